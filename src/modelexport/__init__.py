@@ -18,16 +18,20 @@ if TYPE_CHECKING:
     from modelexport.api import load as load
     from modelexport.api import place as place
     from modelexport.api import split as split
-    from modelexport.exporting.packages.package import PackageResult as PackageResult
-    from modelexport.exporting.packages.package import export_package as export_package
     from modelexport.exporting.pipeline import export as export
     from modelexport.exporting.result import ExportResult as ExportResult
     from modelexport.lineage.adoption import adopt as adopt
     from modelexport.lineage.retagging import retag as retag
     from modelexport.measure.costs import cost as cost
-    from modelexport.measure.parts import cost_parts as cost_parts
-    from modelexport.measure.parts import profile_parts as profile_parts
     from modelexport.measure.profiles import profile as profile
+    from modelexport.packages.measured_parts import cost_parts as cost_parts
+    from modelexport.packages.measured_parts import profile_parts as profile_parts
+    from modelexport.packages.packaging import PackageResult as PackageResult
+    from modelexport.packages.packaging import export_package as export_package
+    from modelexport.packages.verifying_generation import GenerationReport as GenerationReport
+    from modelexport.packages.verifying_generation import verify_generation as verify_generation
+    from modelexport.packages.verifying_pipelines import PipelineReport as PipelineReport
+    from modelexport.packages.verifying_pipelines import verify_pipeline as verify_pipeline
     from modelexport.pytorch.examples import example_inputs as example_inputs
     from modelexport.pytorch.overview import hierarchy as hierarchy
     from modelexport.surgery.adapting import adapters_as_inputs as adapters_as_inputs
@@ -49,16 +53,16 @@ if TYPE_CHECKING:
     from modelexport.tagged.flattening import inline as inline
     from modelexport.tagged.flattening import strip as strip
     from modelexport.verify.against import verify_against as verify_against
-    from modelexport.verify.generation import GenerationReport as GenerationReport
-    from modelexport.verify.generation import verify_generation as verify_generation
-    from modelexport.verify.pipelines import PipelineReport as PipelineReport
-    from modelexport.verify.pipelines import verify_pipeline as verify_pipeline
     from modelexport.verify.reference import verify_reference as verify_reference
     from modelexport.verify.verdicts import VerifyReport as VerifyReport
     from modelexport.verify.verify import verify as verify
     from modelexport.weights.updates import update_weights as update_weights
 
 _PUBLIC = {
+    "verify": "modelexport.verify.verify",
+    "verify_generation": "modelexport.packages.verifying_generation",
+    "verify_pipeline": "modelexport.packages.verifying_pipelines",
+    "verify_against": "modelexport.verify.against",
     "CustomOperator": "modelexport.surgery.substitutes.custom_operator",
     "FromModel": "modelexport.surgery.substitutes.from_model",
     "Identity": "modelexport.surgery.substitutes.identity",
@@ -79,27 +83,23 @@ _PUBLIC = {
     "VerifyReport": "modelexport.verify.verdicts",
     "ExportResult": "modelexport.exporting.result",
     "FileComparison": "modelexport.tagged.comparison",
-    "GenerationReport": "modelexport.verify.generation",
-    "PackageResult": "modelexport.exporting.packages.package",
+    "GenerationReport": "modelexport.packages.verifying_generation",
+    "PackageResult": "modelexport.packages.packaging",
     "TaggedModel": "modelexport.api",
     "compare": "modelexport.tagged.comparison",
     "cost": "modelexport.measure.costs",
-    "cost_parts": "modelexport.measure.parts",
+    "cost_parts": "modelexport.packages.measured_parts",
     "example_inputs": "modelexport.pytorch.examples",
     "export": "modelexport.exporting.pipeline",
-    "export_package": "modelexport.exporting.packages.package",
+    "export_package": "modelexport.packages.packaging",
     "hierarchy": "modelexport.pytorch.overview",
     "profile": "modelexport.measure.profiles",
-    "profile_parts": "modelexport.measure.parts",
+    "profile_parts": "modelexport.packages.measured_parts",
     "inline": "modelexport.tagged.flattening",
     "load": "modelexport.api",
     "retag": "modelexport.lineage.retagging",
     "strip": "modelexport.tagged.flattening",
     "update_weights": "modelexport.weights.updates",
-    "verify": "modelexport.verify.verify",
-    "verify_generation": "modelexport.verify.generation",
-    "verify_pipeline": "modelexport.verify.pipelines",
-    "verify_against": "modelexport.verify.against",
     "verify_reference": "modelexport.verify.reference",
 }
 __all__ = sorted(_PUBLIC)  # noqa: PLE0605 - the table above is the list

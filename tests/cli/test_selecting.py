@@ -14,7 +14,7 @@ import modelexport
 from exports import Exporter
 from modelexport.cli.grouped import app
 from modelexport.errors import UsageError
-from modelexport.measure.parts import cost_parts
+from modelexport.packages.measured_parts import cost_parts
 from modelexport.surgery.placing import Rule, place
 from modelexport.surgery.replacing import replace
 from modelexport.surgery.splitting import split

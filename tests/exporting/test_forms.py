@@ -10,14 +10,14 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from test_packages import ENCODER_DECODERS, decoder
 
 import modelexport
 from modelexport.errors import InputsError, UsageError
-from modelexport.pytorch.generating import example_prompts
-from modelexport.runtime.generation import Generator
+from modelexport.packages.generator import Generator
+from modelexport.packages.greedy import example_prompts
 from modelexport.tagged.package import read_package
 from test_cli import run
-from test_packages import ENCODER_DECODERS, decoder
 
 CACHE = 24
 

@@ -20,7 +20,7 @@ import modelexport
 from commands import run
 from modelexport.errors import UsageError
 from modelexport.exporting import fusion
-from modelexport.pytorch.generating import example_prompts
+from modelexport.packages.greedy import example_prompts
 from modelexport.pytorch.loading import load_model
 
 SMALL = {**decoders.SMALL, "hidden_size": 64}

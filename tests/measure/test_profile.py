@@ -24,10 +24,10 @@ from modelexport.measure.beside import profile_against, profile_beside
 from modelexport.measure.profiles import SESSION, ModuleProfile, _within, profile
 from modelexport.measure.runs import Level, _Event, _nested
 from modelexport.measure.table import NodeFigures
+from modelexport.packages.report_page import error_table
 from modelexport.pytorch.timing import time_calls
 from modelexport.tagged.file import read_tagged
-from modelexport.verify.descendant import verify_against
-from modelexport.verify.page import error_table
+from modelexport.verify.against import verify_against
 
 LEVELS: Sequence[Level] = ("all", "extended", "basic", "none")
 

@@ -23,9 +23,9 @@ import peft_adapters
 from exports import Exporter
 from modelexport import adapters_as_inputs, load, merge_adapters, verify, verify_against, write_adapter
 from modelexport.errors import FileFormatError, UsageError, WeightsError
-from modelexport.exporting.packages.changes import merge_adapters_into_package
 from modelexport.format import keys
 from modelexport.graph.nodes import initializers
+from modelexport.packages.changed_packages import merge_adapters_into_package
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.surgery.chain import run_chain
 from modelexport.surgery.splitting import split

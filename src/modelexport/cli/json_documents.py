@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from modelexport.exporting.packages.package import PackageResult
     from modelexport.exporting.result import ExportResult
     from modelexport.lineage.adoption import Adopted
+    from modelexport.packages.packaging import PackageResult
 
 
 def export_document(result: ExportResult) -> dict[str, Any]:

@@ -25,8 +25,8 @@ def export_folder(choice: ModelChoice, folder: Path, options: Options, *, as_jso
     from modelexport.cli.running import load_for_package
     from modelexport.core.garbage import only_new_garbage
     from modelexport.core.stages import Stages
-    from modelexport.exporting.packages.package import export_package
     from modelexport.files.package_folders import check_package_folder
+    from modelexport.packages.packaging import export_package
 
     options.check_together(package=True)
     check_package_folder(folder, [Path(choice.model)])

@@ -89,8 +89,8 @@ def load_for_package(choice: ModelChoice, parts: str, stages: Callable[[str], An
     linked = any((folder / name).is_file() for name in (SINGLE, INDEX))
     weights: Literal["files", "auto"] = "files" if linked else "auto"
     if parts in ("auto", "pipeline") and folder.is_dir():
-        from modelexport.pytorch.diffusion.modules import MODEL_INDEX, load_diffusion
-        from modelexport.pytorch.pipelines import is_pipeline, load_pipeline
+        from modelexport.packages.diffusion.components_module import MODEL_INDEX, load_diffusion
+        from modelexport.packages.sentence_pipelines import is_pipeline, load_pipeline
 
         if (folder / MODEL_INDEX).is_file():
             with stages("load"):
@@ -102,7 +102,7 @@ def load_for_package(choice: ModelChoice, parts: str, stages: Callable[[str], An
             with stages("load"):
                 return load_pipeline(folder, trust_remote_code=choice.loading.trust_remote_code, weights=weights), None
     loaded, example = choice.load(stages, make_inputs=False, weights=weights)
-    from modelexport.pytorch.generation import can_generate
+    from modelexport.packages.generation_parts import can_generate
 
     if parts != "whole" and can_generate(loaded.model):
         return loaded, read_sizes(choice, loaded)

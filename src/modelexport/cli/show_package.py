@@ -11,9 +11,9 @@ from modelexport.cli.show_export import format_fusion
 from modelexport.core.text import align, plural
 
 if TYPE_CHECKING:
-    from modelexport.exporting.packages.package import PackageResult
-    from modelexport.verify.generation import GenerationReport, GenerationRun
-    from modelexport.verify.pipelines import PipelineReport
+    from modelexport.packages.packaging import PackageResult
+    from modelexport.packages.verifying_generation import GenerationReport, GenerationRun
+    from modelexport.packages.verifying_pipelines import PipelineReport
 
 
 def format_package(result: PackageResult) -> str:

@@ -72,8 +72,8 @@ def retag(
     """Restore the tags of a file that another tool changed."""
     from modelexport.cli import show_lineage
     from modelexport.cli.show_package import format_headings
-    from modelexport.exporting.packages.changes import retag_package
     from modelexport.lineage.retagging import retag as run
+    from modelexport.packages.changed_packages import retag_package
 
     if source.is_dir() != changed.is_dir():
         raise UsageError(f"{changed} and {source} are a file and a folder: give two files, or two folders")
@@ -128,7 +128,7 @@ def update_weights(
     as_json: JsonOption = False,
 ) -> None:
     """Put other weights of the same shapes, or LoRA adapters, into FILE, without exporting again."""
-    from modelexport.exporting.packages.changes import update_package
+    from modelexport.packages.changed_packages import update_package
     from modelexport.weights.updates import update_weights as run
 
     if adapter or as_inputs:
@@ -151,7 +151,7 @@ def update_weights(
 def _adapt(file: Path, output: Path, weights: Path | None, adapters: list[str], as_inputs: bool, as_json: bool) -> None:
     """Merge adapters, let a file take them as inputs, or write one for a file that does."""
     from modelexport.cli import show_surgery
-    from modelexport.exporting.packages.changes import merge_adapters_into_package
+    from modelexport.packages.changed_packages import merge_adapters_into_package
     from modelexport.runtime.adapter_files import ADAPTER_SUFFIX
     from modelexport.surgery import adapting
 

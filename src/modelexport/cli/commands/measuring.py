@@ -89,7 +89,7 @@ def cost(
 ) -> None:
     """Show the cost of each module: parameters, operations, bytes, memory. Nothing is run."""
     from modelexport.core.stages import Stages
-    from modelexport.measure.parts import cost_parts
+    from modelexport.packages.measured_parts import cost_parts
 
     sizes = parsed_sizes(size or [])
     with Stages(LINE.tell)("cost"):
@@ -117,7 +117,7 @@ def profile(
 
     from modelexport.core.stages import Stages
     from modelexport.measure import beside as comparing
-    from modelexport.measure.parts import profile_parts, profile_same
+    from modelexport.packages.measured_parts import profile_parts, profile_same
 
     if beside.against is not None and beside.against_torch is not None:
         raise UsageError("give --against or --against-torch, not both")
@@ -162,7 +162,7 @@ def report(
 ) -> None:
     """Write the tree of FILE, its coverage, its verification and its cost to one page."""
     from modelexport.core.stages import Stages
-    from modelexport.verify.page import write_report_page
+    from modelexport.packages.report_page import write_report_page
 
     stages = Stages(LINE.tell)
     with stages("report"):

@@ -165,7 +165,7 @@ def _verify_folder(
 def _show_errors(file: Path, report: VerifyReport | AgainstReport, html: Path | None, *, as_csv: bool) -> None:
     from modelexport.cli import show_table
     from modelexport.measure.page import Page, write_page
-    from modelexport.verify.page import error_table
+    from modelexport.packages.report_page import error_table
 
     table = error_table(file, report)
     if html is not None:
@@ -187,7 +187,7 @@ def _verify_package(folder: Path, choice: ModelChoice, extent: Extent, *, as_jso
         case "pipeline" | "whole":
             loaded, example = load_for_package(choice, package.manifest.kind, stages)
             if hasattr(loaded.model, "pipeline"):
-                from modelexport.verify.pipelines import verify_pipeline
+                from modelexport.packages.verifying_pipelines import verify_pipeline
 
                 with stages("verify"):
                     found = verify_pipeline(
@@ -217,9 +217,9 @@ def _verify_package(folder: Path, choice: ModelChoice, extent: Extent, *, as_jso
 
 def _verify_generation(folder: Path, choice: ModelChoice, extent: Extent, stages: Stages) -> tuple[bool, Any, str]:
     from modelexport.cli import show_package
-    from modelexport.pytorch.generating import example_prompts
-    from modelexport.pytorch.generation import can_generate
-    from modelexport.verify.generation import verify_generation
+    from modelexport.packages.generation_parts import can_generate
+    from modelexport.packages.greedy import example_prompts
+    from modelexport.packages.verifying_generation import verify_generation
 
     loaded, _ = choice.load(stages, make_inputs=False)
     if not can_generate(loaded.model):
@@ -238,7 +238,7 @@ def _verify_generation(folder: Path, choice: ModelChoice, extent: Extent, stages
 def _verify_parts(package: Package, loaded: Any, example: Any, provider: str, stages: Stages) -> tuple[bool, Any, str]:
     """Compare each part of a package module by module, on the inputs that it was exported with."""
     from modelexport.cli import show_package, show_verification
-    from modelexport.pytorch.pipelines import SentencePipeline, pipeline_parts
+    from modelexport.packages.sentence_pipelines import SentencePipeline, pipeline_parts
     from modelexport.verify.verify import verify as run
 
     whole = not isinstance(loaded.model, SentencePipeline)

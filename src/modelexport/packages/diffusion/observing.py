@@ -1,0 +1,243 @@
+"""The calls that a pipeline makes to its models while it runs, recorded or answered by something else."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from modelexport.core.attributes import attribute_set
+from modelexport.core.messages import collected
+from modelexport.core.text import error_line, nearest
+from modelexport.errors import InputsError, ModelExportError
+from modelexport.packages.diffusion.components_module import PipelineModules
+from modelexport.packages.diffusion.structures import copied
+from modelexport.pytorch.traced import untouched
+
+
+@dataclass(frozen=True, order=True)
+class Entry:
+    """A method of a model that its pipeline calls."""
+
+    component: str
+    method: str
+
+
+@dataclass(frozen=True)
+class ObservedCall:
+    """One call from a pipeline to a model."""
+
+    entry: Entry
+    arguments: Mapping[str, Any]
+    """By the names of the method's parameters."""
+    output: Any
+    """What it returns with ``return_dict=True``, if it has this parameter."""
+
+
+Handler = Callable[[Entry, dict[str, Any], Callable[[], Any]], Any]
+"""From an entry, its arguments and a function that runs the model to the result."""
+
+_ROWS = 2
+"""Prompts of the example run: a capture would treat a batch of one as fixed."""
+_LATENTS = ((15, 21), (14, 22), (16, 24), None)
+"""Sizes of the example latents, the first that a pipeline accepts. A model that halves odd sizes is captured as code
+that accepts all; one that divides an image into patches refuses them. ``None``: the pipeline's own size."""
+_PROMPTS = ("a cat on a red mat", "two small boats at sea in the evening")
+
+
+@contextmanager
+def intercepted(modules: PipelineModules, handler: Handler, entries: Collection[Entry] | None = None) -> Iterator[None]:
+    """Let a handler answer the calls from the pipeline to its models, inside the block.
+
+    Args:
+        entries: The methods that it answers for; by default all public ones.
+    """
+    with ExitStack() as stack:
+        for name, component in modules.named_children():
+            running: list[str] = []
+            for method in _methods(component):
+                if entries is None or Entry(name, method) in entries:
+                    answer = _answering(component, Entry(name, method), running, handler)
+                    stack.enter_context(attribute_set(component, method, answer))
+        yield
+
+
+def _methods(component: nn.Module) -> list[str]:
+    """``forward``, and the public methods that every module does not have."""
+    cls = type(component)
+    own = [name for name in dir(cls) if not name.startswith("_") and not hasattr(nn.Module, name)]
+    return ["forward", *(name for name in own if inspect.isfunction(inspect.getattr_static(cls, name)))]
+
+
+def _answering(component: nn.Module, entry: Entry, running: list[str], handler: Handler) -> Callable[..., Any]:
+    """A method that asks the handler; calls from inside the model pass through."""
+    own = getattr(component, entry.method)
+    signature = inspect.signature(own)
+
+    @functools.wraps(own)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if running:
+            return own(*args, **kwargs)
+        arguments = dict(signature.bind(*args, **kwargs).arguments)
+        for parameter in signature.parameters.values():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                arguments |= arguments.pop(parameter.name, {})
+        as_dict = arguments.pop("return_dict", None)
+        if "return_dict" in signature.parameters:  # so that what it returns has names
+            arguments["return_dict"] = True
+        running.append(entry.method)
+        try:
+            output = handler(entry, arguments, lambda: own(**arguments))
+        finally:
+            running.pop()
+        return output.to_tuple() if as_dict is False and hasattr(output, "to_tuple") else output
+
+    return call
+
+
+def observe_example(
+    modules: PipelineModules, given: Mapping[str, Any] | None = None, *, steps: int, seed: int = 0
+) -> tuple[Observed, dict[str, Any]]:
+    """Run a pipeline with example arguments: two rows, images that are not square. Returns the arguments as well.
+
+    Args:
+        given: Arguments that replace or complete them.
+
+    Raises:
+        InputsError: The pipeline fails, needs an argument that is not known, or takes no such argument.
+    """
+    failure: InputsError | None = None
+    for latents in _LATENTS:
+        arguments = example_call(modules, given, latents=latents, steps=steps)
+        try:
+            return observe(modules, arguments, seed=seed), arguments
+        except InputsError as error:
+            failure = failure or error
+    assert failure is not None
+    raise failure
+
+
+def example_call(
+    modules: PipelineModules, given: Mapping[str, Any] | None, *, latents: tuple[int, int] | None, steps: int
+) -> dict[str, Any]:
+    """The arguments for a run of a pipeline.
+
+    Args:
+        given: Arguments that replace or complete them.
+        latents: Height and width of the latents of the images; ``None`` for the pipeline's own.
+
+    Raises:
+        InputsError: The pipeline needs an argument that is not known, or takes no such argument.
+    """
+    pipeline = modules.pipeline
+    parameters = inspect.signature(pipeline.__call__).parameters
+    scale = int(getattr(pipeline, "vae_scale_factor", 0) or 1)
+    known = {
+        "prompt": list(_PROMPTS),
+        "class_labels": list(range(_ROWS)),
+        "batch_size": _ROWS,
+        **({"height": latents[0] * scale, "width": latents[1] * scale} if latents is not None else {}),
+        "num_inference_steps": steps,
+        "output_type": "np",
+        "use_resolution_binning": False,
+    }
+    made = {name: value for name, value in known.items() if name in parameters}
+    for name in given or {}:
+        if name not in parameters:
+            raise InputsError(
+                f"{type(pipeline).__name__} takes no argument {name}{nearest(name, list(parameters))}: "
+                f"it takes {', '.join(parameters)}"
+            )
+    made |= given or {}
+    plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    for name, parameter in parameters.items():
+        if parameter.default is parameter.empty and parameter.kind in plain and name not in made:
+            raise InputsError(
+                f"{type(pipeline).__name__} needs the argument {name}: give it in a JSON file with --inputs"
+            )
+    return made
+
+
+def run_pipeline(
+    modules: PipelineModules,
+    arguments: Mapping[str, Any],
+    handler: Handler,
+    entries: Collection[Entry] | None = None,
+    *,
+    seed: int = 0,
+) -> Any:
+    """Run a pipeline whose models a handler answers for.
+
+    Raises:
+        InputsError: The pipeline fails with these arguments.
+    """
+    takes = inspect.signature(modules.pipeline.__call__).parameters
+    drawn = {"generator": torch.Generator().manual_seed(seed)} if "generator" in takes else {}
+    failure: Exception | None = None
+    with untouched(modules, runs=False, masks=False), intercepted(modules, handler, entries), collected():
+        torch.manual_seed(seed)
+        try:
+            made = modules.pipeline(**drawn, **copied(arguments))
+        except ModelExportError:
+            raise
+        except Exception as error:
+            failure = error
+    if failure is not None:
+        raise InputsError(
+            f"{type(modules).__name__} fails with the example arguments: {type(failure).__name__}: "
+            f"{error_line(failure)}; give others with --inputs"
+        ) from failure
+    return made
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One run of a pipeline."""
+
+    calls: Sequence[ObservedCall]
+    """The calls to its models, in order."""
+    result: Any
+    """What the pipeline returned."""
+    inside: Sequence[str]
+    """The addresses of modules that the pipeline called by themselves, not through a method of their model."""
+
+
+def observe(modules: PipelineModules, arguments: Mapping[str, Any], *, seed: int = 0) -> Observed:
+    """Run a pipeline, and record what it calls its models with and what they return.
+
+    Raises:
+        InputsError: The pipeline fails with these arguments.
+    """
+    calls: list[ObservedCall] = []
+    inside: dict[str, None] = {}
+    ran: list[bool] = [False]
+    busy: list[bool] = [False]
+
+    def note(address: str, *_: Any) -> None:
+        ran[0] = True
+        if not busy[0]:
+            inside[address] = None
+
+    def record(entry: Entry, given: dict[str, Any], run: Callable[[], Any]) -> Any:
+        kept = copied(given)
+        outer, busy[0], ran[0] = busy[0], True, False
+        try:
+            output = run()
+        finally:
+            busy[0] = outer
+        if ran[0]:
+            calls.append(ObservedCall(entry, kept, copied(output)))
+        return output
+
+    with ExitStack() as stack:
+        for address, module in modules.named_modules():
+            if "." in address:  # not the models themselves
+                stack.callback(module.register_forward_pre_hook(functools.partial(note, address)).remove)
+        result = run_pipeline(modules, arguments, record, seed=seed)
+    return Observed(calls, result, list(inside))

@@ -1,0 +1,117 @@
+"""A decoder whose cache has a fixed number of positions: each step writes its keys and values at given ones."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import Cache, DynamicCache
+from transformers.cache_utils import CacheLayerMixin
+
+from modelexport.errors import InputsError
+from modelexport.packages.generator import CACHE_POSITION
+
+
+class _FixedLayer(CacheLayerMixin):
+    """Keys and values of all positions; those that no token has taken yet are masked, because they are later ones."""
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, length: int, positions: torch.Tensor) -> None:
+        super().__init__()
+        self.keys, self.values, self.is_initialized = keys, values, True
+        self._length, self._positions = length, positions
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Keys and values are given."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the keys and values of new tokens; returns those of all positions."""
+        self.keys = self.keys.index_copy(2, self._positions, key_states)
+        self.values = self.values.index_copy(2, self._positions, value_states)
+        return self.keys, self.values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """The number of keys, and the position of the first."""
+        return self._length, 0
+
+    def get_seq_length(self) -> Any:
+        """The position of the first new token, a tensor: a capture would make a number a constant."""
+        return self._positions[0]
+
+    def get_max_length(self) -> int:
+        """The number of positions."""
+        return self._length
+
+
+class FixedCacheStep:
+    """A ``forward`` that takes and returns a cache of a fixed number of positions."""
+
+    def __init__(self, part: nn.Module, length: int) -> None:
+        self._model, self._whole, self._length = part, type(part).forward, length
+
+    def __call__(self, **inputs: Any) -> dict[str, Any]:
+        length, positions = self._length, inputs.pop(CACHE_POSITION)
+        given = inputs["past_key_values"].layers
+        for size in (inputs["attention_mask"].shape[1], *(layer.keys.shape[2] for layer in given)):
+            torch._check(size == length)
+        layers = [_FixedLayer(one.keys, one.values, length, positions) for one in given]
+        inputs |= {"past_key_values": Cache(layers=layers), "use_cache": True}
+        made = self._whole(self._model, **inputs)
+        return {"logits": made.logits, "past_key_values": _plain(layers)}
+
+
+def with_fixed_cache(model: nn.Module, length: int) -> nn.Module:
+    """A model of the same modules whose ``forward`` takes a cache of a fixed number of positions."""
+    part = copy.copy(model)
+    part.forward = FixedCacheStep(part, length)
+    return part
+
+
+def fixed_cache_inputs(model: nn.Module, step: Mapping[str, Any], length: int) -> dict[str, Any]:
+    """The arguments of a step with a growing cache as those of a step with a cache of a fixed number of positions.
+
+    Raises:
+        InputsError: The cache does not consist of keys and values alone, or the step does not fit into it.
+    """
+    past, mask = step.get("past_key_values"), step.get("attention_mask")
+    layers = getattr(past, "layers", None)
+    if not layers or mask is None or any(_has_other_state(layer) for layer in layers):
+        raise InputsError(
+            f"{type(model).__name__} has a cache that is not keys and values alone, so its size cannot be fixed: leave "
+            f"out --static-cache"
+        )
+    taken = layers[0].keys.shape[2]
+    query = next(step[name].shape[1] for name in ("input_ids", "inputs_embeds") if step.get(name) is not None)
+    if taken + query > length:
+        raise InputsError(f"a static cache of {length} positions is too small: give at least {taken + query}")
+    cache = DynamicCache()
+    for index, layer in enumerate(layers):
+        cache.update(_filled_up(layer.keys, 2, length), _filled_up(layer.values, 2, length), index)
+    positions = torch.arange(taken, taken + query)
+    filled = _filled_up(mask, 1, length)
+    return {**step, "attention_mask": filled, CACHE_POSITION: positions, "past_key_values": cache}
+
+
+def _has_other_state(layer: Any) -> bool:
+    states = [name for name, value in vars(layer).items() if name.endswith("_states") and value is not None]
+    return bool(states) or getattr(layer, "keys", None) is None or layer.keys.dim() != 4
+
+
+def _filled_up(tensor: torch.Tensor, axis: int, length: int) -> torch.Tensor:
+    """A tensor with zeros behind it on an axis."""
+    shape = list(tensor.shape)
+    shape[axis] = length - shape[axis]
+    return torch.cat([tensor, tensor.new_zeros(shape)], axis)
+
+
+def _plain(layers: list[_FixedLayer]) -> DynamicCache:
+    cache = DynamicCache()
+    for index, layer in enumerate(layers):
+        assert layer.keys is not None
+        assert layer.values is not None
+        cache.update(layer.keys, layer.values, index)
+    return cache

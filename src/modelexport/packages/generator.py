@@ -1,0 +1,321 @@
+"""Greedy generation with the parts of a package in ONNX Runtime, step by step, as the manifest says how."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from modelexport.errors import UsageError
+from modelexport.format.packages import Generation, Rows, Start
+from modelexport.runtime.sessions import CPU, open_session, run_session
+
+PAST, PRESENT = "past_key_values", "present"
+CACHE_POSITION = "cache_position"
+"""The input of a graph with a static cache: the positions in it that the new tokens take, ``[sequence]``."""
+ENCODERS = ("encoder", "vision", "speech")
+"""Parts that run once, before the first step."""
+_BEFORE = (*ENCODERS, "positions")
+_TOKENS = ("decoder_input_ids", "input_ids", "inputs_embeds")
+_PAST_AXIS = 2
+_BATCH = "batch"
+_DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(double)": "float64"}
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or an output of a part."""
+
+    name: str
+    dtype: str
+    shape: Sequence[int | str | None]
+
+
+def generation_of(
+    inputs: Mapping[str, Sequence[Port]], outputs: Mapping[str, Sequence[str]], rows: Rows = "padded"
+) -> Generation | None:
+    """How parts generate, by the names that their inputs and outputs have in every package of ours.
+
+    Args:
+        inputs: Name of a part to its inputs.
+        outputs: Name of a part to the names of its outputs.
+        rows: Which prompts a batch may have.
+
+    Returns:
+        ``None`` if there is no part ``decode``.
+    """
+    if "decode" not in inputs:
+        return None
+    step, first = "decode", "prefill" if "prefill" in inputs else "decode"
+    given = {port.name: port for part in (step, first) for port in inputs[part]}
+    made = [name for part in inputs for name in outputs[part]]
+    state = {name: f"{PAST}{name.removeprefix(PRESENT)}" for name in made if name.startswith(f"{PRESENT}.")}
+    before = [part for part in inputs if part in _BEFORE]
+    known = {state.get(name, name) for part in before for name in outputs[part]}
+    start = {
+        port.name: Start(dtype=port.dtype, shape=[_at_start(size) for size in port.shape])
+        for port in inputs[first]
+        if port.name.startswith(PAST) and port.name not in known
+    }
+    tokens = next((name for name in _TOKENS if name in given), _TOKENS[0])
+    sizes = {
+        part: [p.shape[1] for p in inputs[part] if p.name == tokens and len(p.shape) > 1] for part in (first, step)
+    }
+    own = tokens != "decoder_input_ids"
+    positions, place = given.get("position_ids"), given.get(CACHE_POSITION)
+    kept = [port.shape[_PAST_AXIS] for port in inputs[step] if port.name.startswith(PAST)] if place else []
+    return Generation(
+        tokens="input_ids" if tokens == "inputs_embeds" else tokens,
+        first=first,
+        step=step,
+        rows=rows,
+        one_by_one=[part for part, size in sizes.items() if size == [1]],
+        before=before,
+        embedding="embedding" if "embedding" in inputs else "",
+        state=state,
+        start=start,
+        mask="attention_mask" if own else "",
+        positions="position_ids" if positions is not None and own else "",
+        position_axes=_axes(positions),
+        cache_position=CACHE_POSITION if place else "",
+        cache_size=next((size for size in kept if isinstance(size, int)), 0),
+    )
+
+
+def _at_start(size: int | str | None) -> int | str:
+    return size if isinstance(size, int) or size == _BATCH else 0
+
+
+def _axes(positions: Port | None) -> int:
+    return int(positions.shape[0] or 0) if positions is not None and len(positions.shape) > 2 else 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a generation."""
+
+    part: str
+    feeds: Mapping[str, Any]
+    """The inputs of the part."""
+    logits: Any
+    """The logits of the last position of each row: ``[batch, vocabulary]``."""
+    tokens: Any
+    """The next token of each row: ``[batch]``."""
+
+
+class TokenLoop(ABC):
+    """The loop that a manifest describes, over parts of any kind."""
+
+    def __init__(self, how: Generation) -> None:
+        self.how = how
+        self.taken: dict[str, Mapping[str, Any]] = {}
+        """Name of a part to the inputs that it last ran with."""
+
+    @abstractmethod
+    def run(self, part: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The outputs of a part, those that the next run takes under the names of its inputs."""
+
+    def run_before(self, part: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The outputs of a part that runs once."""
+        return self.run(part, values)
+
+    def steps(
+        self, inputs: Mapping[str, Any], new_tokens: int, *, eos: Collection[int] = (), pad: int = 0
+    ) -> Iterator[Step]:
+        """Generate greedily; ends early when every row has ended.
+
+        Args:
+            inputs: ``input_ids`` and ``attention_mask``, ``[batch, sequence]``, with rows padded on the left; for a
+                model with an encoder also the encoder's inputs and ``decoder_input_ids``.
+            eos: Tokens that end a row; it is continued with ``pad``.
+
+        Raises:
+            UsageError: The prompt and the new tokens are too many for a static cache, or an input is missing.
+        """
+        how, values = self.how, dict(inputs)
+        for part in how.before:
+            values |= self.run_before(part, values)
+        tokens = np.asarray(values[how.tokens], dtype=np.int64)
+        self._check_length(tokens.shape[1], new_tokens)
+        self._check_rows(len(tokens), values.get(how.mask))
+        text = _Text(how, tokens, values)
+        values |= {name: start_of(start, len(tokens)) for name, start in how.start.items() if name not in values}
+        ended = np.zeros(len(tokens), dtype=bool)
+        part, made = how.first, 0
+        while made < new_tokens:
+            values |= text.next(part)
+            if how.embedding:
+                values |= self.run(how.embedding, values)
+            values |= self.run(part, values)
+            ran, part = part, how.step
+            if text.waiting:
+                continue
+            logits = values["logits"][:, -1, :]
+            chosen = np.where(ended, pad, logits.argmax(-1))
+            yield Step(ran, self.taken[ran], logits, chosen)
+            made += 1
+            ended |= np.isin(chosen, list(eos))
+            if ended.all():
+                return
+            text.add(chosen)
+
+    def _check_rows(self, batch: int, mask: Any) -> None:
+        if self.how.rows == "one" and batch > 1:
+            raise UsageError(f"the package takes one prompt at a time, not {batch}: so does the model")
+        if self.how.rows == "equal" and mask is not None and not np.all(mask):
+            raise UsageError("the package takes prompts of one length in a batch: run those of other lengths apart")
+
+    def _check_length(self, prompt: int, new_tokens: int) -> None:
+        size = self.how.cache_size
+        if not size or prompt + new_tokens - 1 <= size:
+            return
+        if prompt > size:
+            raise UsageError(
+                f"the prompt has {prompt} tokens, and the static cache {size} positions: give a shorter prompt, or "
+                f"export with --static-cache {prompt} or more"
+            )
+        raise UsageError(
+            f"the static cache has {size} positions, and {new_tokens} new tokens after a prompt of {prompt} need "
+            f"{prompt + new_tokens - 1}: generate {size - prompt + 1} at most (--new-tokens)"
+        )
+
+
+class Generator(TokenLoop):
+    """Generates tokens with the graphs of a package.
+
+    Args:
+        files: Name of a part to its file: ``decode``; for a model with an encoder ``encoder``; for a separate first
+            step ``prefill``; for one that takes images or sound ``vision`` or ``speech``, and ``embedding``.
+        how: How they run, if the manifest says so.
+    """
+
+    def __init__(self, files: Mapping[str, Path], *, how: Generation | None = None, provider: str = CPU) -> None:
+        self.sessions = {
+            name: open_session(file, provider=provider, optimized=True, runs_often=True) for name, file in files.items()
+        }
+        # Asking a session for its inputs takes as long as a small graph.
+        self._inputs = {
+            name: {one.name: one for one in session.get_inputs()} for name, session in self.sessions.items()
+        }
+        how = how or generation_of(
+            {name: list(map(_port, ports.values())) for name, ports in self._inputs.items()},
+            {name: [one.name for one in session.get_outputs()] for name, session in self.sessions.items()},
+        )
+        if how is None:
+            raise UsageError(f"the package has no part decode, so it cannot generate; it has {', '.join(files)}")
+        super().__init__(how)
+        self.token_input = how.tokens
+        self.static_cache = how.cache_size or None
+        """The number of positions of the cache; ``None`` if it grows."""
+
+    def run(self, part: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The outputs of a part, those that the next run takes under the names of its inputs.
+
+        Args:
+            values: Name to array; others than the inputs of the part are ignored.
+
+        Raises:
+            UsageError: An input is missing, or ONNX Runtime does not run the part.
+        """
+        wanted = self._inputs[part]
+        if missing := [name for name in wanted if name not in values]:
+            raise UsageError(f"the part {part} needs the input {missing[0]}, which was not given")
+        self.taken[part] = {name: values[name] for name in wanted}
+        made = run_session(self.sessions[part], self.taken[part])
+        return {self.how.state.get(name, name): array for name, array in made.items()}
+
+    def encode(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The results of the encoders of the package.
+
+        Raises:
+            UsageError: An input is missing or of another size, or ONNX Runtime does not run a part.
+        """
+        encoders = [name for name in ENCODERS if name in self.how.before]
+        return {name: array for part in encoders for name, array in self._encoded(part, values).items()}
+
+    def run_before(self, part: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The outputs of a part that runs once."""
+        return self._encoded(part, values) if part in ENCODERS else self.run(part, values)
+
+    def _encoded(self, part: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The results of an encoder; one that takes a fixed number of rows runs once for each so many of them."""
+        rows = {name: one.shape[0] for name, one in self._inputs[part].items() if isinstance(one.shape[0], int)}
+        times = {len(values[name]) / count for name, count in rows.items() if name in values}
+        if not times or times == {1}:
+            return self.run(part, values)
+        if len(times) > 1 or (count := times.pop()) % 1:
+            told = ", ".join(f"{count} of {name}" for name, count in rows.items())
+            raise UsageError(
+                f"the part {part} takes images of one size, {told} for each: export again with the size of yours"
+            )
+        shares = [
+            {name: np.split(values[name], int(count))[index] for name in self._inputs[part] if name in values}
+            for index in range(int(count))
+        ]
+        made = [self.run(part, share) for share in shares]
+        given_back = self.sessions[part].get_outputs()
+        empty = {value.name: np.zeros((0, *value.shape[1:]), _DTYPES[value.type]) for value in given_back}
+        return {name: np.concatenate([none, *(one[name] for one in made)]) for name, none in empty.items()}
+
+
+class _Text:
+    """The tokens of all rows with their mask and their positions, and how many of them have run."""
+
+    def __init__(self, how: Generation, tokens: Any, values: Mapping[str, Any]) -> None:
+        self._how, self._tokens, self._ran = how, tokens, 0
+        self._mask = values.get(how.mask)
+        self._positions = values.get(how.positions)
+        if self._positions is None and self._mask is not None:
+            positions = np.maximum(np.cumsum(self._mask, axis=1) - 1, 0).astype(np.int64)
+            self._positions = np.stack([positions] * how.position_axes) if how.position_axes else positions
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there are tokens that have not run."""
+        return self._ran < len(self._tokens[0])
+
+    def next(self, part: str) -> dict[str, Any]:
+        """The inputs of the next run: all tokens that have not run, or one of them."""
+        how, start = self._how, self._ran
+        end = self._ran = start + 1 if part in how.one_by_one else self._tokens.shape[1]
+        found = {how.tokens: self._tokens[:, start:end]}
+        if self._mask is not None:
+            missing = max(how.cache_size - end, 0)
+            found[how.mask] = np.pad(self._mask[:, :end], ((0, 0), (0, missing)))
+        if self._positions is not None:
+            found[how.positions] = self._positions[..., start:end]
+        if how.cache_position:
+            found[how.cache_position] = np.arange(start, end)
+        return found
+
+    def add(self, tokens: Any) -> None:
+        """Add a token to each row."""
+        self._tokens = np.concatenate([self._tokens, tokens[:, None].astype(np.int64)], axis=1)
+        if self._mask is not None:
+            grown = np.ones((len(tokens), 1), self._mask.dtype)
+            self._mask = np.concatenate([self._mask, grown], axis=1)
+        if self._positions is not None:  # after the furthest position, on all axes
+            axes = (0, 2) if self._positions.ndim > 2 else (1,)
+            last = self._positions.max(axis=axes, keepdims=True) + 1
+            last = np.broadcast_to(last, (*self._positions.shape[:-1], 1))
+            self._positions = np.concatenate([self._positions, last], axis=-1)
+
+
+def start_of(start: Start, batch: int) -> Any:
+    """A state before the first token."""
+    return np.zeros([batch if size == _BATCH else size for size in start.shape], start.dtype)
+
+
+def relative_difference(found: Any, right: Any) -> float:
+    """The norm of a difference divided by the norm of the right values."""
+    wide = np.asarray(right, np.float32)
+    return float(np.linalg.norm(np.asarray(found, np.float32) - wide) / max(float(np.linalg.norm(wide)), 1e-30))
+
+
+def _port(value: onnxruntime.NodeArg) -> Port:
+    return Port(value.name, _DTYPES.get(value.type, "int64"), value.shape)

@@ -1,0 +1,210 @@
+"""Greedy ``generate`` with the logits of every step, and a step's arguments from those of a runtime."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from modelexport.core.messages import collected
+from modelexport.errors import InputsError
+from modelexport.packages.example_tokens import encoder_inputs
+from modelexport.packages.generator import CACHE_POSITION
+from modelexport.packages.image_positions import types_in
+from modelexport.packages.multimodal import Modality, modality_of
+from modelexport.pytorch.traced import untouched
+from modelexport.pytorch.values import as_array
+
+_TEXTS = (
+    "The capital of France is",
+    "Once upon a time, in a small village by the sea,",
+    "A list of three fruits:",
+    "Water boils at one hundred degrees, because the pressure of the air is",
+)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The result of a model's generation from a batch of prompts."""
+
+    inputs: Mapping[str, Any]
+    """The padded prompts as arrays, the same for PyTorch and the runtime."""
+    tokens: Sequence[Any]
+    """The tokens of each step, ``[batch]``."""
+    logits: Sequence[Any]
+    """The logits of each step, ``[batch, vocabulary]``."""
+    eos: frozenset[int]
+    pad: int
+
+
+def example_prompts(
+    model: nn.Module, directory: Path | None, *, seed: int = 0, sizes: Mapping[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """Four prompts of different lengths: text tokenized with the model's own tokenizer, or random tokens.
+
+    Args:
+        sizes: The size of the images, as in :func:`modelexport.packages.generation_parts.generation_parts`.
+    """
+    vocabulary = int(model.config.get_text_config().vocab_size)
+    modality, _ = modality_of(model, sizes)
+    if modality is not None:
+        return _with_features(modality, vocabulary, seed)
+    rows = _tokenized(directory, vocabulary)
+    if not rows:
+        generator = np.random.default_rng(seed)
+        rows = [generator.integers(min(3, vocabulary - 1), vocabulary, size=(1, n)) for n in (5, 12, 1, 8)]
+    if model.config.is_encoder_decoder and model.main_input_name != "input_ids":
+        made = encoder_inputs(model)[model.main_input_name]
+        draw = torch.Generator().manual_seed(seed)
+        return [
+            {model.main_input_name: as_array(torch.randn(made[:1].shape, generator=draw, dtype=made.dtype))}
+            for _ in rows
+        ]
+    return [{"input_ids": row} for row in rows]
+
+
+def _with_features(modality: Modality, vocabulary: int, seed: int) -> list[dict[str, Any]]:
+    """Prompts of different lengths, each with its own image or sound and random tokens after its placeholders."""
+    generator = np.random.default_rng(seed)
+    example = as_array(modality.example["input_ids"])
+    last = int(np.flatnonzero((example == modality.token).any(axis=0))[-1]) + 1
+    prompts = []
+    for length in (5, 2, 9):
+        words = generator.integers(3, vocabulary, size=(1, length))
+        words[words == modality.token] = 3
+        taken = {
+            name: generator.standard_normal(tensor.shape).astype(as_array(tensor).dtype)
+            if tensor.is_floating_point()
+            else as_array(tensor)
+            for name, tensor in modality.of_one.items()
+        }
+        ids = np.concatenate([example[:1, :last], words], axis=1)
+        types = {name: (ids == modality.token).astype(np.int32) for name in types_in(modality.example)}
+        prompts.append({"input_ids": ids, **types, **taken})
+    return prompts
+
+
+def _tokenized(directory: Path | None, vocabulary: int) -> list[Any]:
+    if directory is None or not any(directory.glob("tokenizer*")):
+        return []
+    from transformers import AutoTokenizer
+
+    with collected():
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+            rows = [np.asarray([tokenizer(text)["input_ids"]], dtype=np.int64) for text in _TEXTS]
+        except Exception:  # a tokenizer whose package is not installed is not a reason to fail
+            return []
+    return rows if all(row.size and row.max() < vocabulary for row in rows) else []
+
+
+def generate_greedily(model: nn.Module, prompts: Sequence[Mapping[str, Any]], new_tokens: int) -> Reference:
+    """Generate from prompts in one batch, padded on the left.
+
+    Raises:
+        InputsError: The model's ``generate`` fails with them.
+    """
+    from transformers import GenerationMixin
+
+    config = _greedy_config(model, new_tokens)
+    encodes = bool(model.config.is_encoder_decoder)
+    inputs = _batch(prompts, config.pad_token_id, left=not encodes)
+    failure: Exception | None = None
+    with untouched(model), collected():
+        model.generation_config = config  # otherwise its own would fill in unset values
+        try:
+            made = GenerationMixin.generate(model, **{k: torch.from_numpy(v) for k, v in inputs.items()})
+        except Exception as error:
+            failure = error
+    if failure is not None:
+        reason = " ".join(str(failure).split())[:240]
+        raise InputsError(f"{type(model).__name__}.generate fails: {type(failure).__name__}: {reason}") from failure
+    sequences = as_array(made.sequences)
+    started = {"decoder_input_ids": sequences[:, : -len(made.logits)]} if encodes else {}
+    return Reference(
+        inputs | started,
+        list(sequences[:, -len(made.logits) :].T),
+        [as_array(step) for step in made.logits],
+        frozenset(config.eos_token_id or ()),
+        config.pad_token_id,
+    )
+
+
+def _greedy_config(model: nn.Module, new_tokens: int) -> Any:
+    """A greedy configuration with the model's special tokens, without anything that changes logits."""
+    from transformers import GenerationConfig
+
+    own = model.generation_config
+    eos = own.eos_token_id if isinstance(own.eos_token_id, (list, tuple)) else [own.eos_token_id]
+    ends = sorted({int(token) for token in eos if token is not None})
+    pad = own.pad_token_id if own.pad_token_id is not None else next(iter(ends), 0)
+    return GenerationConfig(
+        do_sample=False,
+        num_beams=1,
+        max_new_tokens=new_tokens,
+        bos_token_id=own.bos_token_id,
+        eos_token_id=ends or None,
+        pad_token_id=int(pad),
+        decoder_start_token_id=own.decoder_start_token_id,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+
+
+def _batch(prompts: Sequence[Mapping[str, Any]], pad: int, *, left: bool) -> dict[str, Any]:
+    """Prompts of one row each as one batch; tokens are padded, and the mask marks the padding."""
+    if "input_ids" not in prompts[0]:
+        return {name: np.concatenate([prompt[name] for prompt in prompts]) for name in prompts[0]}
+    longest = max(prompt["input_ids"].shape[1] for prompt in prompts)
+    ids = np.full((len(prompts), longest), pad, dtype=np.int64)
+    mask = np.zeros_like(ids)
+    types = {
+        name: np.zeros(ids.shape, value.dtype)
+        for name, value in prompts[0].items()
+        if name != "input_ids" and value.shape == prompts[0]["input_ids"].shape
+    }
+    for row, prompt in enumerate(prompts):
+        length = prompt["input_ids"].shape[1]
+        own = slice(longest - length, longest) if left else slice(0, length)
+        ids[row, own] = prompt["input_ids"][0]
+        mask[row, own] = 1
+        for name, padded in types.items():
+            padded[row, own] = prompt[name][0]
+    others = {
+        name: np.concatenate([prompt[name] for prompt in prompts])
+        for name in prompts[0].keys() - types.keys() - {"input_ids"}
+    }
+    return {"input_ids": ids, "attention_mask": mask, **types, **others}
+
+
+_LAYER = re.compile(r"past_key_values\.(\d+)\.(key|value)")
+
+
+def step_of(model: nn.Module, feeds: Mapping[str, Any]) -> tuple[nn.Module, dict[str, Any]] | None:
+    """The module and the arguments that a graph's step runs; ``None`` if the cache holds more than keys and values."""
+    from transformers import DynamicCache
+
+    layers: dict[int, dict[str, torch.Tensor]] = {}
+    inputs: dict[str, Any] = {}
+    for name, array in feeds.items():
+        if (found := _LAYER.fullmatch(name)) is not None:
+            layers.setdefault(int(found[1]), {})[found[2]] = torch.from_numpy(np.array(array))
+        elif name.startswith("past_key_values"):
+            return None
+        else:
+            inputs[name] = torch.from_numpy(np.array(array))
+    cache = DynamicCache()
+    for index in sorted(layers):
+        cache.update(layers[index]["key"], layers[index]["value"], index)
+    inputs["past_key_values"] = cache
+    if CACHE_POSITION in inputs:
+        from modelexport.packages.fixed_caches import with_fixed_cache
+
+        return with_fixed_cache(model, cache.layers[0].keys.shape[2]), inputs
+    return model, inputs | {"use_cache": True}

@@ -1,0 +1,98 @@
+"""The files of a package for other loaders: configurations, tokenizers, onnxruntime-genai, transformers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from modelexport.core.messages import collected
+from modelexport.format.packages import Manifest
+from modelexport.packages.diffusion.components_module import MODEL_INDEX, PipelineModules
+from modelexport.packages.exported_model import exported_model_manifest
+from modelexport.packages.genai import GENAI_CONFIG, make_genai_config
+from modelexport.packages.genai_graphs import GenaiError
+from modelexport.packages.image_positions import POSITIONS
+from modelexport.packages.model_parts import ModelPart
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_COPIED = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab*",
+    "merges.txt",
+    "*.model",
+    "chat_template*",
+    "preprocessor_config.json",
+    "processor_config.json",
+)
+"""The files of a tokenizer or a processor, by all names that transformers uses."""
+
+
+def write_layouts(
+    model: nn.Module, directory: Path | None, folder: Path, manifest: Manifest, parts: Sequence[ModelPart]
+) -> list[str]:
+    """Write the files that other loaders need beside the graphs.
+
+    Returns:
+        The files that could not be written and why, one line each.
+    """
+    if isinstance(model, PipelineModules):
+        _write_pipeline(model.pipeline, folder, parts)
+        return []
+    for pattern in _COPIED if directory is not None else ():
+        for file in sorted(directory.glob(pattern)) if directory is not None else ():
+            if file.is_file():
+                shutil.copyfile(file, folder / file.name)
+    notes: list[str] = []
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "save_pretrained"):
+        with collected():
+            config.save_pretrained(folder)
+            if getattr(model, "generation_config", None) is not None and manifest.kind == "generate":
+                model.generation_config.save_pretrained(folder)
+        name, content = exported_model_manifest(model, manifest)
+        _write(folder / name, content)
+        for part in manifest.parts:
+            # transformers' loader requires this file but does not use its content.
+            (folder / f"{part.file}.data").touch()
+    if manifest.kind == "generate":
+        try:
+            places = next((part.model.forward.positions for part in parts if part.name == POSITIONS), None)
+            _write(folder / GENAI_CONFIG, make_genai_config(config, folder, manifest, places))
+        except GenaiError as reason:
+            notes.append(f"{GENAI_CONFIG} was not written: {reason}")
+    return notes
+
+
+def _write_pipeline(pipeline: Any, folder: Path, parts: Sequence[ModelPart]) -> None:
+    """The layout of diffusers: its index, the configuration of each part's model, tokenizers, schedulers, ..."""
+    with collected():
+        pipeline.save_config(folder)
+        for part in parts:
+            component = pipeline.components[part.module]
+            config = component if hasattr(component, "save_config") else component.config
+            save = getattr(config, "save_config", None) or config.save_pretrained
+            save((folder / part.path).parent)
+        modules = {part.module for part in parts}
+        missing: list[str] = []
+        for name, component in pipeline.components.items():
+            if _is_model(component):
+                missing += [name] if name not in modules else []
+            elif hasattr(component, "save_pretrained"):
+                component.save_pretrained(folder / name)
+    index = json.loads((folder / MODEL_INDEX).read_text(encoding="utf-8"))
+    _write(folder / MODEL_INDEX, index | {name: [None, None] for name in missing})
+
+
+def _is_model(component: object) -> bool:
+    return hasattr(component, "state_dict") and hasattr(component, "forward")
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

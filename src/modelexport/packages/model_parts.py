@@ -1,0 +1,43 @@
+"""One graph of a package, before it is captured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from modelexport.format.packages import Rows
+
+
+@dataclass(frozen=True)
+class ModelPart:
+    """One graph of a package, before it is captured."""
+
+    name: str
+    model: nn.Module
+    """The whole model or pipeline; its ``forward`` runs this part."""
+    inputs: Mapping[str, Any] | Sequence[Any]
+    module: str = ""
+    """The address of the module that runs; empty for the whole model."""
+    notes: tuple[str, ...] = ()
+    """Notes for the user, one line each."""
+    row: Mapping[str, Any] | None = None
+    """The same inputs for one row, for a part that takes tokens and a cache."""
+    file: str = ""
+    """Its file relative to the package, if it is not ``NAME.onnx``."""
+
+    constants: tuple[str, ...] = ()
+    """The inputs whose values the file keeps."""
+    axes: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    """An input and an axis to what its size is, for all that stay open; by default by the usual names of inputs."""
+    rows: Rows = "padded"
+    """Which prompts a batch may have."""
+    optional: bool = False
+    """Whether the package is of use without this part, so that a failure to export it is a note."""
+
+    @property
+    def path(self) -> str:
+        """The file of the part, relative to the package."""
+        return self.file or f"{self.name}.onnx"

@@ -1,0 +1,282 @@
+"""Models that generate text from images or sound: the encoder, the embedding with the merge, and the decoder.
+
+transformers leaves the merge to the caller. It is the same in these models: the features of an image are put in the
+place of the embeddings of its placeholder tokens, in order. Whether that is so is checked on an example.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from modelexport.core.attributes import attribute_set
+from modelexport.core.messages import collected
+from modelexport.core.text import error_line
+from modelexport.errors import CaptureError, ModelExportError
+from modelexport.packages.image_positions import Positions, positions_of
+from modelexport.pytorch.inputs import generate_inputs
+from modelexport.pytorch.lazy_weights import lend_weights
+from modelexport.pytorch.traced import untouched
+from modelexport.weights.sources import Weights
+
+KINDS = ("image", "audio")
+_PLURALS = {"image": "images", "audio": "sound"}
+EMBEDDING, EMBEDS = "embedding", "inputs_embeds"
+
+
+@dataclass(frozen=True)
+class Modality:
+    """What a model takes besides text."""
+
+    kind: str
+    """``image`` or ``audio``."""
+    token: int
+    """The placeholder token."""
+    arguments: Mapping[str, Any]
+    """The arguments of ``get_image_features`` in an example run, tensors and settings."""
+    example: Mapping[str, Any]
+    """The example inputs of the whole model, in a batch of two."""
+    positions: Positions | None = None
+    """The positions of tokens, if they have several axes."""
+    compared: bool = False
+    """Whether the logits of the parts were compared with the model's: not without weights, when all are equal."""
+
+    @property
+    def part(self) -> str:
+        """The name of the encoder's part."""
+        return {"image": "vision", "audio": "speech"}[self.kind]
+
+    @property
+    def features(self) -> str:
+        """The name of the features that the encoder returns and the embedding takes."""
+        return f"{self.kind}_features"
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors of the example that the encoder takes."""
+        return {name: value for name, value in self.arguments.items() if isinstance(value, torch.Tensor)}
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """The tensors of the example that say how large each image is: a capture keeps their values."""
+        count = len(self.example["input_ids"])
+        return tuple(
+            name
+            for name, value in self.tensors.items()
+            if value.shape in ((count, 2), (count, 3)) and not value.is_floating_point()
+        )
+
+    @property
+    def of_one(self) -> dict[str, torch.Tensor]:
+        """What the encoder takes for one image of the example."""
+        count = len(self.example["input_ids"])
+        return {name: value[: len(value) // count] for name, value in self.tensors.items()}
+
+
+def modality_of(
+    model: nn.Module, sizes: Mapping[str, Any] | None = None, weights: Weights | None = None
+) -> tuple[Modality | None, str]:
+    """What a model takes besides text, if a package supports it, and otherwise the reason why not."""
+    try:
+        return find_modality(model, sizes, weights), ""
+    except CaptureError as error:
+        return None, error.reason
+
+
+def find_modality(
+    model: nn.Module, sizes: Mapping[str, Any] | None = None, weights: Weights | None = None
+) -> Modality | None:
+    """What a model takes besides text; ``None`` for a model of text.
+
+    Args:
+        sizes: The sizes of an image, for a model whose encoder takes them: ``image_grid_thw``, ``[1, 3]``.
+        weights: The places of the weights of a model that was built without them, to compare it with its parts.
+
+    Raises:
+        CaptureError: It takes images or sound in a way that is not supported; gives the reason.
+    """
+    for kind in KINDS:
+        owner = _owner(model, kind)
+        token = _token(model.config, kind)
+        if token is not None and owner is None:
+            raise _refused(model, kind, f"it has no method get_{kind}_features")
+        if owner is not None and token is not None:
+            found = _observed(model, owner, kind, token, sizes or {})
+            # A part calls other methods than forward, so that what modules of modules own is lent with the root.
+            outside = [path for path, module in model.named_modules() if path and any(module.children())]
+            with nullcontext() if weights is None else lend_weights(model, weights, outside):
+                return dataclasses.replace(found, compared=_check_merge(model, found))
+    return None
+
+
+def _owner(model: nn.Module, kind: str) -> nn.Module | None:
+    """The innermost module with ``get_image_features``, which the model itself calls."""
+    found = [module for module in model.modules() if callable(getattr(module, f"get_{kind}_features", None))]
+    return found[-1] if found else None
+
+
+def _token(config: Any, kind: str) -> int | None:
+    for name in (f"{kind}_token_id", f"{kind}_token_index"):
+        value = getattr(config, name, None)
+        if isinstance(value, int):
+            return value
+    return None
+
+
+def _observed(model: nn.Module, owner: nn.Module, kind: str, token: int, sizes: Mapping[str, Any]) -> Modality:
+    seen: list[dict[str, Any]] = []
+    own = getattr(owner, f"get_{kind}_features")
+
+    def record(*args: Any, **kwargs: Any) -> Any:
+        seen.append(dict(inspect.signature(own).bind(*args, **kwargs).arguments))
+        return own(*args, **kwargs)
+
+    with ExitStack() as stack:
+        stack.enter_context(collected())
+        stack.enter_context(attribute_set(owner, f"get_{kind}_features", record))
+        try:
+            given = {name: {"value": torch.as_tensor(value).repeat(2, 1).tolist()} for name, value in sizes.items()}
+            example = generate_inputs(model, spec=given, grids=True)
+            seen.clear()  # of runs that failed
+            stack.enter_context(untouched(model))
+            model(**copy.deepcopy(example))
+            reason = ""
+        except ModelExportError as error:
+            reason = str(error)
+        except Exception as error:
+            reason = error_line(error)
+    if not any(isinstance(value, torch.Tensor) for value in (seen[-1] if seen else {}).values()):
+        reason = f"no example {kind} can be made for it"
+    if reason:
+        given = seen[-1] if seen else {}
+        lacking = [name for name in _tensor_parameters(own) if given.get(name) is None]
+        raise _refused(model, kind, f"no example {' and '.join(lacking)} can be made for it" if lacking else reason)
+    arguments = {name: value for name, value in seen[-1].items() if name != "kwargs"} | seen[-1].get("kwargs", {})
+    found = Modality(kind, token, arguments, example)
+    try:
+        with torch.no_grad():
+            return dataclasses.replace(found, positions=positions_of(model, token, example, found.of_one))
+    except Exception as error:
+        raise _refused(model, kind, f"its positions: {error_line(error)}") from error
+
+
+def _tensor_parameters(function: Any) -> list[str]:
+    """The parameters of a function that are annotated as tensors."""
+    return [name for name, one in inspect.signature(function).parameters.items() if "Tensor" in str(one.annotation)]
+
+
+def _refused(model: nn.Module, kind: str, reason: str) -> CaptureError:
+    told = f"{type(model).__name__} takes {_PLURALS[kind]} in a way that a package does not support: {reason}"
+    return CaptureError(told, reason=told)
+
+
+class Encode:
+    """A ``forward`` from images to the features of all their placeholder tokens, ``[tokens, width]``."""
+
+    def __init__(self, model: nn.Module, modality: Modality) -> None:
+        self._model, self._modality = model, modality
+
+    def __call__(self, **inputs: Any) -> dict[str, torch.Tensor]:
+        modality = self._modality
+        owner = _owner(self._model, modality.kind)
+        with nullcontext() if modality.sizes else _undivided():
+            made = getattr(owner, f"get_{modality.kind}_features")(**{**modality.arguments, **inputs})
+        features = getattr(made, "pooler_output", made)
+        if isinstance(features, (list, tuple)):
+            features = torch.cat([one.reshape(-1, one.shape[-1]) for one in features])
+        return {modality.features: features.reshape(-1, features.shape[-1])}
+
+
+@contextmanager
+def _undivided() -> Iterator[None]:
+    """Inside, a tensor that is made a list of its rows is a list of itself.
+
+    The features of several images are returned as a list, from which they are put together again. A capture would fix
+    the number of images.
+    """
+
+    def no_length(tensor: torch.Tensor) -> int:
+        raise TypeError("the number of images is not fixed")
+
+    with (
+        attribute_set(torch.Tensor, "__iter__", lambda tensor: iter([tensor])),
+        attribute_set(torch.Tensor, "__len__", no_length),
+    ):
+        yield
+
+
+class Place:
+    """A ``forward`` from the tokens of a prompt to their positions."""
+
+    def __init__(self, model: Any, positions: Positions) -> None:
+        self.positions = positions
+
+    def __call__(self, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"position_ids": self.positions.of_prompt(inputs["input_ids"], inputs["attention_mask"])}
+
+
+class Merge:
+    """A ``forward`` from tokens and features to embeddings."""
+
+    def __init__(self, model: Any, modality: Modality) -> None:
+        self._model, self._modality = model, modality
+
+    def __call__(self, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        ids, features = inputs["input_ids"], inputs[self._modality.features]
+        placeholder = ids == self._modality.token
+        embeds = self._model.get_input_embeddings()(ids.masked_fill(placeholder, 0))
+        # Placeholders take the features in order; the row of zeros lets a text without any have no features.
+        places = placeholder.flatten().long().cumsum(0).view(ids.shape) * placeholder
+        rows = torch.cat([features.new_zeros(1, features.shape[-1]), features]).to(embeds.dtype)
+        return {EMBEDS: torch.where(placeholder[..., None], rows[places], embeds)}
+
+
+def with_forward(model: nn.Module, forward: Callable[[nn.Module], Callable[..., Any]]) -> nn.Module:
+    """A model of the same modules with another ``forward``."""
+    part = copy.copy(model)
+    part.forward = forward(part)
+    return part
+
+
+def _check_merge(model: nn.Module, modality: Modality) -> bool:
+    """Compare the logits of the three parts with the model's, on the example.
+
+    Returns:
+        Whether they show anything: without its weights, a model returns the same number everywhere.
+
+    Raises:
+        CaptureError: They differ: the model uses the places of images otherwise, too.
+    """
+    reason, telling = "", False
+    with untouched(model, runs=False), collected():
+        try:
+            encode, merge = (with_forward(model, partial(kind, modality=modality)) for kind in (Encode, Merge))
+            features = encode(**modality.tensors)
+            ids = modality.example["input_ids"]
+            embeds = merge(input_ids=ids, **features)[EMBEDS]
+            mask = modality.example.get("attention_mask")
+            places = modality.positions
+            given = {} if places is None else {"position_ids": places.of_prompt(ids, torch.ones_like(ids))}
+            found = model(inputs_embeds=embeds, attention_mask=mask, **given).logits
+            right = model(**copy.deepcopy(dict(modality.example))).logits
+        except Exception as error:
+            reason = error_line(error)
+        else:
+            telling = bool((right != right.flatten()[0]).any())
+            if found.shape != right.shape or (found - right).norm() > _TOLERANCE * right.norm():
+                reason = f"its decoder depends on the places of the {modality.kind}s, not only on its embeddings"
+    if reason:
+        raise _refused(model, modality.kind, reason)
+    return telling
+
+
+_TOLERANCE = 1e-4

@@ -1,0 +1,117 @@
+"""``report``: the facts, the verification and the cost of a file on one page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from modelexport.core.calls import ModuleCall
+from modelexport.core.text import plural
+from modelexport.files.atomic import check_writable
+from modelexport.measure import columns
+from modelexport.measure.costs import cost
+from modelexport.measure.page import Page, Section, write_page
+from modelexport.measure.table import NodeFigures, Table
+from modelexport.packages.measured_parts import cost_parts, profile_parts
+from modelexport.packages.part_feeds import DECODE
+from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.tagged.package import read_package
+from modelexport.traces.reference import reference_path
+from modelexport.verify.against import AgainstReport, Loss
+from modelexport.verify.reference import verify_reference
+from modelexport.verify.verdicts import VerifyReport
+
+
+def with_errors(table: Table, report: VerifyReport | AgainstReport) -> Table:
+    """A table with a column ``error``: how far off what each call computes is, as a share of its size.
+
+    It is measured from the right values before the call, or where that was not possible in a run of the whole.
+    """
+    errors = {}
+    for call in report.calls:
+        made = call.per_module or (call.end_to_end if call.nodes else None)
+        error = made.norm if isinstance(made, Loss) else made.relative if made is not None else None
+        if error is not None:
+            errors[ModuleCall.parse(call.address)] = error
+    return table.with_column(columns.ERROR, errors)
+
+
+def error_table(file: str | Path, report: VerifyReport | AgainstReport) -> Table:
+    """The cost of a file with the errors of its verification. Where sizes are dynamic, cost has formulas."""
+    return with_errors(cost(file), report)
+
+
+def write_report_page(
+    path: str | Path, output: Path, *, sizes: Mapping[str, int] | None = None, profiled: bool = False
+) -> None:
+    """Write one page with the tree, coverage, cost and, if reference values are beside the file, verification.
+
+    Of a package, each part is on the page.
+
+    Args:
+        sizes: Names of dynamic axes to sizes.
+        profiled: Also run it, and show the time of its modules.
+
+    Raises:
+        FileFormatError: A file is missing or has no tags.
+        OutputError: The page cannot be written.
+        UsageError: It does not have a dynamic axis named in ``sizes``, or cannot run.
+    """
+    check_writable(output, alone=True)
+    files = read_package(path).files if Path(path).is_dir() else {"": Path(path)}
+    tables = cost_parts(path, sizes)
+    times = profile_parts(path, sizes=sizes) if profiled else {}
+    pages = []
+    for name, table in tables.items():
+        # A part that takes prompts and single tokens alike is there twice.
+        tagged = read_tagged(files.get(name) or files[DECODE])
+        pages.append(_page(name, table, tagged, times[name].table if profiled else None))
+    write_page(output, *pages)
+
+
+def _page(part: str, table: Table, tagged: TaggedFile, measured: Table | None) -> Page:
+    sections: list[Section] = [_facts(tagged)]
+    if reference_path(tagged.path).exists() and tagged.hierarchy is not None:
+        verified = verify_reference(tagged.path)
+        table = with_errors(table, verified)
+        sections.append(_verification(verified))
+    if measured is None:
+        return Page(table, columns.FLOPS.name, sections, part)
+    table = replace(
+        table,
+        columns=(columns.SECONDS, columns.NODE_SECONDS, columns.SHARE, *table.columns),
+        nodes=(*table.nodes, *(_timed_only(measured))),
+        notes=(*table.notes, *measured.notes),
+    )
+    return Page(table, columns.SECONDS.name, sections, part)
+
+
+def _timed_only(table: Table) -> list[NodeFigures]:
+    """The nodes of a profile, with their seconds alone: cost has its own peak memory."""
+    kept = (columns.SECONDS.name, columns.NODE_SECONDS.name)
+    return [
+        replace(node, figures={name: node.figures[name] for name in kept if name in node.figures}, runs=())
+        for node in table.nodes
+    ]
+
+
+def _facts(tagged: TaggedFile) -> Section:
+    coverage, model = tagged.coverage, tagged.model
+    kinds = (f"{getattr(coverage, name):,} {name}" for name in coverage.__struct_fields__)
+    return "File", [
+        ("path", tagged.path.name),
+        ("opset", ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in model.opset_imports.items())),
+        ("calls", f"{len(tagged.calls):,}"),
+        ("nodes", ", ".join(kinds)),
+        ("inputs", ", ".join(f"{value.name} {value.shape}" for value in model.graph.inputs)),
+        ("outputs", ", ".join(f"{value.name} {value.shape}" for value in model.graph.outputs)),
+    ]
+
+
+def _verification(report: VerifyReport) -> Section:
+    lines = [("outputs", f"{plural(len(report.outputs), 'output')}, largest difference {report.largest:.1e}")]
+    lines += [(status, plural(count, "call")) for status, count in report.counts.items()]
+    if report.diverging is not None:
+        lines.append(("first diverging", f"{report.diverging.address or '.'}: {report.diverging.reason}"))
+    return ("Verification: agrees" if report.agrees else "Verification: differs"), lines

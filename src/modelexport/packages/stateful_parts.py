@@ -1,0 +1,313 @@
+"""The parts of a model whose state is more than keys and values: a prompt, and one token after it.
+
+The forms that compute what the model does are tried in order. A prompt of any length, where the model's code does the
+same for all lengths. Every token by itself, from a state of zeros. The same with a first token without a state, where a
+model begins with another one. Tokens that are padding keep a state as it is, or do not, as in the model.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from modelexport.core.messages import collected
+from modelexport.core.text import error_line
+from modelexport.errors import CaptureError
+from modelexport.format.packages import Generation, Rows, Start
+from modelexport.packages.generator import PAST as PAST_INPUT
+from modelexport.packages.generator import PRESENT, TokenLoop, relative_difference
+from modelexport.packages.greedy import Reference, generate_greedily
+from modelexport.packages.model_parts import ModelPart
+from modelexport.packages.multimodal import with_forward
+from modelexport.packages.part_names import SEQUENCE
+from modelexport.packages.states import BATCH, PAST, State, growing
+from modelexport.pytorch.dispatch_modes import OperationMode
+from modelexport.pytorch.traced import untouched
+from modelexport.pytorch.values import as_array
+
+_LONG = (9, 7, 70, 299)
+"""Lengths of prompts with which the operations of a model are compared: chunks of scans have up to 256 tokens."""
+_TOLERANCE = 1e-3
+_LENGTHS: Mapping[Rows, Sequence[Sequence[int]]] = {
+    "padded": ((3, 9, 1, 6),),
+    "equal": ((6, 6, 6), (1,), (9,)),
+    "one": ((6,), (1,), (9,)),
+}
+"""The lengths of the prompts in the batches with which forms are tried."""
+_NEW_TOKENS = 3
+
+
+@dataclass(frozen=True)
+class Form:
+    """How prompts and tokens run."""
+
+    told: str
+    prefill: int | None = None
+    """The tokens of a first part: 0 for any number; ``None``: there is none."""
+    padding: int = 0
+    """How much padding the first part puts before a prompt, so that none is too short for the model's code."""
+    holds: bool = False
+    """Whether a token of padding keeps the state of its row as it is."""
+
+
+class _Part:
+    """A ``forward`` that runs one part of a model with a state."""
+
+    def __init__(self, part: nn.Module, state: State) -> None:
+        self._model, self._whole, self._state = part, type(part).forward, state
+
+    def _run(
+        self, began: Mapping[str, Any], given: Mapping[str, Any], cache: Any, held: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The logits and the tensors of the state, from tokens and a state.
+
+        Args:
+            began: The arguments of such a call in ``generate``.
+            given: Those that are inputs; what the call did not have is left out.
+            cache: The state.
+            held: The tensors of modules.
+        """
+        state = self._state
+        flags = {name: value for name, value in began.items() if isinstance(value, bool) and name != "return_dict"}
+        taken = {name: value for name, value in given.items() if began.get(name) is not None}
+        passed = {} if cache is None else {state.argument: cache}
+        with growing(), state.put(self._model, held):
+            made = self._whole(self._model, **flags, **taken, **passed)
+            return made["logits"], state.read(self._model, made, cache)
+
+
+class _Prompt(_Part):
+    """The first tokens, without a state."""
+
+    def __init__(self, part: nn.Module, state: State, padding: int) -> None:
+        super().__init__(part, state)
+        self._padding = padding
+
+    def __call__(self, **inputs: torch.Tensor) -> dict[str, Any]:
+        state, padding, began = self._state, self._padding, self._state.prompt.arguments
+        if padding:
+            before = {name: value.new_zeros(value.shape[0], padding) for name, value in inputs.items()}
+            inputs = {name: torch.cat([before[name], value], 1) for name, value in inputs.items()}
+        logits, present = self._run(began, inputs, copy.deepcopy(began.get(state.argument)), {})
+        if padding:
+            logits = logits[:, padding:]
+            present = {
+                name: one.narrow(axis, padding, one.shape[axis] - padding) if (axis := state.past_axis(name)) else one
+                for name, one in present.items()
+            }
+        return {"logits": logits, PRESENT: present}
+
+
+class _Step(_Part):
+    """One more token of each row."""
+
+    def __init__(self, part: nn.Module, state: State, holds: bool) -> None:
+        super().__init__(part, state)
+        self._holds = holds
+
+    def __call__(self, **inputs: Any) -> dict[str, Any]:
+        state, past = self._state, inputs.pop(PAST_INPUT)
+        for name, sizes in state.axes.items():
+            for size, found in zip(sizes, past[name].shape, strict=True):
+                torch._check(not isinstance(size, int) or found == size)  # a capture leaves unread sizes open
+        copies = {name: one.clone() for name, one in past.items()}
+        logits, present = self._run(state.step.arguments, inputs, state.with_tensors(copies), copies)
+        if self._holds:
+            new = inputs["attention_mask"][:, -1] != 0
+            for name, sizes in state.axes.items():
+                if PAST not in sizes:
+                    rows = new.view([-1 if size == BATCH else 1 for size in sizes])
+                    present[name] = torch.where(rows, present[name], past[name])
+        return {"logits": logits, PRESENT: present}
+
+
+def stateful_parts(model: nn.Module, state: State) -> list[list[ModelPart]]:
+    """The parts of each form that computes what the model does, the best first.
+
+    A model that computes something else for padded rows, or for several, has forms for less.
+
+    Raises:
+        CaptureError: There is none.
+    """
+    forms, reasons = list(_forms(model, state)), []
+    for rows, batches in _LENGTHS.items():
+        references = [generate_greedily(model, _prompts(model, lengths), _NEW_TOKENS) for lengths in batches]
+        found = []
+        for form in forms:
+            parts = _parts(model, state, form, rows)
+            reason = next(filter(None, (_wrong(model, state, form, parts, one) for one in references)), "")
+            if not reason:
+                found.append(parts)
+            reasons.append(f"{form.told}: {reason}")
+        if found:
+            return found
+    told = f"no loop over its tokens computes what {type(model).__name__}.generate does ({'; '.join(reasons[:3])})"
+    raise CaptureError(f"{told}; use --parts whole", reason=told)
+
+
+def _forms(model: nn.Module, state: State) -> Iterator[Form]:
+    padding = _padding(model, state)
+    if padding is not None:
+        yield Form(told="the prompt at once", prefill=0, padding=padding)
+    yield Form(told="every token by itself, and padding keeps the state", holds=True)
+    yield Form(told="every token by itself")
+    yield Form(told="every token by itself, the first without a state", prefill=1)
+
+
+def _padding(model: nn.Module, state: State) -> int | None:
+    """How much longer than one token a prompt has to be for the model to run the same operations as on a long one.
+
+    Returns:
+        ``None`` if there is no such length: a loop in Python over tokens, or over chunks of them.
+    """
+    usual = _operations(model, state, _LONG[0])
+    for length in _LONG[1:]:
+        try:
+            if _operations(model, state, length) != usual:
+                return None
+        except Exception:  # whatever the model's own code raises: it takes no prompt of this length
+            break
+    return next(length for length in range(1, _LONG[0] + 1) if _operations(model, state, length) == usual) - 1
+
+
+def _operations(model: nn.Module, state: State, length: int) -> list[str]:
+    """The operations of a prompt of a length, in their order."""
+    part = with_forward(model, partial(_Prompt, state=state, padding=0))
+    mode, inputs = _Seen(), _prompt_inputs(state, length)
+    with untouched(model), collected(), mode:
+        part(**inputs)
+    return mode.seen
+
+
+class _Seen(OperationMode):
+    """The names of the operations of a run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func))
+        return func(*self.inside(func, args), **(kwargs or {}))
+
+
+def _prompt_inputs(state: State, length: int) -> dict[str, torch.Tensor]:
+    """The inputs of the example prompt, repeated to a length, its first row padded."""
+    began = state.prompt.arguments
+    ids = began["input_ids"]
+    mask = ids.new_ones(len(ids), length)
+    mask[0, 0] = int(length == 1)
+    found = {"input_ids": ids.repeat(1, -(-length // ids.shape[1]))[:, :length], "attention_mask": mask}
+    found |= {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+    return {name: value for name, value in found.items() if name == "input_ids" or began.get(name) is not None}
+
+
+def _parts(model: nn.Module, state: State, form: Form, rows: Rows) -> list[ModelPart]:
+    parts = []
+    if form.prefill is not None:
+        inputs = _prompt_inputs(state, form.prefill or state.prompt.arguments["input_ids"].shape[1])
+        axes = {(name, 0): BATCH for name in inputs}
+        if not form.prefill:
+            axes |= {(name, 1): SEQUENCE for name in inputs}
+        first = with_forward(model, partial(_Prompt, state=state, padding=form.padding))
+        parts.append(ModelPart("prefill", first, inputs, axes=axes, rows=rows))
+    began = state.step.arguments
+    names = ["input_ids", *(name for name in ("attention_mask", "position_ids") if began.get(name) is not None)]
+    given = {name: began[name] for name in names}
+    if form.holds and "attention_mask" not in given:
+        mask = state.prompt.arguments.get("attention_mask")
+        given["attention_mask"] = mask.new_ones(len(mask), mask.shape[1] + 1) if mask is not None else None
+    axes = {(name, 0): BATCH for name in given}
+    if "attention_mask" in given:
+        grows = any(PAST in sizes for sizes in state.axes.values())
+        axes["attention_mask", 1] = f"{PAST} + 1" if grows else f"total_{SEQUENCE}"
+    past = {name: tensor.clone() for name, tensor in state.tensors.items()}
+    for name, sizes in state.axes.items():
+        axes |= {(f"{PAST_INPUT}.{name}", axis): size for axis, size in enumerate(sizes) if isinstance(size, str)}
+    step = with_forward(model, partial(_Step, state=state, holds=form.holds))
+    notes: tuple[str, ...] = (
+        () if form.prefill == 0 else (f"a prompt runs token by token, as the model's code does: {form.told}",)
+    )
+    notes += _ROWS.get(rows, ())
+    parts.append(ModelPart("decode", step, {**given, PAST_INPUT: past}, axes=axes, notes=notes, rows=rows))
+    return parts if rows != "one" else [_of_one_row(part) for part in parts]
+
+
+_ROWS: Mapping[Rows, tuple[str, ...]] = {
+    "equal": ("the prompts of a batch have one length: the model computes something else for padded rows",),
+    "one": ("takes one prompt at a time: the model computes something else for several rows",),
+}
+
+
+def _of_one_row(part: ModelPart) -> ModelPart:
+    """A part whose batch is one row."""
+    given = dict(part.inputs)
+    past = {name: one[-1:] for name, one in given.pop(PAST_INPUT, {}).items()}
+    inputs = {name: one[-1:] for name, one in given.items()}
+    axes = {place: size for place, size in part.axes.items() if size != BATCH}
+    return replace(part, inputs=inputs | ({PAST_INPUT: past} if past else {}), axes=axes)
+
+
+def _prompts(model: nn.Module, lengths: Sequence[int]) -> list[dict[str, Any]]:
+    vocabulary = int(model.config.get_text_config().vocab_size)
+    random = np.random.default_rng(1)
+    return [{"input_ids": random.integers(min(3, vocabulary - 1), vocabulary, (1, length))} for length in lengths]
+
+
+def _wrong(model: nn.Module, state: State, form: Form, parts: Sequence[ModelPart], reference: Reference) -> str:
+    """What a form computes otherwise than the model, in PyTorch; empty if nothing."""
+    loop = _Modules(state, form, parts)
+    try:
+        with untouched(model), collected():
+            steps = list(loop.steps(reference.inputs, _NEW_TOKENS, eos=reference.eos, pad=reference.pad))
+    except Exception as error:  # whatever the model's own code raises
+        return error_line(error)
+    for index, (step, right) in enumerate(zip(steps, reference.logits, strict=False)):
+        off = relative_difference(step.logits, right)
+        if not off <= _TOLERANCE:
+            return f"the logits of token {index} are off by {off:.1e}"
+    return ""
+
+
+class _Modules(TokenLoop):
+    """The loop over the modules of a form, before they are captured."""
+
+    def __init__(self, state: State, form: Form, parts: Sequence[ModelPart]) -> None:
+        dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in state.tensors.items()}
+        start = {
+            f"{PAST_INPUT}.{name}": Start(dtype=dtypes[name], shape=[0 if size == PAST else size for size in sizes])
+            for name, sizes in state.axes.items()
+        }
+        self._parts = {part.name: part for part in parts}
+        super().__init__(
+            Generation(
+                tokens="input_ids",
+                first=parts[0].name,
+                step="decode",
+                one_by_one=[name for name in self._parts if name == "decode" or form.prefill == 1],
+                start=start if form.prefill is None else {},
+                mask="attention_mask",
+                positions="position_ids",
+            )
+        )
+
+    def run(self, part: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The outputs of a part."""
+        inputs: dict[str, Any] = {}
+        for name in self._parts[part].inputs:
+            if name == PAST_INPUT:
+                inside = (one for one in values if one.startswith(f"{PAST_INPUT}."))
+                inputs[name] = {one.removeprefix(f"{PAST_INPUT}."): torch.from_numpy(values[one]) for one in inside}
+            else:
+                inputs[name] = torch.from_numpy(np.ascontiguousarray(values[name]))
+        self.taken[part] = {}
+        made = self._parts[part].model(**inputs)
+        present = {f"{PAST_INPUT}.{name}": as_array(one) for name, one in made[PRESENT].items()}
+        return {"logits": as_array(made["logits"]), **present}

@@ -1,0 +1,260 @@
+"""What a model keeps from one token to the next, found in the arguments and results of its own ``generate``.
+
+A state is any object with tensors in it: lists, dictionaries, attributes. Two runs of another batch and another length
+show which axes are the batch and which grow with the text.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from modelexport.core.attributes import attribute_set
+from modelexport.core.messages import collected
+from modelexport.core.text import error_line
+from modelexport.errors import CaptureError
+from modelexport.pytorch.traced import untouched
+
+BATCH, PAST = "batch", "past_sequence"
+_USUAL = {"keys": "key", "values": "value"}
+
+
+@dataclass(frozen=True)
+class RecordedCall:
+    """One ``forward`` that ``generate`` ran."""
+
+    arguments: Mapping[str, Any]
+    """As they were before it."""
+    results: Mapping[str, Any]
+    """What it returned, and the objects it was given as they were after it."""
+    held: Mapping[str, torch.Tensor]
+    """Tensors that modules kept from the call before it as attributes, by path."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What a step takes besides the new tokens."""
+
+    argument: str
+    """The parameter of ``forward``; empty if the modules keep all of it."""
+    template: Any
+    """The state of an example."""
+    held: Mapping[str, tuple[str, str]]
+    """Name of a tensor that a module keeps to the module's path and the attribute."""
+    axes: Mapping[str, tuple[int | str, ...]]
+    """Name of a tensor in it to its sizes; ``batch`` and ``past_sequence`` for those that follow."""
+    tensors: Mapping[str, torch.Tensor]
+    """Name of a tensor to the one in the template."""
+    prompt: RecordedCall
+    step: RecordedCall
+
+    @property
+    def is_keys_and_values(self) -> bool:
+        """Whether it consists of keys and values alone, in layers of one form."""
+        layers = getattr(self.template, "layers", None) or ()
+        plain = all(len(sizes) == 4 and sizes[0] == BATCH and sizes[2] == PAST for sizes in self.axes.values())
+        return plain and len(self.axes) == 2 * len(layers) and self.axes.keys() == _names_of_layers(len(layers))
+
+    def past_axis(self, name: str) -> int:
+        """The axis of a tensor that grows with the text; 0, which is the batch, if there is none."""
+        return self.axes[name].index(PAST) if PAST in self.axes[name] else 0
+
+    def with_tensors(self, tensors: Mapping[str, torch.Tensor]) -> Any:
+        """A state of the same structure with other tensors."""
+        memo: dict[int, Any] = {id(old): tensors.get(name, old) for name, old in named_tensors(self.template).items()}
+        return copy.deepcopy(self.template, memo)
+
+    @contextmanager
+    def put(self, model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        """Inside, the modules keep other tensors; nothing where none are given. Restores what they kept."""
+        with ExitStack() as stack:
+            for name, (path, attribute) in self.held.items():
+                stack.enter_context(attribute_set(model.get_submodule(path), attribute, tensors.get(name)))
+            yield
+
+    def read(self, model: nn.Module, results: Mapping[str, Any], given: Any) -> dict[str, torch.Tensor]:
+        """The tensors after a run: in what it returned, in the object that it was given, and in its modules."""
+        found = named_tensors(results.get(self.argument, given))
+        kept = {name: getattr(model.get_submodule(path), key) for name, (path, key) in self.held.items()}
+        return {name: one for name, one in (found | kept).items() if name in self.axes}
+
+
+def _names_of_layers(count: int) -> set[str]:
+    return {f"{index}.{kind}" for index in range(count) for kind in _USUAL.values()}
+
+
+def find_state(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> State | None:
+    """The state that a model's steps pass on; ``None`` if they take tokens alone.
+
+    Args:
+        inputs: Two rows of tokens with their mask.
+
+    Raises:
+        CaptureError: Its ``generate`` fails, or its sizes do not follow from the batch and the length of the text.
+    """
+    more = {name: torch.cat([value, value[:1]]) for name, value in inputs.items()}
+    longer = {name: torch.cat([value, value[:, -2:]], 1) for name, value in inputs.items()}
+    runs = [record_calls(model, one) for one in (inputs, more, longer)]
+    prompt, step = runs[0][:2]
+    arguments = [name for name, value in step.arguments.items() if _is_state(value)]
+    if len(arguments) > 1:
+        raise _refused(model, f"it passes on {' and '.join(arguments)}")
+    argument = next(iter(arguments), "")
+    templates = [run[1].arguments.get(argument) for run in runs]
+    first, *others = [named_tensors(one) | dict(run[1].held) for one, run in zip(templates, runs, strict=True)]
+    if any(one.keys() != first.keys() for one in others):
+        raise _refused(model, f"{argument} has other tensors for another batch or length")
+    length = inputs["input_ids"].shape[1]
+    axes = {name: tuple(_sizes(model, name, length, *(one[name].shape for one in (first, *others)))) for name in first}
+    # What is the same for every batch and length is a constant of the model.
+    axes = {name: sizes for name, sizes in axes.items() if not all(isinstance(size, int) for size in sizes)}
+    if not axes:
+        return None
+    held = {name: (name.rpartition(".")[0], name.rpartition(".")[2]) for name in step.held if name in axes}
+    tensors = {name: first[name] for name in axes}
+    return State(argument, templates[0], held, axes, tensors, prompt, step)
+
+
+def _is_state(value: Any) -> bool:
+    return not isinstance(value, torch.Tensor) and any(True for _ in tensors_inside(value))
+
+
+def _sizes(
+    model: nn.Module, name: str, length: int, one: torch.Size, more: torch.Size, longer: torch.Size
+) -> Iterator[int | str]:
+    for size, of_more, of_longer in zip(one, more, longer, strict=True):
+        if size == of_more == of_longer:
+            yield size
+        elif (size, of_more, of_longer) == (size, size * 3 // 2, size) and size == 2:
+            yield BATCH
+        elif (size, of_more, of_longer) == (length, length, length + 2):
+            yield PAST
+        else:
+            raise _refused(model, f"{name} has {size} places, for more rows {of_more}, for more tokens {of_longer}")
+
+
+def _refused(model: nn.Module, reason: str) -> CaptureError:
+    told = f"{type(model).__name__} keeps a state that a package does not support: {reason}; use --parts whole"
+    return CaptureError(told, reason=told)
+
+
+def record_calls(model: nn.Module, inputs: Mapping[str, torch.Tensor], count: int = 3) -> list[RecordedCall]:
+    """The calls of ``forward`` in a greedy ``generate`` of some tokens, with caches that keep the whole text.
+
+    Raises:
+        CaptureError: ``generate`` fails, or does not run the model once for each token.
+    """
+    from transformers import GenerationConfig, GenerationMixin
+
+    own = model.generation_config
+    pad = own.pad_token_id if own.pad_token_id is not None else 0
+    config = GenerationConfig(
+        max_new_tokens=count,
+        min_new_tokens=count,
+        do_sample=False,
+        num_beams=1,
+        pad_token_id=pad,
+        bos_token_id=own.bos_token_id,
+        decoder_start_token_id=own.decoder_start_token_id,
+    )
+    calls: list[RecordedCall] = []
+    forward = model.forward
+    kept = _kept(model)
+
+    @functools.wraps(forward)
+    def record(*args: Any, **kwargs: Any) -> Any:
+        before = {name: _copied(value) for name, value in kwargs.items()}
+        held = {name: one.clone() for name, one in _kept(model).items() if one is not kept.get(name)}
+        made = forward(*args, **kwargs)
+        after = {name: _copied(value) for name, value in kwargs.items() if _is_state(value)}
+        calls.append(RecordedCall(before, after | {name: _copied(value) for name, value in made.items()}, held))
+        return made
+
+    failure: Exception | None = None
+    with untouched(model), collected(), growing(), attribute_set(model, "forward", record):
+        model.generation_config = config  # otherwise its own would fill in unset values
+        try:
+            GenerationMixin.generate(model, **{name: value.clone() for name, value in inputs.items()})
+        except Exception as error:  # whatever the model's own code raises
+            failure = error
+    if failure is not None:
+        raise CaptureError(
+            f"{type(model).__name__}.generate fails: {error_line(failure)}; export one forward pass with --parts whole",
+            reason=error_line(failure),
+        ) from failure
+    if len(calls) < count:
+        raise _refused(model, f"generate ran it {len(calls)} times for {count} tokens")
+    return calls
+
+
+def _kept(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The tensors that modules have as plain attributes."""
+    return {
+        f"{path}.{name}": value
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+
+
+@contextmanager
+def growing() -> Iterator[None]:
+    """Inside, a cache with a window keeps the whole text, as in a capture: the mask applies the window.
+
+    Such a cache counts tokens in Python, and a capture would make the count a constant.
+    """
+    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+    with ExitStack() as stack:
+        for name in ("update", "get_mask_sizes", "get_seq_length"):
+            stack.enter_context(attribute_set(DynamicSlidingWindowLayer, name, getattr(DynamicLayer, name)))
+        yield
+
+
+def tensors_inside(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
+    """The tensors in an object, with the attributes, keys and indices that lead to them."""
+    if isinstance(value, torch.Tensor):
+        yield path, value
+        return
+    if isinstance(value, (type, nn.Module)) or callable(value):
+        return
+    inside: Mapping[Any, Any] = {}
+    if isinstance(value, Mapping):
+        inside = value
+    elif isinstance(value, (list, tuple)):
+        inside = dict(enumerate(value))
+    elif hasattr(value, "__dict__"):
+        inside = vars(value)
+    for key, one in inside.items():
+        yield from tensors_inside(one, (*path, str(key)))
+
+
+def named_tensors(state: Any) -> dict[str, torch.Tensor]:
+    """The tensors of a state by names for people: ``3.key``, ``3.conv_states``, ``3.recurrent_states``.
+
+    ``layers`` is left out, and an index where there is one tensor only.
+    """
+    found: dict[tuple[str, ...], torch.Tensor] = {}
+    seen: set[int] = set()
+    for path, tensor in tensors_inside(state):
+        if id(tensor) not in seen:
+            found[path] = tensor
+            seen.add(id(tensor))
+    parents = [path[:-1] for path in found]
+    named = {}
+    for path, tensor in found.items():
+        only = len(path) > 1 and path[-1].isdigit() and parents.count(path[:-1]) == 1
+        short = [part for part in (path[:-1] if only else path) if part != "layers"]
+        named[".".join([*short[:-1], _USUAL.get(short[-1], short[-1])])] = tensor
+    return named

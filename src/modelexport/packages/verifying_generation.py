@@ -1,0 +1,164 @@
+"""Compares greedy generation of a package with the model's, token by token, prompts in one batch and alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from torch import nn
+
+from modelexport.errors import UsageError
+from modelexport.packages.generator import Generator, Step
+from modelexport.packages.greedy import generate_greedily, step_of
+from modelexport.runtime.sessions import CPU
+from modelexport.tagged.package import Package, read_package
+from modelexport.traces.differences import compare_arrays
+from modelexport.verify.model_weights import verify_parameters
+from modelexport.verify.verdicts import VerifyReport
+from modelexport.verify.verify import verify
+
+
+class GenerationRun(msgspec.Struct, frozen=True, kw_only=True):
+    """The generation from one batch of prompts by both."""
+
+    name: str
+    """``batch``, or ``prompt 0``, ``prompt 1``, ... for a single prompt."""
+    prompts: list[int]
+    """The number of tokens of each prompt."""
+    steps: int
+    """The number of steps that both ran."""
+    tokens: list[list[int]]
+    """The tokens that the package generated, a list for each prompt."""
+    first_wrong_token: int | None = None
+    """The first step at which a row has another token."""
+    first_wrong_logits: int | None = None
+    """The first step at which the logits differ by more than the tolerance."""
+    largest: float = 0.0
+    """The largest difference of a logit in the steps before the tokens differ."""
+    part: str = ""
+    """The part that ran at the first wrong step."""
+    module: str | None = None
+    """The address of the first module that differs at the first wrong step, if one does."""
+    reason: str = ""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every token and every logit agrees."""
+        return self.first_wrong_token is None and self.first_wrong_logits is None
+
+
+class GenerationReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Generation by a package and by the model it was exported from."""
+
+    runs: list[GenerationRun]
+    parameters_wrong: list[str]
+    """Initializers of any part whose bytes differ from the model's."""
+    parts: dict[str, VerifyReport] = {}
+    """Name of a part to the comparison of its modules on example inputs."""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every run, every part and every parameter agrees."""
+        parts = all(report.agrees for report in self.parts.values())
+        return parts and not self.parameters_wrong and all(run.agrees for run in self.runs)
+
+
+def verify_generation(
+    model: nn.Module,
+    folder: str | Path,
+    prompts: Sequence[Mapping[str, Any]],
+    *,
+    new_tokens: int = 64,
+    provider: str = CPU,
+) -> GenerationReport:
+    """Generate from the same prompts in PyTorch and in ONNX Runtime and compare tokens and logits.
+
+    Args:
+        prompts: The inputs of ``generate`` for one prompt each, arrays of one row without padding; they run together,
+            padded on the left, and each alone.
+        new_tokens: The maximum for each prompt; in both, a row ends with the model's own end-of-text token.
+
+    Raises:
+        FileFormatError: The folder is not a package, or is damaged.
+        UsageError: It cannot generate, or is not of this model.
+    """
+    package = read_package(folder)
+    if package.manifest.kind != "generate":
+        raise UsageError(f"{folder} cannot generate: it is a package of kind {package.manifest.kind}")
+    generator = Generator(package.files, provider=provider)
+    batches: dict[str, Sequence[Mapping[str, Any]]] = {"batch": prompts} if len(prompts) > 1 else {}
+    batches |= {f"prompt {index}": [prompt] for index, prompt in enumerate(prompts)}
+    runs = [_compare(model, package, generator, name, batch, new_tokens, provider) for name, batch in batches.items()]
+    return GenerationReport(runs=runs, parameters_wrong=wrong_parameters(model, package))
+
+
+def _compare(
+    model: nn.Module,
+    package: Package,
+    generator: Generator,
+    name: str,
+    prompts: Sequence[Mapping[str, Any]],
+    new_tokens: int,
+    provider: str,
+) -> GenerationRun:
+    reference = generate_greedily(model, prompts, new_tokens)
+    wrong_token: int | None = None
+    wrong_logits: int | None = None
+    largest, first = 0.0, None
+    reason, tokens = "", []
+    steps = generator.steps(reference.inputs, new_tokens, eos=reference.eos, pad=reference.pad)
+    ended = np.zeros(len(prompts), dtype=bool)
+    index = -1
+    for index, step in enumerate(steps):
+        tokens.append(step.tokens)
+        if index >= len(reference.logits):
+            wrong_token, reason, first = index, "PyTorch had ended", first or step
+            break
+        rows = ~ended
+        difference = compare_arrays("logits", reference.logits[index][rows], step.logits[rows])
+        largest = max(largest, difference.absolute or 0.0)
+        if difference.status != "agree" and wrong_logits is None:
+            wrong_logits, reason, first = index, f"logits: {difference.reason}", step
+        if not np.array_equal(reference.tokens[index], step.tokens):
+            row = int(np.flatnonzero(reference.tokens[index] != step.tokens)[0])
+            first = first or step
+            wrong_token = index
+            reason = reason or f"row {row}: {step.tokens[row]} for {reference.tokens[index][row]}"
+            break
+        ended |= np.isin(step.tokens, list(reference.eos))
+    if wrong_token is None and len(tokens) < len(reference.tokens):
+        wrong_token, reason = len(tokens), "the package had ended"
+    module = _module_at(model, package, first, provider) if first is not None else None
+    return GenerationRun(
+        name=name,
+        prompts=[int(np.shape(prompt.get("input_ids", next(iter(prompt.values()))))[1]) for prompt in prompts],
+        steps=len(tokens),
+        tokens=np.stack(tokens, 1).tolist() if tokens else [],
+        first_wrong_token=wrong_token,
+        first_wrong_logits=wrong_logits,
+        largest=largest,
+        part=first.part if first is not None else "",
+        module=module,
+        reason=reason,
+    )
+
+
+def _module_at(model: nn.Module, package: Package, step: Step, provider: str) -> str | None:
+    """The first module that differs when both run one step from the package's state before it."""
+    ran = step_of(model, step.feeds)
+    if ran is None:
+        return None
+    report = verify(*ran, package.files[step.part], provider=provider)
+    return None if report.diverging is None else report.diverging.address or "."
+
+
+def wrong_parameters(model: nn.Module, package: Package) -> list[str]:
+    """The initializers of all parts that are missing or differ from the model's entries, after the name of the part."""
+    found = []
+    for name, file in package.files.items():
+        report = verify_parameters(model, file)
+        found += [f"{name}: {entry}" for entry in (*report.unaccounted, *report.differing)]
+    return found

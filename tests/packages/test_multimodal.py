@@ -1,0 +1,259 @@
+"""Models that generate from images: three graphs, PyTorch's tokens, or the reason why only text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from test_packages import generated_by_genai
+
+import decoders
+import modelexport
+from commands import run
+from modelexport.errors import CaptureError, InputsError
+from modelexport.packages.generation_parts import generation_parts
+from modelexport.packages.generator import Generator
+from modelexport.packages.measured_parts import cost_parts, profile_parts
+from modelexport.packages.multimodal import Encode, Merge, find_modality
+from modelexport.tagged.package import read_package
+
+IMAGE = 60
+TEXT = {**decoders.SMALL, "vocab_size": 64, "intermediate_size": 48}
+
+
+def llava() -> Any:
+    torch.manual_seed(0)
+    vision = transformers.CLIPVisionConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, image_size=16, patch_size=8
+    )
+    config = transformers.LlavaConfig(
+        vision_config=vision,
+        text_config=transformers.LlamaConfig(**TEXT),
+        image_token_index=IMAGE,
+        image_seq_length=4,
+    )
+    return scaled(transformers.LlavaForConditionalGeneration(config))
+
+
+def qwen() -> Any:
+    torch.manual_seed(0)
+    rotation = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
+    vision = {"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 4, "mlp_ratio": 2, "patch_size": 4}
+    config = transformers.Qwen2VLConfig(
+        text_config={**TEXT, "rope_parameters": rotation},
+        vision_config=vision,
+        image_token_id=IMAGE,
+        video_token_id=61,
+        vision_start_token_id=58,
+        vision_end_token_id=59,
+    )
+    return scaled(transformers.Qwen2VLForConditionalGeneration(config))
+
+
+def scaled(model: Any) -> Any:
+    """Fresh weights are so small that all models generate the same."""
+    for parameter in model.parameters():
+        parameter.data.mul_(4 if parameter.dim() > 1 else 1)
+    return model.eval()
+
+
+def test_the_merge_puts_features_in_the_place_of_placeholders_in_order() -> None:
+    model = llava()
+    modality = find_modality(model)
+    assert modality is not None
+    ids = torch.tensor([[IMAGE, 7, IMAGE], [IMAGE, IMAGE, 9]])
+    features = torch.arange(4)[:, None].expand(4, 32).float()
+    with torch.no_grad():
+        merged = Merge(model, modality)(input_ids=ids, image_features=features)["inputs_embeds"]
+        plain = model.get_input_embeddings()(torch.tensor([7, 9]))
+        text = Merge(model, modality)(input_ids=torch.tensor([[7, 9]]), image_features=features[:0])["inputs_embeds"]
+        encoded = Encode(model, modality)(pixel_values=torch.ones(3, 3, 16, 16))["image_features"]
+    assert merged[..., 0][ids == IMAGE].tolist() == [0, 1, 2, 3]
+    torch.testing.assert_close(merged[ids != IMAGE], plain)
+    torch.testing.assert_close(text[0], plain)  # without an image, there are no features
+    assert encoded.shape == (12, 32)
+    assert list(torch.ones(2)) == [1, 1]  # outside, tensors are lists of their elements
+
+
+def qwen_3() -> Any:
+    """Its decoder gets features of images in several layers."""
+    torch.manual_seed(0)
+    rotation = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
+    vision = {"depth": 1, "hidden_size": 32, "num_heads": 4, "intermediate_size": 48, "patch_size": 4}
+    config = transformers.Qwen3VLConfig(
+        text_config={**TEXT, "head_dim": 8, "rope_parameters": rotation},
+        vision_config={
+            **vision,
+            "out_hidden_size": 32,
+            "num_position_embeddings": 16,
+            "deepstack_visual_indexes": [0],
+        },
+        image_token_id=IMAGE,
+        video_token_id=61,
+        vision_start_token_id=58,
+        vision_end_token_id=59,
+    )
+    return scaled(transformers.Qwen3VLForConditionalGeneration(config))
+
+
+def test_a_model_whose_images_a_package_does_not_take_says_so_and_is_exported_for_text() -> None:
+    model = qwen_3()
+    with pytest.raises(CaptureError, match=r"Qwen3VLForConditionalGeneration takes images.* depends on the places"):
+        find_modality(model)
+    (part,) = generation_parts(model)
+    assert "input_ids" in part.inputs
+    assert [note for note in part.notes if note.startswith("takes text only: Qwen3VL")]
+    with pytest.raises(InputsError, match=r"depends on the places.*leave out --inputs"):
+        generation_parts(model, sizes={"image_grid_thw": torch.tensor([[1, 4, 4]])})
+
+
+@pytest.mark.parametrize("grid", [(1, 4, 4), (1, 4, 8), (1, 6, 2)])
+def test_positions_are_counted_without_reading_values(grid: tuple[int, int, int]) -> None:
+    model = qwen()
+    sizes = torch.tensor([grid])
+    modality = find_modality(model, {"image_grid_thw": sizes})
+    assert modality is not None and modality.positions is not None
+    assert modality.sizes == ("image_grid_thw",)
+    tokens = grid[1] * grid[2] // 4
+    assert modality.positions.offsets.shape == (3, tokens)
+    # Several images with text between them, at the beginning and at the end, in a row with padding and one without.
+    image = [IMAGE] * tokens
+    rows = [[*image, 6, *image, 7, 9, *image, 3, 2], [0, 0, 4, *image, 8, *image, 6, *image]]
+    ids = torch.tensor(rows)
+    mask = (ids != 0).long()
+    found = modality.positions.of_prompt(ids, mask)
+    right, _ = model.model.get_rope_index(
+        ids, mm_token_type_ids=(ids == IMAGE).int(), image_grid_thw=sizes.repeat(6, 1), attention_mask=mask
+    )
+    assert (found == right)[:, mask.bool()].all()
+
+
+def test_without_its_weights_a_merge_is_not_compared_and_the_export_says_so() -> None:
+    model = llava()
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    modality = find_modality(model)
+    assert modality is not None and not modality.compared
+    notes = [note for part in generation_parts(model) for note in part.notes]
+    assert notes == [
+        "the merge of image features was not compared with the model's own, because the weights are not in memory: "
+        "verify FOLDER/ --model compares it"
+    ]
+    assert not [note for part in generation_parts(llava()) for note in part.notes]
+
+
+@pytest.mark.slow
+def test_three_graphs_generate_pytorchs_tokens_from_images(tmp_path: Path) -> None:
+    model = llava()
+    model.save_pretrained(tmp_path / "llava")
+    done = run("export", "llava", "-o", "out/", "--json", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    document = json.loads(done.stdout)
+    assert [(part["name"], part["inputs"][:2], part["outputs"][:1]) for part in document["manifest"]["parts"][:2]] == [
+        ("vision", ["pixel_values"], ["image_features"]),
+        ("embedding", ["input_ids", "image_features"], ["inputs_embeds"]),
+    ]
+    assert document["manifest"]["weights"] == ["model.safetensors"]
+    assert document["notes"] == []  # the checkpoint is linked, and the merge was compared nevertheless
+    coverage = [part["coverage"] for part in document["parts"].values()]
+    assert [one["inferred"] + one["untagged"] for one in coverage] == [0, 0, 0]
+    done = run("verify", "out", "--model", "llava", "--new-tokens", "16", "--json", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    runs = {one["name"]: one for one in json.loads(done.stdout)["runs"]}
+    assert runs.keys() == {"batch", "prompt 0", "prompt 1", "prompt 2"}
+    assert len(set(runs["batch"]["prompts"])) == 3
+    assert runs["batch"]["tokens"] == [runs[f"prompt {index}"]["tokens"][0] for index in range(3)]
+    # A prompt is measured with an image in it.
+    measured = profile_parts(tmp_path / "out", sizes={"batch": 2, "sequence": 12}, runs=1, warmup=1)
+    assert list(measured) == ["vision", "embedding", "prefill", "decode"]
+    assert (measured["embedding"].feeds["input_ids"] == IMAGE).sum(1).tolist() == [4, 4]
+    shapes = {name: one.facts.inputs for name, one in measured.items()}
+    assert shapes["vision"]["pixel_values"] == "float32[2, 3, 16, 16]"
+    assert shapes["prefill"]["inputs_embeds"] == "float32[2, 12, 32]"
+    assert shapes["decode"]["inputs_embeds"] == "float32[2, 1, 32]"
+    assert shapes["decode"]["past_key_values.0.key"] == "float32[2, 2, 12, 8]"
+    with pytest.raises(InputsError, match="takes 4 tokens of a prompt"):
+        profile_parts(tmp_path / "out", sizes={"sequence": 4})
+    open_sizes = {str(symbol) for symbol in cost_parts(tmp_path / "out")["decode"].whole["macs"].free_symbols}
+    assert open_sizes == {"batch", "past_sequence"}
+    # The image decides: another one gives other logits.
+    generator = Generator(read_package(tmp_path / "out").files)
+    ids = np.array([[5, *[IMAGE] * 4, 9, 12]])
+    logits = [
+        next(generator.steps({"input_ids": ids, "attention_mask": np.ones_like(ids), "pixel_values": image}, 1)).logits
+        for image in np.random.default_rng(0).standard_normal((2, 1, 3, 16, 16)).astype(np.float32)
+    ]
+    assert np.abs(logits[0] - logits[1]).max() > 1e-2
+    for images in (1, 2):
+        values = torch.randn(images, 3, 16, 16)
+        ids = [5, *[IMAGE] * 4 * images, 9, 12]
+        expected = model.generate(torch.tensor([ids]), pixel_values=values, max_new_tokens=12, do_sample=False)
+        told = {"pixel_values": values.numpy(), "num_image_tokens": np.array([4 * images])}
+        assert generated_by_genai(tmp_path / "out", ids, 12, **told) == expected[0].tolist()
+    assert "model.vision_tower.encoder.layers.1" in modelexport.load(tmp_path / "out" / "vision.onnx")
+
+
+def voxtral() -> Any:
+    torch.manual_seed(0)
+    audio = {"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = transformers.VoxtralConfig(
+        audio_config={**audio, "num_mel_bins": 8, "max_source_positions": 16},
+        text_config={**TEXT, "model_type": "llama"},
+        audio_token_id=IMAGE,
+    )
+    return scaled(transformers.VoxtralForConditionalGeneration(config))
+
+
+GRID = [1, 4, 8]
+"""The size of an image in patches, of which four are one token."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("build", "parts"),
+    [(voxtral, ["speech", "embedding", "decode"]), (qwen, ["vision", "embedding", "positions", "decode"])],
+    ids=["sound", "positions on several axes"],
+)
+def test_other_encoders_give_pytorchs_tokens_here_and_in_genai(build: Any, parts: list[str], tmp_path: Path) -> None:
+    model = build()
+    model.save_pretrained(tmp_path / "model")
+    (tmp_path / "size.json").write_text(json.dumps({"image_grid_thw": {"value": [GRID]}}))
+    sizes = ["--inputs", "size.json"] if build is qwen else []
+    done = run("export", "model", "-o", "out/", *sizes, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert [part["name"] for part in document["manifest"]["parts"]] == parts
+    assert {part["coverage"]["inferred"] + part["coverage"]["untagged"] for part in document["parts"].values()} == {0}
+    assert {part["check"]["status"] for part in document["parts"].values()} == {"passed"}
+    assert any("image_grid_thw is [1, 4, 8]" in note for note in document["notes"]) == (build is qwen)
+    done = run("verify", "out", "--model", "model", *sizes, "--new-tokens", "8", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr or done.stdout
+    assert json.loads(done.stdout)["runs"]
+    assert_genai_generates_the_same(model, tmp_path / "out", images=build is qwen)
+    if build is qwen:
+        (tmp_path / "other.json").write_text(json.dumps({"image_grid_thw": {"value": [[1, 4, 6]]}}))
+        done = run("verify", "out", "--model", "model", "--inputs", "other.json", cwd=tmp_path)
+        assert done.returncode == 2
+        assert "takes images of one size, 32 of pixel_values for each" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+def assert_genai_generates_the_same(model: Any, folder: Path, *, images: bool) -> None:
+    """From text with an image in the middle, or with sound."""
+    torch.manual_seed(1)
+    count = 8 if images else 4
+    ids = [5, 58, *[IMAGE] * count, 59, 9, 12]
+    given: dict[str, Any] = (
+        {"pixel_values": torch.randn(32, 96)} if images else {"input_features": torch.randn(1, 8, 32)}
+    )
+    own = {"image_grid_thw": torch.tensor([GRID])} if images else {}
+    types = {"mm_token_type_ids": (torch.tensor([ids]) == IMAGE).int()} if images else {}
+    expected = model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False, **given, **own, **types)
+    told = {"num_image_tokens" if images else "audio_sizes": np.array([count])}
+    arrays = {name: value.numpy() for name, value in {**given, **own}.items()}
+    assert generated_by_genai(folder, ids, 8, **arrays, **told) == expected[0].tolist()

@@ -1,0 +1,192 @@
+"""Models that keep more than keys and values: states are found, prompts of any length run, tokens are PyTorch's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from test_multimodal import IMAGE, llava
+from test_packages import decoder
+
+import modelexport
+from decoders import SMALL
+from modelexport.errors import ModelExportError, UsageError
+from modelexport.format.packages import Start
+from modelexport.packages.example_tokens import token_inputs
+from modelexport.packages.generator import Generator
+from modelexport.packages.greedy import generate_greedily
+from modelexport.packages.stateful_parts import stateful_parts
+from modelexport.packages.states import State, find_state
+from modelexport.tagged.package import read_package
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "generating-loop.md"
+SIZES = {name: SMALL[name] for name in ("vocab_size", "hidden_size", "bos_token_id", "eos_token_id", "pad_token_id")}
+
+
+def scan_in_chunks() -> Any:
+    return transformers.Mamba2ForCausalLM(
+        transformers.Mamba2Config(
+            **SIZES, num_hidden_layers=1, num_heads=8, head_dim=8, state_size=8, n_groups=1, chunk_size=4
+        )
+    )
+
+
+def loop_over_tokens() -> Any:
+    return transformers.MambaForCausalLM(transformers.MambaConfig(**SIZES, num_hidden_layers=1, state_size=4))
+
+
+def states_in_modules() -> Any:
+    return transformers.RecurrentGemmaForCausalLM(
+        transformers.RecurrentGemmaConfig(
+            **{**SMALL, "num_key_value_heads": 1, "num_hidden_layers": 3}, lru_width=32, attention_window_size=16
+        )
+    )
+
+
+def other_in_a_batch() -> Any:
+    return transformers.RwkvForCausalLM(
+        transformers.RwkvConfig(**SIZES, num_hidden_layers=2, attention_hidden_size=32, intermediate_size=64)
+    )
+
+
+def made(build: Callable[[], Any]) -> Any:
+    torch.manual_seed(0)
+    model = build().eval()
+    for parameter in model.parameters():  # fresh weights are so small that all models generate the same
+        parameter.data.mul_(6 if parameter.dim() > 1 and parameter.std() < 0.05 else 1)
+    return model
+
+
+def state_of(model: Any) -> State:
+    state = find_state(model, token_inputs(model))
+    assert state is not None
+    return state
+
+
+def the_loop() -> Callable[..., Any]:
+    """The code of the page, which knows NumPy and ONNX Runtime."""
+    code = re.search(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert code is not None
+    names: dict[str, Any] = {}
+    exec(code[1], names)
+    assert "modelexport" not in {name.split(".")[0] for name in names}
+    return names["generate"]
+
+
+def prompts(*lengths: int) -> list[dict[str, Any]]:
+    random = np.random.default_rng(5)
+    return [{"input_ids": random.integers(3, 60, (1, length))} for length in lengths]
+
+
+def check_with_the_page(model: Any, folder: Path, *batches: tuple[int, ...], tokens: int = 12) -> None:
+    for lengths in batches:
+        right = generate_greedily(model, prompts(*lengths), tokens)
+        found = the_loop()(folder, right.inputs, tokens)
+        assert found.tolist() == np.stack(right.tokens, 1).tolist(), lengths
+
+
+def test_a_state_is_found_in_the_values_that_generate_passes_on() -> None:
+    state = state_of(made(loop_over_tokens))
+    assert state.axes == {"0.conv_states": ("batch", 64, 4), "0.recurrent_states": ("batch", 64, 4)}
+    assert not state.is_keys_and_values
+    keys = state_of(decoder("llama"))
+    assert keys.axes["1.key"] == ("batch", 2, "past_sequence", 8)
+    assert keys.is_keys_and_values
+
+
+def test_a_state_that_modules_keep_to_themselves_is_found_too() -> None:
+    state = state_of(made(states_in_modules))
+    assert state.axes["model.layers.1.temporal_block.rg_lru.recurrent_states"] == ("batch", 32)
+    assert state.axes["2.key"] == ("batch", 1, "past_sequence", 8)
+
+
+@pytest.mark.parametrize(
+    ("build", "parts", "rows"),
+    [
+        (scan_in_chunks, [["prefill", "decode"], ["decode"]], "padded"),
+        (loop_over_tokens, [["decode"]], "padded"),
+        (states_in_modules, [["decode"], ["decode"], ["prefill", "decode"]], "padded"),
+        (other_in_a_batch, [["decode"], ["decode"], ["prefill", "decode"]], "one"),
+    ],
+)
+def test_the_forms_that_compute_what_the_model_does(build: Any, parts: list[list[str]], rows: str) -> None:
+    model = made(build)
+    found = stateful_parts(model, state_of(model))
+    assert [[part.name for part in form] for form in found] == parts
+    assert {part.rows for form in found for part in form} == {rows}
+
+
+def test_a_prompt_of_any_length_runs_at_once_where_the_code_is_the_same_for_all(tmp_path: Path) -> None:
+    model = made(scan_in_chunks)
+    result = modelexport.export_package(model, tmp_path / "out")
+    how = result.manifest.generation
+    assert how is not None
+    assert (how.first, how.step, how.one_by_one, how.start) == ("prefill", "decode", ["decode"], {})
+    assert how.state["present.0.conv_states"] == "past_key_values.0.conv_states"
+    shapes = {value.name: value.shape for value in result.parts["prefill"].hierarchy.inputs}
+    assert shapes == {"input_ids": ["batch", "sequence"], "attention_mask": ["batch", "sequence"]}
+    check_with_the_page(model, tmp_path / "out", (7, 3, 12), (1,), (2,), (3,), (30,))
+
+
+def test_a_prompt_runs_token_by_token_where_the_code_has_a_loop_over_tokens(tmp_path: Path) -> None:
+    model = made(loop_over_tokens)
+    result = modelexport.export_package(model, tmp_path / "out")
+    how = result.manifest.generation
+    assert how is not None
+    assert (how.first, how.step, how.one_by_one) == ("decode", "decode", ["decode"])
+    assert how.start["past_key_values.0.conv_states"] == Start(dtype="float32", shape=["batch", 64, 4])
+    assert any("token by token" in note for note in result.notes)
+    check_with_the_page(model, tmp_path / "out", (7, 3, 12), (1,), (30,))
+
+
+def test_a_model_that_is_another_in_a_batch_takes_one_prompt(tmp_path: Path) -> None:
+    model = made(other_in_a_batch)
+    modelexport.export_package(model, tmp_path / "out")
+    check_with_the_page(model, tmp_path / "out", (7,), (1,))
+    package = read_package(tmp_path / "out")
+    generator = Generator(package.files, how=package.manifest.generation)
+    two = {name: np.ones((2, 3), np.int64) for name in ("input_ids", "attention_mask")}
+    with pytest.raises(UsageError, match="one prompt at a time"):
+        list(generator.steps(two, 1))
+
+
+def test_the_page_runs_a_decoder_a_static_cache_and_a_model_with_images(tmp_path: Path) -> None:
+    model = decoder("llama")
+    modelexport.export_package(model, tmp_path / "llama")
+    check_with_the_page(model, tmp_path / "llama", (5, 2, 9), (1,))
+    modelexport.export_package(model, tmp_path / "static", static_cache=32)
+    check_with_the_page(model, tmp_path / "static", (5, 2, 9))
+    images = llava()
+    modelexport.export_package(images, tmp_path / "llava")
+    pixels = np.random.default_rng(2).standard_normal((2, 3, 16, 16)).astype(np.float32)
+    rows = [
+        {"input_ids": np.array([[IMAGE] * 4 + words]), "pixel_values": pixels[index : index + 1]}
+        for index, words in enumerate(([7, 9, 11], [5]))
+    ]
+    right = generate_greedily(images, rows, 8)
+    found = the_loop()(tmp_path / "llava", right.inputs, 8)
+    assert found.tolist() == np.stack(right.tokens, 1).tolist()
+
+
+class OtherForLongPrompts(transformers.LlamaForCausalLM):
+    """Decides by the length of a prompt, in Python."""
+
+    def forward(self, input_ids: torch.Tensor, **arguments: Any) -> Any:
+        made = super().forward(input_ids=input_ids, **arguments)
+        if input_ids.shape[1] > 6:
+            made.logits = made.logits.flip(-1)
+        return made
+
+
+def test_a_package_that_cannot_run_a_prompt_is_not_written(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = OtherForLongPrompts(transformers.LlamaConfig(**SMALL)).eval()
+    with pytest.raises(ModelExportError, match=r"does not generate what the model does|no loop over its tokens"):
+        modelexport.export_package(model, tmp_path / "out")
+    assert not (tmp_path / "out" / "modelexport.json").exists()

@@ -1,0 +1,344 @@
+"""Faults: each is planted in a sound file, found, and located in the call whose nodes or weights it changes.
+
+A row names a model of the table, a node by its call and operator, what is done to it, and the call that has to be named if
+it is not the node's own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from torch import nn
+
+from exports import Exporter
+from modelexport import verify
+from modelexport.files.onnx_models import load_onnx, save_model
+
+Plant = Callable[[ir.Node], object]
+
+
+# --- what is done to a node -------------------------------------------------------------------------------------------
+
+
+def constant(node: ir.Node, name: str, array: Any) -> ir.Value:
+    """A new initializer of the node's graph."""
+    tensor = ir.tensor(np.ascontiguousarray(array), name=name)
+    value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape))
+    assert isinstance(node.graph, ir.Graph)
+    root: Any = node.graph
+    while root.parent_node is not None:
+        root = root.parent_node.graph
+    root.initializers.add(value)
+    return value
+
+
+def weight(change: Callable[[Any], Any], index: int = 1) -> Plant:
+    """Other numbers in an initializer."""
+
+    def plant(node: ir.Node) -> None:
+        value = node.inputs[index]
+        assert value is not None
+        assert value.const_value is not None
+        value.const_value = ir.tensor(np.ascontiguousarray(change(value.const_value.numpy())), name=value.name)
+
+    return plant
+
+
+def other_constant(index: int) -> Plant:
+    """A constant, one percent off, for this node only."""
+
+    def plant(node: ir.Node) -> None:
+        value = node.inputs[index]
+        assert value is not None
+        known = value.const_value if value.const_value is not None else value.producer().attributes["value"].as_tensor()  # type: ignore[union-attr]
+        node.replace_input_with(index, constant(node, "planted", known.numpy() * np.float32(1.01)))
+
+    return plant
+
+
+def attribute(name: str, change: Callable[[Any], Any]) -> Plant:
+    def plant(node: ir.Node) -> None:
+        old = node.attributes[name]
+        node.attributes[name] = ir.Attr(name, old.type, change(old.value))
+
+    return plant
+
+
+def after(op_type: str, *arrays: Any, then: str = "", **attributes: int) -> Plant:
+    """An operation behind the node, of the same call; ``then`` is another one behind that."""
+
+    def plant(node: ir.Node) -> None:
+        value, graph, chain = node.outputs[0], node.graph, []
+        assert graph is not None
+        users, last = list(value.uses()), value
+        for number, one in enumerate(filter(None, (op_type, then))):
+            given = [constant(node, f"planted{i}", np.asarray(array)) for i, array in enumerate(arrays)] if not number else []
+            to = {"to": ir.DataType.FLOAT.value} if number else attributes
+            made = ir.Node(
+                "", one, [last, *given], [ir.AttrInt64(*pair) for pair in to.items()], name=f"planted_{number}",
+                metadata_props=dict(node.metadata_props),
+            )  # fmt: skip
+            chain.append(made)
+            last = made.outputs[0]
+            last.name, last.type, last.shape = f"planted_{number}_0", value.type, value.shape
+        graph.insert_after(node, chain)
+        for user, index in users:
+            user.replace_input_with(index, last)
+        for index, output in enumerate(graph.outputs):
+            if output is value:
+                value.name, last.name = f"{value.name}_before", value.name
+                graph.outputs[index] = last
+
+    return plant
+
+
+def exchanged(node: ir.Node) -> None:
+    first, second = node.inputs
+    node.replace_input_with(0, second)
+    node.replace_input_with(1, first)
+
+
+def takes(name: str, index: int = 0) -> Plant:
+    """Another value for an input."""
+
+    def plant(node: ir.Node) -> None:
+        assert node.graph is not None
+        values = {value.name: value for one in node.graph for value in one.outputs}
+        node.replace_input_with(index, values[name])
+
+    return plant
+
+
+def bypassed(node: ir.Node) -> None:
+    """Its users take what the node took."""
+    for user, index in list(node.outputs[0].uses()):
+        user.replace_input_with(index, node.inputs[0])
+
+
+def operator(op_type: str) -> Plant:
+    return lambda node: setattr(node, "op_type", op_type)
+
+
+def owner(*calls: str) -> Plant:
+    """Other owners, with the tags of a node that has them."""
+
+    def plant(node: ir.Node) -> None:
+        assert node.graph is not None
+        props = [one.metadata_props for one in node.graph]
+        tags = {one["modelexport.call"]: one for one in props if "modelexport.calls" not in one}
+        for key in ("modelexport.call", "modelexport.source_module", "namespace"):
+            node.metadata_props[key] = tags[calls[0]][key]
+        node.metadata_props.pop("modelexport.calls", None)
+        node.metadata_props.pop("modelexport.hierarchy_tags", None)
+        if len(calls) > 1:
+            node.metadata_props["modelexport.calls"] = json.dumps(calls)
+            node.metadata_props["modelexport.hierarchy_tags"] = json.dumps(
+                [tags[call]["modelexport.source_module"] for call in calls]
+            )
+
+    return plant
+
+
+def random(node: ir.Node) -> None:
+    """Dropout in training mode behind the node."""
+    after("Dropout", np.float32(0.1), np.bool_(True))(node)
+
+
+def zero(array: Any) -> Any:
+    return array * 0
+
+
+def a_little_more(array: Any) -> Any:
+    return array * np.float32(1.0009)
+
+
+def one_element(array: Any) -> Any:
+    changed = array.copy()
+    changed.reshape(-1)[0] += 1
+    return changed
+
+
+def turned(array: Any) -> Any:
+    return array.T if array.ndim > 1 and array.shape[0] == array.shape[1] else np.flip(array)
+
+
+def halved(array: Any) -> Any:
+    return array.astype(np.float16).astype(np.float32)
+
+
+SCALED, NEGATED, ZERO = after("Mul", np.float32(1.00002)), after("Neg"), after("Mul", np.float32(0))
+CLIPPED = after("Clip", np.float32(-0.5), np.float32(0.5))
+HALF = after("Cast", then="Cast", to=ir.DataType.FLOAT16.value)
+TANH = attribute("approximate", lambda value: "tanh")
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    model: str
+    call: str
+    op_type: str
+    fault: str
+    plant: Plant
+    expected: str | None = None
+    """The call that is named; by default the node's own."""
+
+
+# fmt: off
+ROWS = (
+    Row("blocks", "stem.linear", "Gemm", "weight zero", weight(zero)),
+    Row("blocks", "up.0.linear", "Gemm", "weight transposed", weight(turned)),
+    Row("blocks", "down.1.linear", "Gemm", "one element of a bias", weight(one_element, 2)),
+    Row("blocks", "up.1.norm", "LayerNormalization", "weight a little larger", weight(a_little_more)),
+    Row("blocks", "shared.norm@1", "LayerNormalization", "epsilon", attribute("epsilon", lambda e: e * 10)),
+    Row("blocks", "head", "Gemm", "transposition left out", weight(halved)),
+    Row("blocks", "down.0.linear", "Gemm", "alpha", attribute("alpha", lambda a: 1.001)),
+    Row("blocks", "shared.linear@1", "Gemm", "input of another call", takes("layer_norm")),
+    Row("blocks", "down.1.norm", "LayerNormalization", "operation left out", bypassed),
+    Row("blocks", "", "Add", "another operation", operator("Sub")),
+    Row("blocks", "shared@1", "Relu", "another operation", operator("Sigmoid")),
+    Row("blocks", "up.0", "Relu", "output scaled", SCALED),
+    Row("blocks", "head", "Gemm", "output negated", NEGATED),
+    Row("blocks", "down.0.norm", "LayerNormalization", "output clipped", CLIPPED),
+    Row("blocks", "stem.norm", "LayerNormalization", "half precision in between", HALF),
+    Row("blocks", "shared.linear", "Gemm", "dropout in training mode", random),
+    Row("blocks", "down.0.linear", "Gemm", "given to another call", owner("down.1.linear"), "down.1.linear"),
+    Row("blocks", "down.0.linear", "Gemm", "given to the call around", owner("down.0"), "down.0"),
+    Row("blocks", "up.0", "Relu", "given to a call inside", owner("up.0.linear"), "up.0.linear"),
+    Row("blocks", "shared.linear@1", "Gemm", "given to the other call of its module", owner("shared.linear"), "shared.linear"),
+    Row("blocks", "up.1.linear", "Gemm", "an owner too many", owner("up.1.linear", "up.0.linear")),
+
+    Row("equal-values", "layers.1", "Gemm", "bias not zero", weight(one_element, 2)),
+    Row("equal-values", "", "Add", "a buffer one percent off", other_constant(1)),
+    Row("equal-values", "", "Tanh", "another operation", operator("Sigmoid")),
+    Row("equal-values", "layers.2", "Gemm", "input of another call", takes("add")),
+    Row("equal-values", "layers.0", "Gemm", "given to another call", owner("layers.2"), "layers.2"),
+
+    Row("recurrent", "lstm", "LSTM", "a weight zero", weight(zero)),
+    Row("recurrent", "lstm", "LSTM", "a bias a little larger", weight(a_little_more, 3)),
+    Row("recurrent", "gru", "GRU", "a hidden weight turned", weight(turned, 2)),
+    Row("recurrent", "gru", "GRU", "output scaled", SCALED),
+    Row("recurrent", "gru", "GRU", "reset before the product", attribute("linear_before_reset", lambda one: 0)),
+    Row("recurrent", "lstm", "Transpose", "permutation", attribute("perm", lambda p: (1, 0, 2)[::-1])),
+
+    Row("condition", "before.linear", "Gemm", "output scaled", SCALED),
+    Row("condition", "negative", "Gemm", "weight turned", weight(turned)),
+    Row("condition", "before.norm@1", "LayerNormalization", "epsilon", attribute("epsilon", lambda e: e * 10)),
+    Row("condition", "before@1", "Relu", "another operation", operator("Sigmoid")),
+
+    Row("loop", "block@1", "Relu", "in the iterations", operator("Sigmoid")),
+    Row("loop", "block.norm@2", "LayerNormalization", "after them", SCALED),
+    Row("loop", "last", "Gemm", "weight zero", weight(zero)),
+    Row("loop", "block.linear", "Gemm", "before them", NEGATED),
+
+    Row("bert", "encoder.layer.0.attention.self.query", "MatMul", "weight transposed", weight(turned)),
+    Row("bert", "encoder.layer.1.attention.self.key", "Add", "bias not zero", weight(one_element)),
+    Row("bert", "embeddings.LayerNorm", "LayerNormalization", "weight a little larger", weight(a_little_more)),
+    Row("bert", "encoder.layer.0.intermediate.intermediate_act_fn", "Gelu", "approximate", TANH),
+    Row("bert", "encoder.layer.0.attention.self", "Softmax", "axis", attribute("axis", lambda a: -2)),
+    Row("bert", "encoder.layer.1.attention.self", "Transpose", "permutation", attribute("perm", lambda p: (0, 2, 3, 1))),
+    Row("bert", "encoder.layer.1.attention.output", "Add", "residual of another layer", takes("layer_norm", 1)),
+    Row("bert", "encoder.layer.0.attention.self", "Mul", "a constant one percent off", other_constant(1)),
+    Row("bert", "encoder.layer.0.output.dense", "MatMul", "output scaled", SCALED),
+    Row("bert", "encoder.layer.1.output.LayerNorm", "LayerNormalization", "half precision in between", HALF),
+    Row("bert", "encoder.layer.0.attention.self", "Softmax", "dropout in training mode", random),
+    Row("bert", "encoder.layer.0.attention.self", "Softmax", "given to another call", owner("encoder.layer.1.attention.self"), "encoder.layer.1.attention.self"),
+    Row("bert", "encoder.layer.0.intermediate.dense", "MatMul", "given to the root", owner(""), ""),
+
+    Row("gpt2", "transformer.h.0.attn", "Softmax", "axis", attribute("axis", lambda a: -2)),
+    Row("gpt2", "transformer.h.1.ln_2", "LayerNormalization", "epsilon", attribute("epsilon", lambda e: e * 10)),
+    Row("gpt2", "transformer.h.0.mlp.act", "Tanh", "output clipped", CLIPPED),
+    Row("gpt2", "lm_head", "MatMul", "output scaled", SCALED),
+    Row("gpt2", "transformer.h.1", "Add", "residual left out", bypassed),
+
+    Row("t5", "encoder.block.0.layer.0.SelfAttention", "Softmax", "output scaled", SCALED),
+    Row("t5", "decoder.block.1.layer.1.EncDecAttention.q", "MatMul", "weight transposed", weight(turned)),
+    Row("t5", "decoder.block.0.layer.1.EncDecAttention", "Softmax", "axis", attribute("axis", lambda a: -2)),
+    Row("t5", "encoder.final_layer_norm", "Mul", "output negated", NEGATED),
+
+    Row("mixtral", "model.layers.0.mlp.gate", "MatMul", "a router's weight a little larger", weight(a_little_more)),
+    Row("mixtral", "model.layers.1.mlp.gate", "Softmax", "output scaled", SCALED),
+    Row("mixtral", "model.layers.1.self_attn.v_proj", "MatMul", "weight zero", weight(zero)),
+
+    Row("vit", "layers.1.layernorm_before", "LayerNormalization", "epsilon", attribute("epsilon", lambda e: e * 1e7)),
+    Row("vit", "embeddings.patch_embeddings.projection", "Conv", "weight a little larger", weight(a_little_more)),
+    Row("vit", "embeddings", "Concat", "inputs exchanged", exchanged),
+
+    Row("unet", "middle", "GroupNormalization", "groups", attribute("num_groups", lambda n: n // 2)),
+    Row("unet", "stem", "Conv", "padding on one side", attribute("pads", lambda p: (2, 2, 0, 0))),
+    Row("unet", "down.1.conv", "Conv", "one element of a weight", weight(one_element)),
+    Row("unet", "time.1", "Sigmoid", "another operation", operator("Tanh")),
+    Row("unet", "", "Concat", "inputs exchanged", exchanged),
+    Row("unet", "up.0.act", "Relu", "output scaled", SCALED),
+
+    Row("llama+dynamic", "model.layers.0.input_layernorm", "Pow", "another operation", operator("Mul")),
+    Row("llama+dynamic", "model.layers.1.mlp.act_fn", "Sigmoid", "another operation", operator("Tanh")),
+    Row("llama+dynamic", "model.layers.0.self_attn", "Softmax", "half precision in between", HALF),
+    Row("llama+dynamic", "model.layers.1.mlp", "Mul", "input of another call", takes("silu")),
+    Row("llama+dynamic", "model.rotary_emb", "Cos", "output scaled", SCALED),
+)
+# fmt: on
+
+
+class Sound(NamedTuple):
+    """A model, built once, with its sound file and the runs of the model that are kept."""
+
+    path: Path
+    model: nn.Module
+    inputs: dict[str, Any]
+    kept: dict[Hashable, Any]
+
+
+@pytest.fixture(scope="module")
+def sound(exported: Exporter) -> Callable[[str], Sound]:
+    made: dict[str, Sound] = {}
+
+    def get(name: str) -> Sound:
+        if name not in made:
+            one = exported(name.partition("+")[0], dynamic=name.endswith("+dynamic"))
+            made[name] = Sound(one.path, one.case.build(), one.case.inputs(), {})
+        return made[name]
+
+    return get
+
+
+def find(model: ir.Model, row: Row) -> ir.Node:
+    for node in model.graph.all_nodes():
+        listed = node.metadata_props.get("modelexport.calls")
+        calls = json.loads(listed) if listed else [node.metadata_props["modelexport.call"]]
+        if node.op_type == row.op_type and row.call in calls:
+            return node
+    raise LookupError(f"{row.call} has no {row.op_type}")
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.model}-{row.call}-{row.op_type}-{row.fault}")
+def test_a_fault_is_found_in_its_call(row: Row, sound: Callable[[str], Sound], tmp_path: Path) -> None:
+    path, model, inputs, kept = sound(row.model)
+    file = load_onnx(path)
+    row.plant(find(file, row))
+    save_model(file, tmp_path / "faulty.onnx")
+    report = verify(model, inputs, tmp_path / "faulty.onnx", kept=kept)
+    assert report.verdict == "differ"
+    assert report.diverging is not None
+    assert report.diverging.address == (row.call if row.expected is None else row.expected), report.diverging.reason
+
+
+@pytest.mark.parametrize("name", ["blocks", "bert", "gpt2", "t5", "vit", "unet"])
+def test_everything_given_to_the_root_is_found(name: str, sound: Callable[[str], Sound], tmp_path: Path) -> None:
+    path, model, inputs, kept = sound(name)
+    file = load_onnx(path)
+    root = next(node.metadata_props for node in file.graph.all_nodes() if node.metadata_props["modelexport.call"] == "")
+    for node in file.graph.all_nodes():
+        node.metadata_props.clear()
+        node.metadata_props.update(root)
+    save_model(file, tmp_path / "faulty.onnx")
+    report = verify(model, inputs, tmp_path / "faulty.onnx", kept=kept)
+    assert report.verdict == "differ"
+    assert report.owners.contradicted > report.owners.confirmed / 2
