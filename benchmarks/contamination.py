@@ -41,13 +41,13 @@ from modelexport.api import TaggedModel
 from modelexport.core.calls import ModuleCall
 from modelexport.core.modules import ModuleTree
 from modelexport.graph.owners import owner_of
+from modelexport.pytorch.feeding import feeds
 from modelexport.pytorch.loading import load_model
 from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.static import module_tree
 from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import as_array
 from modelexport.runtime.sessions import open_session, run_session, with_outputs
-from modelexport.verify.feeding import feeds
 
 WAYS = ("projected", "torchscript", "dynamo")
 Built = tuple[nn.Module, dict[str, Any]]

@@ -52,10 +52,10 @@ import rare_plants
 from building import ZOO, build
 from modelexport.errors import FileFormatError, ModelExportError, UsageError
 from modelexport.files.onnx_models import load_onnx, save_model
+from modelexport.pytorch.feeding import under_names
 from modelexport.pytorch.values import as_array
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.traces.differences import is_floating
-from modelexport.verify.feeding import under_names
 from modelexport.verify.verdicts import VerifyReport
 from modelexport.verify.verify import verify
 from plants import Place

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 import typer
+from modelexport.verify.descendant import verify_against
 from typer.testing import CliRunner
 
 import modelexport
 from exports import Exporter
 from modelexport.cli.grouped import app
 from modelexport.errors import UsageError
+from modelexport.measure.changes import check_changes
 from modelexport.packages.measured_parts import cost_parts
 from modelexport.surgery.placing import Rule, place
 from modelexport.surgery.replacing import replace
 from modelexport.surgery.splitting import split
 from modelexport.surgery.substitutes import Identity
 from modelexport.tagged.file import read_tagged
-from modelexport.verify.changes import check_changes
-from modelexport.verify.descendant import verify_against
 
 UNION = ["encoder.layer.[0-1].output", "class:BertAttention", "!/BertModel/BertEncoder/BertLayer.0/**"]
 """A range, a class, and a tag glob that takes away."""

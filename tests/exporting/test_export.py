@@ -8,15 +8,15 @@ from pathlib import Path
 import onnx
 import onnxruntime
 import pytest
+from modelexport.verify.differences import compare_outputs
+from modelexport.verify.outputs import run_module
 
 import modelexport
 import models
 from exports import Exporter
 from modelexport import load
 from modelexport.graph.owners import owner_of
-from modelexport.verify.differences import compare_outputs
-from modelexport.verify.feeding import feeds
-from modelexport.verify.outputs import run_module
+from modelexport.pytorch.feeding import feeds
 
 TABLE = [case.name for case in (*models.CASES, *models.TRAINED)]
 DYNAMIC = [case.name for case in (*models.CASES, *models.TRAINED) if case.dynamic is not None]

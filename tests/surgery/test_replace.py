@@ -14,6 +14,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
+from modelexport.verify.claimed_modules import false_claims_of_modules
 from safetensors.torch import save_file
 from torch import nn
 
@@ -28,7 +29,6 @@ from modelexport.runtime.sessions import open_session, run_session
 from modelexport.surgery.extraction import extract
 from modelexport.surgery.replacing import Replaced, replace
 from modelexport.surgery.substitutes import CustomOperator, FromModel, Identity, Substitute
-from modelexport.verify.claimed_modules import false_claims_of_modules
 from modelexport.weights.transforms import state_dict_of
 
 

@@ -17,7 +17,7 @@ import commands
 import models
 from exports import Exporter
 from modelexport import export
-from modelexport.verify.changes import ASPECTS, check_changes
+from modelexport.measure.changes import ASPECTS, check_changes
 
 
 def changed_weight(source: Path, target: Path) -> None:

@@ -28,6 +28,7 @@ from modelexport.core.tags import Tags
 from modelexport.format import keys
 from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.graph.owners import OWNER, owner_of
+from modelexport.pytorch.feeding import feeds
 from modelexport.tagged.encodings.attributes import write_attributes
 from modelexport.tagged.encodings.functions import FunctionsModel, write_functions
 from modelexport.tagged.encodings.grouping import (
@@ -41,7 +42,6 @@ from modelexport.tagged.encodings.grouping import (
     group_calls,
 )
 from modelexport.tagged.encodings.metadata import write_metadata
-from modelexport.verify.feeding import feeds
 
 QUICK = ("blocks", "condition", "bert", "albert", "bloom", "t5")
 """Shared modules, branches, repeated calls, merged nodes, an encoder and a decoder of one class."""

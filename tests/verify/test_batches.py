@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from modelexport.pytorch.model_run import ModelRun
+from modelexport.verify.matching import run_file
+from modelexport.verify.proving import prove_calls
 
 import models
 from modelexport import export
-from modelexport.pytorch.model_run import ModelRun
+from modelexport.pytorch.feeding import feeds
 from modelexport.runtime import sessions
 from modelexport.tagged.file import read_tagged
-from modelexport.verify.feeding import feeds
-from modelexport.verify.matching import run_file
-from modelexport.verify.proving import prove_calls
 
 
 @pytest.mark.parametrize("name", ["unet", "bert"])

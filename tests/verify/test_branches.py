@@ -10,13 +10,13 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
+from modelexport.pytorch.model_run import ModelRun
 from torch import nn
 
 import models
 from exports import Exporter
 from modelexport import export, verify, verify_reference
 from modelexport.files.onnx_models import load_onnx, save_model
-from modelexport.pytorch.model_run import ModelRun
 from modelexport.verify.verdicts import VerifyReport
 
 NAMES = ("condition", "nested-branches", "loop")

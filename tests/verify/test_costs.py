@@ -8,14 +8,14 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
+from modelexport.pytorch.model_run import ModelRun
+from modelexport.runtime.evidence import SeenTensor
+from modelexport.runtime.fingerprints import NEAR, Index, fingerprint_of
 from torch import nn
 
 from modelexport import export, verify
 from modelexport.core.calls import ModuleCall
-from modelexport.pytorch.model_run import ModelRun
 from modelexport.pytorch.traced import state_remembered, untouched
-from modelexport.runtime.evidence import SeenTensor
-from modelexport.runtime.fingerprints import NEAR, Index, fingerprint_of
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.verify import matching
 

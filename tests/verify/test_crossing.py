@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
+from modelexport.verify.differences import compare_arrays
 from torch import nn
 
 from modelexport import export, verify
@@ -17,7 +18,6 @@ from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.format import keys
 from modelexport.format.node_tags import write_tags
 from modelexport.tagged.file import read_tagged
-from modelexport.verify.differences import compare_arrays
 from modelexport.verify.verdicts import VerifyReport
 
 

@@ -8,12 +8,12 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
+from modelexport.verify.outputs import run_module
 from torch import nn
 
 from modelexport import export, load, verify
 from modelexport.pytorch.perturbation import indistinct
 from modelexport.pytorch.variations import all_at_once, telling_inputs
-from modelexport.verify.outputs import run_module
 
 
 class Best(nn.Module):

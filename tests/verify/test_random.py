@@ -8,13 +8,13 @@ from pathlib import Path
 import onnx_ir as ir
 import pytest
 import torch
+from modelexport.pytorch.model_run import ModelRun
+from modelexport.runtime.fingerprints import fingerprint_of
 from torch import nn
 
 from modelexport import export, verify
 from modelexport.core.calls import ROOT, ModuleCall
 from modelexport.format.keys import CALL
-from modelexport.pytorch.model_run import ModelRun
-from modelexport.runtime.fingerprints import fingerprint_of
 
 X = torch.linspace(-1, 1, 48).reshape(4, 12)
 

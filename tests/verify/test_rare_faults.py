@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
+from modelexport.verify.model import verify as run_verify
 from torch import nn
 
 from modelexport import export, verify
@@ -18,7 +19,6 @@ from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.format import keys
 from modelexport.pytorch.values import as_array
 from modelexport.tagged.documents.reading import load_hierarchy
-from modelexport.verify.model import verify as run_verify
 from modelexport.verify.verdicts import VerifyReport
 
 Inputs = Mapping[str, torch.Tensor]

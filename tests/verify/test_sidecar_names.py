@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from modelexport.verify.model import verify as run_verify
 from torch import nn
 
 from modelexport import export, verify
 from modelexport.format import documents
 from modelexport.tagged.documents.reading import load_hierarchy
-from modelexport.verify.model import verify as run_verify
 
 Change = Callable[[documents.CallEntry], documents.CallEntry]
 

@@ -10,12 +10,12 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
+from modelexport.verify.differences import compare_arrays
 from torch import nn
 
 from modelexport import export, verify
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.lineage.tools import optimize_file
-from modelexport.verify.differences import compare_arrays
 from modelexport.verify.verdicts import VerifyReport
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
+from modelexport.runtime.choices import choose_alike, chosen_axis, is_tie
 from torch import nn
 
 import models
 from modelexport import export, load, verify, verify_reference
-from modelexport.runtime.choices import choose_alike, chosen_axis, is_tie
 from modelexport.verify.verdicts import VerifyReport
 
 SCORES = np.array([[3.0, 1.0, 2.0, 1.0], [0.0, 0.0, 5.0, -1.0]], dtype=np.float32)

@@ -10,11 +10,11 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
+from modelexport.pytorch.integers import integers_above, negative_integers
 from torch import nn
 
 from modelexport import export, verify
 from modelexport.files.onnx_models import load_onnx, save_model
-from modelexport.pytorch.integers import integers_above, negative_integers
 from modelexport.verify.verdicts import VerifyReport
 
 Inputs = Mapping[str, torch.Tensor]

@@ -10,14 +10,14 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
+from modelexport.pytorch.replaced_tensors import spread
+from modelexport.runtime.fingerprints import is_floating
 from torch import nn
 
 import models
 from modelexport import export, verify
 from modelexport.files.onnx_models import load_onnx, save_model
-from modelexport.pytorch.replaced_tensors import spread
 from modelexport.pytorch.values import as_array
-from modelexport.runtime.fingerprints import is_floating
 
 IDS = {"ids": torch.arange(3, 9)[None]}
 

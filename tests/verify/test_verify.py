@@ -17,6 +17,10 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
+from modelexport.verify.differences import Difference, compare_arrays
+from modelexport.verify.kept import KeptRuns
+from modelexport.verify.model import record_reference, verify_sample
+from modelexport.verify.model import verify as run_verify
 from safetensors.numpy import load_file
 
 import commands
@@ -30,10 +34,6 @@ from modelexport.lineage.tools import optimize_file
 from modelexport.pytorch.repeatability import find_unrepeatable
 from modelexport.runtime.sessions import open_session, run_session, with_outputs
 from modelexport.traces.reference import open_reference, reference_path
-from modelexport.verify.differences import Difference, compare_arrays
-from modelexport.verify.kept import KeptRuns
-from modelexport.verify.model import record_reference, verify_sample
-from modelexport.verify.model import verify as run_verify
 from modelexport.verify.verdicts import CallVerdict, VerifyReport
 
 AGREEING = (

@@ -36,7 +36,8 @@ from modelexport.graph.nodes import initializers
 from modelexport.pytorch.inputs import generate_inputs
 from modelexport.pytorch.lazy_weights import lend_weights
 from modelexport.pytorch.loading import LoadedModel, load_model
-from modelexport.verify.model import verify, verify_sample
+from modelexport.verify.sampling import verify_sample
+from modelexport.verify.verify import verify
 from modelexport.weights import placement
 from modelexport.weights.placement import save_with_weights
 from modelexport.weights.updates import update_weights

@@ -26,7 +26,8 @@ from modelexport import load
 from modelexport.errors import FileFormatError, OutputError, WeightsError
 from modelexport.format import keys
 from modelexport.graph.nodes import initializers
-from modelexport.verify.model import verify, verify_parameters
+from modelexport.verify.model_weights import verify_parameters
+from modelexport.verify.verify import verify
 from modelexport.weights.updates import update_weights
 
 
@@ -272,7 +273,7 @@ def test_the_command_prints_what_it_did(blocks: Path, weights: dict[str, torch.T
     "code",
     [
         "import sys, modelexport.weights.updates; print('torch' not in sys.modules)",
-        "import modelexport.verify.model, modelexport\n"
+        "import modelexport.verify.verify, modelexport\n"
         "print(callable(modelexport.update_weights) and callable(modelexport.verify))",
     ],
     ids=["torch-is-not-imported", "public-names-are-the-functions"],

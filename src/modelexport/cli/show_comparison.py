@@ -15,8 +15,8 @@ from modelexport.core.tags import class_in_tag
 from modelexport.core.text import align, as_code, as_markdown, plural, shortened
 
 if TYPE_CHECKING:
+    from modelexport.measure.changes import ChangeReport
     from modelexport.tagged.comparison import CallChange, FileComparison, FileFacts, Held, OnlyInOne
-    from modelexport.verify.changes import ChangeReport
 
 T = TypeVar("T")
 MOST = 30

@@ -201,8 +201,10 @@ def run_checks(
     if not options.checks.any:
         return check, verified
     from modelexport.pytorch.prepared import prepare_inputs
-    from modelexport.verify.recording import record_reference  # nothing else in an export needs ONNX Runtime
-    from modelexport.verify.verify import verify
+    from modelexport.verify.verify import (
+        record_reference,  # nothing else in an export needs ONNX Runtime
+        verify,
+    )
 
     if options.checks.checked is not None:
         inputs = prepare_inputs(model, options.checks.checked).inputs

@@ -6,19 +6,23 @@ itself in the types of the model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
+import onnxruntime
 
 from modelexport.errors import UsageError
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.traces.differences import ALLOWED, Difference, compare_arrays, error_of, is_floating
-from modelexport.verify.optimizers import blamed_optimizer
 
 _TIMES_OWN = 16.0
 """How many times PyTorch's own error the file's may be."""
@@ -92,3 +96,55 @@ def narrowest_type(model: ir.Model) -> str:
     values = [*initializers(model), *(value for node in all_nodes(model) for value in node.outputs)]
     types = {dtype_name(value.dtype) for value in values if value.dtype is not None}
     return max(types & ALLOWED.keys(), key=ALLOWED.__getitem__, default="float32")
+
+
+_APPLIED = re.compile(r"GraphTransformer (\w+) modified: 1")
+_RULE = re.compile(r"(?:Rule|RewriteRule) (\w+)")
+
+
+def blamed_optimizer(
+    path: Path, feeds: Mapping[str, Any], agrees: Callable[[Mapping[str, Any]], bool], provider: str
+) -> str:
+    """The name of the optimizer without which a file's outputs agree; empty if the file itself is wrong."""
+    plain = open_session(path, provider=provider)
+    if not agrees(run_session(plain, feeds)):
+        return ""
+    names = _applied(path, provider)
+    for name in names:
+        if agrees(_without(path, feeds, provider, [name])):
+            return name
+    return ", ".join(names) if names and agrees(_without(path, feeds, provider, names)) else "not known by name"
+
+
+def _without(path: Path, feeds: Mapping[str, Any], provider: str, names: list[str]) -> Mapping[str, Any]:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(str(path), options, providers=[provider], disabled_optimizers=names)
+    try:
+        return run_session(session, feeds)
+    except UsageError:
+        return {}
+
+
+def _applied(path: Path, provider: str) -> list[str]:
+    """The optimizers that change a file when it is loaded, which only the runtime's log tells."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 0
+    with tempfile.TemporaryFile() as log:
+        with _captured(log.fileno()):
+            onnxruntime.InferenceSession(str(path), options, providers=[provider])
+        log.seek(0)
+        text = log.read().decode(errors="replace")
+    return list(dict.fromkeys([*_RULE.findall(text), *_APPLIED.findall(text)]))
+
+
+@contextmanager
+def _captured(target: int) -> Iterator[None]:
+    """Capture the runtime's log, which it writes to the process's standard error, not through Python."""
+    before = os.dup(2)
+    os.dup2(target, 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)

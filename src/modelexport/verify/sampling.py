@@ -16,13 +16,13 @@ from modelexport.errors import FileFormatError
 from modelexport.graph.nodes import required_inputs
 from modelexport.graph.owners import owner_of
 from modelexport.pytorch.double_kernels import DOUBLE_KERNELS
+from modelexport.pytorch.feeding import under_names
 from modelexport.pytorch.model_trace import own_type, trace_model
 from modelexport.runtime.sessions import CPU
 from modelexport.tagged.file import TaggedFile
 from modelexport.traces.differences import Difference, error_of, worst
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.trace import SeenTensor, Trace
-from modelexport.verify.feeding import under_names
 from modelexport.verify.model_weights import compare_with_model
 from modelexport.verify.sides import Inputs, open_for
 from modelexport.verify.verdicts import CallVerdict, VerifyReport

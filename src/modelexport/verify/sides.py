@@ -17,6 +17,7 @@ from modelexport.files.linked import check_files
 from modelexport.graph.nodes import nested_graphs, required_inputs
 from modelexport.graph.requested import requested_outputs
 from modelexport.pytorch.double_kernels import DOUBLE_KERNELS
+from modelexport.pytorch.feeding import under_names
 from modelexport.pytorch.model_trace import own_type, trace_model
 from modelexport.pytorch.perturbation import entries_of
 from modelexport.pytorch.returned import returned_by
@@ -30,7 +31,6 @@ from modelexport.traces.fingerprints import AGREE
 from modelexport.traces.trace import Trace
 from modelexport.verify.as_run import AsRun, compare_as_run, narrowest_type
 from modelexport.verify.compared import Compared, compare_runs
-from modelexport.verify.feeding import under_names
 from modelexport.verify.parameters import check_same_entries
 from modelexport.weights.sources import Weights
 

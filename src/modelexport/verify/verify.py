@@ -25,15 +25,18 @@ from modelexport.core.locking import exclusive
 from modelexport.format import documents
 from modelexport.pytorch.perturbation import entries_of
 from modelexport.pytorch.prepared import arguments_by_name, kept_tensors, prepare_inputs
+from modelexport.pytorch.returned import returned_by
 from modelexport.pytorch.static import module_tree
 from modelexport.pytorch.traced import state_remembered
 from modelexport.runtime.sessions import CPU
+from modelexport.tagged.file import read_tagged
+from modelexport.traces.reference import reference_path, write_reference
 from modelexport.verify.as_run import AsRun
 from modelexport.verify.claims import false_claims
 from modelexport.verify.compared import Compared, output_differences, verdicts_of
 from modelexport.verify.model_weights import changed_weights, compare_with_model
 from modelexport.verify.others import Others, compare_others
-from modelexport.verify.parameters import users_of, with_weights
+from modelexport.verify.parameters import parameter_digests, users_of, with_weights
 from modelexport.verify.sides import Inputs, Sides, open_for
 from modelexport.verify.verdicts import CallVerdict, VerifyReport
 from modelexport.weights.sources import Weights
@@ -120,3 +123,52 @@ def _with_others(calls: Sequence[CallVerdict], wrong: Compared, chosen: Sequence
     """Verdicts with the calls that differ on other inputs."""
     there = {one.address: one for one in verdicts_of(wrong, chosen) if one.status == "differ"}
     return [there.get(one.address, one) for one in calls]
+
+
+@exclusive
+def record_reference(
+    model: nn.Module,
+    inputs: Inputs,
+    path: str | Path,
+    *,
+    modules: Sequence[str] = (),
+    sidecar: documents.Hierarchy | None = None,
+    announce: Callable[[int], None] = lambda size: None,
+    weights: Weights | None = None,
+) -> Path:
+    """Run a model and store its inputs, its outputs and the boundary values of its calls beside its file.
+
+    Args:
+        path: A tagged file of the model; ``NAME.reference.safetensors`` is written beside it.
+        modules: Selectors of the calls whose values to store, with those inside them; by default all.
+        sidecar: ``NAME.hierarchy.json``; by default the document beside the file.
+        announce: Called with the size in bytes before anything is written.
+        weights: The places of the weights of a model that was built without them.
+
+    Returns:
+        The file that was written.
+
+    Raises:
+        FileFormatError: The file has no tags.
+        InputsError: The inputs do not fit the file.
+        OutputError: There is not enough space for them.
+        UsageError: A module does not exist.
+    """
+    tagged = read_tagged(path)
+    chosen = tagged.select(*modules).calls if modules else ()
+    sides = Sides.of(model, inputs, tagged, weights)
+    trace = sides.trace(inputs, {})
+    target = reference_path(tagged.path)
+    write_reference(
+        target,
+        tagged,
+        trace,
+        dtype=sides.dtype,
+        inputs=sides.feeds(inputs),
+        outputs=returned_by(model, inputs) if weights is None else trace.outputs,
+        weights=parameter_digests(tagged.model),
+        modules=chosen,
+        sidecar=sidecar or tagged.hierarchy,
+        announce=announce,
+    )
+    return target

@@ -129,7 +129,7 @@ def profile(
     if beside.against_torch is not None:
         loaded, example = ModelChoice(beside.against_torch, inputs, loading).load(stages)
         from modelexport.measure.runs import open_file, session_options
-        from modelexport.verify.feeding import feeds
+        from modelexport.pytorch.feeding import feeds
 
         given = feeds(example, open_file(file, session_options("none", how.provider), how.provider))
     with stages(f"run {file.name}"):

@@ -258,7 +258,7 @@ def _verify_parts(package: Package, loaded: Any, example: Any, provider: str, st
 
 def _verify_stages(folder: Path, against: Path, provider: str, seed: int, *, as_json: bool) -> None:
     from modelexport.cli import show_surgery
-    from modelexport.verify.stages import verify_stages
+    from modelexport.surgery.chain import verify_stages
 
     differences = verify_stages(folder, against, provider=provider, seed=seed)
     if as_json:
