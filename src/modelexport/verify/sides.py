@@ -24,7 +24,7 @@ from modelexport.pytorch.returned import returned_by
 from modelexport.pytorch.values import as_array, tensors_in
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.flattening import runnable
-from modelexport.traces.differences import error_of
+from modelexport.traces.differences import ALLOWED, error_of
 from modelexport.traces.file_run import FileRun, NodeError
 from modelexport.traces.file_trace import computed_weights, rounded_constants
 from modelexport.traces.fingerprints import AGREE
@@ -153,11 +153,26 @@ class Sides:
         key = ("own", _contents(inputs))
         if key not in self.kept:
             self.kept[key] = returned_by(self.model, inputs)
+            self._note_fused(inputs, self.kept[key])
         properties = self.tagged.model.metadata_props
         own, exact = (requested_outputs(properties, one) for one in (self.kept[key], exact))
         with runnable(self.tagged.path, self.tagged.encoding) as file:
             return compare_as_run(
                 file, self.feeds(inputs), own, exact, narrowest=narrowest_type(self.tagged.model), provider=provider
+            )
+
+    def _note_fused(self, inputs: Inputs, stepwise: Sequence[Any]) -> None:
+        """Note what users of the model get otherwise: a fused operator of PyTorch, which is used only without hooks, gives
+        zeros where a padding mask hides tokens.
+        """
+        fused = returned_by(self.model, inputs, as_exported=False)
+        apart = [error_of(*both) for both in zip(stepwise, fused, strict=False)]
+        allowed = [ALLOWED.get(str(one.dtype), 0.0) for one in stepwise]
+        worst = max((error for error, most in zip(apart, allowed, strict=False) if error > most), default=0.0)
+        if worst and len(stepwise) == len(fused):
+            self.notes.append(
+                f"as users run it, PyTorch returns something else, off by {worst:.1e} of its size: with its fused "
+                "operators, or without a mask that hides nothing; the file computes what its single steps compute"
             )
 
 
