@@ -34,8 +34,8 @@ print(json.dumps(verdicts))
 
 def verdicts(paths: dict[str, str], **processor: str) -> object:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **processor}
-    command = [sys.executable, "-c", SCRIPT, json.dumps(paths)]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
+    command, here = [sys.executable, "-c", SCRIPT, json.dumps(paths)], Path(__file__).parent
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, cwd=here)
     return json.loads(ran.stdout.splitlines()[-1])
 
 

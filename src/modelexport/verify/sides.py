@@ -162,8 +162,8 @@ class Sides:
             )
 
     def _note_fused(self, inputs: Inputs, stepwise: Sequence[Any]) -> None:
-        """Note what users of the model get otherwise: a fused operator of PyTorch, which is used only without hooks, gives
-        zeros where a padding mask hides tokens.
+        """Note what users of the model get otherwise: a fused operator of PyTorch, which is used only without hooks,
+        gives zeros where a padding mask hides tokens.
         """
         fused = returned_by(self.model, inputs, as_exported=False)
         apart = [error_of(*both) for both in zip(stepwise, fused, strict=False)]
