@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
-from modelexport.exporting.packages.package import export_package
 from typer.main import get_command
 
 import modelexport
@@ -18,6 +17,7 @@ from modelexport.cli.listing import COMMANDS
 from modelexport.core.declared import declared, heading
 from modelexport.errors import UsageError
 from modelexport.exporting.options import Keywords, Options
+from modelexport.packages.packaging import export_package
 
 GROUPS = [getattr(Options(), field.name) for field in dataclasses.fields(Options)]
 FIELDS = [(group, field) for group in GROUPS for field in dataclasses.fields(group)]

@@ -8,8 +8,6 @@ from pathlib import Path
 import onnx
 import onnxruntime
 import pytest
-from modelexport.verify.differences import compare_outputs
-from modelexport.verify.outputs import run_module
 
 import modelexport
 import models
@@ -17,6 +15,8 @@ from exports import Exporter
 from modelexport import load
 from modelexport.graph.owners import owner_of
 from modelexport.pytorch.feeding import feeds
+from modelexport.pytorch.returned import returned_by
+from modelexport.traces.differences import compare_outputs
 
 TABLE = [case.name for case in (*models.CASES, *models.TRAINED)]
 DYNAMIC = [case.name for case in (*models.CASES, *models.TRAINED) if case.dynamic is not None]
@@ -141,6 +141,6 @@ def check_dynamic(name: str, exported: Exporter) -> None:
     others = export.case.dynamic()
     session = onnxruntime.InferenceSession(export.path, providers=["CPUExecutionProvider"])
     actual = session.run(None, feeds(others, session))
-    expected = run_module(export.case.build(), others)
+    expected = returned_by(export.case.build(), others)
     differences = compare_outputs([output.name for output in session.get_outputs()], expected, actual)
     assert [d for d in differences if d.status != "agree" and (d.absolute or 1) > export.case.tolerance] == []

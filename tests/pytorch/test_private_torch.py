@@ -18,6 +18,7 @@ from modelexport.pytorch.private_torch import (
     FakeTensor,
     FakeTensorMode,
     TorchDispatchMode,
+    outside_of_modes,
     tree_leaves,
     tree_map,
     tree_structure,
@@ -73,6 +74,8 @@ def test_a_dispatch_mode_sees_what_operations_get_and_return() -> None:
     x = torch.ones(2)
     with Watch():
         y = x.relu()
+        with outside_of_modes():
+            x.neg()
     assert [name for name, _, _ in seen] == ["aten.relu.default"]
     assert seen[0][1][0] is x
     assert seen[0][2] is y

@@ -14,7 +14,6 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
-from modelexport.verify.claimed_modules import false_claims_of_modules
 from safetensors.torch import save_file
 from torch import nn
 
@@ -30,6 +29,7 @@ from modelexport.surgery.extraction import extract
 from modelexport.surgery.replacing import Replaced, replace
 from modelexport.surgery.substitutes import CustomOperator, FromModel, Identity, Substitute
 from modelexport.weights.transforms import state_dict_of
+from modelexport.verify.claims import false_claims
 
 
 def nodes(path: Path) -> dict[str, bytes]:
@@ -299,7 +299,7 @@ def test_false_tags_are_found_where_other_modules_were_replaced(exported: Export
     model.down[1] = wider
     tagged, tree = load(tmp_path / "out.onnx"), module_tree(model)
     sound = tagged.hierarchy
-    assert not list(false_claims_of_modules(tagged, sound, tree))
+    assert not false_claims(tagged, sound, None, tree)
 
     def accused(part: str, place: str, **said: object) -> set[str]:
         entries = [
@@ -309,7 +309,7 @@ def test_false_tags_are_found_where_other_modules_were_replaced(exported: Export
         ]  # fmt: skip
         assert entries != getattr(sound, part)
         wrong = msgspec.structs.replace(sound, **{part: entries})
-        return {claim.where for claim in false_claims_of_modules(tagged, wrong, tree)}
+        return {claim.where for claim in false_claims(tagged, wrong, None, tree)}
 
     assert accused("modules", "down.0", tag="/Blocks/Other.down.0") == {"down.0"}
     assert accused("modules", "up.1", tag="/Blocks/Block.up.0") == {"up.1"}

@@ -21,6 +21,7 @@ from torch import nn
 from modelexport.errors import WeightsError
 from modelexport.files.safetensors_files import Place, SafetensorsFile
 from modelexport.format.dtypes import dtype_name
+from modelexport.pytorch.private_torch import outside_of_modes
 from modelexport.weights.sources import Weights
 
 
@@ -211,13 +212,15 @@ class _Loader:
         self._empty: list[dict[str, torch.Tensor]] = []
 
     def before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        self._empty.append({key: parameter.data for key, parameter in self._parameters.items()})
-        for key, parameter in self._parameters.items():
-            parameter.data = read_tensor(self._weights.tensors[key]).view_as(parameter)
+        with outside_of_modes():
+            self._empty.append({key: parameter.data for key, parameter in self._parameters.items()})
+            for key, parameter in self._parameters.items():
+                parameter.data = read_tensor(self._weights.tensors[key]).view_as(parameter)
 
     def after(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
-        for key, data in (self._empty.pop() if self._empty else {}).items():
-            self._parameters[key].data = data
+        with outside_of_modes():
+            for key, data in (self._empty.pop() if self._empty else {}).items():
+                self._parameters[key].data = data
 
 
 def read_tensor(tensor: ir.TensorProtocol) -> torch.Tensor:

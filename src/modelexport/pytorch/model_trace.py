@@ -55,6 +55,7 @@ def trace_model(
     bodies: bool = False,
     calls: bool = True,
     operations: bool = True,
+    wide: bool = True,
     kept: Index | None = None,
 ) -> Trace:
     """Run a model; its state is restored afterwards.
@@ -66,6 +67,7 @@ def trace_model(
         bodies: The model may have branches and loops of PyTorch's operators, whose calls are recorded, too.
         calls: Whether to record what calls get and return, and not only what the model returns.
         operations: Whether to record single operations as well.
+        wide: Whether to run in float64, if the model does.
         kept: Arrays; results of operations that are equal to one of these up to rounding are kept, too.
 
     Returns:
@@ -75,7 +77,7 @@ def trace_model(
     # What the model's code allows decides; the last way is the one in which its own error is raised.
     operations = operations and calls
     ways = [(True, bodies, operations), (True, False, operations), (False, bodies, operations), (False, False, False)]
-    for way in dict.fromkeys(ways):
+    for way in dict.fromkeys(ways if wide else ways[2:]):
         recording = _Recording(model, inputs, parameters or {}, weights, never_called, kept or Index(), calls=calls)
         try:
             return recording.run(*way)
@@ -169,8 +171,12 @@ class _Recording:
             content.array = as_array(tensor).copy()
         return content
 
-    def see(self, func: Any, given: Sequence[Any], output: Any) -> None:
-        """Record what an operation gave."""
+    def see(self, func: Any, given: Sequence[Any], output: Any, parameters: Collection[int | None]) -> None:
+        """Record what an operation gave.
+
+        Args:
+            parameters: The memory of the parameters among what it was given.
+        """
         call = self._recorder.running
         if call is None or self._recorder.observing or getattr(func, "overloadpacket", None) in _WITHOUT_VALUES:
             return
@@ -181,7 +187,8 @@ class _Recording:
         for tensor in leaves(output):
             if not isinstance(tensor, torch.Tensor) or not has_elements(tensor):
                 continue
-            if memory_of(tensor) in self._own_memory:  # transposed for a product: as much to read as the whole model
+            memory = memory_of(tensor)  # a transposed parameter is as much to read as the whole model
+            if memory is not None and (memory in self._own_memory or memory in parameters):
                 continue
             stored = as_stored(tensor)
             if not any(tensor is one for one in tensors) or func._schema.is_mutable:
@@ -248,13 +255,16 @@ class _Operations(OperationMode):
         kwargs = kwargs or {}
         if self._guard is not None:
             self._guard.before(func, args, kwargs)
+        given = list(leaves((args, kwargs)))
         if self._wide:
             args, kwargs = self._wide_arguments(func, args, kwargs)
         output = _ONLY_NARROW.get(func, func)(*self.inside(func, args), **kwargs)
         if self._wide:
             output = tree_map(_widened, output)
         if self._records and hasattr(func, "_schema"):
-            self._recording.see(func, list(leaves((args, kwargs))), output)
+            taken = list(leaves((args, kwargs)))
+            own = {memory_of(now) for one, now in zip(given, taken, strict=False) if isinstance(one, nn.Parameter)}
+            self._recording.see(func, taken, output, own)
         return output
 
     def _wide_arguments(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:

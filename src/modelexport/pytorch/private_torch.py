@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map, tree_structure, treespec_dumps
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "TorchDispatchMode",
     "is_functorch_wrapped_tensor",
     "operator_utilities",
+    "outside_of_modes",
     "peek_interpreter_stack",
     "schema_of",
     "set_tracing_state",
@@ -46,6 +47,8 @@ __all__ = [
 ]
 
 
+outside_of_modes = _disable_current_modes
+"""A context in which no mode sees operations: what is not the model's own."""
 tracing_state = torch._C._get_tracing_state
 set_tracing_state = torch._C._set_tracing_state
 

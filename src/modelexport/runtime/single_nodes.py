@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 
 
 def run_node(node: onnx.NodeProto, opsets: Mapping[str, int], inputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -16,6 +15,8 @@ def run_node(node: onnx.NodeProto, opsets: Mapping[str, int], inputs: Sequence[A
     Raises:
         RuntimeError: The runtime cannot run it.
     """
+    import onnxruntime  # rarely needed
+
     given = {
         name: array.astype(np.float32) if array.dtype == np.float64 else array
         for name, array in zip(node.input, inputs, strict=False)

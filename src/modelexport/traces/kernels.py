@@ -155,9 +155,10 @@ class ConvTranspose(OpRun):
             (size - 1) * step + (k - 1) * gap + 1 + extra
             for size, step, k, gap, extra in zip(x.shape[2:], steps, w.shape[2:], apart, more, strict=True)
         ]
-        if output_shape:
-            total = [have - want for have, want in zip(whole, list(output_shape)[-n:], strict=True)]
-            before = [one - one // 2 if auto_pad == "SAME_UPPER" else one // 2 for one in total]
+        if output_shape or auto_pad.startswith("SAME"):
+            sizes = list(output_shape or [size * step for size, step in zip(x.shape[2:], steps, strict=True)])[-n:]
+            total = [have - want for have, want in zip(whole, sizes, strict=True)]
+            before = [one // 2 if auto_pad == "SAME_UPPER" else one - one // 2 for one in total]
         else:
             before = list(pads or [0] * 2 * n)[:n]
             total = [a + b for a, b in zip(before, list(pads or [0] * 2 * n)[n:], strict=True)]
@@ -193,7 +194,9 @@ class MaxPool(OpRun):
         lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
         padded = windows.padded(x, lowest)
         places = np.arange(x.size).reshape(x.shape)
-        where = windows.padded(places.transpose(0, 1, *range(x.ndim - 1, 1, -1)) if storage_order else places, 0)
+        if storage_order:  # columns first
+            places = places.reshape(*x.shape[:2], *x.shape[:1:-1]).transpose(0, 1, *range(x.ndim - 1, 1, -1))
+        where = windows.padded(places, 0)
         result: Any = None
         found: Any = None
         for _, seen in windows:

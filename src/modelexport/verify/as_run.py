@@ -68,14 +68,7 @@ def compare_as_run(
             if place >= len(own):
                 differences.append(Difference(name=name, status="differ", reason="PyTorch has no such output"))
                 continue
-            right, truth = own[place], exact[place]
-            allowed = max(ALLOWED.get(str(right.dtype), 0.0), ALLOWED[narrowest])
-            if is_floating(right) and right.shape == truth.shape:
-                rounding = error_of(truth, right)
-                allowed = max(allowed, _TIMES_OWN * rounding if rounding < 1 else 0.0)
-            differences.append(
-                compare_arrays(name, right, array, allowed=allowed, exact=truth if is_floating(right) else None)
-            )
+            differences.append(_compare(name, own[place], exact[place], array, ALLOWED[narrowest]))
         missing = [i for i in range(len(found), len(own)) if own[i].size]
         differences += [
             Difference(name=f"output {i}", status="differ", reason="the file has no such output") for i in missing
@@ -89,6 +82,18 @@ def compare_as_run(
             path, inputs, lambda again: bool(again) and all(one.status == "agree" for one in compare(again)), provider
         )
     return AsRun(outputs, optimizer, notes)
+
+
+def _compare(name: str, own: Any, exact: Any, found: Any, least: float) -> Difference:
+    """Compare one output.
+
+    Args:
+        least: How far off it may be in any case.
+    """
+    if not is_floating(own) or own.shape != exact.shape:
+        return compare_arrays(name, own, found)
+    allowed = max(ALLOWED.get(str(own.dtype), 0.0), least)
+    return compare_arrays(name, own, found, allowed=max(allowed, _TIMES_OWN * error_of(exact, own)), exact=exact)
 
 
 def narrowest_type(model: ir.Model) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-import msgspec
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
@@ -19,16 +18,9 @@ from modelexport.core.owners import Evidence
 from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import owner_of
 from modelexport.verify.matches import Matches
+from modelexport.verify.verdicts import OwnerCounts
 
 OwnerState = Literal["confirmed", "contradicted", "not confirmable"]
-
-
-class OwnerCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """How many nodes PyTorch's run confirms the owners of."""
-
-    confirmed: int = 0
-    contradicted: int = 0
-    not_confirmable: int = 0
 
 
 class Contradiction(NamedTuple):

@@ -24,7 +24,7 @@ from modelexport.pytorch.returned import returned_by
 from modelexport.pytorch.values import as_array, tensors_in
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.flattening import runnable
-from modelexport.traces.differences import ALLOWED, error_of
+from modelexport.traces.differences import ALLOWED, error_of, is_floating
 from modelexport.traces.file_run import FileRun, NodeError
 from modelexport.traces.file_trace import computed_weights, rounded_constants
 from modelexport.traces.fingerprints import AGREE
@@ -35,6 +35,10 @@ from modelexport.verify.parameters import check_same_entries
 from modelexport.weights.sources import Weights
 
 Inputs = Mapping[str, Any] | Sequence[Any]
+_MOST = 10.0
+"""How many times what is allowed a run in the model's types may be off without a look at its rounding."""
+_TIMES = 64.0
+"""How many times the effect of one bit of each weight rounding may be."""
 
 
 def open_for(model: nn.Module, path: str | Path) -> TaggedFile:
@@ -62,6 +66,8 @@ class Sides:
     weights: Weights | None = None
     kept: dict[Hashable, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    wide: bool = True
+    """Whether the model runs in float64: not if it computes something else there."""
 
     @classmethod
     def of(
@@ -92,7 +98,7 @@ class Sides:
         Args:
             changed: Weights to use instead of the model's own.
         """
-        key = ("trace", _contents(inputs), frozenset(changed))
+        key = ("trace", _contents(inputs), frozenset(changed), self.wide)
         if key not in self.kept:
             called = {traced.call.path for traced in self.tagged.calls}
             self.kept[key] = trace_model(
@@ -102,6 +108,7 @@ class Sides:
                 weights=self.weights,
                 never_called={path for path, _ in self.model.named_modules()} - called,
                 bodies=any(nested_graphs(node) for node in self.tagged.model.graph),
+                wide=self.wide,
                 kept=rounded_constants(self.run),
             )
         found: Trace = self.kept[key]
@@ -109,9 +116,10 @@ class Sides:
 
     def returned(self, inputs: Inputs) -> list[Any]:
         """What the model returns in float64."""
-        key = ("returned", _contents(inputs))
+        key = ("returned", _contents(inputs), self.wide)
         if key not in self.kept:
-            self.kept[key] = trace_model(self.model, inputs, weights=self.weights, calls=False).outputs
+            made = trace_model(self.model, inputs, weights=self.weights, calls=False, wide=self.wide)
+            self.kept[key] = made.outputs
         found: list[Any] = self.kept[key]
         return found
 
@@ -144,18 +152,43 @@ class Sides:
 
         return computed_weights(self.run, read, changed)
 
+    def settle(self, inputs: Inputs) -> None:
+        """Find out whether what the model computes in float64 is what it computes in its own types, but for rounding.
+
+        A model that asks for the type of its tensors may not. Where much is between the two, the last bit of each
+        weight is changed, to see what rounding makes of the result.
+        """
+        own, exact = self._own(inputs), self.returned(inputs)
+        apart = [error_of(right, one) if is_floating(one) else 0.0 for right, one in zip(exact, own, strict=False)]
+        if all(error <= _MOST * ALLOWED.get(self.dtype, 0.0) for error in apart):
+            return
+        nudged = returned_by(self.model, inputs, nudged=True)
+        rounding = [error_of(one, other) for one, other in zip(own, nudged, strict=False)]
+        if any(error > _TIMES * most for error, most in zip(apart, rounding, strict=False)):
+            self.wide = False
+            self.notes.append(
+                "in float64 the model computes something else: calls were compared with its run in its own types, "
+                "with less precision"
+            )
+
+    def _own(self, inputs: Inputs) -> list[Any]:
+        """What the model returns in its own types."""
+        key = ("own", _contents(inputs))
+        if key not in self.kept:
+            self.kept[key] = returned_by(self.model, inputs)
+            self._note_fused(inputs, self.kept[key])
+        found: list[Any] = self.kept[key]
+        return found
+
     def as_run(self, inputs: Inputs, provider: str, exact: Sequence[Any]) -> AsRun:
         """The outputs in ONNX Runtime.
 
         Args:
             exact: What the model returns in float64.
         """
-        key = ("own", _contents(inputs))
-        if key not in self.kept:
-            self.kept[key] = returned_by(self.model, inputs)
-            self._note_fused(inputs, self.kept[key])
+        own = self._own(inputs)
         properties = self.tagged.model.metadata_props
-        own, exact = (requested_outputs(properties, one) for one in (self.kept[key], exact))
+        own, exact = (requested_outputs(properties, one) for one in (own, exact))
         with runnable(self.tagged.path, self.tagged.encoding) as file:
             return compare_as_run(
                 file, self.feeds(inputs), own, exact, narrowest=narrowest_type(self.tagged.model), provider=provider

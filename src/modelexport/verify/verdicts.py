@@ -9,9 +9,16 @@ import msgspec
 import numpy as np
 
 from modelexport.traces.differences import Difference, Verdict
-from modelexport.verify.owners import OwnerCounts
 
 CallStatus = Literal["agree", "tie", "differ", "not compared", "no nodes"]
+
+
+class OwnerCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """How many nodes PyTorch's run confirms the owners of."""
+
+    confirmed: int = 0
+    contradicted: int = 0
+    not_confirmable: int = 0
 
 
 class CallVerdict(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,113 @@
+"""Kernels: each computes what ONNX Runtime computes, whatever its attributes are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from modelexport.traces.differences import error_of
+from modelexport.traces.file_run import FileRun
+from modelexport.traces.kernels import KERNELS
+
+
+def numbers(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
+
+
+X, X1, X3 = numbers(2, 4, 9, 8), numbers(2, 4, 11), numbers(1, 2, 5, 6, 7)
+ROWS = np.array([[0, 1], [2, 3], [0, 1]])
+ALONG = np.array([[3, 0, 1], [1, 2, 0], [3, 3, 0]])
+
+# fmt: off
+CASES: tuple[tuple[str, tuple[Any, ...], dict[str, Any]], ...] = (
+    ("Conv", (X, numbers(6, 4, 3, 3), numbers(6)), {}),
+    ("Conv", (X, numbers(6, 2, 3, 2)), {"group": 2, "strides": [2, 1], "pads": [1, 0, 2, 1]}),
+    ("Conv", (X, numbers(4, 1, 3, 3)), {"group": 4, "dilations": [2, 3], "pads": [2, 3, 2, 3]}),
+    ("Conv", (X, numbers(5, 4, 4, 3)), {"auto_pad": "SAME_UPPER", "strides": [2, 3]}),
+    ("Conv", (X, numbers(5, 4, 4, 3)), {"auto_pad": "SAME_LOWER", "strides": [3, 2]}),
+    ("Conv", (X, numbers(5, 4, 2, 2)), {"auto_pad": "VALID"}),
+    ("Conv", (X1, numbers(3, 4, 5)), {"pads": [4, 0]}),
+    ("Conv", (X3, numbers(3, 2, 2, 3, 1)), {"strides": [1, 2, 3]}),
+    ("ConvTranspose", (X, numbers(4, 3, 3, 2), numbers(3)), {}),
+    ("ConvTranspose", (X, numbers(4, 3, 3, 2)), {"group": 2, "strides": [2, 3], "pads": [1, 0, 0, 1], "output_padding": [1, 2]}),
+    ("ConvTranspose", (X, numbers(4, 3, 3, 2)), {"dilations": [2, 3]}),
+    ("ConvTranspose", (X, numbers(4, 3, 3, 3)), {"strides": [2, 2], "output_shape": [18, 16]}),
+    ("ConvTranspose", (X, numbers(4, 3, 3, 3)), {"strides": [2, 2], "auto_pad": "SAME_UPPER"}),
+    ("ConvTranspose", (X, numbers(4, 3, 3, 3)), {"strides": [2, 2], "auto_pad": "SAME_LOWER"}),
+    ("MaxPool", (X,), {"kernel_shape": [3, 2]}),
+    ("MaxPool", (X,), {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1], "ceil_mode": 1}),
+    ("MaxPool", (X,), {"kernel_shape": [2, 2], "dilations": [3, 2], "strides": [2, 1]}),
+    ("MaxPool", (X,), {"kernel_shape": [3, 2], "auto_pad": "SAME_LOWER", "strides": [2, 2]}),
+    ("MaxPool+indices", (X,), {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    ("MaxPool+indices", (X,), {"kernel_shape": [2, 3], "storage_order": 1}),
+    ("AveragePool", (X,), {"kernel_shape": [3, 2], "strides": [2, 2]}),
+    ("AveragePool", (X,), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "count_include_pad": 1}),
+    ("AveragePool", (X,), {"kernel_shape": [3, 3], "pads": [1, 0, 1, 2], "strides": [2, 2], "ceil_mode": 1}),
+    ("AveragePool", (X,), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "strides": [2, 3], "ceil_mode": 1, "count_include_pad": 1}),
+    ("AveragePool", (X,), {"kernel_shape": [4, 3], "auto_pad": "SAME_UPPER"}),
+    ("LpPool", (X,), {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 0, 1]}),
+    ("LpPool", (X,), {"kernel_shape": [2, 2], "p": 3}),
+    ("GlobalLpPool", (X,), {"p": 3}),
+    ("GatherND", (X, ROWS[:, :1] % 2), {}),
+    ("GatherND", (X, np.array([[[1], [2]], [[3], [0]]])), {"batch_dims": 1}),
+    ("GatherND", (X, np.array([[0, -1], [-2, 3]])), {}),
+    *(("ScatterND", (numbers(3, 4, 5), ROWS, numbers(3, 5)), {"reduction": one}) for one in ("add", "mul", "max", "min")),
+    ("ScatterND", (numbers(3, 4, 5), ROWS[:2], numbers(2, 5)), {}),
+    ("GatherElements", (numbers(3, 4), ALONG), {"axis": 1}),
+    ("GatherElements", (numbers(3, 4), ALONG - 2), {"axis": -1}),
+    *(("ScatterElements", (numbers(3, 4), ALONG, numbers(3, 3)), {"axis": 1, "reduction": one}) for one in ("add", "mul", "max", "min")),
+    ("ScatterElements", (numbers(3, 4), ALONG[:2], numbers(2, 3)), {"axis": 1}),
+    ("Erf", (X,), {}), ("Gelu", (X,), {}), ("Gelu", (X,), {"approximate": "tanh"}), ("HardSwish", (4 * X,), {}),
+    ("Mish", (X,), {}), ("Softplus", (X,), {}),
+    ("GroupNormalization", (X, numbers(4), numbers(4)), {"num_groups": 2, "epsilon": 1e-3}),
+    ("MeanVarianceNormalization", (X,), {}), ("MeanVarianceNormalization", (X,), {"axes": [0, 2]}),
+)
+# fmt: on
+
+
+def one_node(op_type: str, inputs: tuple[Any, ...], attributes: dict[str, Any]) -> onnx.ModelProto:
+    name, _, more = op_type.partition("+")
+    given = [f"x{i}" for i in range(len(inputs))]
+    made = ["y", "indices"] if more else ["y"]
+    types = {np.dtype("float32"): TensorProto.FLOAT, np.dtype("int64"): TensorProto.INT64}
+    graph = helper.make_graph(
+        [helper.make_node(name, given, made, **attributes)],
+        "g",
+        [helper.make_tensor_value_info(n, types[a.dtype], a.shape) for n, a in zip(given, inputs, strict=True)],
+        [helper.make_tensor_value_info(n, TensorProto.INT64 if n == "indices" else TensorProto.FLOAT, None) for n in made],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+@pytest.mark.parametrize(("op_type", "inputs", "attributes"), CASES)
+@pytest.mark.parametrize("wide", [None, "float32"])
+def test_a_kernel_computes_what_onnx_runtime_computes(
+    op_type: str, inputs: tuple[Any, ...], attributes: dict[str, Any], wide: str | None
+) -> None:
+    proto = one_node(op_type, inputs, attributes)
+    feeds = {f"x{i}": array for i, array in enumerate(inputs)}
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    expected = session.run(None, feeds)
+    run = FileRun(ir.serde.deserialize_model(proto), wide=wide)
+    found = run.run(feeds)
+    assert not run.inexact
+    for right, (name, array) in zip(expected, found.items(), strict=True):
+        assert array.shape == right.shape
+        assert array.dtype == (np.int64 if name == "indices" else np.float64 if wide else np.float32)
+        assert error_of(right, array.astype(right.dtype)) < 1e-6
+
+
+def test_every_kernel_is_tested() -> None:
+    assert {op_type.partition("+")[0] for op_type, _, _ in CASES} == set(KERNELS)
+
+
+def test_a_pool_of_nan_is_nan() -> None:
+    array = np.array([[[1, np.nan, 2, 3]]], np.float32)
+    run = FileRun(ir.serde.deserialize_model(one_node("MaxPool", (array,), {"kernel_shape": [2]})), wide=None)
+    np.testing.assert_array_equal(run.run({"x0": array})["y"], [[[np.nan, np.nan, 3]]])

@@ -1,0 +1,115 @@
+"""Faults that the example hides are found on other inputs, and inputs that a model refuses accuse nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch import nn
+
+from modelexport import export, verify
+from modelexport.files.onnx_models import load_onnx, save_model
+from modelexport.verify.verdicts import VerifyReport
+
+
+class Text(nn.Module):
+    """Embeds ids, one of them as padding, and averages the rows that a mask keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.linear = nn.Embedding(12, 8, padding_idx=0), nn.Linear(8, 4)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        kept = attention_mask[..., None].float()
+        hidden = self.linear(self.words(input_ids).reshape(input_ids.shape[0], -1, 8))
+        return (hidden * kept).sum(1) / kept.sum(1)
+
+
+INPUTS = {"input_ids": torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]), "attention_mask": torch.ones(2, 4, dtype=torch.long)}
+
+
+def constant(node: ir.Node, index: int, array: Any) -> None:
+    assert isinstance(node.graph, ir.Graph)
+    tensor = ir.tensor(array, name="planted")
+    value = ir.Value(name="planted", const_value=tensor, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape))
+    node.graph.initializers.add(value)
+    node.replace_input_with(index, value)
+
+
+def verified(folder: Path, plant: Callable[[ir.Model], None], **options: Any) -> VerifyReport:
+    torch.manual_seed(1)
+    model = Text().eval()
+    export(model, INPUTS, folder / "sound.onnx", **options)
+    assert verify(model, INPUTS, folder / "sound.onnx").agrees
+    file = load_onnx(folder / "sound.onnx")
+    plant(file)
+    save_model(file, folder / "faulty.onnx")
+    report = verify(model, INPUTS, folder / "faulty.onnx")
+    assert all(one.status == "agree" for one in report.outputs)
+    return report
+
+
+def test_a_mask_that_is_ignored(tmp_path: Path) -> None:
+    def plant(file: ir.Model) -> None:
+        mask = next(value for value in file.graph.inputs if value.name == "attention_mask")
+        for node, index in list(mask.uses()):
+            constant(node, index, INPUTS["attention_mask"].numpy())
+
+    report = verified(tmp_path, plant)
+    assert [one.status for one in report.others if "mask" in one.what] == ["differ"]
+    assert report.verdict == "differ"
+
+
+def test_a_table_with_other_rows_for_ids_that_the_example_does_not_have(tmp_path: Path) -> None:
+    def plant(file: ir.Model) -> None:
+        node = next(node for node in file.graph if node.op_type == "Gather")
+        table = node.inputs[0]
+        assert table is not None
+        assert table.const_value is not None
+        rows = np.array(table.const_value.numpy())
+        rows[0] = 1
+        constant(node, 0, rows)
+
+    report = verified(tmp_path, plant)
+    assert report.verdict == "differ"
+    assert any(one.status == "differ" for one in report.others)
+
+
+def test_a_size_of_the_example_in_a_reshape(tmp_path: Path) -> None:
+    def plant(file: ir.Model) -> None:
+        node = next(node for node in file.graph if node.op_type == "Reshape")
+        constant(node, 1, np.array([2, 4, 8]))
+
+    report = verified(tmp_path, plant, dynamic=True)
+    assert report.verdict == "differ"
+    assert any(one.status == "differ" and "size" in one.what for one in report.others)
+    assert report.diverging is not None
+
+
+class FewIds(nn.Module):
+    """Has an embedding of all ids, and one of half of them only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.halves = nn.Embedding(12, 4), nn.Embedding(6, 4)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self.words(input_ids) + self.halves(input_ids)
+
+
+def test_inputs_that_the_model_refuses_accuse_nobody(tmp_path: Path) -> None:
+    model, inputs = FewIds().eval(), {"input_ids": torch.tensor([[1, 2, 3]])}
+    export(model, inputs, tmp_path / "x.onnx")
+    report = verify(model, inputs, tmp_path / "x.onnx")
+    assert report.agrees
+    assert "differ" not in {one.status for one in report.others}
+
+
+def test_they_can_be_left_out(tmp_path: Path) -> None:
+    model = Text().eval()
+    export(model, INPUTS, tmp_path / "x.onnx")
+    assert verify(model, INPUTS, tmp_path / "x.onnx", others=False).others == []

@@ -1,0 +1,141 @@
+"""Reports: what counts as agreement, what a runtime does to a sound file, chosen modules, samples and refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from exports import Exporter
+from modelexport import export, verify, verify_reference
+from modelexport.errors import FileFormatError, InputsError, UsageError
+from modelexport.traces.differences import Difference, Verdict
+from modelexport.verify import as_run
+from modelexport.verify.sampling import verify_sample
+from modelexport.verify.verdicts import CallStatus, CallVerdict, OtherInputs, ParameterReport, VerifyReport
+
+PARAMETERS = ParameterReport(used=1, transformed=0, unaccounted=[], differing=[])
+
+
+def output(status: Verdict) -> Difference:
+    return Difference(name="y", status=status)
+
+
+def call(status: CallStatus, position: int | None = None, address: str = "a") -> CallVerdict:
+    return CallVerdict(address=address, tag="/M", status=status, position=position)
+
+
+def report(**parts: Any) -> VerifyReport:
+    return VerifyReport(**{"outputs": [], "calls": [], "provider": "", "parameters": PARAMETERS, **parts})
+
+
+@pytest.mark.parametrize(
+    ("parts", "verdict"),
+    [
+        ({}, "not compared"),
+        ({"calls": [call("not compared"), call("no nodes")]}, "not compared"),
+        ({"outputs": [output("agree")]}, "agree"),
+        ({"outputs": [output("tie")]}, "agree"),
+        ({"outputs": [output("agree")], "calls": [call("differ")]}, "differ"),
+        ({"outputs": [output("agree")], "others": [OtherInputs(what="one row", status="differ")]}, "differ"),
+        ({"outputs": [output("agree")], "parameters": ParameterReport(used=1, transformed=0, unaccounted=["w"], differing=[])}, "differ"),
+    ],
+)  # fmt: skip
+def test_the_verdict_is_that_of_the_worst_part(parts: dict[str, Any], verdict: str) -> None:
+    assert report(**parts).verdict == verdict
+    assert report(**parts).agrees is (verdict == "agree")
+
+
+def test_the_diverging_call_is_the_one_with_the_first_node_in_the_graph() -> None:
+    calls = [call("differ", address="a"), call("differ", 7, "b"), call("differ", 3, "c"), call("agree", 1, "d")]
+    assert report(calls=calls).diverging == calls[2]
+    assert report(calls=calls[:1]).diverging == calls[0]
+    assert report(calls=calls[3:]).diverging is None
+
+
+def test_an_optimizer_that_makes_outputs_wrong_is_named(
+    exported: Exporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Simulated: sessions with the optimizer give other numbers."""
+    one, run = exported("blocks"), as_run.run_session
+    given = as_run.open_session
+
+    def opened(path: Any, **options: Any) -> Any:
+        session = given(path, **options)
+        return (session, bool(options.get("optimized")))
+
+    def ran(pair: Any, inputs: Any) -> Any:
+        session, wrong = pair
+        return {name: array * np.float32(1.1 if wrong else 1) for name, array in run(session, inputs).items()}
+
+    monkeypatch.setattr(as_run, "open_session", opened)
+    monkeypatch.setattr(as_run, "run_session", ran)
+    monkeypatch.setattr(as_run, "blamed_optimizer", lambda path, inputs, agrees, provider: "SomeFusion")
+    found = verify(one.case.build(), one.case.inputs(), one.path)
+    assert found.verdict == "differ"
+    assert found.optimizer == "SomeFusion"
+    assert {one.status for one in found.outputs} == {"differ"}
+    assert "differ" not in {one.status for one in found.calls}
+
+
+def test_only_chosen_modules_and_those_inside_are_shown(exported: Exporter) -> None:
+    one = exported("blocks")
+    found = verify(one.case.build(), one.case.inputs(), one.path, modules=["down.1"])
+    assert [call.address for call in found.calls] == ["down.1", "down.1.linear", "down.1.norm"]
+    with pytest.raises(UsageError):
+        verify(one.case.build(), one.case.inputs(), one.path, modules=["down.7"])
+
+
+def test_some_calls_are_compared_alone(exported: Exporter) -> None:
+    one = exported("bert")
+    found = verify_sample(one.case.build(), one.case.inputs(), one.path, count=5)
+    assert found.agrees
+    assert sum(call.status == "agree" for call in found.calls) >= 3
+    assert found.outputs == []
+    assert verify_sample(one.case.build(), one.case.inputs(), one.path).verdict == "not compared"
+
+
+def test_kept_runs_give_the_same_report(exported: Exporter) -> None:
+    one, kept = exported("blocks"), dict[Any, Any]()
+    first, second = (verify(one.case.build(), one.case.inputs(), one.path, kept=kept) for _ in range(2))
+    assert kept
+    assert first == second
+
+
+def test_the_model_is_left_as_it_was(exported: Exporter) -> None:
+    one = exported("blocks")
+    model = one.case.build().train()
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    assert verify(model, one.case.inputs(), one.path).agrees
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
+    assert all(tensor.dtype is before[key].dtype for key, tensor in model.state_dict().items())
+
+
+def test_reference_values_give_the_verdict_that_the_model_gives(tmp_path: Path) -> None:
+    model, x = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 3)).eval(), torch.randn(2, 8)
+    export(model, {"input": x}, tmp_path / "x.onnx", reference=True)
+    by_model, by_values = verify(model, {"input": x}, tmp_path / "x.onnx"), verify_reference(tmp_path / "x.onnx")
+    assert by_values.agrees
+    assert [(one.address, one.status) for one in by_values.calls] == [(one.address, one.status) for one in by_model.calls]
+
+
+def test_a_model_that_is_not_the_exported_one_is_refused(exported: Exporter) -> None:
+    one = exported("blocks")
+    with pytest.raises((UsageError, FileFormatError)):
+        verify(nn.Linear(8, 8), {"input": torch.randn(2, 8)}, one.path)
+
+
+def test_inputs_that_do_not_fit_are_refused(exported: Exporter) -> None:
+    one = exported("bert")
+    with pytest.raises(InputsError, match="the file takes 2 inputs"):
+        verify(one.case.build(), {"input_ids": one.case.inputs()["input_ids"]}, one.path)
+    with pytest.raises(UsageError):
+        verify(one.case.build(), {name: tensor[:, :5] for name, tensor in one.case.inputs().items()}, one.path)
