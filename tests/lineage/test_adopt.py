@@ -523,7 +523,7 @@ def test_the_commands_work_on_an_adopted_file(condition: Path, blocks_file: Path
 
 def test_the_command_refuses_with_one_line(tmp_path: Path, blocks_file: Path) -> None:
     (tmp_path / "y.onnx").write_text("what was there")
-    for arguments in ((tmp_path / "none.onnx", "-o", "y.onnx"), (blocks_file, "-o", "nowhere/y.onnx")):
+    for arguments in ((tmp_path / "none.onnx", "-o", "y.onnx"), (blocks_file, "-o", "y.onnx/y.onnx")):
         done = run("adopt", *arguments, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (2, "")
         assert len(done.stderr.splitlines()) == 1

@@ -21,6 +21,7 @@ def numbers(*shape: int, seed: int = 0) -> Any:
 
 
 X, X1, X3 = numbers(2, 4, 9, 8), numbers(2, 4, 11), numbers(1, 2, 5, 6, 7)
+REDUCTIONS = ("add", "mul", "max", "min")
 ROWS = np.array([[0, 1], [2, 3], [0, 1]])
 ALONG = np.array([[3, 0, 1], [1, 2, 0], [3, 3, 0]])
 
@@ -35,7 +36,8 @@ CASES: tuple[tuple[str, tuple[Any, ...], dict[str, Any]], ...] = (
     ("Conv", (X1, numbers(3, 4, 5)), {"pads": [4, 0]}),
     ("Conv", (X3, numbers(3, 2, 2, 3, 1)), {"strides": [1, 2, 3]}),
     ("ConvTranspose", (X, numbers(4, 3, 3, 2), numbers(3)), {}),
-    ("ConvTranspose", (X, numbers(4, 3, 3, 2)), {"group": 2, "strides": [2, 3], "pads": [1, 0, 0, 1], "output_padding": [1, 2]}),
+    ("ConvTranspose", (X, numbers(4, 3, 3, 2)), {"group": 2, "strides": [2, 3], "pads": [1, 0, 0, 1],
+                                               "output_padding": [1, 2]}),
     ("ConvTranspose", (X, numbers(4, 3, 3, 2)), {"dilations": [2, 3]}),
     ("ConvTranspose", (X, numbers(4, 3, 3, 3)), {"strides": [2, 2], "output_shape": [18, 16]}),
     ("ConvTranspose", (X, numbers(4, 3, 3, 3)), {"strides": [2, 2], "auto_pad": "SAME_UPPER"}),
@@ -49,7 +51,8 @@ CASES: tuple[tuple[str, tuple[Any, ...], dict[str, Any]], ...] = (
     ("AveragePool", (X,), {"kernel_shape": [3, 2], "strides": [2, 2]}),
     ("AveragePool", (X,), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "count_include_pad": 1}),
     ("AveragePool", (X,), {"kernel_shape": [3, 3], "pads": [1, 0, 1, 2], "strides": [2, 2], "ceil_mode": 1}),
-    ("AveragePool", (X,), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "strides": [2, 3], "ceil_mode": 1, "count_include_pad": 1}),
+    ("AveragePool", (X,), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "strides": [2, 3], "ceil_mode": 1,
+                             "count_include_pad": 1}),
     ("AveragePool", (X,), {"kernel_shape": [4, 3], "auto_pad": "SAME_UPPER"}),
     ("LpPool", (X,), {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 0, 1]}),
     ("LpPool", (X,), {"kernel_shape": [2, 2], "p": 3}),
@@ -57,11 +60,12 @@ CASES: tuple[tuple[str, tuple[Any, ...], dict[str, Any]], ...] = (
     ("GatherND", (X, ROWS[:, :1] % 2), {}),
     ("GatherND", (X, np.array([[[1], [2]], [[3], [0]]])), {"batch_dims": 1}),
     ("GatherND", (X, np.array([[0, -1], [-2, 3]])), {}),
-    *(("ScatterND", (numbers(3, 4, 5), ROWS, numbers(3, 5)), {"reduction": one}) for one in ("add", "mul", "max", "min")),
+    *(("ScatterND", (numbers(3, 4, 5), ROWS, numbers(3, 5)), {"reduction": one}) for one in REDUCTIONS),
     ("ScatterND", (numbers(3, 4, 5), ROWS[:2], numbers(2, 5)), {}),
     ("GatherElements", (numbers(3, 4), ALONG), {"axis": 1}),
     ("GatherElements", (numbers(3, 4), ALONG - 2), {"axis": -1}),
-    *(("ScatterElements", (numbers(3, 4), ALONG, numbers(3, 3)), {"axis": 1, "reduction": one}) for one in ("add", "mul", "max", "min")),
+    *(("ScatterElements", (numbers(3, 4), ALONG, numbers(3, 3)), {"axis": 1, "reduction": one})
+      for one in REDUCTIONS),
     ("ScatterElements", (numbers(3, 4), ALONG[:2], numbers(2, 3)), {"axis": 1}),
     ("Erf", (X,), {}), ("Gelu", (X,), {}), ("Gelu", (X,), {"approximate": "tanh"}), ("HardSwish", (4 * X,), {}),
     ("Mish", (X,), {}), ("Softplus", (X,), {}),
@@ -80,7 +84,10 @@ def one_node(op_type: str, inputs: tuple[Any, ...], attributes: dict[str, Any]) 
         [helper.make_node(name, given, made, **attributes)],
         "g",
         [helper.make_tensor_value_info(n, types[a.dtype], a.shape) for n, a in zip(given, inputs, strict=True)],
-        [helper.make_tensor_value_info(n, TensorProto.INT64 if n == "indices" else TensorProto.FLOAT, None) for n in made],
+        [
+            helper.make_tensor_value_info(n, TensorProto.INT64 if n == "indices" else TensorProto.FLOAT, None)
+            for n in made
+        ],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 

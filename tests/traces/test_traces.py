@@ -84,7 +84,8 @@ def test_a_scan_is_walked_in_both_directions() -> None:
     model = graph(
         "g (float[2] s, float[3, 2] x) => (float[2] t, float[3, 2] y) { t, y = Scan "
         "<num_scan_inputs = 1, scan_input_directions = [1], scan_output_directions = [1], "
-        "body = b (float[2] h, float[2] one) => (float[2] k, float[2] each) { k = Add (h, one)  each = Identity (k) }> (s, x) }"
+        "body = b (float[2] h, float[2] one) => (float[2] k, float[2] each) "
+        "{ k = Add (h, one)  each = Identity (k) }> (s, x) }"
     )
     x = np.arange(6.0).reshape(3, 2)
     found = FileRun(model, wide="float32").run({"s": np.zeros(2), "x": x})
@@ -304,6 +305,6 @@ def test_a_type_with_fewer_digits_may_be_off_by_more() -> None:
 
 
 def test_traces_of_files_need_no_torch() -> None:
-    names = ["choices", "differences", "file_run", "file_trace", "fingerprints", "kernels", "reference", "trace"]
-    code = f"import sys\n{''.join(f'import modelexport.traces.{n}' + chr(10) for n in names)}assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    names = ("choices", "differences", "file_run", "file_trace", "fingerprints", "kernels", "reference", "trace")
+    imports = "".join(f"import modelexport.traces.{name}\n" for name in names)
+    subprocess.run([sys.executable, "-c", f"{imports}import sys\nassert 'torch' not in sys.modules"], check=True)

@@ -18,6 +18,7 @@ from modelexport.verify import as_run
 from modelexport.verify.sampling import verify_sample
 from modelexport.verify.verdicts import CallStatus, CallVerdict, OtherInputs, ParameterReport, VerifyReport
 
+MISSED = ParameterReport(used=1, transformed=0, unaccounted=["w"], differing=[])
 PARAMETERS = ParameterReport(used=1, transformed=0, unaccounted=[], differing=[])
 
 
@@ -42,7 +43,7 @@ def report(**parts: Any) -> VerifyReport:
         ({"outputs": [output("tie")]}, "agree"),
         ({"outputs": [output("agree")], "calls": [call("differ")]}, "differ"),
         ({"outputs": [output("agree")], "others": [OtherInputs(what="one row", status="differ")]}, "differ"),
-        ({"outputs": [output("agree")], "parameters": ParameterReport(used=1, transformed=0, unaccounted=["w"], differing=[])}, "differ"),
+        ({"outputs": [output("agree")], "parameters": MISSED}, "differ"),
     ],
 )  # fmt: skip
 def test_the_verdict_is_that_of_the_worst_part(parts: dict[str, Any], verdict: str) -> None:
@@ -57,9 +58,7 @@ def test_the_diverging_call_is_the_one_with_the_first_node_in_the_graph() -> Non
     assert report(calls=calls[3:]).diverging is None
 
 
-def test_an_optimizer_that_makes_outputs_wrong_is_named(
-    exported: Exporter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_optimizer_that_makes_outputs_wrong_is_named(exported: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulated: sessions with the optimizer give other numbers."""
     one, run = exported("blocks"), as_run.run_session
     given = as_run.open_session
@@ -124,7 +123,9 @@ def test_reference_values_give_the_verdict_that_the_model_gives(tmp_path: Path) 
     export(model, {"input": x}, tmp_path / "x.onnx", reference=True)
     by_model, by_values = verify(model, {"input": x}, tmp_path / "x.onnx"), verify_reference(tmp_path / "x.onnx")
     assert by_values.agrees
-    assert [(one.address, one.status) for one in by_values.calls] == [(one.address, one.status) for one in by_model.calls]
+    assert [(one.address, one.status) for one in by_values.calls] == [
+        (one.address, one.status) for one in by_model.calls
+    ]
 
 
 def test_a_model_that_is_not_the_exported_one_is_refused(exported: Exporter) -> None:

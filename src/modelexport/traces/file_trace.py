@@ -104,10 +104,11 @@ def measure_noise(
 def is_parameter(value: ir.Value) -> bool:
     """Whether a constant has exactly the numbers of the model's parameters."""
     plan = parameter_plan(value)
-    return plan is not None and all(step.op_type in _MOVES for step in plan.steps)
+    return plan is not None and all(step.op_type in MOVES for step in plan.steps)
 
 
-_MOVES = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Slice", "Gather", "Concat", "Split", "Identity", "Constant")
+MOVES = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Slice", "Gather", "Concat", "Split", "Identity", "Constant")
+"""Operators that only move elements, of those that parameters are rearranged with."""
 
 
 def exact_constants(run: FileRun, truth: Trace) -> dict[ir.Value, Any]:

@@ -111,12 +111,14 @@ def _leaves(path: str, one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
     if isinstance(one, dict) and isinstance(other, dict):
         for key in dict.fromkeys([*one, *other]):
             yield from _leaves(f"{path}{key}: ", one.get(key), other.get(key))
-    elif one != other and not (path in _UNORDERED and one and other and sorted(one) == sorted(other)):
-        yield path, one, other
+    elif one != other:
+        lists = isinstance(one, list) and isinstance(other, list)
+        if not (lists and path in _UNORDERED and sorted(one) == sorted(other)):
+            yield path, one, other
 
 
-_UNORDERED = ("tags: ", "hierarchy_tags: ", "boundary: inputs: ", "boundary: outputs: ")
-"""Lists without an order: that of values and of an initializer's users changes if a file is read again."""
+_UNORDERED = ("tags: ", "hierarchy_tags: ", "boundary: inputs: ", "boundary: outputs: ", "nodes: ", "edges: ")
+"""Lists whose order is that of the nodes, or of an initializer's users: a graph made of functions has another one."""
 
 
 def _by_kind(sidecar: documents.Hierarchy) -> dict[tuple[str, str], Any]:

@@ -17,6 +17,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Evidence
 from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import owner_of
+from modelexport.traces.file_trace import MOVES
 from modelexport.verify.matches import Matches
 from modelexport.verify.verdicts import OwnerCounts
 
@@ -46,7 +47,7 @@ def check_owners(matches: Matches) -> tuple[OwnerCounts, list[Contradiction]]:
 
 def _state(matches: Matches, node: ir.Node) -> tuple[OwnerState, str]:
     owner = owner_of(node)
-    if owner is None or nested_graphs(node) or node.op_type == "Constant":
+    if owner is None or nested_graphs(node) or _is_of_parameters(node):
         return "not confirmable", ""
     for value in node.outputs:
         if not matches.is_telling(value) or value not in matches.right:  # what a wrong value leads to tells no call
@@ -67,6 +68,22 @@ def _state(matches: Matches, node: ir.Node) -> tuple[OwnerState, str]:
             return "contradicted", f"PyTorch computes {value.name} in {named}, not in {wrong[0]}"
         return "confirmed", ""
     return "not confirmable", ""
+
+
+def _is_of_parameters(node: ir.Node) -> bool:
+    """Whether a node gives a constant, or parts of parameters: these are not computed in any call."""
+    pending = [node]
+    while pending:
+        one = pending.pop()
+        if one.op_type not in MOVES:
+            return False
+        for value in one.inputs:
+            if value is not None and not value.is_initializer():
+                producer = value.producer()
+                if producer is None:
+                    return False
+                pending.append(producer)
+    return True
 
 
 def _moves(matches: Matches, node: ir.Node, value: ir.Value) -> bool:
