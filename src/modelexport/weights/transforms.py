@@ -19,6 +19,7 @@ from modelexport.format.documents import StateDictEntry, TransformStep
 from modelexport.format.dtypes import dtype_name, parse_dtype
 from modelexport.format.keys import LOST, PARAMETER, STATE_DICT, TRANSFORM, UNRECORDED, UNRECORDED_DOMAIN
 from modelexport.graph.nodes import is_random
+from modelexport.weights.packed import operators as packed
 
 
 class ParameterPlan(msgspec.Struct, frozen=True):
@@ -133,6 +134,8 @@ def _input(name: str, outputs: Mapping[str, Any], tensors: Mapping[str, np.ndarr
 def _run(step: TransformStep, inputs: Sequence[Any]) -> tuple[Any, ...]:
     if step.op_type == "Constant" and not step.domain:
         return (decode_tensor(step.attributes["value"]),)
+    if step.domain == packed.DOMAIN:
+        return (packed.run(step.op_type, step.attributes, inputs),)
     attributes = {
         name: ir.serde.serialize_tensor(ir.tensor(decode_tensor(value))) if isinstance(value, dict) else value
         for name, value in step.attributes.items()
@@ -143,6 +146,8 @@ def _run(step: TransformStep, inputs: Sequence[Any]) -> tuple[Any, ...]:
 def since_version(operator: ir.OperatorIdentifier, opsets: Mapping[str, int]) -> int | None:
     """The opset version that last changed an operator; ``None`` for one that is unknown or random."""
     domain, op_type, overload = operator
+    if domain == packed.DOMAIN:
+        return packed.VERSION
     if overload or not onnx.defs.has(op_type, domain):
         return None
     schema = onnx.defs.get_schema(op_type, opsets[domain], domain)

@@ -13,8 +13,18 @@ from typing import Any
 import torch
 import torch.onnx
 
-from modelexport.capture.repairs import elements, linalg, losses, numbers, ordering, pooling, recurrent
+from modelexport.capture.repairs import (
+    elements,
+    linalg,
+    losses,
+    numbers,
+    ordering,
+    pooling,
+    quantized,
+    recurrent,
+)
 from modelexport.core.attributes import attribute_set
+import modelexport.pytorch.quantized  # defines the operator
 
 Table = dict[Callable[..., Any], Callable[..., Any]]
 
@@ -69,6 +79,7 @@ def translations() -> Table:
         aten.searchsorted.Tensor: ordering.search,
         aten.bucketize.Tensor: ordering.bucket,
         aten.lstm.input: recurrent.lstm,
+        torch.ops.modelexport.quantized_linear.default: quantized.quantized_linear,
     }
 
 

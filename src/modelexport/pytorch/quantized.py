@@ -1,0 +1,95 @@
+"""Packed weights in PyTorch: a linear layer that holds them as the checkpoint does, and what it computes.
+
+The layer is the reference: it computes each weight from its numbers and scales, and multiplies, with torch alone. Its
+call is one operator, so that an exporter can translate it as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from onnx_ir.tensor_adapters import TorchTensor
+from torch import nn
+
+from modelexport.weights.packed.formats import FORMATS
+from modelexport.weights.packed.operators import is_table, numbers_of
+from modelexport.weights.packed.scheme import Scheme
+
+
+class QuantizedLinear(nn.Module):
+    """``nn.Linear`` with a packed weight; its parameters are the tensors of the checkpoint, by their roles."""
+
+    def __init__(self, scheme: Scheme, tensors: Mapping[str, torch.Tensor], bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self.in_features, self.out_features = scheme.columns, scheme.rows
+        self._scheme = msgspec.json.encode(scheme).decode()
+        self._names = [name_of(role) for role in scheme.roles]
+        for role, name in zip(scheme.roles, self._names, strict=True):
+            self.register_parameter(name, nn.Parameter(tensors[role], requires_grad=False))
+        self.register_parameter("bias", bias)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        tensors = [getattr(self, name) for name in self._names]
+        result: torch.Tensor = torch.ops.modelexport.quantized_linear(input, tensors, self.bias, self._scheme)
+        return result
+
+    def extra_repr(self) -> str:
+        scheme = msgspec.json.decode(self._scheme, type=Scheme)
+        return f"{self.in_features}, {self.out_features}, {scheme.format}, bits={scheme.bits}, group={scheme.group}"
+
+
+def name_of(role: str) -> str:
+    """The name of a parameter: that of the tensor in the checkpoint, without dots."""
+    return role.replace(".", "_")
+
+
+@torch.library.custom_op(
+    "modelexport::quantized_linear",
+    mutates_args=(),
+    schema="(Tensor input, Tensor[] tensors, Tensor? bias, str scheme) -> Tensor",
+)
+def quantized_linear(
+    input: torch.Tensor, tensors: Sequence[torch.Tensor], bias: torch.Tensor | None, scheme: str
+) -> torch.Tensor:
+    weight = dequantized(msgspec.json.decode(scheme, type=Scheme), tensors, input.dtype)
+    return nn.functional.linear(input, weight, bias)
+
+
+@quantized_linear.register_fake
+def _(input: torch.Tensor, tensors: Sequence[torch.Tensor], bias: torch.Tensor | None, scheme: str) -> torch.Tensor:
+    return input.new_empty((*input.shape[:-1], msgspec.json.decode(scheme, type=Scheme).rows))
+
+
+def dequantized(scheme: Scheme, tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    """The dense weight ``[rows, columns]``, computed in ``dtype``."""
+    known = FORMATS[scheme.format]
+    arrays = {role: _array(tensor) for role, tensor in zip(scheme.roles, tensors, strict=True)}
+    scales = _tensor(known.scales.compute(scheme, arrays), dtype)
+    if is_table(scheme):
+        assert known.table is not None
+        packed = torch.from_numpy(known.codes.compute(scheme, arrays))
+        numbers = torch.stack([packed >> 4, packed & 15], dim=1).flatten().long()
+        values = _tensor(known.table(scheme), dtype)[numbers]
+        each = scales.repeat_interleave(scheme.group)[: values.numel()]
+        return (values * each).view(scheme.rows, scheme.columns)
+    numbers = torch.from_numpy(numbers_of(scheme, arrays).astype(np.int16))
+    groups = torch.arange(scheme.columns) // scheme.group
+    if scheme.ordered and known.groups is not None:
+        groups = torch.from_numpy(known.groups.compute(scheme, arrays)).long()
+    zeros = torch.full((1, 1), 2 ** (scheme.bits - 1), dtype=torch.int16).expand(scheme.rows, scales.shape[1])
+    if known.zero_points is not None and set(known.zero_points.roles) <= set(arrays):
+        zeros = torch.from_numpy(known.zero_points.compute(scheme, arrays).astype(np.int16))
+    return (numbers - zeros[:, groups]).to(dtype) * scales[:, groups]
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    return TorchTensor(tensor.detach().cpu()).numpy()
+
+
+def _tensor(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+    wide: Any = array if array.dtype == np.float64 else array.astype(np.float32)
+    return torch.from_numpy(np.ascontiguousarray(wide)).to(dtype)
