@@ -1,7 +1,7 @@
 """Quantized checkpoints, written from the specifications of their formats; nothing here is shared with the exporter.
 
-Each writer takes a dense weight ``[rows, columns]`` and returns the tensors of a layer, and :class:`Plain`: the numbers,
-scales and zero points that they mean, from which a test computes the weight itself.
+:func:`quantize` makes a :class:`Plain` of a dense weight ``[rows, columns]``: numbers, scales and zero points, from
+which a test computes the weight itself. The writers make the tensors of a layer from it.
 """
 
 from __future__ import annotations
@@ -100,35 +100,107 @@ def compressed(plain: Plain) -> dict[str, np.ndarray]:
     return tensors
 
 
+def torchao(plain: Plain, kind: str, layer: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The tensors, and the metadata of the file."""
+    middle = 2 ** (plain.bits - 1)
+    groups = plain.scales.shape[1]
+    data: dict[str, Any] = {"block_size": [1, plain.numbers.shape[1] // groups]}
+    if kind == "IntxUnpackedToInt8Tensor":
+        data |= {"target_dtype": {"_type": "torch.dtype", "_data": f"int{plain.bits}"}, "activation_quantization": None}
+    else:
+        data |= {"act_quant_kwargs": None, "reduce_range": False}
+    tensors = {
+        "_weight_qdata": (plain.numbers - middle).astype(np.int8),
+        "_weight_scale": plain.scales,
+        "_weight_zero_point": (plain.zeros - middle).astype(np.int8),
+    }
+    return tensors, {f"{layer}.weight": json.dumps({"_type": kind, "_data": data})}
+
+
+NF4 = np.array(
+    [
+        *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+        *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+        *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+        *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+    ],
+    np.float32,
+)
+FP4 = np.array([0, 0.0625, 8, 12, 4, 6, 2, 3, 0, -0.0625, -8, -12, -4, -6, -2, -3], np.float32) / 12
+
+
+@dataclass
+class Tabled:
+    """A weight of 4-bit numbers with a table of values, in blocks of the flattened weight."""
+
+    numbers: np.ndarray
+    absmax: np.ndarray
+    table: np.ndarray
+    block: int
+
+    def weight(self) -> np.ndarray:
+        flat = self.table[self.numbers.reshape(-1)] * np.repeat(self.absmax, self.block)[: self.numbers.size]
+        return flat.reshape(self.numbers.shape).astype(np.float32)
+
+
+def bitsandbytes(weight: np.ndarray, kind: str, block: int, *, nested: bool) -> tuple[Tabled, dict[str, np.ndarray]]:
+    table = {"nf4": NF4, "fp4": FP4}[kind]
+    flat = weight.reshape(-1, block)
+    absmax = np.abs(flat).max(axis=1).astype(np.float32)
+    state: dict[str, Any] = {"quant_type": kind, "blocksize": block, "dtype": "float32", "shape": list(weight.shape)}
+    tensors: dict[str, np.ndarray] = {"weight.quant_map": table, "weight.absmax": absmax}
+    if nested:
+        offset = float(absmax.mean())
+        steps = np.linspace(-1, 1, 256).astype(np.float32)
+        outer = np.array([np.abs(part - offset).max() for part in np.split(absmax, range(256, len(absmax), 256))])
+        outer = outer.astype(np.float32)
+        each = np.repeat(outer, 256)[: len(absmax)]
+        coded = np.abs(((absmax - offset) / each)[:, None] - steps).argmin(axis=1).astype(np.uint8)
+        state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": offset}
+        tensors |= {"weight.absmax": coded, "weight.nested_absmax": outer, "weight.nested_quant_map": steps}
+        absmax = steps[coded] * each + np.float32(offset)
+    numbers = np.abs((flat / absmax[:, None])[..., None] - table).argmin(axis=2).reshape(weight.shape)
+    pairs = numbers.reshape(-1, 2)
+    tensors["weight"] = (pairs[:, 0] << 4 | pairs[:, 1]).astype(np.uint8).reshape(-1, 1)
+    text = np.frombuffer(json.dumps(state).encode(), np.uint8)
+    tensors[f"weight.quant_state.bitsandbytes__{kind}"] = text
+    return Tabled(numbers, absmax, table, block), tensors
+
+
+Packer = Callable[[str, np.ndarray], tuple[Plain | Tabled, dict[str, np.ndarray], dict[str, str]]]
+"""From the name and the weight of a layer: what is packed, its tensors, and metadata of the file."""
+
+
 @dataclass
 class Written:
     """A checkpoint in a folder, and the dense model that it means."""
 
     folder: Path
     dense: nn.Module
-    plain: dict[str, Plain]
+    plain: dict[str, Plain | Tabled]
 
 
 def write(
     folder: Path,
     model: nn.Module,
     settings: dict[str, Any],
-    pack: Callable[[str, np.ndarray], tuple[Plain, dict[str, np.ndarray]]],
+    pack: Packer,
     *,
-    skip: tuple[str, ...] = ("lm_head",),
-    notes: dict[str, str] | None = None,
+    skip: tuple[str, ...] = ("lm_head", "embed_out"),
 ) -> Written:
-    """Write a checkpoint of a model of transformers with every linear layer packed, and make the model dense of it."""
+    """Write a checkpoint of a model of transformers with every linear layer packed; the model gets what it means."""
     tensors = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     for tied in getattr(model, "all_tied_weights_keys", {}):
         tensors.pop(tied, None)
-    plains: dict[str, Plain] = {}
+    plains: dict[str, Plain | Tabled] = {}
+    notes = {"format": "pt"}
     for path, module in model.named_modules():
         if not isinstance(module, nn.Linear) or any(path.endswith(end) for end in skip):
             continue
-        plains[path], packed = pack(path, module.weight.detach().numpy())
+        plains[path], packed, noted = pack(path, module.weight.detach().numpy())
+        notes |= noted
         del tensors[f"{path}.weight"]
-        tensors |= {f"{path}.{role}": torch.from_numpy(np.ascontiguousarray(a)) for role, a in packed.items()}
+        tensors |= {f"{path}.{role}": torch.from_numpy(np.array(array, order="C")) for role, array in packed.items()}
         with torch.no_grad():
             module.weight.copy_(torch.from_numpy(plains[path].weight()))
     folder.mkdir(parents=True, exist_ok=True)
@@ -136,5 +208,5 @@ def write(
     model.config.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt", **(notes or {})})
+    save_file(tensors, folder / "model.safetensors", metadata=notes)
     return Written(folder, model.eval(), plains)

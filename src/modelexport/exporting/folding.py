@@ -51,7 +51,7 @@ def fold_packed(model: ir.Model, tensors: dict[ir.Value, ir.TensorProtocol]) -> 
         inputs = [value for value in node.inputs if value is not None]
         output = node.outputs[0]
         tensor = _unpacked(node, [tensors[value] for value in inputs])
-        folded = ir.Value(name=output.name, type=ir.TensorType(tensor.dtype), shape=tensor.shape)
+        folded = ir.Value(name=output.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()))
         tensors[folded] = tensor
         model.graph.initializers.add(folded)
         assert isinstance(node.graph, ir.Graph)
@@ -65,10 +65,8 @@ def _unpacked(node: ir.Node, inputs: Sequence[ir.TensorProtocol]) -> ir.TensorPr
     wanted = msgspec.convert(attributes, packed.Packing, strict=False)
     dtype, shape = packed.result_type(node.op_type, wanted)
     name, first = node.outputs[0].name, inputs[0]
-    if isinstance(first, ir.ExternalTensor) and packed.unchanged_role(node.op_type, wanted):
-        return ir.ExternalTensor(
-            first.path, first.offset, first.length, dtype, shape=ir.Shape(shape), name=name or ""
-        )
+    if isinstance(first, ir.ExternalTensor) and packed.is_unchanged(node.op_type, wanted, first.dtype):
+        return ir.ExternalTensor(first.path, first.offset, first.length, dtype, shape=ir.Shape(shape), name=name or "")
 
     def compute() -> ir.TensorProtocol:
         return ir.Tensor(packed.run(node.op_type, attributes, [tensor.numpy() for tensor in inputs]), dtype=dtype)

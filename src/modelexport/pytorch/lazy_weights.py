@@ -21,7 +21,7 @@ from torch import nn
 from modelexport.errors import WeightsError
 from modelexport.files.safetensors_files import Place, SafetensorsFile
 from modelexport.format.dtypes import dtype_name
-from modelexport.pytorch.quantized import QuantizedLinear, dequantized
+from modelexport.pytorch.quantized import QuantizedLinear, dequantized, is_linear
 from modelexport.weights.packed.formats import packed_names
 from modelexport.weights.packed.scheme import Scheme
 from modelexport.weights.sources import Weights
@@ -118,9 +118,8 @@ def build_without_weights(
 
 def _unpack_later(state_dict: dict[str, torch.Tensor], layer: str, scheme: Scheme, dtype: torch.dtype | None) -> None:
     """Put a dense weight in the place of the tensors of a packed one: recorded, so that it need not be computed."""
-    places = {name: tensor.origin[1] for name, tensor in state_dict.items() if isinstance(tensor, _Recorded)}
     tensors = [state_dict[f"{layer}.{role}"] for role in scheme.roles]
-    for name in packed_names(layer, scheme, places):
+    for name in packed_names(layer, scheme, state_dict):
         del state_dict[name]
     if dtype is None:
         floats = [tensor.dtype for tensor in tensors if tensor.dtype.is_floating_point]
@@ -136,12 +135,18 @@ def _keep_packed(model: nn.Module) -> None:
     for path, module in list(model.named_modules(remove_duplicate=False)):
         weight: Any = dict(module.named_parameters(recurse=False)).get("weight")
         while isinstance(weight, _Recorded) and weight.origin[0] is torch.Tensor.to:
-            weight = weight.origin[1][0]
-        is_linear = type(module).forward is nn.Linear.forward
-        if not (path and is_linear and isinstance(weight, _Recorded) and weight.origin[0] is dequantized):
+            moved: Any = weight.origin[1]
+            weight = moved[0]
+        if (
+            not isinstance(weight, _Recorded)
+            or weight.origin[0] is not dequantized
+            or not path
+            or not is_linear(module)
+        ):
             continue
         if module not in made:
-            scheme, tensors, _ = weight.origin[1]
+            found: Any = weight.origin[1]
+            scheme, tensors = found[0], found[1]
             made[module] = QuantizedLinear(scheme, dict(zip(scheme.roles, tensors, strict=True)), module.bias)
         model.set_submodule(path, made[module])
 

@@ -15,7 +15,7 @@ import torch
 from onnx_ir.tensor_adapters import TorchTensor
 from torch import nn
 
-from modelexport.weights.packed.formats import FORMATS
+from modelexport.weights.packed.formats import FORMATS, entry_name
 from modelexport.weights.packed.operators import is_table, numbers_of
 from modelexport.weights.packed.scheme import Scheme
 
@@ -27,14 +27,14 @@ class QuantizedLinear(nn.Module):
         super().__init__()
         self.in_features, self.out_features = scheme.columns, scheme.rows
         self._scheme = msgspec.json.encode(scheme).decode()
-        self._names = [name_of(role) for role in scheme.roles]
+        self._names = [entry_name(role) for role in scheme.roles]
         for role, name in zip(scheme.roles, self._names, strict=True):
             self.register_parameter(name, nn.Parameter(tensors[role], requires_grad=False))
         self.register_parameter("bias", bias)
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         tensors = [getattr(self, name) for name in self._names]
-        result: torch.Tensor = torch.ops.modelexport.quantized_linear(input, tensors, self.bias, self._scheme)
+        result: torch.Tensor = OPERATOR(inputs, tensors, self.bias, self._scheme)
         return result
 
     def extra_repr(self) -> str:
@@ -42,26 +42,41 @@ class QuantizedLinear(nn.Module):
         return f"{self.in_features}, {self.out_features}, {scheme.format}, bits={scheme.bits}, group={scheme.group}"
 
 
-def name_of(role: str) -> str:
-    """The name of a parameter: that of the tensor in the checkpoint, without dots."""
-    return role.replace(".", "_")
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module computes what ``nn.Linear`` does with its weight and bias, if need be by its own ``forward``."""
+    if type(module).forward is nn.Linear.forward or not isinstance(module, nn.Linear):
+        return isinstance(module, nn.Linear)
+    inputs, weight = torch.linspace(-1, 2, 8).view(4, 2), torch.linspace(-3, 1, 6).view(3, 2)
+    given = {"weight": weight} | ({} if module.bias is None else {"bias": torch.tensor([0.5, -1.0, 2.0])})
+    try:
+        result = torch.func.functional_call(module, given, (inputs,))
+    except Exception:  # it needs other arguments, or other sizes
+        return False
+    expected = nn.functional.linear(inputs, weight, given.get("bias"))
+    return isinstance(result, torch.Tensor) and result.shape == expected.shape and torch.allclose(result, expected)
 
 
-@torch.library.custom_op(
-    "modelexport::quantized_linear",
-    mutates_args=(),
-    schema="(Tensor input, Tensor[] tensors, Tensor? bias, str scheme) -> Tensor",
-)
-def quantized_linear(
-    input: torch.Tensor, tensors: Sequence[torch.Tensor], bias: torch.Tensor | None, scheme: str
+def _computed(
+    inputs: torch.Tensor, tensors: Sequence[torch.Tensor], bias: torch.Tensor | None, scheme: str
 ) -> torch.Tensor:
-    weight = dequantized(msgspec.json.decode(scheme, type=Scheme), tensors, input.dtype)
-    return nn.functional.linear(input, weight, bias)
+    weight = dequantized(msgspec.json.decode(scheme, type=Scheme), tensors, inputs.dtype)
+    return nn.functional.linear(inputs, weight, bias)
 
 
-@quantized_linear.register_fake
-def _(input: torch.Tensor, tensors: Sequence[torch.Tensor], bias: torch.Tensor | None, scheme: str) -> torch.Tensor:
-    return input.new_empty((*input.shape[:-1], msgspec.json.decode(scheme, type=Scheme).rows))
+def _shaped(
+    inputs: torch.Tensor, tensors: Sequence[torch.Tensor], bias: torch.Tensor | None, scheme: str
+) -> torch.Tensor:
+    return inputs.new_empty((*inputs.shape[:-1], msgspec.json.decode(scheme, type=Scheme).rows))
+
+
+torch.library.custom_op(
+    "modelexport::quantized_linear",
+    _computed,
+    mutates_args=(),
+    schema="(Tensor inputs, Tensor[] tensors, Tensor? bias, str scheme) -> Tensor",
+).register_fake(_shaped)
+OPERATOR: Any = torch.ops.modelexport.quantized_linear.default
+"""The operator of a call, for those who translate it."""
 
 
 def dequantized(scheme: Scheme, tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:

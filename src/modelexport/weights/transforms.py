@@ -14,7 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from modelexport.core.decoding import decode_json
-from modelexport.errors import FileFormatError
+from modelexport.errors import FileFormatError, WeightsError
 from modelexport.format.documents import StateDictEntry, TransformStep
 from modelexport.format.dtypes import dtype_name, parse_dtype
 from modelexport.format.keys import LOST, PARAMETER, STATE_DICT, TRANSFORM, UNRECORDED, UNRECORDED_DOMAIN
@@ -105,13 +105,14 @@ def apply_transform(steps: Sequence[TransformStep], tensors: Mapping[str, np.nda
     Raises:
         KeyError: An entry is missing.
         FileFormatError: A step cannot be run.
+        WeightsError: A packed weight is not of the kind that the file was exported with.
     """
     outputs: dict[str, Any] = {}
     for number, step in enumerate(steps):
         try:
             inputs = [_input(name, outputs, tensors) for name in step.inputs]
             results = _run(step, inputs)
-        except KeyError:
+        except (KeyError, WeightsError):
             raise
         except Exception as error:
             raise FileFormatError(

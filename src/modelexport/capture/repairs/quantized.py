@@ -1,8 +1,8 @@
 """The call of a linear layer with a packed weight: ``MatMulNBits`` or ``MatMulBnb4`` of ONNX Runtime.
 
-Sizes of groups that those do not have become ``DequantizeLinear`` and ``MatMul``. The input ``g_idx`` of ``MatMulNBits`` is
-not used: it is deprecated, and ONNX Runtime 1.31.1 computes something else with it and zero points. The columns of the
-weight are sorted instead, and those of the input by ``Gather``.
+Sizes of groups that those do not have become ``DequantizeLinear`` and ``MatMul``. ``MatMulNBits``' input ``g_idx``
+is not used: it is deprecated, and ONNX Runtime 1.31.1 computes something else with it and zero points. The columns of
+the weight are sorted instead, and those of the input by ``Gather``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from onnxscript import opset18 as op
 from modelexport.capture.repairs.parts import ints
 from modelexport.errors import WeightsError
 from modelexport.format.dtypes import dtype_name
+from modelexport.pytorch.quantized import OPERATOR
 from modelexport.weights.packed.operators import (
     DOMAIN,
     VERSION,
@@ -36,21 +37,26 @@ _FOUR_BIT_TABLES = {"fp4": 0, "nf4": 1}
 """The attribute ``quant_type`` of ``MatMulBnb4``."""
 
 
-def quantized_linear(input: Any, tensors: Sequence[Any], bias: Any = None, scheme: str = "") -> Any:
+def linear() -> dict[Any, Any]:
+    """The operator of packed linear layers to its translation."""
+    return {OPERATOR: _translated}
+
+
+def _translated(inputs: Any, tensors: Sequence[Any], bias: Any = None, scheme: str = "") -> Any:
     known = msgspec.json.decode(scheme, type=Scheme)
     block = known.group if is_table(known) else block_size(known)
-    wanted = packing(known, block, dtype_name(input.dtype))
+    wanted = packing(known, block, dtype_name(inputs.dtype))
     by_role = dict(zip(known.roles, tensors, strict=True))
     codes, scales = _part("Codes", wanted, by_role), _part("Scales", wanted, by_role)
     if is_table(known):
-        return _by_table(input, codes, scales, bias, wanted)
+        return _by_table(inputs, codes, scales, bias, wanted)
     if known.ordered:
-        input = op.Gather(input, _part("Order", wanted, by_role), axis=-1)
+        inputs = op.Gather(inputs, _part("Order", wanted, by_role), axis=-1)
     zero_points = _part("ZeroPoints", wanted, by_role)
     if block:
         sizes = {"K": known.columns, "N": known.rows, "bits": known.bits, "block_size": block, "accuracy_level": 0}
-        return _node(RUNTIME, "MatMulNBits", [input, codes, scales, zero_points, None, bias], sizes)
-    return _dense(input, codes, scales, zero_points, bias, wanted)
+        return _node(RUNTIME, "MatMulNBits", [inputs, codes, scales, zero_points, None, bias], sizes)
+    return _dense(inputs, codes, scales, zero_points, bias, wanted)
 
 
 def _part(operator: str, wanted: Packing, tensors: dict[str, Any]) -> Any:
@@ -64,26 +70,28 @@ def _part(operator: str, wanted: Packing, tensors: dict[str, Any]) -> Any:
     return part
 
 
-def _by_table(input: Any, codes: Any, scales: Any, bias: Any, wanted: Packing) -> Any:
+def _by_table(inputs: Any, codes: Any, scales: Any, bias: Any, wanted: Packing) -> Any:
     if block_size(wanted) == 0 or wanted.group & (wanted.group - 1):
-        raise WeightsError(f"blocks of {wanted.group} numbers of {wanted.variant}: MatMulBnb4 takes powers of two from 16")
+        raise WeightsError(
+            f"blocks of {wanted.group} numbers of {wanted.variant}: MatMulBnb4 takes powers of two from 16"
+        )
     sizes = {
         "K": wanted.columns,
         "N": wanted.rows,
         "block_size": wanted.group,
         "quant_type": _FOUR_BIT_TABLES[wanted.variant],
     }
-    result = _node(RUNTIME, "MatMulBnb4", [input, codes, scales], sizes)
+    result = _node(RUNTIME, "MatMulBnb4", [inputs, codes, scales], sizes)
     return result if bias is None else op.Add(result, bias)
 
 
-def _dense(input: Any, codes: Any, scales: Any, zero_points: Any, bias: Any, wanted: Packing) -> Any:
+def _dense(inputs: Any, codes: Any, scales: Any, zero_points: Any, bias: Any, wanted: Packing) -> Any:
     if zero_points is None:
         middle = op.Constant(value=ir.tensor([2 ** (wanted.bits - 1)], dtype=ir.DataType.UINT8))
         zero_points = op.Expand(middle, ints(wanted.rows * wanted.columns // wanted.group))
     values = op.DequantizeLinear(codes, scales, zero_points, axis=0)
     weight = op.Reshape(values, ints(wanted.rows, wanted.columns))
-    result = op.MatMul(input, op.Transpose(weight, perm=[1, 0]))
+    result = op.MatMul(inputs, op.Transpose(weight, perm=[1, 0]))
     return result if bias is None else op.Add(result, bias)
 
 

@@ -24,7 +24,6 @@ from modelexport.capture.repairs import (
     recurrent,
 )
 from modelexport.core.attributes import attribute_set
-import modelexport.pytorch.quantized  # defines the operator
 
 Table = dict[Callable[..., Any], Callable[..., Any]]
 
@@ -79,7 +78,7 @@ def translations() -> Table:
         aten.searchsorted.Tensor: ordering.search,
         aten.bucketize.Tensor: ordering.bucket,
         aten.lstm.input: recurrent.lstm,
-        torch.ops.modelexport.quantized_linear.default: quantized.quantized_linear,
+        **quantized.linear(),
     }
 
 

@@ -53,10 +53,12 @@ def load_hugging_face(
         check_config(spec, config)
         cls, notes = _choose_class(spec, config, model_class, trust_remote_code)
         _check_own_code(spec, config, cls, trust_remote_code)
-        settings = _packing(config)
+        settings = _packing(spec, config)
         files = None if weights == "memory" and settings is None else _checkpoint(spec, directory, local_only)
         if files is None and (weights == "files" or settings is not None):
-            what = "packed weights can only be read" if settings is not None else "weights can only be linked or streamed"
+            what = (
+                "packed weights can only be read" if settings is not None else "weights can only be linked or streamed"
+            )
             raise ModelLoadError(f"{spec} has no safetensors files: {what} from those")
         if files is not None:
             stay = weights == "files" or (weights == "auto" and sum(file.size for file in files) > LARGE)
@@ -82,11 +84,26 @@ def load_hugging_face(
     return LoadedModel(model.eval(), None, directory.resolve().name if directory else spec, directory, tuple(notes))
 
 
-def _packing(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The ``quantization_config`` of packed weights that are exported as they are; transformers reads others itself."""
+def _packing(spec: str, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The ``quantization_config`` of packed weights that are exported as they are; transformers reads others itself.
+
+    Raises:
+        ModelLoadError: Nobody knows the format; transformers would load random weights.
+    """
+    from transformers.quantizers import AutoHfQuantizer
+
     settings = config.get("quantization_config")
-    known = isinstance(settings, dict) and settings.get("quant_method") in FORMATS
-    return settings if known else None
+    if not isinstance(settings, dict):
+        return None
+    method = settings.get("quant_method")
+    if method in FORMATS:
+        return settings
+    if method is None or not AutoHfQuantizer.supports_quant_method(settings):
+        raise ModelLoadError(
+            f"{spec} is quantized by {method!r}, which is not known: modelexport reads {', '.join(FORMATS)}; export "
+            "the model that it was made from"
+        )
+    return None
 
 
 def _find_packed(

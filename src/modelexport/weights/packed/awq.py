@@ -30,7 +30,8 @@ def _find(settings: Mapping[str, Any], checkpoint: Reader) -> dict[str, Scheme]:
     version = str(settings.get("version", settings.get("format", "gemm"))).lower()
     if bits != _BITS or version != "gemm":
         raise WeightsError(
-            f"the checkpoint has AWQ numbers of {bits} bits in version {version}: modelexport reads 4 bits in version gemm"
+            f"the checkpoint has AWQ numbers of {bits} bits in version {version}: modelexport reads 4 bits in version "
+            "gemm"
         )
     found = {}
     for layer in checkpoint.layers("qweight"):

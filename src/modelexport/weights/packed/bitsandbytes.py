@@ -1,4 +1,4 @@
-"""bitsandbytes, 4 bits: ``weight``, ``weight.absmax``, ``weight.quant_map`` and ``weight.quant_state.bitsandbytes__nf4``.
+"""bitsandbytes, 4 bits: ``weight``, ``weight.absmax``, ``weight.quant_map`` and ``weight.quant_state``.
 
 Specification: ``QuantState`` and ``dequantize_4bit`` in ``bitsandbytes/functional.py`` of bitsandbytes-foundation.
 
@@ -39,9 +39,7 @@ def _find(settings: Mapping[str, Any], checkpoint: Reader) -> dict[str, Scheme]:
     if not settings.get("load_in_4bit", settings.get("_load_in_4bit")):
         raise WeightsError("the checkpoint has bitsandbytes weights of 8 bits: modelexport reads nf4 and fp4")
     return {
-        layer: _scheme(layer, checkpoint, table)
-        for table in _TABLES
-        for layer in checkpoint.layers(f"{_STATE}{table}")
+        layer: _scheme(layer, checkpoint, table) for table in _TABLES for layer in checkpoint.layers(f"{_STATE}{table}")
     }
 
 
@@ -73,7 +71,9 @@ def _state(layer: str, array: np.ndarray) -> dict[str, Any]:
     try:
         return dict(json.loads(array.astype(np.uint8).tobytes()))
     except (ValueError, TypeError, RecursionError) as error:
-        raise WeightsError(f"{layer} has a quant_state that is not JSON: copy or download the checkpoint again") from error
+        raise WeightsError(
+            f"{layer} has a quant_state that is not JSON: copy or download the checkpoint again"
+        ) from error
 
 
 def _scales(scheme: Scheme, tensors: Tensors) -> np.ndarray:
@@ -82,12 +82,13 @@ def _scales(scheme: Scheme, tensors: Tensors) -> np.ndarray:
         return absmax
     state = _state("the layer", tensors[f"{_STATE}{scheme.variant}"])
     outer = np.repeat(tensors["weight.nested_absmax"], int(state["nested_blocksize"]))[: absmax.size]
-    return tensors["weight.nested_quant_map"][absmax] * outer + np.float32(state["nested_offset"])
+    result: np.ndarray = tensors["weight.nested_quant_map"][absmax] * outer + np.float32(state["nested_offset"])
+    return result
 
 
 FORMAT = Format(
     find=_find,
-    codes=Part(("weight",), lambda scheme, tensors: tensors["weight"].reshape(-1), is_bytes_of="weight"),
+    codes=Part(("weight",), lambda scheme, tensors: tensors["weight"].reshape(-1), is_bytes=True),
     scales=Part(
         (
             "weight.absmax",
@@ -96,6 +97,7 @@ FORMAT = Format(
             *(f"{_STATE}{table}" for table in _TABLES),
         ),
         _scales,
+        is_bytes=True,
     ),
     table=lambda scheme: np.array(_TABLES[scheme.variant], np.float32),
     unread=("weight.quant_map",),

@@ -57,8 +57,8 @@ def _widths(settings: Mapping[str, Any]) -> dict[int, list[int]]:
             )
         if bits not in (4, 8) or strategy not in ("group", "channel"):
             raise WeightsError(
-                f"the checkpoint has compressed-tensors of {bits} bits by {strategy}: modelexport reads 4 and 8 bits by "
-                "group and by channel"
+                f"the checkpoint has compressed-tensors of {bits} bits by {strategy}: modelexport reads 4 and 8 bits "
+                "by group and by channel"
             )
         size = setting(weights, "group_size", int) if strategy == "group" else -1
         widths.setdefault(bits, []).append(size)
@@ -82,9 +82,7 @@ def _scheme(layer: str, checkpoint: Reader, rows: int, columns: int, widths: Map
         else:
             checkpoint.check(zeros, (-(-rows * bits // 32), groups), "int32")
         roles.append("weight_zero_point")
-    scheme = Scheme(
-        format="compressed-tensors", rows=rows, columns=columns, bits=bits, group=size, roles=tuple(roles)
-    )
+    scheme = Scheme(format="compressed-tensors", rows=rows, columns=columns, bits=bits, group=size, roles=tuple(roles))
     return with_groups(scheme, layer, checkpoint, "weight_g_idx")
 
 
@@ -99,14 +97,15 @@ def _zero_points(scheme: Scheme, tensors: Tensors) -> np.ndarray:
     if stored is None:
         return np.full((scheme.rows, scheme.columns // scheme.group), middle, np.uint8)
     if stored.dtype == np.int8:
-        return (stored.astype(np.int16) + middle).astype(np.uint8)
+        unsigned: np.ndarray = (stored.astype(np.int16) + middle).astype(np.uint8)
+        return unsigned
     return unpack(bytes_of_words(stored.T), scheme.bits, scheme.rows).T
 
 
 FORMAT = Format(
     find=_find,
-    codes=Part(("weight_packed",), _codes, is_bytes_of="weight_packed"),
-    scales=Part(("weight_scale",), lambda scheme, tensors: tensors["weight_scale"]),
+    codes=Part(("weight_packed",), _codes, is_bytes=True),
+    scales=Part(("weight_scale",), lambda scheme, tensors: tensors["weight_scale"], is_bytes=True),
     zero_points=Part(("weight_zero_point",), _zero_points),
     groups=Part(("weight_g_idx",), lambda scheme, tensors: tensors["weight_g_idx"].astype(np.int32)),
     unread=("weight_shape",),

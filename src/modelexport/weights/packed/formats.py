@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import onnx_ir as ir
 from safetensors import safe_open
 
 from modelexport.errors import WeightsError
-from modelexport.files.safetensors_files import Place, SafetensorsFile
+from modelexport.files.safetensors_files import SafetensorsFile
 from modelexport.weights.packed import awq, bitsandbytes, compressed_tensors, gptq, torchao
 from modelexport.weights.packed.scheme import Format, Reader, Scheme
 
@@ -38,7 +39,8 @@ def find_packed(settings: Mapping[str, Any], files: Sequence[SafetensorsFile]) -
     def read(name: str) -> np.ndarray:
         place = places[name]
         shape = ir.Shape(place.shape)
-        return np.array(ir.ExternalTensor(str(place.path), place.offset, place.length, place.dtype, shape=shape, name=name))
+        tensor = ir.ExternalTensor(str(place.path), place.offset, place.length, place.dtype, shape=shape, name=name)
+        return tensor.numpy().copy()
 
     found = FORMATS[method].find(settings, Reader(places, read, _notes(files)))
     if not found:
@@ -49,12 +51,22 @@ def find_packed(settings: Mapping[str, Any], files: Sequence[SafetensorsFile]) -
     return found
 
 
-def packed_names(layer: str, scheme: Scheme, places: Mapping[str, Place]) -> list[str]:
+def packed_names(layer: str, scheme: Scheme, names: Collection[str]) -> list[str]:
     """The names of all tensors of a packed weight, also of those from which nothing is computed."""
     known = FORMATS[scheme.format]
     parts = (known.codes, known.scales, known.zero_points, known.groups)
     roles = {*scheme.roles, *known.unread, *(role for part in parts if part is not None for role in part.roles)}
-    return [name for role in sorted(roles) if (name := f"{layer}.{role}") in places]
+    return [name for role in sorted(roles) if (name := f"{layer}.{role}") in names]
+
+
+def entry_name(name: str) -> str:
+    """The name that a tensor of a checkpoint has in a ``state_dict``, where parameters have no dots in their names."""
+    found = _DOTTED.search(name)
+    return name if found is None else name[: found.start(1)] + found[1].replace(".", "_")
+
+
+_DOTTED = re.compile(r"(?:^|\.)(weight\.(?:absmax|nested_absmax|nested_quant_map|quant_state\..+))$")
+"""The names of bitsandbytes."""
 
 
 def _notes(files: Sequence[SafetensorsFile]) -> dict[str, str]:

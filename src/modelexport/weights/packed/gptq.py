@@ -1,7 +1,7 @@
 """GPTQ: ``qweight``, ``qzeros``, ``scales`` and ``g_idx``, as AutoGPTQ and GPTQModel write them.
 
-Specification: ``pack`` and ``dequantize_weight`` in ``gptqmodel/nn_modules/qlinear/__init__.py`` of ModelCloud/GPTQModel,
-and ``convert_gptq_v1_to_v2_format_module`` in ``gptqmodel/utils/model.py``.
+Specification: ``pack`` and ``dequantize_weight`` in ``gptqmodel/nn_modules/qlinear/__init__.py`` of
+ModelCloud/GPTQModel, and ``convert_gptq_v1_to_v2_format_module`` in its ``gptqmodel/utils/model.py``.
 
 - ``qweight`` int32 ``[columns * bits / 32, rows]``: along the columns, the first in the lowest bits.
 - ``qzeros`` int32 ``[groups, rows * bits / 32]``: along the rows. In version 1, the usual one, each word is the packed

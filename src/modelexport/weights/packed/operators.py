@@ -19,6 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError, WeightsError
+from modelexport.format.documents import TransformStep
 from modelexport.format.dtypes import parse_dtype
 from modelexport.weights.packed.bits import pack, unpack
 from modelexport.weights.packed.formats import FORMATS
@@ -52,7 +53,9 @@ def packing(scheme: Scheme, block: int, dtype: str) -> Packing:
 def roles_of(operator: str, scheme: Scheme) -> tuple[str, ...]:
     """The roles of an operator's inputs, in order; none if the weight has no such part."""
     known = FORMATS[scheme.format]
-    part = {"Codes": known.codes, "Scales": known.scales, "ZeroPoints": known.zero_points, "Order": known.groups}[operator]
+    part = {"Codes": known.codes, "Scales": known.scales, "ZeroPoints": known.zero_points, "Order": known.groups}[
+        operator
+    ]
     roles = tuple(role for role in part.roles if role in scheme.roles) if part is not None else ()
     if operator == "Codes" and known.groups is not None:
         roles += tuple(role for role in known.groups.roles if role in scheme.roles)
@@ -82,12 +85,13 @@ def is_table(scheme: Scheme) -> bool:
     return FORMATS[scheme.format].table is not None
 
 
-def unchanged_role(operator: str, wanted: Packing) -> str | None:
-    """The role whose bytes are those of the result; ``None`` if the result has to be computed."""
+def is_unchanged(operator: str, wanted: Packing, dtype: ir.DataType) -> bool:
+    """Whether the bytes of the first input, of this type, are those of the result, which then need not be computed."""
+    known = FORMATS[wanted.format]
+    if operator == "Scales":
+        return known.scales.is_bytes and dtype == parse_dtype(wanted.dtype) and wanted.block in (0, wanted.group)
     whole = wanted.columns * wanted.bits % 32 == 0 or is_table(wanted)
-    if operator != "Codes" or wanted.ordered or not wanted.block or not whole:
-        return None
-    return FORMATS[wanted.format].codes.is_bytes_of
+    return operator == "Codes" and known.codes.is_bytes and not wanted.ordered and wanted.block > 0 and whole
 
 
 def run(operator: str, attributes: Mapping[str, Any], inputs: Sequence[np.ndarray]) -> np.ndarray:
@@ -105,6 +109,16 @@ def run(operator: str, attributes: Mapping[str, Any], inputs: Sequence[np.ndarra
     result = _COMPUTED[operator](wanted, dict(zip(roles, inputs, strict=True)))
     dtype, shape = result_type(operator, wanted)
     return np.ascontiguousarray(result.reshape(shape).astype(dtype.numpy(), copy=False))
+
+
+def packed_size(steps: Sequence[TransformStep]) -> int | None:
+    """How many numbers of a weight an initializer holds, in whatever number of bits; ``None`` if it is not packed."""
+    if not steps or steps[-1].domain != DOMAIN:
+        return None
+    wanted = msgspec.convert(dict(steps[-1].attributes), Packing, strict=False)
+    return {"Codes": wanted.rows * wanted.columns, "Order": wanted.columns}.get(
+        steps[-1].op_type, wanted.rows * wanted.columns // (wanted.block or wanted.group)
+    )
 
 
 def numbers_of(scheme: Scheme, tensors: Tensors) -> np.ndarray:

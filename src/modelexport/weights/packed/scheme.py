@@ -41,14 +41,16 @@ class Part:
 
     roles: tuple[str, ...]
     compute: Callable[[Scheme, Tensors], np.ndarray]
-    is_bytes_of: str | None = None
-    """The role whose bytes, unchanged, are those of the result, if the columns need not be sorted."""
+    is_bytes: bool = False
+    """Whether the result has the bytes of the first tensor, if the columns need not be sorted."""
 
 
 class Reader:
     """The tensors of a checkpoint by name: their places, and their contents on demand."""
 
-    def __init__(self, places: Mapping[str, Place], read: Callable[[str], np.ndarray], notes: Mapping[str, Any]) -> None:
+    def __init__(
+        self, places: Mapping[str, Place], read: Callable[[str], np.ndarray], notes: Mapping[str, Any]
+    ) -> None:
         self.places, self.read, self.notes = places, read, notes
         """``notes`` are the metadata in the headers of the files."""
 
@@ -82,7 +84,7 @@ class Format:
     find: Callable[[Mapping[str, Any], Reader], dict[str, Scheme]]
     """From ``quantization_config`` and the tensors: the name of each layer to its scheme."""
     codes: Part
-    """``uint8[rows, columns * bits / 8]``: the unsigned numbers, as :mod:`modelexport.weights.packed.bits` packs them."""
+    """``uint8[rows, columns * bits / 8]``: the unsigned numbers, packed as in ``packed/bits.py``."""
     scales: Part
     """``[rows, columns / group]``, or as many in one row where the groups do not end with the rows."""
     zero_points: Part | None = None

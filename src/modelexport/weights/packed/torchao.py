@@ -1,7 +1,7 @@
 """torchao, weight-only: ``_weight_qdata``, ``_weight_scale`` and ``_weight_zero_point`` of integer tensors.
 
-Specification: ``prototype/safetensors/safetensors_support.py`` of pytorch/ao, which flattens tensors and describes each in
-the metadata of the file, and ``Int8Tensor`` and ``IntxUnpackedToInt8Tensor`` in ``quantization/quantize_/workflows``.
+Specification: ``prototype/safetensors/safetensors_support.py`` of pytorch/ao, which flattens tensors and describes each
+in the metadata of the file; ``Int8Tensor`` and ``IntxUnpackedToInt8Tensor`` in ``quantization/quantize_/workflows``.
 
 - ``qdata`` int8 ``[rows, columns]``, also for numbers of 4 bits; ``scale`` ``[rows, columns / group]``.
 - ``zero_point``: absent, int8, or whole numbers as floats; ``[rows, columns / group]``.
@@ -20,7 +20,7 @@ from modelexport.errors import WeightsError
 from modelexport.weights.packed.bits import pack
 from modelexport.weights.packed.scheme import FLOATS, Format, Part, Reader, Scheme, Tensors, whole_groups
 
-_INTEGERS = {"torch.int4": 4, "torch.int8": 8}
+_INTEGERS = {"int4": 4, "int8": 8}
 
 
 def _find(settings: Mapping[str, Any], checkpoint: Reader) -> dict[str, Scheme]:
@@ -41,11 +41,12 @@ def _find(settings: Mapping[str, Any], checkpoint: Reader) -> dict[str, Scheme]:
 def _scheme(layer: str, checkpoint: Reader, kind: str, data: Mapping[str, Any], block: Any) -> Scheme:
     bits = {"Int8Tensor": 8, "IntxUnpackedToInt8Tensor": _INTEGERS.get(_name(data.get("target_dtype")))}.get(kind)
     active = data.get("act_quant_kwargs") or data.get("activation_quantization")
+    active = active or any(name.startswith(f"{layer}._weight_act_") for name in checkpoint.places)
     shape = checkpoint.places[f"{layer}._weight_qdata"].shape
     if bits is None or active or len(shape) != 2 or not _is_block(block):
         raise WeightsError(
-            f"{layer}.weight is a {kind} of torchao{' with quantized activations' if active else ''}: modelexport reads "
-            "weight-only Int8Tensor and IntxUnpackedToInt8Tensor of int4 and int8, by group and by channel"
+            f"{layer}.weight is a {kind} of torchao{' with quantized activations' if active else ''}: modelexport "
+            "reads weight-only Int8Tensor and IntxUnpackedToInt8Tensor of int4 and int8, by group and by channel"
         )
     rows, columns = shape
     size = whole_groups(layer, columns, block[1])
@@ -59,12 +60,12 @@ def _scheme(layer: str, checkpoint: Reader, kind: str, data: Mapping[str, Any], 
 
 
 def _is_block(block: Any) -> bool:
-    return isinstance(block, list) and len(block) == 2 and block[0] == 1 and isinstance(block[1], int)
+    return isinstance(block, list) and len(block) == 2 and block[0] == 1 and type(block[1]) is int
 
 
 def _name(value: Any) -> str:
-    """A type as the metadata spell it: ``torch.int4``, alone or as the ``_data`` of an object."""
-    return str(value.get("_data") if isinstance(value, dict) else value)
+    """A type as the metadata spell it: ``int4`` or ``torch.int4``, alone or as the ``_data`` of an object."""
+    return str(value.get("_data") if isinstance(value, dict) else value).removeprefix("torch.")
 
 
 def _unsigned(name: str, signed: np.ndarray, bits: int) -> np.ndarray:
@@ -76,7 +77,8 @@ def _unsigned(name: str, signed: np.ndarray, bits: int) -> np.ndarray:
     numbers = signed.astype(np.float32) + 2 ** (bits - 1)
     if ((numbers < 0) | (numbers >= 2**bits) | (numbers != np.rint(numbers))).any():
         raise WeightsError(f"{name} has numbers that are not integers of {bits} bits: save the checkpoint again")
-    return numbers.astype(np.uint8)
+    result: np.ndarray = numbers.astype(np.uint8)
+    return result
 
 
 def _codes(scheme: Scheme, tensors: Tensors) -> np.ndarray:
@@ -90,6 +92,6 @@ def _zero_points(scheme: Scheme, tensors: Tensors) -> np.ndarray:
 FORMAT = Format(
     find=_find,
     codes=Part(("_weight_qdata",), _codes),
-    scales=Part(("_weight_scale",), lambda scheme, tensors: tensors["_weight_scale"]),
+    scales=Part(("_weight_scale",), lambda scheme, tensors: tensors["_weight_scale"], is_bytes=True),
     zero_points=Part(("_weight_zero_point",), _zero_points),
 )
