@@ -91,14 +91,16 @@ def dequantized(scheme: Scheme, tensors: Sequence[torch.Tensor], dtype: torch.dt
         values = _tensor(known.table(scheme), dtype)[numbers]
         each = scales.repeat_interleave(scheme.group)[: values.numel()]
         return (values * each).view(scheme.rows, scheme.columns)
-    numbers = torch.from_numpy(numbers_of(scheme, arrays).astype(np.int16))
-    groups = torch.arange(scheme.columns) // scheme.group
+    # Whole numbers below 256 are exact in every floating-point type.
+    numbers = torch.from_numpy(numbers_of(scheme, arrays)).to(dtype)
+    zeros = torch.full_like(scales, 2 ** (scheme.bits - 1))
+    if known.zero_points is not None and set(known.zero_points.roles) <= set(arrays):
+        zeros = _tensor(known.zero_points.compute(scheme, arrays), dtype)
     if scheme.ordered and known.groups is not None:
         groups = torch.from_numpy(known.groups.compute(scheme, arrays)).long()
-    zeros = torch.full((1, 1), 2 ** (scheme.bits - 1), dtype=torch.int16).expand(scheme.rows, scales.shape[1])
-    if known.zero_points is not None and set(known.zero_points.roles) <= set(arrays):
-        zeros = torch.from_numpy(known.zero_points.compute(scheme, arrays).astype(np.int16))
-    return (numbers - zeros[:, groups]).to(dtype) * scales[:, groups]
+        return (numbers - zeros[:, groups]) * scales[:, groups]
+    steps = numbers.view(scheme.rows, -1, scheme.group) - zeros[..., None]
+    return steps.mul_(scales[..., None]).view(scheme.rows, scheme.columns)
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:
