@@ -7,14 +7,16 @@ result has no tensor in the graph either.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import msgspec
 import numpy as np
 import onnx_ir as ir
 from onnxscript import optimizer
 
 from modelexport.capture.once.inference import Known, inferred_once
-from modelexport.graph.nodes import nested_graphs
+from modelexport.graph.nodes import all_nodes, nested_graphs
+from modelexport.weights.packed import operators as packed
 from modelexport.weights.transforms import run_operator, since_version, tensor_attributes
 
 _LARGEST_INPUT, _LARGEST_OUTPUT = 8_192, 512 * 512
@@ -37,6 +39,39 @@ class FoldConstants(ir.passes.InPlacePass):
     def _should_fold(self, node: ir.Node) -> bool | None:
         """Do not fold a constant ``Resize``: its evaluator works element by element in Python."""
         return None if node.op_identifier() != ("", "Resize", "") and self._may_fold(node) else False
+
+
+def fold_packed(model: ir.Model, tensors: dict[ir.Value, ir.TensorProtocol]) -> None:
+    """Replace the operators that unpack weights by initializers, each of which is computed when it is written.
+
+    Args:
+        tensors: The tensors of parameters. Those of the new initializers are added.
+    """
+    for node in [node for node in all_nodes(model) if node.domain == packed.DOMAIN]:
+        inputs = [value for value in node.inputs if value is not None]
+        output = node.outputs[0]
+        tensor = _unpacked(node, [tensors[value] for value in inputs])
+        folded = ir.Value(name=output.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()))
+        tensors[folded] = tensor
+        model.graph.initializers.add(folded)
+        assert isinstance(node.graph, ir.Graph)
+        ir.convenience.replace_nodes_and_values(node.graph, node, [node], [], node.outputs, [folded])
+    model.opset_imports.pop(packed.DOMAIN, None)
+
+
+def _unpacked(node: ir.Node, inputs: Sequence[ir.TensorProtocol]) -> ir.TensorProtocol:
+    """The result of an operator that unpacks a weight: the same bytes of a file, or computed on access."""
+    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+    wanted = msgspec.convert(attributes, packed.Packing, strict=False)
+    dtype, shape = packed.result_type(node.op_type, wanted)
+    name, first = node.outputs[0].name, inputs[0]
+    if isinstance(first, ir.ExternalTensor) and packed.is_unchanged(node.op_type, wanted, first.dtype):
+        return ir.ExternalTensor(first.path, first.offset, first.length, dtype, shape=ir.Shape(shape), name=name or "")
+
+    def compute() -> ir.TensorProtocol:
+        return ir.Tensor(packed.run(node.op_type, attributes, [tensor.numpy() for tensor in inputs]), dtype=dtype)
+
+    return ir.LazyTensor(compute, dtype=dtype, shape=ir.Shape(shape), name=name)
 
 
 class FoldParameters(ir.passes.InPlacePass):

@@ -17,6 +17,7 @@ from modelexport.core.modules import ModuleTree
 from modelexport.core.tags import Tags
 from modelexport.core.text import root_cause
 from modelexport.errors import CaptureError
+from modelexport.exporting.folding import fold_packed
 from modelexport.exporting.fusion import Fusion, describe_fusion, fuse_graph
 from modelexport.exporting.optimizer import finish, optimize_graph
 from modelexport.exporting.options import GraphOptions, TagOptions, WeightOptions
@@ -91,7 +92,9 @@ def remember(model: nn.Module, exported: Exported, weights: Weights | None) -> U
     source = take_snapshot(graph)
     computed = Computed(source, parameters, graph.opset_imports)
     entries = state_dict_entries(model, parameters, graph)
-    return Unoptimized(source, computed, detach_parameters(graph, parameters, weights), entries)
+    tensors = detach_parameters(graph, parameters, weights)
+    fold_packed(graph, tensors)
+    return Unoptimized(source, computed, tensors, entries)
 
 
 def optimize_exported(exported: Exported, before: Unoptimized) -> list[str]:

@@ -22,6 +22,7 @@ from modelexport.measure.page import Page, embedded_page
 from modelexport.measure.shapes import Shapes, Size, find_shapes
 from modelexport.measure.table import NodeFigures, Table
 from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.weights.packed.operators import packed_size
 from modelexport.weights.transforms import parameter_plan, state_dict_of
 
 
@@ -163,9 +164,9 @@ def _stored(tagged: TaggedFile) -> tuple[dict[str, dict[ModuleCall, int]], list[
         for names in plan.groups() if plan is not None else ():
             if counted.isdisjoint(names):
                 counted.update(names)
-                elements = tensor.size
-                if names[0] in entries:
-                    elements = _product(entries[names[0]].shape)
+                elements = packed_size(plan.steps) if plan is not None else None
+                if elements is None:
+                    elements = _product(entries[names[0]].shape) if names[0] in entries else tensor.size
                 place = _holder(names, calls, by_path, tagged) or holder
                 parameters[place] = parameters.get(place, 0) + elements
     return {columns.PARAMETERS.name: parameters, columns.BYTES.name: sizes}, unused

@@ -22,6 +22,9 @@ from modelexport.errors import WeightsError
 from modelexport.files.safetensors_files import Place, SafetensorsFile
 from modelexport.format.dtypes import dtype_name
 from modelexport.pytorch.private_torch import outside_of_modes
+from modelexport.pytorch.quantized import QuantizedLinear, dequantized, is_linear
+from modelexport.weights.packed.formats import packed_names
+from modelexport.weights.packed.scheme import Scheme
 from modelexport.weights.sources import Weights
 
 
@@ -66,7 +69,11 @@ def _recorded(name: str, place: Place) -> _Recorded:
 
 
 def build_without_weights(
-    cls: Any, config: Any, files: Sequence[SafetensorsFile], dtype: str | None
+    cls: Any,
+    config: Any,
+    files: Sequence[SafetensorsFile],
+    dtype: str | None,
+    packed: Mapping[str, Scheme] | None = None,
 ) -> tuple[nn.Module, dict[str, Any], Weights]:
     """A model whose parameters use no memory, the loading info, and the places of its weights.
 
@@ -77,8 +84,11 @@ def build_without_weights(
         config: Its configuration.
         files: The checkpoint.
         dtype: The element type to load with; ``None`` for that of the configuration or the checkpoint.
+        packed: The layers whose weights the checkpoint has packed: linear layers keep them so; others get dense ones.
     """
     state_dict = {name: _recorded(name, place) for file in files for name, place in file.tensors.items()}
+    for layer, scheme in (packed or {}).items():
+        _unpack_later(state_dict, layer, scheme, getattr(torch, dtype) if dtype is not None else None)
     model, info = cls.from_pretrained(
         None,
         config=config,
@@ -87,6 +97,7 @@ def build_without_weights(
         ignore_mismatched_sizes=True,  # the info lists them
         dtype=dtype or "auto",
     )
+    _keep_packed(model)
     entries = {k: t for k, t in model.state_dict(keep_vars=True).items() if isinstance(t, _Recorded)}
     weights = Weights(
         {key: _tensor(key, entry) for key, entry in entries.items()},
@@ -104,6 +115,48 @@ def build_without_weights(
             if isinstance(buffer, _Recorded):
                 setattr(module, name, _made(buffer).clone())
     return model, info, weights
+
+
+def _unpack_later(state_dict: dict[str, torch.Tensor], layer: str, scheme: Scheme, dtype: torch.dtype | None) -> None:
+    """Put a dense weight in the place of the tensors of a packed one: recorded, so that it need not be computed."""
+    tensors = [state_dict[f"{layer}.{role}"] for role in scheme.roles]
+    for name in packed_names(layer, scheme, state_dict):
+        del state_dict[name]
+    if dtype is None:
+        floats = [tensor.dtype for tensor in tensors if tensor.dtype.is_floating_point]
+        dtype = floats[0] if floats else torch.float32
+    dense: _Recorded = torch.empty((scheme.rows, scheme.columns), dtype=dtype, device="meta").as_subclass(_Recorded)
+    dense.origin = (dequantized, (scheme, tensors, dtype), {})
+    state_dict[f"{layer}.weight"] = dense
+
+
+def _keep_packed(model: nn.Module) -> None:
+    """Exchange each linear layer whose weight would be computed from packed tensors for one that has these."""
+    made: dict[nn.Module, QuantizedLinear] = {}
+    for path, module in list(model.named_modules(remove_duplicate=False)):
+        weight: Any = dict(module.named_parameters(recurse=False)).get("weight")
+        while isinstance(weight, _Recorded) and weight.origin[0] is torch.Tensor.to:
+            moved: Any = weight.origin[1]
+            weight = moved[0]
+        if (
+            not isinstance(weight, _Recorded)
+            or weight.origin[0] is not dequantized
+            or not path
+            or not is_linear(module)
+        ):
+            continue
+        if module not in made:
+            found: Any = weight.origin[1]
+            scheme, tensors = found[0], found[1]
+            made[module] = QuantizedLinear(scheme, dict(zip(scheme.roles, tensors, strict=True)), module.bias)
+        model.set_submodule(path, made[module])
+
+
+def fill_weights(model: nn.Module, weights: Weights) -> None:
+    """Give the parameters of a model that was built without weights their values, to keep."""
+    for key, parameter in model.state_dict(keep_vars=True).items():
+        if key in weights.tensors:
+            parameter.data = read_tensor(weights.tensors[key]).view_as(parameter)
 
 
 def _tensor(key: str, entry: _Recorded) -> ir.TensorProtocol:

@@ -19,6 +19,7 @@ import onnx_ir as ir
 from modelexport.format.documents import StateDictEntry, TransformStep
 from modelexport.graph.nodes import initializers, nested_graphs
 from modelexport.graph.snapshot import SourceGraph, SourceNode
+from modelexport.weights.packed import operators as packed
 from modelexport.weights.transforms import encode_tensor, run_operator, since_version, tensor_attributes
 
 _T = TypeVar("_T")
@@ -279,6 +280,8 @@ def name_after_entries(model: ir.Model, found: Mapping[str, Origin]) -> dict[str
                 value.graph.initializers.pop(value.name or "")
                 continue
             entries = {name for step in origin.transform for name in step.inputs if name in origin.keys}
+            if origin.transform[-1].domain == packed.DOMAIN:  # named after the first tensor of the weight
+                entries = set(origin.transform[-1].inputs[:1])
             if len(entries) == 1:
                 operators = [step.op_type.lower() for step in origin.transform if step.op_type != "Constant"]
                 base = ".".join([*entries, *(operators if len(operators) <= _NAMED_OPERATORS else ["transformed"])])

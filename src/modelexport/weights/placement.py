@@ -81,7 +81,7 @@ def save_with_weights(
     made = weights.made if weights is not None else {}
     for value in (*to_file, *embedded):
         if isinstance(values[value], ir.LazyTensor):
-            summary.made[value.name or ""] = made[values[value].name or ""]
+            summary.made[value.name or ""] = made.get(values[value].name or "", "repacked")
     placed: _Tensors = {value: inside_file(tensor) for value, tensor in embedded.items()}
     if linked:
         assert weights is not None

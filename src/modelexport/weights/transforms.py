@@ -14,11 +14,12 @@ import onnx
 import onnx_ir as ir
 
 from modelexport.core.decoding import decode_json
-from modelexport.errors import FileFormatError
+from modelexport.errors import FileFormatError, WeightsError
 from modelexport.format.documents import StateDictEntry, TransformStep
 from modelexport.format.dtypes import dtype_name, parse_dtype
 from modelexport.format.keys import LOST, PARAMETER, STATE_DICT, TRANSFORM, UNRECORDED, UNRECORDED_DOMAIN
 from modelexport.graph.nodes import is_random
+from modelexport.weights.packed import operators as packed
 
 
 class ParameterPlan(msgspec.Struct, frozen=True):
@@ -111,13 +112,14 @@ def apply_transform(
     Raises:
         KeyError: An entry is missing.
         FileFormatError: A step cannot be run.
+        WeightsError: A packed weight is not of the kind that the file was exported with.
     """
     outputs: dict[str, Any] = {}
     for number, step in enumerate(steps):
         try:
             inputs = [_input(name, outputs, tensors) for name in step.inputs]
             results = _run(step, inputs, wide=wide)
-        except KeyError:
+        except (KeyError, WeightsError):
             raise
         except Exception as error:
             raise FileFormatError(
@@ -143,6 +145,8 @@ def _run(step: TransformStep, inputs: Sequence[Any], *, wide: bool) -> tuple[Any
         return (array.astype(np.float64) if wide and array.dtype.kind not in "biu" else array,)
     if wide and step.op_type == "Cast" and ir.DataType(step.attributes["to"]).is_floating_point():
         return (inputs[0].astype(np.float64),)
+    if step.domain == packed.DOMAIN:
+        return (packed.run(step.op_type, step.attributes, inputs),)
     attributes = {
         name: ir.serde.serialize_tensor(ir.tensor(decode_tensor(value))) if isinstance(value, dict) else value
         for name, value in step.attributes.items()
@@ -153,6 +157,8 @@ def _run(step: TransformStep, inputs: Sequence[Any], *, wide: bool) -> tuple[Any
 def since_version(operator: ir.OperatorIdentifier, opsets: Mapping[str, int]) -> int | None:
     """The opset version that last changed an operator; ``None`` for one that is unknown or random."""
     domain, op_type, overload = operator
+    if domain == packed.DOMAIN:
+        return packed.VERSION
     if overload or not onnx.defs.has(op_type, domain):
         return None
     schema = onnx.defs.get_schema(op_type, opsets[domain], domain)

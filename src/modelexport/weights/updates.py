@@ -24,6 +24,7 @@ from modelexport.format import documents, keys
 from modelexport.format.call_tree import check_version
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.nodes import initializers
+from modelexport.weights.packed.formats import entry_name
 from modelexport.weights.transforms import ParameterPlan, lost_entries, parameter_plan, state_dict_of
 
 _SIDECAR = ".hierarchy.json"
@@ -99,7 +100,7 @@ class WeightsInFile:
         if not path.is_file():
             raise FileFormatError(f"there is no file {path}: give the weights as a .safetensors file")
         try:
-            self._places = read_header(path).tensors
+            self._places = {entry_name(name): place for name, place in read_header(path).tensors.items()}
         except WeightsError as error:
             raise FileFormatError(f"{error}, or write it with safetensors.torch.save_file") from error
         self.types = {key: (dtype_name(place.dtype), list(place.shape)) for key, place in self._places.items()}

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from modelexport.capture.repairs import elements, linalg, losses, numbers, ordering, pooling, recurrent
+from modelexport.capture.repairs import elements, linalg, losses, numbers, ordering, pooling, quantized, recurrent
 
 Table = dict[Callable[..., Any], Callable[..., Any]]
 
@@ -66,6 +66,7 @@ def translations() -> Table:
         aten.searchsorted.Tensor: ordering.search,
         aten.bucketize.Tensor: ordering.bucket,
         aten.lstm.input: recurrent.lstm,
+        **quantized.linear(),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,16 @@ import torch
 
 from modelexport.core.limits import SETTINGS_BYTES
 from modelexport.core.text import error_line, first_few
-from modelexport.errors import FileFormatError, ModelLoadError
+from modelexport.errors import FileFormatError, ModelLoadError, WeightsError
 from modelexport.files.regular import read_regular
 from modelexport.files.safetensors_files import INDEX, SINGLE, SafetensorsFile, checkpoint
-from modelexport.pytorch.lazy_weights import build_without_weights
+from modelexport.pytorch.lazy_weights import build_without_weights, fill_weights
 from modelexport.pytorch.loading.loaded import LoadedModel
+from modelexport.pytorch.quantized import dequantized
 from modelexport.pytorch.trust import check_config, no_larger_than, no_questions
+from modelexport.weights.packed.formats import FORMATS, find_packed
+from modelexport.weights.packed.scheme import Scheme
+from modelexport.weights.sources import Weights
 
 _LOCAL = "a directory with config.json and model.safetensors, bert-tiny, or file.py:factory"
 
@@ -49,11 +53,18 @@ def load_hugging_face(
         check_config(spec, config)
         cls, notes = _choose_class(spec, config, model_class, trust_remote_code)
         _check_own_code(spec, config, cls, trust_remote_code)
-        files = None if weights == "memory" else _checkpoint(spec, directory, local_only)
-        if weights == "files" and files is None:
-            raise ModelLoadError(f"{spec} has no safetensors files: weights can only be linked or streamed from those")
-        if files is not None and (weights == "files" or sum(file.size for file in files) > LARGE):
-            return _without_weights(spec, directory, cls, files, notes, trust_remote_code, dtype)
+        settings = _packing(spec, config)
+        files = None if weights == "memory" and settings is None else _checkpoint(spec, directory, local_only)
+        if files is None and (weights == "files" or settings is not None):
+            what = (
+                "packed weights can only be read" if settings is not None else "weights can only be linked or streamed"
+            )
+            raise ModelLoadError(f"{spec} has no safetensors files: {what} from those")
+        if files is not None:
+            stay = weights == "files" or (weights == "auto" and sum(file.size for file in files) > LARGE)
+            if stay or settings is not None:
+                packed = _find_packed(spec, settings, files)
+                return _without_weights(spec, directory, cls, files, notes, trust_remote_code, dtype, packed, stay)
         try:
             with no_larger_than(_weight_bytes(directory)) if directory is not None else nullcontext():
                 model, info = cls.from_pretrained(
@@ -71,6 +82,39 @@ def load_hugging_face(
             raise ModelLoadError(_why_no_weights(spec, directory, cls, error)) from error
     notes += _compare_keys(spec, model, info)
     return LoadedModel(model.eval(), None, directory.resolve().name if directory else spec, directory, tuple(notes))
+
+
+def _packing(spec: str, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The ``quantization_config`` of packed weights that are exported as they are; transformers reads others itself.
+
+    Raises:
+        ModelLoadError: Nobody knows the format; transformers would load random weights.
+    """
+    from transformers.quantizers import AutoHfQuantizer
+
+    settings = config.get("quantization_config")
+    if not isinstance(settings, dict):
+        return None
+    method = settings.get("quant_method")
+    if method in FORMATS:
+        return settings
+    if method is None or not AutoHfQuantizer.supports_quant_method(settings):
+        raise ModelLoadError(
+            f"{spec} is quantized by {method!r}, which is not known: modelexport reads {', '.join(FORMATS)}; export "
+            "the model that it was made from"
+        )
+    return None
+
+
+def _find_packed(
+    spec: str, settings: Mapping[str, Any] | None, files: Sequence[SafetensorsFile]
+) -> Mapping[str, Scheme]:
+    if settings is None:
+        return {}
+    try:
+        return find_packed(settings, files)
+    except WeightsError as error:
+        raise ModelLoadError(f"{spec}: {error}") from error
 
 
 def _weight_bytes(directory: Path) -> int:
@@ -99,25 +143,40 @@ def _without_weights(
     notes: list[str],
     trust_remote_code: bool,
     dtype: str | None,
+    packed: Mapping[str, Scheme],
+    stay: bool,
 ) -> LoadedModel:
+    """The model with its weights in the files, or, unless they ``stay`` there, read after it is built."""
     from transformers import AutoConfig
 
     source = spec if directory is None else str(directory)
     kind = getattr(cls, "config_class", None) or AutoConfig  # an Auto class has none
     try:
         config = kind.from_pretrained(source, trust_remote_code=trust_remote_code, local_files_only=True)
+        if packed:
+            del config.quantization_config  # it would ask for the library of the format
         if hasattr(cls, "from_config"):  # an Auto class, which needs the name of the model to load it
             with torch.device("meta"):
                 cls = type(cls.from_config(config, trust_remote_code=trust_remote_code))
         with no_larger_than(sum(file.size for file in files)):
-            model, info, weights = build_without_weights(cls, config, files, dtype)
+            model, info, weights = build_without_weights(cls, config, files, dtype, packed)
     except ModelLoadError:
         raise
     except Exception as error:
         raise ModelLoadError(_why_no_weights(spec, directory, cls, error)) from error
     notes += _compare_keys(spec, model, info)
+    notes += _dense_notes(weights, packed)
+    if not stay:
+        fill_weights(model, weights)
     name = directory.resolve().name if directory else spec
-    return LoadedModel(model.eval(), None, name, directory, tuple(notes), weights)
+    return LoadedModel(model.eval(), None, name, directory, tuple(notes), weights if stay else None)
+
+
+def _dense_notes(weights: Weights, packed: Mapping[str, Scheme]) -> list[str]:
+    """A note for the entries that are computed from packed weights, because no linear layer has them."""
+    dense = [key for key, made in weights.made.items() if dequantized.__name__ in made.split(", ")] if packed else []
+    few = first_few(dense, 3)
+    return [f"{len(dense)} packed weights are not of linear layers and are written dense: {few}"] if dense else []
 
 
 @contextmanager

@@ -1,0 +1,77 @@
+"""The formats by the names that ``quant_method`` has, and what a checkpoint packs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from safetensors import safe_open
+
+from modelexport.errors import WeightsError
+from modelexport.files.safetensors_files import SafetensorsFile
+from modelexport.weights.packed import awq, bitsandbytes, compressed_tensors, gptq, torchao
+from modelexport.weights.packed.scheme import Format, Reader, Scheme
+
+FORMATS: Mapping[str, Format] = {
+    "gptq": gptq.FORMAT,
+    "awq": awq.FORMAT,
+    "compressed-tensors": compressed_tensors.FORMAT,
+    "torchao": torchao.FORMAT,
+    "bitsandbytes": bitsandbytes.FORMAT,
+}
+
+
+def find_packed(settings: Mapping[str, Any], files: Sequence[SafetensorsFile]) -> dict[str, Scheme]:
+    """The packed weights of a checkpoint: the name of each layer to its scheme.
+
+    Args:
+        settings: The ``quantization_config`` of ``config.json``.
+
+    Raises:
+        WeightsError: The format has settings that are not known, or the tensors do not fit it.
+    """
+    method = settings["quant_method"]
+    places = {name: place for file in files for name, place in file.tensors.items()}
+
+    def read(name: str) -> np.ndarray:
+        place = places[name]
+        shape = ir.Shape(place.shape)
+        tensor = ir.ExternalTensor(str(place.path), place.offset, place.length, place.dtype, shape=shape, name=name)
+        return tensor.numpy().copy()
+
+    found = FORMATS[method].find(settings, Reader(places, read, _notes(files)))
+    if not found:
+        raise WeightsError(
+            f"config.json says that the checkpoint is quantized by {method}, and it has no such weights: download both "
+            "again"
+        )
+    return found
+
+
+def packed_names(layer: str, scheme: Scheme, names: Collection[str]) -> list[str]:
+    """The names of all tensors of a packed weight, also of those from which nothing is computed."""
+    known = FORMATS[scheme.format]
+    parts = (known.codes, known.scales, known.zero_points, known.groups)
+    roles = {*scheme.roles, *known.unread, *(role for part in parts if part is not None for role in part.roles)}
+    return [name for role in sorted(roles) if (name := f"{layer}.{role}") in names]
+
+
+def entry_name(name: str) -> str:
+    """The name that a tensor of a checkpoint has in a ``state_dict``, where parameters have no dots in their names."""
+    found = _DOTTED.search(name)
+    return name if found is None else name[: found.start(1)] + found[1].replace(".", "_")
+
+
+_DOTTED = re.compile(r"(?:^|\.)(weight\.(?:absmax|nested_absmax|nested_quant_map|quant_state\..+))$")
+"""The names of bitsandbytes."""
+
+
+def _notes(files: Sequence[SafetensorsFile]) -> dict[str, str]:
+    notes: dict[str, str] = {}
+    for file in files:
+        with safe_open(file.path, framework="numpy") as opened:
+            notes.update(opened.metadata() or {})
+    return notes

@@ -1,0 +1,162 @@
+"""What a format says of one packed weight: the same fields for all formats, and the functions that unpack it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from modelexport.errors import WeightsError
+from modelexport.files.safetensors_files import Place
+from modelexport.format.dtypes import dtype_name
+
+
+class Scheme(msgspec.Struct, frozen=True, kw_only=True):
+    """One weight of ``rows`` outputs and ``columns`` inputs, each number in ``bits`` bits."""
+
+    format: str
+    rows: int
+    columns: int
+    bits: int
+    group: int
+    """Consecutive numbers of a row that share a scale."""
+    roles: tuple[str, ...]
+    """Its tensors: their names in the checkpoint after the name of the layer."""
+    variant: str = ""
+    """What else the format distinguishes: its version, or the name of a table."""
+    ordered: bool = False
+    """Whether the columns of a group are not consecutive (activation order): a tensor tells the group of each."""
+
+
+Tensors = Mapping[str, np.ndarray]
+"""The tensors of a weight by their roles."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a weight, computed from some of its tensors."""
+
+    roles: tuple[str, ...]
+    compute: Callable[[Scheme, Tensors], np.ndarray]
+    is_bytes: bool = False
+    """Whether the result has the bytes of the first tensor, if the columns need not be sorted."""
+
+
+class Reader:
+    """The tensors of a checkpoint by name: their places, and their contents on demand."""
+
+    def __init__(
+        self, places: Mapping[str, Place], read: Callable[[str], np.ndarray], notes: Mapping[str, Any]
+    ) -> None:
+        self.places, self.read, self.notes = places, read, notes
+        """``notes`` are the metadata in the headers of the files."""
+
+    def layers(self, role: str) -> list[str]:
+        """The names of the layers that have a tensor of this role."""
+        return [name.removesuffix(f".{role}") for name in self.places if name.endswith(f".{role}")]
+
+    def check(self, name: str, shape: Sequence[int], *dtypes: str) -> None:
+        """Refuse a checkpoint without this tensor, or in which it has another shape or type.
+
+        Raises:
+            WeightsError: It has none.
+        """
+        place = self.places.get(name)
+        if place is None:
+            raise WeightsError(f"the checkpoint lacks {name}: copy or download it again", missing=[name])
+        found = dtype_name(place.dtype)
+        if place.shape != tuple(shape) or (dtypes and found not in dtypes):
+            wanted = f"{' or '.join(dtypes) or found}{list(shape)}"
+            raise WeightsError(
+                f"{name} is {found}{list(place.shape)} and should be {wanted}: the files of the checkpoint do not fit "
+                "its quantization_config; download both again",
+                misshapen=[name],
+            )
+
+
+@dataclass(frozen=True)
+class Format:
+    """How the weights of one format are found and unpacked."""
+
+    find: Callable[[Mapping[str, Any], Reader], dict[str, Scheme]]
+    """From ``quantization_config`` and the tensors: the name of each layer to its scheme."""
+    codes: Part
+    """``uint8[rows, columns * bits / 8]``: the unsigned numbers, packed as in ``packed/bits.py``."""
+    scales: Part
+    """``[rows, columns / group]``, or as many in one row where the groups do not end with the rows."""
+    zero_points: Part | None = None
+    """``uint8[rows, columns / group]``; absent for a table. The number that means zero."""
+    groups: Part | None = None
+    """``int32[columns]``: the group of each column, if the scheme is ordered."""
+    table: Callable[[Scheme], np.ndarray] | None = None
+    """The values that the numbers mean, if these are not equally spaced."""
+    unread: tuple[str, ...] = ()
+    """Roles of tensors from which nothing is computed: sizes, fixed tables."""
+
+
+FLOATS = ("float16", "bfloat16", "float32")
+"""Types of scales."""
+
+
+def whole_groups(layer: str, columns: int, group: int) -> int:
+    """The size of a group, ``-1`` meaning all columns.
+
+    Raises:
+        WeightsError: It does not divide the columns.
+    """
+    size = columns if group == -1 else group
+    if size < 1 or columns % size:
+        raise WeightsError(
+            f"{layer} has {columns} inputs, which groups of {group} do not divide: the files of the checkpoint do not "
+            "fit its quantization_config; download both again"
+        )
+    return size
+
+
+def setting(settings: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
+    """A value of ``quantization_config``.
+
+    Raises:
+        WeightsError: It is not of this type, or absent and has no default.
+    """
+    value = settings.get(name, default)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        found = f"is {value!r}" if name in settings else "is missing"
+        raise WeightsError(f"{name} {found} in the quantization_config of config.json: download the checkpoint again")
+    return value
+
+
+def with_groups(scheme: Scheme, layer: str, checkpoint: Reader, role: str) -> Scheme:
+    """The scheme with the tensor that tells the group of each column, if the checkpoint has one.
+
+    Raises:
+        WeightsError: The groups are not of the size that the scheme says.
+    """
+    if (name := f"{layer}.{role}") not in checkpoint.places:
+        return scheme
+    checkpoint.check(name, (scheme.columns,), "int32", "int64")
+    groups = checkpoint.read(name)
+    ordered = not consecutive(scheme, groups)
+    if ordered:
+        order_of(layer, scheme, groups)
+    return msgspec.structs.replace(scheme, roles=(*scheme.roles, role), ordered=ordered)
+
+
+def consecutive(scheme: Scheme, groups: np.ndarray) -> bool:
+    """Whether the groups are consecutive columns, which a tensor of -1 means as well."""
+    return bool((groups == np.arange(scheme.columns) // scheme.group).all() or (groups == -1).all())
+
+
+def order_of(layer: str, scheme: Scheme, groups: np.ndarray) -> np.ndarray:
+    """The columns sorted by their groups: ``int64[columns]``.
+
+    Raises:
+        WeightsError: The groups are not of the size that the scheme says.
+    """
+    counts = np.bincount(groups[groups >= 0], minlength=scheme.columns // scheme.group)
+    if len(counts) * scheme.group != scheme.columns or (counts != scheme.group).any():
+        raise WeightsError(f"{layer} does not have {scheme.group} columns in each group: download the checkpoint again")
+    return np.argsort(groups, kind="stable").astype(np.int64)
