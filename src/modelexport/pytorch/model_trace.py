@@ -104,14 +104,14 @@ class _Recording:
         """Tensors by identity, with the state of their memory."""
         self._model, self._inputs, self._parameters = model, inputs, parameters
         self._weights, self._never_called = weights, never_called
-        self._trace = Trace()
+        self.trace = Trace()
         self._calls = calls
         self._recorder = CallRecorder(model, watch=self._watch)
         self._own_memory = {memory_of(one) for one in (model.parameters() if weights is None else ())}
         self.own = own_type(model, inputs)
 
     def run(self, wide: bool, bodies: bool, operations: bool) -> Trace:
-        trace = self._trace
+        trace = self.trace
         trace.exact = wide or self.own is torch.float64
         inputs = tree_map(_widened, self._inputs) if wide else self._inputs
         args, kwargs = run_arguments(inputs)
@@ -150,11 +150,11 @@ class _Recording:
             content.passed[call] = None
             is_wide = stored.dtype is torch.float64
             dtype = str(self.own if is_wide else stored.dtype).removeprefix("torch.")
-            self._trace.tensors.append(SeenTensor(Place(call, side, name), content, dtype, tuple(stored.shape)))
+            self.trace.tensors.append(SeenTensor(Place(call, side, name), content, dtype, tuple(stored.shape)))
 
     def _see_returned(self, returned: NamedTensors) -> None:
         """The outputs of the root are what the model returns: its class may do more around ``forward``."""
-        self._trace.tensors = [t for t in self._trace.tensors if (t.place.call, t.place.side) != (ROOT, "outputs")]
+        self.trace.tensors = [t for t in self.trace.tensors if (t.place.call, t.place.side) != (ROOT, "outputs")]
         self._watch(ROOT, "outputs", returned)
 
     def content(self, tensor: torch.Tensor, *, keep: bool = False) -> Content:
@@ -163,7 +163,7 @@ class _Recording:
         known, then, content = self._known.get(id(tensor), (None, None, None))
         if content is None or known is None or known() is not tensor or then != version or version is None:
             array = as_array(tensor)
-            content = self._trace.contents.add(array, keep=keep)
+            content = self.trace.contents.add(array, keep=keep)
             if content.array is None and self._kept.same(content.fingerprint, _ROUNDED):
                 content.array = array.copy()
             self._known[id(tensor)] = weakref.ref(tensor), version, content
@@ -182,7 +182,7 @@ class _Recording:
             return
         if func._schema.is_mutable:  # the state of memory that was written to is only told once the operation is over
             self._known.clear()
-        drawn = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+        drawn = _draws(func)
         tensors = [one for one in given if isinstance(one, torch.Tensor) and has_elements(one)]
         for tensor in leaves(output):
             if not isinstance(tensor, torch.Tensor) or not has_elements(tensor):
@@ -194,7 +194,7 @@ class _Recording:
             if not any(tensor is one for one in tensors) or func._schema.is_mutable:
                 self.content(stored).computed[call] = None
             if drawn:
-                self._trace.drawn.append((call, as_array(stored).copy()))
+                self.trace.drawn.append((call, as_array(stored).copy()))
             if tensor.dtype is torch.long:
                 self._choose(tensors, tensor)
             if tensor._base is not None and any(tensor is one for one in tensors):  # written through a view
@@ -203,11 +203,11 @@ class _Recording:
     def _choose(self, given: Sequence[torch.Tensor], indices: torch.Tensor) -> None:
         scores = next((one for one in given if one.is_floating_point()), None)
         if scores is not None and chosen_axis(as_array(scores), as_array(indices)) is not None:
-            self._trace.choices.append(Choice(as_array(scores).copy(), as_array(indices).copy()))
+            self.trace.choices.append(Choice(as_array(scores).copy(), as_array(indices).copy()))
 
     def _number(self) -> None:
         """Give the calls in branches and loops the numbers that they have in a file."""
-        numbers, trace = self._recorder.numbers(), self._trace
+        numbers, trace = self._recorder.numbers(), self.trace
 
         def numbered(call: ModuleCall | None) -> ModuleCall | None:
             return numbers.get(call, call) if call is not None else None
@@ -232,6 +232,10 @@ _WITHOUT_VALUES = frozenset(
     for name in ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
 )
 """Operations that give memory as it is."""
+
+
+def _draws(func: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
 
 
 def own_type(model: nn.Module, inputs: Inputs) -> torch.dtype:
@@ -261,6 +265,8 @@ class _Operations(OperationMode):
         output = _ONLY_NARROW.get(func, func)(*self.inside(func, args), **kwargs)
         if self._wide:
             output = tree_map(_widened, output)
+        if _draws(func):
+            self._recording.trace.draws = True
         if self._records and hasattr(func, "_schema"):
             taken = list(leaves((args, kwargs)))
             own = {memory_of(now) for one, now in zip(given, taken, strict=False) if isinstance(one, nn.Parameter)}

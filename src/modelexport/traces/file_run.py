@@ -25,7 +25,7 @@ from modelexport.errors import UsageError
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs, values_taken
 from modelexport.graph.owners import owner_of
 from modelexport.runtime.single_nodes import run_node
-from modelexport.traces.differences import UNITS
+from modelexport.traces.differences import INFINITE, UNITS
 from modelexport.traces.kernels import KERNELS
 
 Watch = Callable[[ir.Node, Sequence[Any], ir.Value, Any], Any]
@@ -64,12 +64,14 @@ def as_is(node: ir.Node, given: Sequence[Any], value: ir.Value, array: Any) -> A
 
 def nudge(array: Any, share: float, generator: np.random.Generator) -> Any:
     """An array with numbers a little larger or smaller. Those of few digits, as 3 or 0.5, are exact, and stay."""
-    digits = np.frexp(array)[0] * _FEW_DIGITS
+    digits = np.frexp(array)[0] * max(_FEW_DIGITS * 2.0**-24 / share, 4.0)
     signs = generator.choice([-1.0, 1.0], array.shape)
-    return np.where(digits == np.rint(digits), array, array * (1 + share * signs))
+    exact = (digits == np.rint(digits)) | ~(np.abs(array) < INFINITE)
+    return np.where(exact, array, array * (1 + share * signs))
 
 
-_FEW_DIGITS = 2.0**8
+_FEW_DIGITS = 2.0**18
+"""The mantissas of numbers of few digits are multiples of its inverse, in float32; of less in narrower types."""
 
 
 def _generator() -> np.random.Generator:

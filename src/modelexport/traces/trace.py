@@ -68,6 +68,8 @@ class Trace:
     """Random numbers, in the order in which they were drawn, and the calls that were running."""
     outputs: list[Any] = field(default_factory=list)
     """What the model returned, in order."""
+    draws: bool = False
+    """Whether random numbers were drawn, recorded or not."""
     exact: bool = True
     """Whether it was computed in float64."""
     rounded: float = 0.0

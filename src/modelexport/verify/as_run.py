@@ -19,8 +19,10 @@ import onnx_ir as ir
 import onnxruntime
 
 from modelexport.errors import UsageError
+from modelexport.files.onnx_models import load_onnx
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.nodes import all_nodes, initializers
+from modelexport.graph.widening import narrow_values
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.traces.differences import ALLOWED, Difference, compare_arrays, error_of, is_floating
 
@@ -54,12 +56,7 @@ def compare_as_run(
         exact: The same in float64.
         narrowest: The narrowest floating-point type in which the file computes.
     """
-    notes = []
-    try:
-        session = open_session(path, provider=provider, optimized=True)
-    except UsageError as error:
-        session = open_session(path, provider=provider)  # its own error says more
-        notes.append(f"ONNX Runtime loads the file only without its optimizer: {error}")
+    session, told = _open(path, provider)
     found = run_session(session, inputs)
 
     def compare(found: Mapping[str, Any]) -> list[Difference]:
@@ -81,7 +78,32 @@ def compare_as_run(
         optimizer = blamed_optimizer(
             path, inputs, lambda again: bool(again) and all(one.status == "agree" for one in compare(again)), provider
         )
-    return AsRun(outputs, optimizer, notes)
+    return AsRun(outputs, optimizer, [told] if told else [])
+
+
+def _open(path: Path, provider: str) -> tuple[onnxruntime.InferenceSession, str]:
+    """A session with the runtime's optimizer, or without where that fails on the file itself, and what to say of it.
+
+    Raises:
+        UsageError: ONNX Runtime does not load the file.
+    """
+    try:
+        return open_session(path, provider=provider, optimized=True), ""
+    except UsageError as error:
+        told = str(error)
+    try:
+        session = open_session(path, provider=provider)
+        return session, f"ONNX Runtime loads the file only with its optimizer off, and runs it so here: {told}"
+    except UsageError:
+        model = load_onnx(path)
+        if not (narrow := narrow_values(model)):
+            raise
+    types = ", ".join(sorted({dtype.name.lower() for dtype in narrow.values()}))
+    session = open_session(model, folder=path.parent, provider=provider)
+    return (
+        session,
+        f"this ONNX Runtime does not run the file; computed in float32, each value rounded to {types}: {told}",
+    )
 
 
 def _compare(name: str, own: Any, exact: Any, found: Any, least: float) -> Difference:

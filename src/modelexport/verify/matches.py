@@ -35,9 +35,8 @@ class Matches:
     def room(self, value: ir.Value) -> float:
         """How far off a value may be, as a share of its size."""
         exact = AGREE if self.truth.exact else _IN_ITS_TYPES
-        return max(exact, self.truth.rounded if self.trace.replaced else 0.0) + _TIMES_NOISE * self.noise.get(
-            value, 0.0
-        )
+        noise = min(_TIMES_NOISE * self.noise.get(value, 0.0), _MOST_NOISE)
+        return max(exact, self.truth.rounded if self.trace.replaced else 0.0) + noise
 
     @cached_property
     def same(self) -> Mapping[ir.Value, list[Content]]:
@@ -150,7 +149,9 @@ class Matches:
         }
 
     def _is_suspect(self, value: ir.Value) -> bool:
-        if value not in self.trace.prints or value in self.right or value in self.sizes or self.is_random(value):
+        if value not in self.trace.prints or value in self.right or self.is_random(value):
+            return False
+        if value in self.sizes and not self.is_telling(value):
             return False
         return not (self.same[value] and not self.is_telling(value))
 
@@ -176,6 +177,8 @@ class Matches:
 
 _IN_ITS_TYPES = 1e-4
 """How far off values may be from a run of PyTorch that was not possible in float64."""
+_MOST_NOISE = 1e-3
+"""The noise above which a value is not excused by it."""
 _TIMES_NOISE = 16.0
 """The noise that is allowed: it is measured once, with random signs."""
 

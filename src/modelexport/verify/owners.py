@@ -37,6 +37,8 @@ def check_owners(matches: Matches) -> tuple[OwnerCounts, list[Contradiction]]:
     found, confirmed, open_ = [], 0, 0
     for node in matches.tagged.nodes:
         state, reason = _state(matches, node)
+        if state == "contradicted" and matches.trace.ties:  # another choice puts rows in another order
+            state = "not confirmable"
         owner = owner_of(node)
         if state == "contradicted" and owner is not None:
             found.append(Contradiction(node, owner.call, reason))

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,10 @@ def compare_parameters(
         array = tensor.numpy()
         if not known or not _same(plan, read, array):
             differing.append(value.name or "")
-    used = [key for key, entry in state_dict_of(model).items() if entry.used and (only is None or key in found)]
+    stated = {
+        key: entry for key, entry in state_dict_of(model).items() if prod(entry.shape)
+    }  # of no element is nothing
+    used = [key for key, entry in stated.items() if entry.used and (only is None or key in found)]
     untraced = untraced_entries(model)
     return ParameterReport(
         used=len(used),
