@@ -1,6 +1,7 @@
 """Packed weights as the formats' own libraries write and read them; skipped where a library is not installed.
 
-``pip install --no-deps --target FOLDER compressed-tensors torchao bitsandbytes`` and ``PYTHONPATH=FOLDER`` run all.
+``pip install --no-deps --target FOLDER compressed-tensors torchao bitsandbytes`` and what compressed-tensors imports
+(loguru, psutil, pydantic and its parts), and ``PYTHONPATH=FOLDER``, run them all.
 """
 
 from __future__ import annotations
