@@ -115,11 +115,11 @@ def test_errors_of_a_verification_are_a_column(tmp_path: Path) -> None:
     table = with_errors(cost(tmp_path / "blocks.onnx"), report)
     rows = {row.address: row for row in table.rows()}
     found = {call.address or ".": call for call in report.calls}
-    assert table.document()["columns"]["error"] == "largest absolute difference"
+    assert table.document()["columns"]["error"] == "error, share of size"
     assert rows["."].total["error"] == max(row.own["error"] for row in rows.values() if "error" in row.own)
     made = found["stem.linear"].per_module
     assert made is not None
-    assert rows["stem.linear"].own["error"] == made.absolute
+    assert rows["stem.linear"].own["error"] == made.relative
 
 
 def test_tables_are_pages_in_a_notebook(exported: Exporter) -> None:

@@ -57,5 +57,5 @@ NODE_SECONDS = Column("node_seconds", "seconds", scale=10**9, hidden=True)
 """Without what a run takes beside its nodes, which has no share of their time."""
 SHARE = Column("share", "of the time of nodes", Kind.RATIO, of=("node_seconds", "node_seconds"), share=True)
 SPREAD = Column("spread", "seconds", Kind.SPREAD, scale=10**9, of=("seconds", ""))
-ERROR = Column("error", "largest absolute difference", Kind.LARGEST)
+ERROR = Column("error", "error, share of size", Kind.LARGEST)
 SENSITIVITY = Column("sensitivity", "relative error of the output", Kind.LARGEST)

@@ -88,7 +88,7 @@ class FileRun:
     """A model in memory that can be run several times.
 
     Args:
-        model: The model. Its functions have to be inlined.
+        model: The model.
         wide: The type of the model if all floating-point numbers are float64; a conversion to a narrower type rounds.
         kernels: Further implementations of standard operators, by name, as onnx's ``OpRun``.
     """
@@ -208,6 +208,10 @@ class FileRun:
             self._ordered = (graph, {node: place for place, node in enumerate(graph)})
         return self._ordered[1]
 
+    def function_of(self, node: ir.Node) -> ir.Function | None:
+        """The function that a node calls, if it does."""
+        return self._model.functions.get(node.op_identifier())
+
     def compute(self, node: ir.Node, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """The outputs of a node without nested graphs."""
         if node not in self._made:
@@ -306,8 +310,8 @@ class _Run:
             return self._of.widened(self._constants[value])
         return self._change(value, own())
 
-    def _nodes(self, graph: ir.Graph) -> None:
-        ends = self._of.last_uses(graph)
+    def _nodes(self, graph: ir.Graph | ir.Function) -> None:
+        ends = self._of.last_uses(graph) if isinstance(graph, ir.Graph) else {}
         for node in graph:
             self._node(node)
             for value in ends.get(node, ()):
@@ -315,9 +319,13 @@ class _Run:
 
     def _node(self, node: ir.Node) -> None:
         given = [self._array(value) for value in node.inputs]
-        outputs: Iterable[Any] = (
-            self._with_graphs(node, given) if nested_graphs(node) else self._of.compute(node, given)
-        )
+        outputs: Iterable[Any]
+        if nested_graphs(node):
+            outputs = self._with_graphs(node, given)
+        elif (function := self._of.function_of(node)) is not None:
+            outputs = self._body(function, [*given, *[None] * (len(function.inputs) - len(given))])
+        else:
+            outputs = self._of.compute(node, given)
         for value, computed in zip(node.outputs, outputs, strict=False):
             if value.name and computed is not None:
                 fixed = node.op_type == "Constant" and isinstance(computed, np.ndarray)
@@ -334,7 +342,7 @@ class _Run:
         error = NotImplementedError(f"{node.op_type} with a nested graph")
         raise NodeError(node, error)
 
-    def _body(self, graph: ir.Graph, given: Sequence[Any]) -> list[Any]:
+    def _body(self, graph: ir.Graph | ir.Function, given: Sequence[Any]) -> list[Any]:
         for value, array in zip(graph.inputs, given, strict=True):
             self._arrays[value] = array
         self._nodes(graph)

@@ -60,11 +60,9 @@ def _state(matches: Matches, node: ir.Node) -> tuple[OwnerState, str]:
                 return "contradicted", f"{value.name} leaves it for {other}, and PyTorch has no such tensor"
             continue
         calls = {call for content in contents for call in content.computed}
-        if _moves(matches, node, value):
-            calls |= {call for content in contents for call in content.passed}
-        if not calls:
-            continue
         wrong = [call for call in owner.calls if call not in calls]
+        if wrong and (not calls or _moves(matches, node, value)):  # elements may be moved before a call or in it
+            continue
         if len(wrong) == len(owner.calls) or (wrong and owner.evidence is Evidence.EXACT):
             named = ", ".join(sorted(str(call) for call in calls)[:3])
             return "contradicted", f"PyTorch computes {value.name} in {named}, not in {wrong[0]}"
@@ -89,7 +87,9 @@ def _is_of_parameters(node: ir.Node) -> bool:
 
 
 def _moves(matches: Matches, node: ir.Node, value: ir.Value) -> bool:
-    """Whether a node only moves elements: its value has those of one that it takes."""
+    """Whether a node only moves elements: its value has those of one that it takes, or some of them."""
+    if node.op_type in MOVES:
+        return True
     made = matches.trace.prints[value]
     return any(
         one.alike(other, matches.room(value))
