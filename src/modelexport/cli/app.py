@@ -70,11 +70,14 @@ def _run(before: int) -> int:
     except SystemExit as error:
         if _completes():
             return int(error.code or 0)
+        if isinstance(error.__context__, BrokenPipeError):  # `modelexport tree x.onnx | head`: the parser ends it so
+            raw(sys.stderr).close()
+            return 0
         # no command ends like this
         status = _fail(f"code of the model, or of a library, ended the program ({error.code!r}): remove that exit", 2)
     except (Abort, KeyboardInterrupt):
         status = _fail(_interrupted(before), 130)
-    except BrokenPipeError:  # `modelexport tree x.onnx | head`
+    except BrokenPipeError:
         raw(sys.stderr).close()
         status = 0
     except Exception as error:
