@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from typer.main import get_command
@@ -104,7 +105,8 @@ def test_a_shell_completes_commands_options_and_choices() -> None:
     assert completions("") == set(COMMANDS)
     assert completions("export", "--front") == {"--frontend"}
     assert completions("export", "--frontend", "") == {"auto", "dynamo", "torchscript"}
-    assert "_MODELEXPORT_COMPLETE" in run("--show-completion", "bash").stdout
+    with mock.patch.dict(os.environ, _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1"):
+        assert "_MODELEXPORT_COMPLETE" in run("--show-completion", "bash").stdout
 
 
 def test_the_program_of_typer_is_the_same_one() -> None:

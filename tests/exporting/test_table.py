@@ -54,8 +54,7 @@ def said_by(path: Path) -> dict[str, Any]:
         for node in walk(model.graph.node)
     ]
     initializers = [
-        [tensor.name, list(tensor.dims), properties(tensor), digest_of(tensor)]
-        for tensor in model.graph.initializer
+        [tensor.name, list(tensor.dims), properties(tensor), digest_of(tensor)] for tensor in model.graph.initializer
     ]
     text = json.dumps([nodes, sorted(initializers)], sort_keys=True)
     return {

@@ -196,7 +196,7 @@ def test_noise_is_what_rounding_constants_otherwise_changes() -> None:
 
 def test_numbers_of_few_digits_are_not_nudged() -> None:
     array = np.array([3.0, 0.5, 0.1, -np.inf, 0.0])
-    nudged = nudge(array, 1e-6, np.random.default_rng(0))
+    nudged = nudge(array, 2.0**-20, np.random.default_rng(0))
     assert (nudged != array).tolist() == [False, False, True, False, False]
     assert nudged[2] == pytest.approx(0.1, rel=2e-6)
 

@@ -42,6 +42,7 @@ from modelexport.verify.verdicts import FalseClaim
 from modelexport.weights.origins import Origin
 from modelexport.weights.transforms import parameter_plan, state_dict_of
 
+_HALF = ("float16", "bfloat16")
 Tables = tuple[Mapping[Any, Any], Mapping[Any, Any]]
 """What is claimed, and what is right: names of things, or pairs of a kind and a name, to what is said of them."""
 
@@ -229,12 +230,18 @@ class _Right:
     def _tensors(self, call: ModuleCall, side: Side, said: list[Any], matches: Matches) -> list[dict[str, Any]]:
         """The tensors that a call got or returned; a size that is said to be dynamic may be any."""
         known, found = {tensor["name"]: tensor for tensor in said}, []
-        for seen in matches.truth.side(call, side):
+        seen_there = matches.truth.side(call, side)
+        if not seen_there:  # hooks of scripts do not say what they get
+            return said
+        for seen in seen_there:
             one = known.get(seen.place.name, {})
             sizes = zip_longest(one.get("shape", [])[: len(seen.shape)], seen.shape)
             shape = [own if isinstance(own, str) else size for own, size in sizes]
             value = self._value(one["value"], seen, matches) if "value" in one else None
-            found.append({"name": seen.place.name, "dtype": seen.dtype, "shape": shape, "value": value})
+            # A run in float64 does not show which tensors of a model in half precision are wider.
+            is_half = seen.dtype in _HALF and str(one.get("dtype", "")) in (*_HALF, "float32")
+            dtype = one["dtype"] if is_half else seen.dtype
+            found.append({"name": seen.place.name, "dtype": dtype, "shape": shape, "value": value})
         return found
 
     @cached_property
