@@ -1,8 +1,8 @@
 """The content of the exports of the table's models, compared with the golden.
 
 The files are read with plain onnx. For each model the golden has counts that can be reviewed and a digest of the whole
-content: nodes, their inputs and outputs, tags and evidence, initializers, their entries and transforms, and the bytes of
-parameters.
+content: nodes, their inputs and outputs, tags and evidence, initializers, their entries and transforms, and the bytes
+of parameters.
 ``pytest tests/exporting/test_table.py --rewrite-goldens`` rewrites it.
 """
 
