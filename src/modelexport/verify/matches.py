@@ -30,13 +30,15 @@ class Matches:
     truth: Trace
     trace: FileTrace
     noise: Mapping[ir.Value, float] = field(default_factory=dict)
-    """How far off values may be since the file has rounded constants, as a share of their size."""
+    """How far off values may be since the file has rounded constants, as a share of their size; empty if that was not
+    measured, because all agrees without."""
 
     def room(self, value: ir.Value) -> float:
         """How far off a value may be, as a share of its size."""
         exact = AGREE if self.truth.exact else _IN_ITS_TYPES
-        measured = self.noise.get(value, 0.0)
-        noise = min(max(_TIMES_NOISE * measured, _LEAST_NOISE), _MOST_NOISE) if measured > AGREE / 100 else 0.0
+        noise = 0.0
+        if self.noise:
+            noise = min(max(_TIMES_NOISE * self.noise.get(value, 0.0), _LEAST_NOISE), _MOST_NOISE)
         return max(exact, self.truth.rounded if self.trace.replaced else 0.0) + noise
 
     @cached_property
@@ -179,7 +181,7 @@ class Matches:
 _IN_ITS_TYPES = 1e-4
 """How far off values may be from a run of PyTorch that was not possible in float64."""
 _LEAST_NOISE = 2.0**-22
-"""What is allowed where a value depends on rounded constants at all: four units of roundoff of float32."""
+"""What is allowed of any value where not all is exact, since a model may round on its way: four units of float32."""
 _MOST_NOISE = 1e-3
 """The noise above which a value is not excused by it."""
 _TIMES_NOISE = 16.0
