@@ -21,7 +21,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
+PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/evidence/*.md")])
 MARKED = re.compile(r"(?P<begin><!-- figures: (?P<command>[^>]+?) -->\n)(?P<table>.*?)(?P<end><!-- end -->)", re.S)
 
 
