@@ -327,14 +327,15 @@ class Bench:
             return self.counted(place, found=report.verdict == "differ", located=located, wrong=wrong)
 
     def moved_by(self, name: str, place: Place, source: Path, feeds: Any) -> str:
-        """The call that a node was given to, if the node only moves elements that the call gets or returns."""
+        """The calls that a node was given to, if the node only moves elements that each of them gets or returns."""
         node = next((node for node in load_onnx(source).graph if node.name == place.node), None)
         if node is None or node.op_type not in plants.COPIES:
             return ""
-        (given,) = (*(place.expected - plants.owners(node)), "")[:1]
+        given = sorted(place.expected - plants.owners(node))
         value = node.outputs[0].name or ""
         moved = run_values(source, feeds, [value])[value]
-        return given if any(same_elements(moved, one) for one in tensors_of(*build(name), given)) else ""
+        passed = all(any(same_elements(moved, one) for one in tensors_of(*build(name), call)) for call in given)
+        return " and ".join(given) if passed else ""
 
     def counted(self, place: Place, *, found: bool, located: bool, same: str = "", wrong: str = "") -> bool:
         self.result.placements.append(Planted(place.kind, found, located, same, wrong))
