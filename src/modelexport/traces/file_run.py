@@ -7,6 +7,9 @@ gives it.
 
 ``If``, ``Loop`` and ``Scan`` are walked here: the watcher sees the values of branches and of each iteration like any
 other.
+
+It is longer than other files because graphs inside nodes call back into the run they belong to: the operators, the
+values that are kept and the walk would be one circle of imports in three files.
 """
 
 from __future__ import annotations
