@@ -181,9 +181,30 @@ def test_a_constant_that_is_a_rounded_result_is_replaced_by_it() -> None:
     truth, exact = Trace(), np.array([0.1, 0.7])
     truth.contents.add(exact, keep=True)
     run = FileRun(model, wide="float32")
-    (found,) = exact_constants(run, truth).items()
+    (found,) = exact_constants(run, truth, {}).items()
     assert found[0].name == "w"
     np.testing.assert_array_equal(found[1], exact)
+
+
+def test_a_small_element_may_be_rounded_as_the_large_ones_are() -> None:
+    """A sine near zero is as exact as its angle."""
+    model = graph(
+        "g (float[2] x) => (float[2] y) { w = Constant <value = float[2] {1.0, -8.7e-8}> ()  y = Mul (x, w) }"
+    )
+    truth, exact = Trace(), np.array([1.0, 1.2e-16])
+    truth.contents.add(exact, keep=True)
+    (found,) = exact_constants(FileRun(model, wide="float32"), truth, {}).values()
+    np.testing.assert_array_equal(found, exact)
+
+
+def test_a_constant_computed_from_a_parameter_and_a_rounded_result_is_replaced() -> None:
+    model = graph("g (float[2] x) => (float[2] y) <float[2] w = {9, 9}> { y = Mul (x, w) }")
+    truth, exact = Trace(), np.array([0.1, 0.7])
+    truth.contents.add(exact, keep=True)
+    run = FileRun(model, wide="float32")
+    computed = {model.graph.initializers["w"]: exact.astype(np.float32).astype(np.float64)}
+    (found,) = exact_constants(run, truth, computed).values()
+    np.testing.assert_array_equal(found, exact)
 
 
 def test_noise_is_what_rounding_constants_otherwise_changes() -> None:

@@ -111,18 +111,23 @@ MOVES = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Slice", "Gather", "Con
 """Operators that only move elements, of those that parameters are rearranged with."""
 
 
-def exact_constants(run: FileRun, truth: Trace) -> dict[ir.Value, Any]:
-    """The constants that are results of PyTorch's run rounded to the types of the file, to these results."""
+def exact_constants(run: FileRun, truth: Trace, computed: Mapping[ir.Value, Any]) -> dict[ir.Value, Any]:
+    """The constants that are results of PyTorch's run rounded to the types of the file, to these results.
+
+    Args:
+        computed: Constants to other arrays for them, which come of rounded constants as well.
+    """
     found = {}
-    for value, array in run.constants():
-        unit = _unit(value)
+    for value, stored in run.constants():
+        unit, array = _unit(value), computed.get(value, stored)
         if not unit or is_parameter(value):
             continue
         for content in truth.contents.same(fingerprint_of(array), 4 * unit):
             exact = content.array
             if exact is not None and exact.dtype == np.float64 and np.isfinite(exact).all():
                 exact = exact.reshape(array.shape)
-                if (np.abs(exact - array) <= 2 * unit * np.abs(exact)).all():
+                size = np.maximum(np.abs(exact), content.fingerprint.norm)  # a sine near zero is as exact as its angle
+                if (np.abs(exact - array) <= 4 * unit * size).all():
                     found[value] = exact
                     break
     return found

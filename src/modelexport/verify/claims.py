@@ -65,6 +65,7 @@ def false_claims(
     """
     right = _Right(tagged, sidecar, matches, tree)
     dag, operations = (tagged.path.with_suffix(suffix) for suffix in (".dag.json", ".operations.json"))
+    properties = tagged.model.metadata_props
     checks: list[tuple[str, Callable[[], Tables]]] = [
         ("metadata", right.metadata),
         ("metadata", lambda: _entries(tagged.model, entries)),
@@ -74,11 +75,10 @@ def false_claims(
     if sidecar is not None:
         checks.append(("hierarchy", lambda: (_by_kind(sidecar), right.sidecar(sidecar))))
     if dag.is_file():
-        checks.append(("dag", lambda: (load_dag(dag), dag_document(tagged.model, right.tags))))
+        checks.append(("dag", lambda: (load_dag(dag, properties), dag_document(tagged.model, right.tags))))
     if operations.is_file():
-        checks.append(
-            ("operations", lambda: (load_operations(operations), operations_document(tagged.model, right.tags)))
-        )
+        right_operations = partial(operations_document, tagged.model, right.tags)
+        checks.append(("operations", lambda: (load_operations(operations, properties), right_operations())))
     found: list[FalseClaim] = []
     for document, check in checks:
         try:

@@ -49,7 +49,7 @@ def compare_runs(
         truth: The run of PyTorch.
         weights: Initializers to other arrays for them.
     """
-    constants = {**exact_constants(run, truth), **weights}
+    constants = {**weights, **exact_constants(run, truth, weights)}
     trace = trace_file(run, inputs, truth, constants=constants)
 
     def compared(noise: Mapping[ir.Value, float]) -> Compared:

@@ -36,9 +36,7 @@ class Matches:
     def room(self, value: ir.Value) -> float:
         """How far off a value may be, as a share of its size."""
         exact = AGREE if self.truth.exact else _IN_ITS_TYPES
-        noise = 0.0
-        if self.noise:
-            noise = min(max(_TIMES_NOISE * self.noise.get(value, 0.0), _LEAST_NOISE), _MOST_NOISE)
+        noise = min(_TIMES_NOISE * self.noise.get(value, 0.0), _MOST_NOISE)
         return max(exact, self.truth.rounded if self.trace.replaced else 0.0) + noise
 
     @cached_property
@@ -180,8 +178,6 @@ class Matches:
 
 _IN_ITS_TYPES = 1e-4
 """How far off values may be from a run of PyTorch that was not possible in float64."""
-_LEAST_NOISE = 2.0**-22
-"""What is allowed of any value where not all is exact, since a model may round on its way: four units of float32."""
 _MOST_NOISE = 1e-3
 """The noise above which a value is not excused by it."""
 _TIMES_NOISE = 16.0

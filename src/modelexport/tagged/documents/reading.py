@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import TypeVar
@@ -36,22 +36,28 @@ def load_hierarchy(path: str | Path) -> documents.Hierarchy:
     return _decode(path, content, documents.Hierarchy)
 
 
-def load_dag(path: str | Path) -> dict[str, documents.Dag]:
+def load_dag(path: str | Path, properties: Mapping[str, str] | None = None) -> dict[str, documents.Dag]:
     """Read ``NAME.dag.json``: tag to operations and edges.
 
+    Args:
+        properties: Those of the model beside it, if that was read already.
+
     Raises:
         FileFormatError: It is missing, is another document, or does not belong to the model beside it.
     """
-    return _decode(Path(path), _checked(Path(path)), dict[str, documents.Dag])
+    return _decode(Path(path), _checked(Path(path), properties), dict[str, documents.Dag])
 
 
-def load_operations(path: str | Path) -> dict[str, documents.Operation]:
+def load_operations(path: str | Path, properties: Mapping[str, str] | None = None) -> dict[str, documents.Operation]:
     """Read ``NAME.operations.json``: the name of a node or an initializer to its entry.
 
+    Args:
+        properties: As in :func:`load_dag`.
+
     Raises:
         FileFormatError: It is missing, is another document, or does not belong to the model beside it.
     """
-    return _decode(Path(path), _checked(Path(path)), dict[str, documents.Operation])
+    return _decode(Path(path), _checked(Path(path), properties), dict[str, documents.Operation])
 
 
 def check_same_calls(path: Path, sidecar: documents.Hierarchy, calls: Sequence[documents.CallTreeEntry]) -> None:
@@ -101,14 +107,15 @@ class _Versioned(msgspec.Struct):
     format_version: str
 
 
-def _checked(path: Path) -> bytes:
+def _checked(path: Path, properties: Mapping[str, str] | None) -> bytes:
     """The content of a document without a version of its own, checked against the model beside it."""
     content = read_document(path)
     suffix = next((end for end in keys.DESCRIBING_SUFFIXES if path.name.endswith(end)), None)
     model = path.with_name(path.name.removesuffix(suffix or "") + ".onnx")
     if suffix is not None and model.is_file():
-        properties = read_serialized(model).metadata_props
-        check_documents(model, {entry.key: entry.value for entry in properties}, [suffix])
+        if properties is None:
+            properties = {entry.key: entry.value for entry in read_serialized(model).metadata_props}
+        check_documents(model, properties, [suffix])
     return content
 
 
