@@ -155,6 +155,10 @@ def _state(compared: Compared, call: ModuleCall, nodes: int) -> tuple[Any, str]:
             return "not compared", "what it returns depends on random numbers"
         values = [value for value in tagged.boundaries[call].outputs if value in matches.trace.prints]
         if values and not any(value in matches.right for value in values):
+            first = {matches.first_suspect(value) for value in values}
+            for wrong, (node, _) in compared.located.blamed.items():
+                if node in first:
+                    return "not compared", f"what it returns is computed from what differs in {wrong}"
             return "not compared", "what it returns is not a value of the file: it was fused or folded"
         if not values:
             return "not compared", "the file does not compute it with these inputs"
