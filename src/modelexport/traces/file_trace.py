@@ -122,9 +122,11 @@ def exact_constants(run: FileRun, truth: Trace, computed: Mapping[ir.Value, Any]
         unit, array = _unit(value), computed.get(value, stored)
         if not unit or is_parameter(value):
             continue
-        for content in truth.contents.same(fingerprint_of(array), 4 * unit):
+        its = fingerprint_of(array)
+        results = [one for one in truth.contents.same(its, 4 * unit) if one.computed and one.array is not None]
+        for content in sorted(results, key=lambda one: one.fingerprint.distance(its)):
             exact = content.array
-            if exact is not None and exact.dtype == np.float64 and np.isfinite(exact).all():
+            if exact.dtype == np.float64 and np.isfinite(exact).all():
                 exact = exact.reshape(array.shape)
                 size = np.maximum(np.abs(exact), content.fingerprint.norm)  # a sine near zero is as exact as its angle
                 if (np.abs(exact - array) <= 4 * unit * size).all():
