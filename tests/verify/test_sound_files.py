@@ -68,6 +68,49 @@ def test_a_model_in_float64(tmp_path: Path) -> None:
     assert proven(Normalized().double().eval(), {"x": torch.randn(3, 16).double()}, tmp_path).agrees
 
 
+class Doubled(nn.Module):
+    """Returns a wider type than its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = models.Block()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.block(x).double()
+
+
+def test_a_model_that_returns_float64(tmp_path: Path) -> None:
+    assert proven(Doubled().eval(), {"x": torch.randn(3, 8)}, tmp_path).claims == []
+
+
+def test_a_fresh_weight_normalization(tmp_path: Path) -> None:
+    """Its weight is what the normalization computes of it, but for rounding: one is not the rounded other."""
+    model = nn.utils.parametrizations.weight_norm(nn.Conv1d(6, 4, 3)).eval()
+    assert proven(model, (torch.randn(2, 6, 8),), tmp_path).agrees
+
+
+class Peaks(nn.Module):
+    """Marks the largest of neighbours, among which many are equal in float32 and none in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Conv1d(1, 1, 1)
+        nn.init.constant_(self.scores.weight, 1e-9)
+        nn.init.constant_(self.scores.bias, 1.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.scores(x)
+        return torch.where(scores == nn.functional.max_pool1d(scores, 3, 1, 1), scores, 0.0)
+
+
+def test_a_model_that_compares_rounded_numbers_runs_in_its_own_types_on_both_sides(tmp_path: Path) -> None:
+    """The key points of a fresh SuperPoint."""
+    export(Peaks().eval(), {"x": torch.randn(2, 1, 64)}, tmp_path / "x.onnx", check=False)
+    report = verify(Peaks().eval(), {"x": torch.randn(2, 1, 64)}, tmp_path / "x.onnx", perturb=False)
+    assert report.agrees
+    assert any("float64" in note for note in report.notes)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_model_in_half_precision(dtype: torch.dtype, tmp_path: Path) -> None:
     case = models.case("bert")

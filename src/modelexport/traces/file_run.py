@@ -98,6 +98,7 @@ class FileRun:
 
     def __init__(self, model: ir.Model, *, wide: str | None, kernels: Mapping[str, Any] | None = None) -> None:
         self._model, self._wide, self._given_kernels = model, wide, kernels
+        self.is_wide = wide is not None
         self._widened = _WIDENED.get(wide or "", ())
         self._nudge = 0.0
         self._kernels = {**KERNELS, **(kernels or {})}

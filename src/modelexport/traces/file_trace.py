@@ -136,10 +136,10 @@ def exact_constants(run: FileRun, truth: Trace, computed: Mapping[ir.Value, Any]
 
 
 def computed_weights(run: FileRun, read: Callable[[str], Any], changed: Collection[str] = ()) -> dict[ir.Value, Any]:
-    """The initializers that are computed from parameters, computed from these in float64.
+    """The initializers that are computed from parameters, computed from these.
 
     Args:
-        read: Gives a parameter by its ``state_dict`` key, in float64.
+        read: Gives a parameter by its ``state_dict`` key, as the run has it.
         changed: Parameters whose numbers are not those of the file: initializers that are such a one are given, too.
     """
     found = {}
@@ -147,7 +147,7 @@ def computed_weights(run: FileRun, read: Callable[[str], Any], changed: Collecti
         plan = parameter_plan(value)
         if plan is None or not plan.recorded or (is_parameter(value) and not {*plan.keys} & {*changed}):
             continue
-        found[value] = plan.compute({key: read(key) for key in plan.inputs()}, wide=True)
+        found[value] = plan.compute({key: read(key) for key in plan.inputs()}, wide=run.is_wide)
     return found
 
 

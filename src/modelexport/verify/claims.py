@@ -24,6 +24,7 @@ from modelexport.core.tags import CallTags, Granularity, Tags
 from modelexport.core.text import shortened
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.format import documents, keys
+from modelexport.format.dtypes import dtype_name
 from modelexport.format.node_tags import read_source_tags
 from modelexport.graph.nodes import initializers, nested_graphs
 from modelexport.graph.owners import owner_of
@@ -43,6 +44,7 @@ from modelexport.weights.origins import Origin
 from modelexport.weights.transforms import parameter_plan, state_dict_of
 
 _HALF = ("float16", "bfloat16")
+_FLOATS = (*_HALF, "float32", "float64")
 Tables = tuple[Mapping[Any, Any], Mapping[Any, Any]]
 """What is claimed, and what is right: names of things, or pairs of a kind and a name, to what is said of them."""
 
@@ -238,9 +240,13 @@ class _Right:
             sizes = zip_longest(one.get("shape", [])[: len(seen.shape)], seen.shape)
             shape = [own if isinstance(own, str) else size for own, size in sizes]
             value = self._value(one["value"], seen, matches) if "value" in one else None
-            # A run in float64 does not show which tensors of a model in half precision are wider.
-            is_half = seen.dtype in _HALF and str(one.get("dtype", "")) in (*_HALF, "float32")
-            dtype = one["dtype"] if is_half else seen.dtype
+            # A run in float64 does not show the types of a model that has several: the file's own may.
+            dtype = str(one.get("dtype", ""))
+            is_half = seen.dtype in _HALF and dtype in (*_HALF, "float32")
+            its = self._values[value].dtype if value is not None else None
+            is_files = dtype in _FLOATS and its is not None and dtype_name(its) == dtype
+            if not (is_half or (is_files and seen.dtype in _FLOATS)):
+                dtype = seen.dtype
             found.append({"name": seen.place.name, "dtype": dtype, "shape": shape, "value": value})
         return found
 

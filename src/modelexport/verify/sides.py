@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 import torch
 from torch import nn
@@ -89,8 +88,8 @@ class Sides:
 
     @cached_property
     def run(self) -> FileRun:
-        """The file in float64."""
-        return FileRun(self.tagged.model, wide=self.dtype, kernels=DOUBLE_KERNELS)
+        """The file in float64, or in its own types if the model is."""
+        return FileRun(self.tagged.model, wide=self.dtype if self.wide else None, kernels=DOUBLE_KERNELS)
 
     def trace(self, inputs: Inputs, changed: Mapping[str, torch.Tensor]) -> Trace:
         """A run of the model in float64.
@@ -150,8 +149,9 @@ class Sides:
         entries = {**entries_of(self.model), **changed} if self.weights is None else {}
 
         def read(key: str) -> Any:
-            array = as_array(entries[key]) if self.weights is None else self.weights.tensors[key].numpy()
-            return array if array.dtype.kind in "biu" else array.astype(np.float64)
+            return self.run.widened(
+                as_array(entries[key]) if self.weights is None else self.weights.tensors[key].numpy()
+            )
 
         return computed_weights(self.run, read, changed)
 
