@@ -42,6 +42,7 @@ CASES: tuple[tuple[str, tuple[Any, ...], dict[str, Any]], ...] = (
     ("ConvTranspose", (X, numbers(4, 3, 3, 3)), {"strides": [2, 2], "output_shape": [18, 16]}),
     ("ConvTranspose", (X, numbers(4, 3, 3, 3)), {"strides": [2, 2], "auto_pad": "SAME_UPPER"}),
     ("ConvTranspose", (X, numbers(4, 3, 3, 3)), {"strides": [2, 2], "auto_pad": "SAME_LOWER"}),
+    ("CumSum", (X, np.array([2])), {}), ("CumSum", (X, np.array(-1)), {"exclusive": 1, "reverse": 1}),
     ("MaxPool", (X,), {"kernel_shape": [3, 2]}),
     ("MaxPool", (X,), {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1], "ceil_mode": 1}),
     ("MaxPool", (X,), {"kernel_shape": [2, 2], "dilations": [3, 2], "strides": [2, 1]}),

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from onnx.reference.op_run import OpRun
+from onnx.reference.ops.op_cum_sum import CumSum as ScalarCumSum
 
 
 class Erf(OpRun):
@@ -40,6 +41,13 @@ class Mish(OpRun):
 class Softplus(OpRun):
     def _run(self, x: Any) -> tuple[Any, ...]:
         return (np.logaddexp(x, 0),)
+
+
+class CumSum(ScalarCumSum):
+    """With an axis in a list, too, which exporters write and runtimes take."""
+
+    def _run(self, x: Any, axis: Any, **attributes: Any) -> tuple[Any, ...]:
+        return super()._run(x, axis.reshape(()), **attributes)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class GroupNormalization(OpRun):
@@ -326,7 +334,7 @@ def erf(x: Any) -> Any:
 KERNELS = {
     one.__name__: one
     for one in (
-        AveragePool, Conv, ConvTranspose, Erf, GatherElements, GatherND, Gelu, GlobalLpPool, GroupNormalization,
+        AveragePool, Conv, ConvTranspose, CumSum, Erf, GatherElements, GatherND, Gelu, GlobalLpPool, GroupNormalization,
         HardSwish, LpPool, MaxPool, MeanVarianceNormalization, Mish, ScatterElements, ScatterND, Softplus,
     )
 }  # fmt: skip

@@ -237,6 +237,8 @@ class _Right:
             return said
         for seen in seen_there:
             one = known.get(seen.place.name, {})
+            if not one and seen.content not in matches.found:  # it is not in the file, as what a cache had before
+                continue
             sizes = zip_longest(one.get("shape", [])[: len(seen.shape)], seen.shape)
             shape = [own if isinstance(own, str) else size for own, size in sizes]
             value = self._value(one["value"], seen, matches) if "value" in one else None
