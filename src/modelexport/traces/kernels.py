@@ -46,8 +46,8 @@ class Softplus(OpRun):
 class CumSum(ScalarCumSum):
     """With an axis in a list, too, which exporters write and runtimes take."""
 
-    def _run(self, x: Any, axis: Any, **attributes: Any) -> tuple[Any, ...]:
-        return super()._run(x, axis.reshape(()), **attributes)  # type: ignore[no-any-return, no-untyped-call]
+    def _run(self, x: Any, axis: Any, exclusive: Any = None, reverse: Any = None) -> tuple[Any, ...]:
+        return super()._run(x, axis.reshape(()), exclusive, reverse)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class GroupNormalization(OpRun):
