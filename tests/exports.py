@@ -27,6 +27,8 @@ class ExportedCase:
     path: Path
     document: dict[str, Any]
     """The output of ``modelexport export --verify --json``."""
+    compared: int
+    """The number of calls that were compared from the right values before them."""
 
     @property
     def hierarchy(self) -> documents.Hierarchy:
@@ -52,7 +54,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Export
         with FileLock(path.with_suffix(".lock")):
             if not document.exists():
                 result = export(case.build(), case.inputs(), path, frontend=frontend, dynamic=dynamic, verify=True)
-                document.write_text(json.dumps(msgspec.to_builtins(export_document(result))))
-        return ExportedCase(case, path, json.loads(document.read_text()))
+                compared = sum(call.per_module is not None for call in result.verified.calls)
+                document.write_text(json.dumps([msgspec.to_builtins(export_document(result)), compared]))
+        return ExportedCase(case, path, *json.loads(document.read_text()))
 
     return get

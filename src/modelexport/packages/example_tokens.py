@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -28,6 +29,12 @@ def some_tokens(model: nn.Module, shape: torch.Size) -> torch.Tensor:
     if vocabulary < 2:
         raise InputsError(f"{type(model).__name__} has no vocabulary: a package needs a model that takes tokens")
     return torch.arange(shape.numel()).view(shape) % (vocabulary - 1) + 1
+
+
+def count_tokens(arguments: Mapping[str, Any]) -> int:
+    """The number of new tokens that a call of ``forward`` takes for each row."""
+    tokens = (arguments.get(name) for name in ("input_ids", "inputs_embeds"))
+    return int(next(one.shape[1] for one in tokens if one is not None))
 
 
 def encoder_inputs(model: nn.Module) -> dict[str, Any]:

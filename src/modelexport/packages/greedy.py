@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,17 @@ import torch
 from torch import nn
 
 from modelexport.core.messages import collected
-from modelexport.errors import InputsError
+from modelexport.core.text import error_line
+from modelexport.errors import InputsError, raised_as
 from modelexport.packages.example_tokens import encoder_inputs
-from modelexport.packages.generator import CACHE_POSITION
+from modelexport.packages.generator import CACHE_POSITION, TokenLoop, relative_difference
 from modelexport.packages.image_positions import types_in
+from modelexport.packages.model_parts import with_forward
 from modelexport.packages.multimodal import Modality, modality_of
 from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import as_array
 
+_TOLERANCE, _TOLERANCE_OF_HALF = 1e-3, 3e-2
 _TEXTS = (
     "The capital of France is",
     "Once upon a time, in a small village by the sea,",
@@ -115,16 +119,10 @@ def generate_greedily(model: nn.Module, prompts: Sequence[Mapping[str, Any]], ne
     config = _greedy_config(model, new_tokens)
     encodes = bool(model.config.is_encoder_decoder)
     inputs = _batch(prompts, config.pad_token_id, left=not encodes)
-    failure: Exception | None = None
-    with untouched(model), collected():
+    fails = raised_as(lambda error: InputsError(f"{type(model).__name__}.generate fails: {error_line(error)}"))
+    with untouched(model), collected(), fails:
         model.generation_config = config  # otherwise its own would fill in unset values
-        try:
-            made = GenerationMixin.generate(model, **{k: torch.from_numpy(v) for k, v in inputs.items()})
-        except Exception as error:
-            failure = error
-    if failure is not None:
-        reason = " ".join(str(failure).split())[:240]
-        raise InputsError(f"{type(model).__name__}.generate fails: {type(failure).__name__}: {reason}") from failure
+        made = GenerationMixin.generate(model, **{k: torch.from_numpy(v) for k, v in inputs.items()})
     sequences = as_array(made.sequences)
     started = {"decoder_input_ids": sequences[:, : -len(made.logits)]} if encodes else {}
     return Reference(
@@ -134,6 +132,24 @@ def generate_greedily(model: nn.Module, prompts: Sequence[Mapping[str, Any]], ne
         frozenset(config.eos_token_id or ()),
         config.pad_token_id,
     )
+
+
+def first_difference(loop: TokenLoop, reference: Reference) -> str:
+    """Where the logits of a loop differ from the model's first; empty if they do not.
+
+    Raises:
+        UsageError: The loop does not take these prompts, or a part does not run.
+    """
+    ended = np.zeros(len(reference.tokens[0]), dtype=bool)
+    steps = loop.steps(reference.inputs, len(reference.logits), eos=reference.eos, pad=reference.pad)
+    for index, (step, right) in enumerate(zip(steps, reference.logits, strict=False)):
+        off = relative_difference(step.logits[~ended], right[~ended])
+        if not off <= (_TOLERANCE if step.logits.dtype.itemsize > 2 else _TOLERANCE_OF_HALF):
+            return f"the logits of token {index + 1} are off by {off:.1e}"
+        if not np.array_equal(reference.tokens[index], step.tokens):
+            return ""  # a choice among logits that are equal but for rounding; all after it follows
+        ended |= np.isin(step.tokens, list(reference.eos))
+    return ""
 
 
 def _greedy_config(model: nn.Module, new_tokens: int) -> Any:
@@ -199,12 +215,9 @@ def step_of(model: nn.Module, feeds: Mapping[str, Any]) -> tuple[nn.Module, dict
             return None
         else:
             inputs[name] = torch.from_numpy(np.array(array))
-    cache = DynamicCache()
-    for index in sorted(layers):
-        cache.update(layers[index]["key"], layers[index]["value"], index)
-    inputs["past_key_values"] = cache
+    inputs["past_key_values"] = DynamicCache([(one["key"], one["value"]) for _, one in sorted(layers.items())])
     if CACHE_POSITION in inputs:
-        from modelexport.packages.fixed_caches import with_fixed_cache
+        from modelexport.packages.fixed_caches import FixedCacheStep
 
-        return with_fixed_cache(model, cache.layers[0].keys.shape[2]), inputs
+        return with_forward(model, partial(FixedCacheStep, length=layers[0]["key"].shape[2])), inputs
     return model, inputs | {"use_cache": True}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -21,10 +21,10 @@ from torch import nn
 from modelexport.core.attributes import attribute_set
 from modelexport.core.messages import collected
 from modelexport.core.text import error_line
-from modelexport.errors import CaptureError, ModelExportError
+from modelexport.errors import CaptureError, ModelExportError, raised_as
 from modelexport.packages.image_positions import Positions, positions_of
+from modelexport.packages.model_parts import with_forward, with_weights
 from modelexport.pytorch.inputs import generate_inputs
-from modelexport.pytorch.lazy_weights import lend_weights
 from modelexport.pytorch.traced import untouched
 from modelexport.weights.sources import Weights
 
@@ -111,9 +111,7 @@ def find_modality(
             raise _refused(model, kind, f"it has no method get_{kind}_features")
         if owner is not None and token is not None:
             found = _observed(model, owner, kind, token, sizes or {})
-            # A part calls other methods than forward, so that what modules of modules own is lent with the root.
-            outside = [path for path, module in model.named_modules() if path and any(module.children())]
-            with nullcontext() if weights is None else lend_weights(model, weights, outside):
+            with with_weights(model, weights):
                 return dataclasses.replace(found, compared=_check_merge(model, found))
     return None
 
@@ -162,11 +160,8 @@ def _observed(model: nn.Module, owner: nn.Module, kind: str, token: int, sizes: 
         raise _refused(model, kind, f"no example {' and '.join(lacking)} can be made for it" if lacking else reason)
     arguments = {name: value for name, value in seen[-1].items() if name != "kwargs"} | seen[-1].get("kwargs", {})
     found = Modality(kind, token, arguments, example)
-    try:
-        with torch.no_grad():
-            return dataclasses.replace(found, positions=positions_of(model, token, example, found.of_one))
-    except Exception as error:
-        raise _refused(model, kind, f"its positions: {error_line(error)}") from error
+    with torch.no_grad(), raised_as(lambda error: _refused(model, kind, f"its positions: {error_line(error)}")):
+        return dataclasses.replace(found, positions=positions_of(model, token, example, found.of_one))
 
 
 def _tensor_parameters(function: Any) -> list[str]:
@@ -238,13 +233,6 @@ class Merge:
         places = placeholder.flatten().long().cumsum(0).view(ids.shape) * placeholder
         rows = torch.cat([features.new_zeros(1, features.shape[-1]), features]).to(embeds.dtype)
         return {EMBEDS: torch.where(placeholder[..., None], rows[places], embeds)}
-
-
-def with_forward(model: nn.Module, forward: Callable[[nn.Module], Callable[..., Any]]) -> nn.Module:
-    """A model of the same modules with another ``forward``."""
-    part = copy.copy(model)
-    part.forward = forward(part)
-    return part
 
 
 def _check_merge(model: nn.Module, modality: Modality) -> bool:

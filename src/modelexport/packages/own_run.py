@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from modelexport.core.text import error_line
@@ -15,12 +13,11 @@ from modelexport.errors import CheckError, ModelExportError
 from modelexport.exporting.options import Options
 from modelexport.exporting.result import ExportResult
 from modelexport.format.packages import Generation, Manifest
-from modelexport.packages.generator import Generator, relative_difference
-from modelexport.packages.greedy import example_prompts, generate_greedily
-from modelexport.pytorch.lazy_weights import lend_weights
+from modelexport.packages.generator import Generator
+from modelexport.packages.greedy import example_prompts, first_difference, generate_greedily
+from modelexport.packages.model_parts import with_weights
 
 _NEW_TOKENS = 4
-_TOLERANCE, _TOLERANCE_OF_HALF = 1e-3, 3e-2
 
 
 def run_once(
@@ -47,9 +44,7 @@ def run_once(
     if any(check is None or check.status != "passed" for check in checks) or manifest.generation is None:
         return []
     try:
-        lent = options.weights.lent
-        outside = [path for path, module in model.named_modules() if path and any(module.children())]
-        with nullcontext() if lent is None else lend_weights(model, lent, outside):
+        with with_weights(model, options.weights.lent):
             fault = _fault(model, manifest, folder, sizes)
     except ModelExportError as error:
         fault = error_line(error)
@@ -69,8 +64,7 @@ def _fault(model: nn.Module, manifest: Manifest, folder: Path, sizes: Any) -> st
     generator = Generator({part.name: folder / part.file for part in manifest.parts}, how=manifest.generation)
     prompts = example_prompts(model, None, seed=1, sizes=sizes if isinstance(sizes, Mapping) else None)
     for batch in batches_of(prompts, manifest.generation):
-        told = _difference(model, generator, batch)
-        if told:
+        if told := first_difference(generator, generate_greedily(model, batch, _NEW_TOKENS)):
             lengths = ", ".join(str(len(next(iter(prompt.values()))[0])) for prompt in batch)
             return f"{told} (prompts of {lengths} tokens)"
     return ""
@@ -89,18 +83,3 @@ def batches_of(prompts: Sequence[Mapping[str, Any]], how: Generation) -> list[Se
 
 def _length(prompt: Mapping[str, Any]) -> int:
     return int(prompt["input_ids"].shape[1]) if "input_ids" in prompt else 1
-
-
-def _difference(model: nn.Module, generator: Generator, prompts: Sequence[Mapping[str, Any]]) -> str:
-    """Where the logits differ from the model's first; empty if they do not."""
-    reference = generate_greedily(model, prompts, _NEW_TOKENS)
-    ended = np.zeros(len(prompts), dtype=bool)
-    steps = generator.steps(reference.inputs, len(reference.logits), eos=reference.eos, pad=reference.pad)
-    for index, (step, right) in enumerate(zip(steps, reference.logits, strict=False)):
-        off = relative_difference(step.logits[~ended], right[~ended])
-        if not off <= (_TOLERANCE if step.logits.dtype.itemsize > 2 else _TOLERANCE_OF_HALF):
-            return f"the logits of token {index + 1} are off by {off:.1e}"
-        if not np.array_equal(reference.tokens[index], step.tokens):
-            return ""  # a choice among logits that are equal but for rounding; all after it follows
-        ended |= np.isin(step.tokens, list(reference.eos))
-    return ""

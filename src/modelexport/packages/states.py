@@ -19,7 +19,7 @@ from torch import nn
 from modelexport.core.attributes import attribute_set
 from modelexport.core.messages import collected
 from modelexport.core.text import error_line
-from modelexport.errors import CaptureError
+from modelexport.errors import CaptureError, raised_as
 from modelexport.pytorch.traced import untouched
 
 BATCH, PAST = "batch", "past_sequence"
@@ -84,6 +84,18 @@ class State:
         found = named_tensors(results.get(self.argument, given))
         kept = {name: getattr(model.get_submodule(path), key) for name, (path, key) in self.held.items()}
         return {name: one for name, one in (found | kept).items() if name in self.axes}
+
+
+def keys_and_values(cache: Any) -> list[Any]:
+    """The layers of a cache of keys and values alone, ``[batch, heads, positions, width]``; empty for any other."""
+    layers = list(getattr(cache, "layers", None) or ())
+    return layers if all(map(_is_plain, layers)) else []
+
+
+def _is_plain(layer: Any) -> bool:
+    """Whether a layer has no other state, such as that of a convolution or of a recurrence."""
+    states = [name for name, value in vars(layer).items() if name.endswith("_states") and value is not None]
+    return not states and getattr(layer, "keys", None) is not None and layer.keys.dim() == 4
 
 
 def _names_of_layers(count: int) -> set[str]:
@@ -177,18 +189,13 @@ def record_calls(model: nn.Module, inputs: Mapping[str, torch.Tensor], count: in
         calls.append(RecordedCall(before, after | {name: _copied(value) for name, value in made.items()}, held))
         return made
 
-    failure: Exception | None = None
-    with untouched(model), collected(), growing(), attribute_set(model, "forward", record):
+    def fails(error: Exception) -> CaptureError:
+        told = f"{type(model).__name__}.generate fails: {error_line(error)}; export one forward pass with --parts whole"
+        return CaptureError(told, reason=error_line(error))
+
+    with untouched(model), collected(), growing(), attribute_set(model, "forward", record), raised_as(fails):
         model.generation_config = config  # otherwise its own would fill in unset values
-        try:
-            GenerationMixin.generate(model, **{name: value.clone() for name, value in inputs.items()})
-        except Exception as error:  # whatever the model's own code raises
-            failure = error
-    if failure is not None:
-        raise CaptureError(
-            f"{type(model).__name__}.generate fails: {error_line(failure)}; export one forward pass with --parts whole",
-            reason=error_line(failure),
-        ) from failure
+        GenerationMixin.generate(model, **{name: value.clone() for name, value in inputs.items()})
     if len(calls) < count:
         raise _refused(model, f"generate ran it {len(calls)} times for {count} tokens")
     return calls

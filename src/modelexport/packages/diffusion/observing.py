@@ -15,7 +15,7 @@ from torch import nn
 from modelexport.core.attributes import attribute_set
 from modelexport.core.messages import collected
 from modelexport.core.text import error_line, nearest
-from modelexport.errors import InputsError, ModelExportError
+from modelexport.errors import InputsError, raised_as
 from modelexport.packages.diffusion.components_module import PipelineModules
 from modelexport.packages.diffusion.structures import copied
 from modelexport.pytorch.traced import untouched
@@ -179,21 +179,15 @@ def run_pipeline(
     """
     takes = inspect.signature(modules.pipeline.__call__).parameters
     drawn = {"generator": torch.Generator().manual_seed(seed)} if "generator" in takes else {}
-    failure: Exception | None = None
-    with untouched(modules, runs=False, masks=False), intercepted(modules, handler, entries), collected():
+
+    def fails(error: Exception) -> InputsError:
+        told = f"{type(modules).__name__} fails with the example arguments: {error_line(error)}"
+        return InputsError(f"{told}; give others with --inputs")
+
+    untouched_models = untouched(modules, runs=False, masks=False)
+    with untouched_models, intercepted(modules, handler, entries), collected(), raised_as(fails):
         torch.manual_seed(seed)
-        try:
-            made = modules.pipeline(**drawn, **copied(arguments))
-        except ModelExportError:
-            raise
-        except Exception as error:
-            failure = error
-    if failure is not None:
-        raise InputsError(
-            f"{type(modules).__name__} fails with the example arguments: {type(failure).__name__}: "
-            f"{error_line(failure)}; give others with --inputs"
-        ) from failure
-    return made
+        return modules.pipeline(**drawn, **copied(arguments))
 
 
 @dataclass(frozen=True)
