@@ -21,10 +21,10 @@ import modelexport
 import models  # noqa: F401 - makes pillow and torchvision importable, without which diffusers is not
 from commands import run
 from modelexport.errors import FileFormatError, InputsError, ModelLoadError, OutputError, UsageError
-from modelexport.packages.components import share_components
 from modelexport.packages.diffusion.components_module import load_diffusion
 from modelexport.packages.diffusion.diffusion_parts import diffusion_parts, model_parts
 from modelexport.packages.diffusion.observing import observe_example
+from modelexport.packages.shared_weights import share_components
 from modelexport.tagged.package import read_package
 
 # isort: split

@@ -18,9 +18,8 @@ import modelexport
 from decoders import SMALL
 from modelexport.errors import ModelExportError, UsageError
 from modelexport.format.packages import Start
-from modelexport.packages.example_tokens import token_inputs
 from modelexport.packages.generator import Generator
-from modelexport.packages.greedy import generate_greedily
+from modelexport.packages.greedy import generate_greedily, token_inputs
 from modelexport.packages.stateful_parts import stateful_parts
 from modelexport.packages.states import State, find_state
 from modelexport.tagged.package import read_package

@@ -17,13 +17,12 @@ from torch import nn
 from modelexport.core.messages import collected
 from modelexport.core.text import error_line
 from modelexport.errors import CaptureError, InputsError, UsageError, raised_as
-from modelexport.packages.example_tokens import count_tokens, encoder_inputs, some_tokens, token_inputs
 from modelexport.packages.generator import CACHE_POSITION
-from modelexport.packages.image_positions import POSITIONS
+from modelexport.packages.greedy import encoder_inputs, some_tokens, token_inputs
 from modelexport.packages.model_parts import ModelPart, with_forward, with_weights
-from modelexport.packages.multimodal import EMBEDDING, EMBEDS, Encode, Merge, Modality, Place, modality_of
+from modelexport.packages.multimodal import EMBEDDING, EMBEDS, POSITIONS, Encode, Merge, Modality, Place, modality_of
 from modelexport.packages.stateful_parts import stateful_parts
-from modelexport.packages.states import find_state, keys_and_values, record_calls
+from modelexport.packages.states import count_tokens, find_state, keys_and_values, record_calls
 from modelexport.pytorch.pretrained import is_pretrained
 from modelexport.pytorch.traced import untouched
 from modelexport.weights.sources import Weights

@@ -16,11 +16,10 @@ from torch import nn
 from modelexport.core.messages import collected
 from modelexport.core.text import error_line
 from modelexport.errors import InputsError, raised_as
-from modelexport.packages.example_tokens import encoder_inputs
 from modelexport.packages.generator import CACHE_POSITION, TokenLoop, relative_difference
-from modelexport.packages.image_positions import types_in
 from modelexport.packages.model_parts import with_forward
-from modelexport.packages.multimodal import Modality, modality_of
+from modelexport.packages.multimodal import Modality, modality_of, types_in
+from modelexport.pytorch.inputs import generate_inputs
 from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import as_array
 
@@ -221,3 +220,34 @@ def step_of(model: nn.Module, feeds: Mapping[str, Any]) -> tuple[nn.Module, dict
 
         return with_forward(model, partial(FixedCacheStep, length=layers[0]["key"].shape[2])), inputs
     return model, inputs | {"use_cache": True}
+
+
+PROMPT = 5
+"""Tokens of the example prompt: a number that the model's own sizes are unlikely to have."""
+
+
+def token_inputs(model: nn.Module) -> dict[str, Any]:
+    """Two prompts, one padded: otherwise ``generate`` would omit the mask, and a capture would fix the batch."""
+    ids = some_tokens(model, torch.Size((2, PROMPT)))
+    mask = torch.ones_like(ids)
+    mask[0, 0] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def some_tokens(model: nn.Module, shape: torch.Size) -> torch.Tensor:
+    """Tokens that differ, so that a check tells something: a model without its weights generates the first one."""
+    vocabulary = int(getattr(model.config.get_text_config(), "vocab_size", 0) or 0)
+    if vocabulary < 2:
+        raise InputsError(f"{type(model).__name__} has no vocabulary: a package needs a model that takes tokens")
+    return torch.arange(shape.numel()).view(shape) % (vocabulary - 1) + 1
+
+
+def encoder_inputs(model: nn.Module) -> dict[str, Any]:
+    """Example inputs of a model's encoder, in a batch of two."""
+    if model.main_input_name == "input_ids":
+        inputs = token_inputs(model)
+        # Inputs of an encoder are padded on the right.
+        return {name: value.flip(1) for name, value in inputs.items()}
+    made = generate_inputs(model)
+    value = made[model.main_input_name]
+    return {model.main_input_name: torch.cat([value, value])[:2]}

@@ -86,6 +86,12 @@ class State:
         return {name: one for name, one in (found | kept).items() if name in self.axes}
 
 
+def count_tokens(arguments: Mapping[str, Any]) -> int:
+    """The number of new tokens that a call of ``forward`` takes for each row."""
+    tokens = (arguments.get(name) for name in ("input_ids", "inputs_embeds"))
+    return int(next(one.shape[1] for one in tokens if one is not None))
+
+
 def keys_and_values(cache: Any) -> list[Any]:
     """The layers of a cache of keys and values alone, ``[batch, heads, positions, width]``; empty for any other."""
     layers = list(getattr(cache, "layers", None) or ())
