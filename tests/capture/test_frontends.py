@@ -390,9 +390,9 @@ class OnlyTraced(nn.Module):
         return self.linear(x)
 
 
-def test_auto_is_dynamo_where_that_works() -> None:
-    made = capture(nn.Linear(4, 4), (torch.ones(2, 4),), "auto")
-    assert (made.frontend, made.dynamo_failure) == ("dynamo", "")
+def test_auto_is_dynamo_where_that_works(exported: Exporter) -> None:
+    settings = exported("blocks", frontend="auto").hierarchy.settings
+    assert (settings.frontend, settings.dynamo_failure) == ("dynamo", "")
 
 
 def test_auto_takes_torchscript_where_dynamo_fails_and_the_report_has_the_reason(tmp_path: Path) -> None:
@@ -405,7 +405,7 @@ def test_auto_takes_torchscript_where_dynamo_fails_and_the_report_has_the_reason
     assert result.verified.agrees
 
 
-def test_auto_tells_both_reasons_where_both_fail() -> None:
+def test_auto_tells_both_reasons_where_both_fail(tmp_path: Path) -> None:
     case = models.case("data-dependent")
     with pytest.raises(CaptureError, match=r"(?s)GuardOnData.*the front end torchscript failed too:.*DecisionError"):
-        capture(case.build(), case.inputs(), "auto")
+        export(case.build(), case.inputs(), tmp_path / "x.onnx")

@@ -124,7 +124,7 @@ def test_a_front_end_whose_files_would_be_wrong_is_refused(
     with pytest.raises(CaptureError, match=r"is missing in torch .*; without it, .*; install torch") as caught:
         capture(Model().eval(), INPUTS, frontend)
     assert "\n" not in str(caught.value)
-    assert capture(Model().eval(), INPUTS, "dynamo" if frontend == "torchscript" else "auto")
+    assert capture(Model().eval(), INPUTS, "dynamo" if frontend == "torchscript" else "torchscript")
 
 
 def test_replaced_names_are_put_back() -> None:
