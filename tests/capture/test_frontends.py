@@ -55,7 +55,16 @@ STOPPED = {
 }
 """Models that `torchscript` cannot export, and the operator or line that prevents it."""
 
+QUICK = {
+    "blocks", "recurrent", "tied-weights", "nested-structures", "two-parents", "unet", "bert", "gpt2", "t5", "vit",
+    "wav2vec2", "torchvision-resnet18",
+}  # fmt: skip
+"""One of each kind of model; both exports of the others take a minute."""
+
 frontends = pytest.mark.parametrize("frontend", BOTH)
+compared = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in COMPARED]
+)
 
 
 def captured(frontend: str, name: str) -> Exported:
@@ -70,8 +79,7 @@ def owning(hierarchy: Hierarchy) -> set[str]:
 # --- one against the other ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("name", COMPARED)
+@compared
 def test_calls_have_the_same_addresses_callers_steps_and_tags(name: str, exported: Exporter) -> None:
     one, other = (exported(name, frontend=frontend).hierarchy for frontend in BOTH)
     assert [(c.address, c.parent, c.enter, c.exit, c.tag) for c in one.calls] == [
@@ -80,7 +88,7 @@ def test_calls_have_the_same_addresses_callers_steps_and_tags(name: str, exporte
     assert [(m.path, m.tag, m.calls) for m in one.modules] == [(m.path, m.tag, m.calls) for m in other.modules]
 
 
-@pytest.mark.parametrize("name", COMPARED)
+@compared
 def test_inputs_outputs_and_parameters_have_the_same_names(name: str, exported: Exporter) -> None:
     one, other = (exported(name, frontend=frontend).hierarchy for frontend in BOTH)
     assert one.inputs == other.inputs
@@ -90,7 +98,7 @@ def test_inputs_outputs_and_parameters_have_the_same_names(name: str, exported: 
     }
 
 
-@pytest.mark.parametrize("name", COMPARED)
+@compared
 def test_the_calls_that_own_nodes_differ_only_where_one_folded_them(name: str, exported: Exporter) -> None:
     dynamo, torchscript = (owning(exported(name, frontend=frontend).hierarchy) for frontend in BOTH)
     assert dynamo - torchscript == set()
@@ -100,7 +108,7 @@ def test_the_calls_that_own_nodes_differ_only_where_one_folded_them(name: str, e
 # --- what torchscript writes ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", COMPARED)
+@compared
 def test_a_traced_model_is_owned_valid_and_right_at_every_call(name: str, exported: Exporter) -> None:
     export = exported(name, frontend="torchscript")
     coverage = export.document["coverage"]
