@@ -38,18 +38,37 @@ class ExportedCase:
 Exporter = Callable[..., ExportedCase]
 
 
+Shared = Callable[[str, Callable[[Path], object]], Path]
+
+
 @pytest.fixture(scope="session")
-def exported(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Exporter:
+def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Shared:
+    """``shared(name, make)``: a folder that ``make`` fills once for all tests and all workers."""
+    base = tmp_path_factory.getbasetemp()
+    base = base if worker_id == "master" else base.parent
+
+    def get(name: str, make: Callable[[Path], object]) -> Path:
+        folder, done = base / name, base / f"{name}.done"
+        with FileLock(base / f"{name}.lock"):
+            if not done.exists():
+                folder.mkdir(exist_ok=True)
+                make(folder)
+                done.touch()
+        return folder
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def exported(shared: Shared) -> Exporter:
     """``exported(name, dynamic=False, frontend="dynamo")``: the verified export of a case, shared by all workers."""
-    folder = tmp_path_factory.getbasetemp()
-    shared = (folder if worker_id == "master" else folder.parent) / "exports"
-    shared.mkdir(exist_ok=True)
+    folder = shared("exports", lambda _: None)
 
     def get(name: str, *, dynamic: bool = False, frontend: FrontEnd = "dynamo") -> ExportedCase:
         case = models.case(name)
         if case.missing:
             pytest.skip(f"needs {', '.join(case.missing)}: `make test` installs them")
-        path = shared / f"{name}{'-dynamic' if dynamic else ''}{'' if frontend == 'dynamo' else f'-{frontend}'}.onnx"
+        path = folder / f"{name}{'-dynamic' if dynamic else ''}{'' if frontend == 'dynamo' else f'-{frontend}'}.onnx"
         document = path.with_suffix(".export.json")
         with FileLock(path.with_suffix(".lock")):
             if not document.exists():

@@ -126,7 +126,7 @@ SETTINGS = {"deadline": None, "derandomize": True, "suppress_health_check": [Hea
 
 
 @given(stacks)
-@settings(max_examples=4, **SETTINGS)
+@settings(max_examples=2, **SETTINGS)
 def test_layers_that_differ_in_one_thing_are_not_shared(variants: list[str]) -> None:
     check_stack(variants, dynamic=False)
 
@@ -190,9 +190,8 @@ def check_files(name: str, folder: Path, **options: Any) -> None:
     assert "m.onnx" in shared
 
 
-@pytest.mark.parametrize(("name", "dynamic"), [("bert", True), ("albert", False)])
-def test_a_file_has_the_bytes_that_it_has_without_sharing(name: str, dynamic: bool, tmp_path: Path) -> None:
-    check_files(name, tmp_path, dynamic=dynamic, frontend="dynamo")
+def test_a_file_has_the_bytes_that_it_has_without_sharing(tmp_path: Path) -> None:
+    check_files("albert", tmp_path, dynamic=True, frontend="dynamo")
 
 
 @pytest.mark.slow
