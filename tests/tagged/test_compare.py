@@ -23,7 +23,7 @@ from exports import Exporter
 from modelexport import compare, export
 from modelexport.cli.show_comparison import format_comparison
 from modelexport.errors import FileFormatError
-from modelexport.tagged.comparison import FileComparison, OnlyInOne
+from modelexport.tagged.comparison_report import FileComparison, OnlyInOne
 
 
 class Two(nn.Module):

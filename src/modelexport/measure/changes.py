@@ -12,7 +12,8 @@ from modelexport.measure.costs import cost
 from modelexport.measure.feeds import make_feeds
 from modelexport.measure.runs import open_file, session_options
 from modelexport.runtime.sessions import CPU, run_session
-from modelexport.tagged.comparison import FileComparison, compare
+from modelexport.tagged.comparison import compare
+from modelexport.tagged.comparison_report import FileComparison
 from modelexport.tagged.file import UNTAGGED, TaggedFile
 from modelexport.tagged.flattening import runnable
 from modelexport.tagged.untagged import read_either, without_tags
