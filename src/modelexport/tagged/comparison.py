@@ -33,7 +33,7 @@ from modelexport.tagged.comparison_report import (
     Values,
 )
 from modelexport.tagged.file import UNTAGGED, TaggedFile, read_tagged
-from modelexport.weights.transforms import ParameterPlan, parameter_plan, state_dict_of
+from modelexport.weights.transforms import ParameterPlan, parameter_plans, state_dict_of
 
 TENSOR_LIMIT = 2**16
 """The size up to which a tensor in an attribute is compared by its elements; above, only by type and shape."""
@@ -104,7 +104,7 @@ class _Side:
 
     def __init__(self, tagged: TaggedFile) -> None:
         self.tagged = tagged
-        self.held = {value: plan for value in initializers(tagged.model) if (plan := parameter_plan(value))}
+        self.held = parameter_plans(tagged.model)
         if tagged.encoding == UNTAGGED:  # then only the names are known
             self.held = {value: ParameterPlan([value.name or ""], []) for value in initializers(tagged.model)}
         try:

@@ -25,7 +25,7 @@ from modelexport.format.call_tree import check_version
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.nodes import initializers
 from modelexport.weights.packed.formats import entry_name
-from modelexport.weights.transforms import ParameterPlan, lost_entries, parameter_plan, state_dict_of
+from modelexport.weights.transforms import ParameterPlan, lost_entries, parameter_plans, state_dict_of
 
 _SIDECAR = ".hierarchy.json"
 
@@ -124,7 +124,7 @@ def planned(
     check_weights(model)  # missing files are allowed: their weights are replaced
     try:
         entries = state_dict_of(model)
-        plans = {value: plan for value in initializers(model) if (plan := parameter_plan(value)) is not None}
+        plans = parameter_plans(model)
     except FileFormatError as error:
         raise FileFormatError(f"{path}: {error}") from error
     _check_recorded(path, entries, plans, set(lost_entries(model)))

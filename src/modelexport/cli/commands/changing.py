@@ -206,7 +206,7 @@ def extract(
     # Of a package, the first part that runs it.
     tagged = read_tagged(next(iter(parts_with(file, modules[0] if modules else ".").values())))
     if each:
-        extracted = cutting.extract_each(tagged, each, output)
+        extracted = cutting.extract_all(tagged, [f"class:{each}"], output)
     elif len(calls := tagged.select(*modules or ()).calls) > 1:
         extracted = cutting.extract_all(tagged, modules or (), output)
     else:
