@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import wait
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
-from modelexport.core.background import begun
 from modelexport.core.text import nearest
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.files.linked import check_weights, names_other_files
@@ -22,6 +22,23 @@ from modelexport.files.onnx_models import load_onnx
 from modelexport.files.protos import to_proto
 from modelexport.graph.nodes import initializers
 from modelexport.graph.widening import narrow_values, widened
+
+T = TypeVar("T")
+
+
+def begun(work: Callable[[], T]) -> Future[T]:
+    """Start some work; its result, or what it raises, is in the future. It does not keep the program from ending."""
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return done
+
 
 CPU = "CPUExecutionProvider"
 _LARGE = 1024
