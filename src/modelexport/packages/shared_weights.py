@@ -74,18 +74,11 @@ def _with_checkpoint(source: Weights, folder: Path, mode: WeightsMode) -> Weight
             raise OutputError(f"two files of the checkpoint have the name {target.name}: rename one of them")
         put_file(file, target, mode)
         files[str(file.path.resolve())] = target
-    tensors = {
-        key: ir.ExternalTensor(
-            str(files[str(tensor.path)].resolve()),
-            tensor.offset,
-            tensor.length,
-            tensor.dtype,
-            shape=ir.Shape(tensor.shape.numpy()),
-            name=key,
-        )
-        for key, tensor in source.tensors.items()
-        if isinstance(tensor, ir.ExternalTensor)
-    }
+    tensors: dict[str, ir.TensorProtocol] = {}
+    for key, one in source.tensors.items():
+        if isinstance(one, ir.ExternalTensor):
+            path = files[str(one.path)].resolve()
+            tensors[key] = Place(path, one.offset or 0, one.length or 0, one.dtype, one.shape.numpy()).tensor(key)
     moved = tuple(SafetensorsFile(files[str(f.path.resolve())], f.size, f.header, f.tensors) for f in source.files)
     return Weights(tensors, {}, moved)
 
@@ -94,15 +87,8 @@ def _written(model: nn.Module, source: Weights | None, path: Path) -> Weights:
     """Write every entry to one file, tied ones once."""
     keys = save_entries(model, source, path)
     file = read_header(path)
-    tensors: Mapping[str, ir.TensorProtocol] = {key: tensor_at(key, file.tensors[name]) for key, name in keys.items()}
+    tensors = {key: file.tensors[name].tensor(key) for key, name in keys.items()}
     return Weights(tensors, {}, (file,), in_memory=source is None)
-
-
-def tensor_at(key: str, place: Place) -> ir.TensorProtocol:
-    """The tensor of an entry whose bytes are in a file."""
-    return ir.ExternalTensor(
-        str(place.path), place.offset, place.length, place.dtype, shape=ir.Shape(place.shape), name=key
-    )
 
 
 def share_components(
@@ -181,8 +167,6 @@ def _at(place: Place, path: Path) -> Place:
 def _moved(places: Mapping[str, Place], folder: Path, component: str) -> Weights:
     """The entries of a component, with their names in the pipeline, in the files of a folder."""
     files = {place.path.name: read_header(folder / place.path.name) for place in places.values()}
-    tensors = {
-        f"{component}.{key}": tensor_at(f"{component}.{key}", _at(place, folder / place.path.name))
-        for key, place in places.items()
-    }
+    names = {f"{component}.{key}": _at(place, folder / place.path.name) for key, place in places.items()}
+    tensors = {name: place.tensor(name) for name, place in names.items()}
     return Weights(tensors, {}, tuple(files.values()), in_memory=True)

@@ -164,10 +164,7 @@ def _tensor(key: str, entry: _Recorded) -> ir.TensorProtocol:
     if isinstance(entry.origin[0], str):
         place = entry.origin[1]
         assert isinstance(place, Place)
-        # Without a folder onnx_ir reads any file, even one with several hard links.
-        return ir.ExternalTensor(
-            str(place.path), place.offset, place.length, place.dtype, shape=ir.Shape(place.shape), name=key
-        )
+        return place.tensor(key)
     dtype = TorchTensor(torch.empty(0, dtype=entry.dtype)).dtype
     return ir.LazyTensor(
         lambda: TorchTensor(_made(entry).contiguous()), dtype=dtype, shape=ir.Shape(entry.shape), name=key

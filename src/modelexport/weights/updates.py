@@ -106,11 +106,7 @@ class WeightsInFile:
         self.types = {key: (dtype_name(place.dtype), list(place.shape)) for key, place in self._places.items()}
 
     def read(self, key: str) -> np.ndarray:
-        place = self._places[key]
-        shape = ir.Shape(place.shape)
-        return ir.ExternalTensor(
-            str(place.path), place.offset, place.length, place.dtype, shape=shape, name=key
-        ).numpy()
+        return self._places[key].tensor(key).numpy()
 
 
 def planned(
