@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from modelexport import export
 from modelexport.capture import FrontEnd
 from modelexport.cli.json_documents import export_document
 from modelexport.format import documents
+from modelexport.verify.verdicts import VerifyReport
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,8 @@ class ExportedCase:
     path: Path
     document: dict[str, Any]
     """The output of ``modelexport export --verify --json``."""
-    compared: int
-    """The number of calls that were compared from the right values before them."""
+    verified: VerifyReport
+    """The verification of that export."""
 
     @property
     def hierarchy(self) -> documents.Hierarchy:
@@ -73,8 +75,9 @@ def exported(shared: Shared) -> Exporter:
         with FileLock(path.with_suffix(".lock")):
             if not document.exists():
                 result = export(case.build(), case.inputs(), path, frontend=frontend, dynamic=dynamic, verify=True)
-                compared = sum(call.per_module is not None for call in result.verified.calls)
-                document.write_text(json.dumps([msgspec.to_builtins(export_document(result)), compared]))
-        return ExportedCase(case, path, *json.loads(document.read_text()))
+                path.with_suffix(".verified").write_bytes(pickle.dumps(result.verified))
+                document.write_text(json.dumps(msgspec.to_builtins(export_document(result))))
+        verified = pickle.loads(path.with_suffix(".verified").read_bytes())
+        return ExportedCase(case, path, json.loads(document.read_text()), verified)
 
     return get
