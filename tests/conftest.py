@@ -32,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave models of the table that are not `QUICK`, and three of four others of a `sweep`, to `make test-slow`."""
+    """Leave models of the table that are not `QUICK`, and all but four others of a `sweep`, to `make test-slow`."""
     sweeps = defaultdict(list)
     for item in items:
         if _exports_another(item):
@@ -40,8 +40,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         elif item.get_closest_marker("sweep"):
             sweeps[item.nodeid.split("[")[0]].append(item)
     for sweep in sweeps.values():
+        kept = range(0, len(sweep), max(4, -(-len(sweep) // 4)))
         for number, item in enumerate(sweep):
-            if number % 4:
+            if number not in kept:
                 item.add_marker(pytest.mark.slow)
 
 

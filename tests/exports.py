@@ -74,7 +74,8 @@ def exported(shared: Shared) -> Exporter:
         document = path.with_suffix(".export.json")
         with FileLock(path.with_suffix(".lock")):
             if not document.exists():
-                result = export(case.build(), case.inputs(), path, frontend=frontend, dynamic=dynamic, verify=True)
+                how: dict[str, Any] = {"frontend": frontend, "dynamic": dynamic, "check": dynamic}
+                result = export(case.build(), case.inputs(), path, verify=True, **how)
                 path.with_suffix(".verified").write_bytes(pickle.dumps(result.verified))
                 document.write_text(json.dumps(msgspec.to_builtins(export_document(result))))
         verified = pickle.loads(path.with_suffix(".verified").read_bytes())

@@ -801,7 +801,7 @@ NAMES = [case.name for case in (*CASES, *TRAINED)]
 
 QUICK = {
     *(case.name for case in CUSTOM), "unet", "bert", "albert", "gpt2", "gpt2-cache", "llama", "t5", "bart", "mixtral",
-    "mamba", "vit", "resnet", "segformer", "wav2vec2", "clip", "torchvision-resnet18", "minilm",
+    "mamba", "vit", "resnet", "segformer", "wav2vec2", "clip", "torchvision-resnet18", "torchcrepe",
 }  # fmt: skip
 """The models that tests of exports take in `make test`: of each family one at least, but for detection."""
 
