@@ -22,7 +22,7 @@ from modelexport.packages.greedy import encoder_inputs, some_tokens, token_input
 from modelexport.packages.model_parts import ModelPart, with_forward, with_weights
 from modelexport.packages.multimodal import EMBEDDING, EMBEDS, POSITIONS, Encode, Merge, Modality, Place, modality_of
 from modelexport.packages.stateful_parts import stateful_parts
-from modelexport.packages.states import count_tokens, find_state, keys_and_values, record_calls
+from modelexport.packages.states import count_tokens, find_state, greedy_config, keys_and_values, record_calls
 from modelexport.pytorch.pretrained import is_pretrained
 from modelexport.pytorch.traced import untouched
 from modelexport.weights.sources import Weights
@@ -220,17 +220,9 @@ def _captured(model: nn.Module, inputs: dict[str, Any]) -> dict[str, dict[str, A
         return CaptureError(f"{told}; export one forward pass with --parts whole", reason=reason)
 
     with untouched(model), collected(), raised_as(fails):
-        found = decompose_prefill_decode(model, inputs, _plain_greedy(model), multi_token_decode=True)
+        eos = {"eos_token_id": model.generation_config.eos_token_id}
+        found = decompose_prefill_decode(model, inputs, greedy_config(model, **eos), multi_token_decode=True)
     return {name: dict(arguments) for name, (_, arguments) in found.items()}
-
-
-def _plain_greedy(model: nn.Module) -> Any:
-    """A greedy configuration with the special tokens of the model's own."""
-    from transformers import GenerationConfig
-
-    own = model.generation_config
-    names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
-    return GenerationConfig(**{name: getattr(own, name) for name in names if getattr(own, name, None) is not None})
 
 
 def _windows(past: Any) -> list[int]:

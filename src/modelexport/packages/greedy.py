@@ -19,6 +19,7 @@ from modelexport.errors import InputsError, raised_as
 from modelexport.packages.generator import CACHE_POSITION, TokenLoop, relative_difference
 from modelexport.packages.model_parts import with_forward
 from modelexport.packages.multimodal import Modality, modality_of, types_in
+from modelexport.packages.states import greedy_config
 from modelexport.pytorch.inputs import generate_inputs
 from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import as_array
@@ -115,7 +116,7 @@ def generate_greedily(model: nn.Module, prompts: Sequence[Mapping[str, Any]], ne
     """
     from transformers import GenerationMixin
 
-    config = _greedy_config(model, new_tokens)
+    config = _config(model, new_tokens)
     encodes = bool(model.config.is_encoder_decoder)
     inputs = _batch(prompts, config.pad_token_id, left=not encodes)
     fails = raised_as(lambda error: InputsError(f"{type(model).__name__}.generate fails: {error_line(error)}"))
@@ -151,25 +152,14 @@ def first_difference(loop: TokenLoop, reference: Reference) -> str:
     return ""
 
 
-def _greedy_config(model: nn.Module, new_tokens: int) -> Any:
+def _config(model: nn.Module, new_tokens: int) -> Any:
     """A greedy configuration with the model's special tokens, without anything that changes logits."""
-    from transformers import GenerationConfig
-
     own = model.generation_config
     eos = own.eos_token_id if isinstance(own.eos_token_id, (list, tuple)) else [own.eos_token_id]
     ends = sorted({int(token) for token in eos if token is not None})
     pad = own.pad_token_id if own.pad_token_id is not None else next(iter(ends), 0)
-    return GenerationConfig(
-        do_sample=False,
-        num_beams=1,
-        max_new_tokens=new_tokens,
-        bos_token_id=own.bos_token_id,
-        eos_token_id=ends or None,
-        pad_token_id=int(pad),
-        decoder_start_token_id=own.decoder_start_token_id,
-        output_logits=True,
-        return_dict_in_generate=True,
-    )
+    tokens = {"eos_token_id": ends or None, "pad_token_id": int(pad)}
+    return greedy_config(model, max_new_tokens=new_tokens, output_logits=True, return_dict_in_generate=True, **tokens)
 
 
 def _batch(prompts: Sequence[Mapping[str, Any]], pad: int, *, left: bool) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from modelexport.core.messages import collected
 from modelexport.core.text import error_line, nearest
 from modelexport.errors import InputsError, raised_as
 from modelexport.packages.diffusion.components_module import PipelineModules
-from modelexport.packages.diffusion.structures import copied
 from modelexport.pytorch.traced import untouched
+from modelexport.pytorch.values import copied
 
 
 @dataclass(frozen=True, order=True)

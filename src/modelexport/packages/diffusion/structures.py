@@ -55,15 +55,3 @@ def leaves(value: Any) -> Iterator[tuple[str, Any]]:
 
     rebuilt(value, note)
     return iter(found)
-
-
-def copied(value: Any) -> Any:
-    """The structure with copies of its tensors; a tensor that is there twice is copied once."""
-    copies: dict[int, torch.Tensor] = {}
-
-    def copy(_: str, leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        return copies.setdefault(id(leaf), leaf.detach().clone())
-
-    return rebuilt(value, copy)
