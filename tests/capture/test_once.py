@@ -220,7 +220,7 @@ def test_fake_tensors_of_one_memory_are_told_from_others() -> None:
         assert repeats.storage_of(one) != repeats.storage_of(other)
 
 
-PARTS = ["once", *(name for name, row in TABLE.items() if row.use == "once")]
+PARTS = [name for name, row in TABLE.items() if row.use == "once"]
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +235,7 @@ def written(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".md"}
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", ["once", *(pytest.param(part, marks=pytest.mark.slow) for part in PARTS)])
 def test_a_file_is_the_same_without_each_part_and_without_all(
     part: str, usual: dict[str, bytes], tmp_path: Path
 ) -> None:

@@ -89,7 +89,7 @@ def test_what_a_static_cache_does_not_go_with_is_one_line(tmp_path: Path) -> Non
 def test_a_separate_prefill_shares_the_weights_and_both_loaders_run_both_parts(tmp_path: Path) -> None:
     from transformers.exporters import ExportedModel
 
-    model = decoder("sliding window")
+    model = decoder("one layer")
     result = modelexport.export_package(model, tmp_path / "out", separate_prefill=True)
     assert any("window" in note for note in result.notes)
     package = read_package(tmp_path / "out")
