@@ -234,7 +234,8 @@ def lend_weights(model: nn.Module, weights: Weights, never_called: Collection[st
 
     Args:
         never_called: Paths of modules whose ``forward`` is not called. Their parameters may be used nevertheless: they
-            have their weights while the enclosing module runs.
+            have their weights while the enclosing module runs, and, if it is called nevertheless, while it does:
+            ``generate`` calls the encoder of images by itself.
     """
     modules = dict(model.named_modules())
     by_module: dict[str, dict[str, nn.Parameter]] = {}
@@ -244,8 +245,8 @@ def lend_weights(model: nn.Module, weights: Weights, never_called: Collection[st
             called = called.rpartition(".")[0]
         for name, parameter in module.named_parameters(recurse=False):
             key = f"{path}.{name}" if path else name
-            if key in weights.tensors:
-                by_module.setdefault(called, {})[key] = parameter
+            for owner in dict.fromkeys((path, called)) if key in weights.tensors else ():
+                by_module.setdefault(owner, {})[key] = parameter
     with contextlib.ExitStack() as stack:
         for path, parameters in by_module.items():
             loader = _Loader(weights, parameters)
