@@ -40,6 +40,7 @@ import models
 from modelexport.api import TaggedModel
 from modelexport.core.calls import ModuleCall
 from modelexport.core.modules import ModuleTree
+from modelexport.graph.copies import copy_of
 from modelexport.graph.owners import owner_of
 from modelexport.pytorch.feeding import feeds
 from modelexport.pytorch.loading import load_model
@@ -47,7 +48,7 @@ from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.static import module_tree
 from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import as_array
-from modelexport.runtime.sessions import open_session, run_session, with_outputs
+from modelexport.runtime.sessions import open_session, run_session
 
 WAYS = ("projected", "torchscript", "dynamo")
 Built = tuple[nn.Module, dict[str, Any]]
@@ -211,7 +212,9 @@ def computed_in(
 ) -> dict[ir.Node, ModuleCall | None]:
     """The layer's call that computed each node (``None``: outside of all), for nodes for which this is certain."""
     values = [value for node in tagged.model.graph for value in node.outputs if value.name]
-    every = open_session(with_outputs(tagged.model, values))
+    with_every = copy_of(tagged.model)
+    with_every.graph.outputs[:] = [value for node in with_every.graph for value in node.outputs if value.name]
+    every = open_session(with_every)
     arrays = run_session(every, feeds(inputs, every))
     inside: dict[ModuleCall, set[ir.Node]] = {}
     before: dict[ModuleCall, set[ir.Node]] = {}

@@ -32,9 +32,10 @@ import modelexport
 import models
 from modelexport.core.calls import ModuleCall
 from modelexport.format import keys
+from modelexport.graph.copies import copy_of
 from modelexport.graph.owners import owner_of
 from modelexport.lineage.tools import TOOLS, optimize_file
-from modelexport.runtime.sessions import open_session, run_session, with_outputs
+from modelexport.runtime.sessions import open_session, run_session
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.reference import open_reference
 
@@ -82,8 +83,9 @@ MODELS: Mapping[str, Build] = {
 def values_of(tagged: modelexport.TaggedModel, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Every value that the nodes of the main graph produce, in one run."""
     given = {value.name: inputs[value.name] for value in tagged.model.graph.inputs if value.name in inputs}
-    made = [value for node in tagged.model.graph for value in node.outputs if value.name]
-    return run_session(open_session(with_outputs(tagged.model, made), folder=tagged.path.parent), given)
+    every = copy_of(tagged.model)
+    every.graph.outputs[:] = [value for node in every.graph for value in node.outputs if value.name]
+    return run_session(open_session(every, folder=tagged.path.parent), given)
 
 
 def per_module(

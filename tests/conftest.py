@@ -13,6 +13,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import pytest
 import torch
 
+import models
+
 pytest_plugins = ["exports"]
 
 # Workers of pytest-xdist share the cores; more threads would only wait for each other.
@@ -30,15 +32,26 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave three of four models, operators or faults of a `sweep` to `make test-slow`."""
+    """Leave models of the table that are not `QUICK`, and all but four others of a `sweep`, to `make test-slow`."""
     sweeps = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("sweep"):
+        if _exports_another(item):
+            item.add_marker(pytest.mark.slow)
+        elif item.get_closest_marker("sweep"):
             sweeps[item.nodeid.split("[")[0]].append(item)
     for sweep in sweeps.values():
+        kept = range(0, len(sweep), max(4, -(-len(sweep) // 4)))
         for number, item in enumerate(sweep):
-            if number % 4:
+            if number not in kept:
                 item.add_marker(pytest.mark.slow)
+
+
+def _exports_another(item: pytest.Item) -> bool:
+    """Whether a test is about an exported model of the table, by its parameter ``name``, that is not a quick one."""
+    if not isinstance(item, pytest.Function) or "exported" not in item.fixturenames or not hasattr(item, "callspec"):
+        return False
+    name = item.callspec.params.get("name")
+    return name in models.NAMES and name not in models.QUICK
 
 
 def pytest_collection_finish() -> None:

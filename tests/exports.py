@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from modelexport import export
 from modelexport.capture import FrontEnd
 from modelexport.cli.json_documents import export_document
 from modelexport.format import documents
+from modelexport.verify.verdicts import VerifyReport
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class ExportedCase:
     path: Path
     document: dict[str, Any]
     """The output of ``modelexport export --verify --json``."""
+    verified: VerifyReport
+    """The verification of that export."""
 
     @property
     def hierarchy(self) -> documents.Hierarchy:
@@ -36,23 +40,45 @@ class ExportedCase:
 Exporter = Callable[..., ExportedCase]
 
 
+Shared = Callable[[str, Callable[[Path], object]], Path]
+
+
 @pytest.fixture(scope="session")
-def exported(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Exporter:
+def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Shared:
+    """``shared(name, make)``: a folder that ``make`` fills once for all tests and all workers."""
+    base = tmp_path_factory.getbasetemp()
+    base = base if worker_id == "master" else base.parent
+
+    def get(name: str, make: Callable[[Path], object]) -> Path:
+        folder, done = base / name, base / f"{name}.done"
+        with FileLock(base / f"{name}.lock"):
+            if not done.exists():
+                folder.mkdir(exist_ok=True)
+                make(folder)
+                done.touch()
+        return folder
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def exported(shared: Shared) -> Exporter:
     """``exported(name, dynamic=False, frontend="dynamo")``: the verified export of a case, shared by all workers."""
-    folder = tmp_path_factory.getbasetemp()
-    shared = (folder if worker_id == "master" else folder.parent) / "exports"
-    shared.mkdir(exist_ok=True)
+    folder = shared("exports", lambda _: None)
 
     def get(name: str, *, dynamic: bool = False, frontend: FrontEnd = "dynamo") -> ExportedCase:
         case = models.case(name)
         if case.missing:
             pytest.skip(f"needs {', '.join(case.missing)}: `make test` installs them")
-        path = shared / f"{name}{'-dynamic' if dynamic else ''}{'' if frontend == 'dynamo' else f'-{frontend}'}.onnx"
+        path = folder / f"{name}{'-dynamic' if dynamic else ''}{'' if frontend == 'dynamo' else f'-{frontend}'}.onnx"
         document = path.with_suffix(".export.json")
         with FileLock(path.with_suffix(".lock")):
             if not document.exists():
-                result = export(case.build(), case.inputs(), path, frontend=frontend, dynamic=dynamic, verify=True)
+                how: dict[str, Any] = {"frontend": frontend, "dynamic": dynamic, "check": dynamic}
+                result = export(case.build(), case.inputs(), path, verify=True, **how)
+                path.with_suffix(".verified").write_bytes(pickle.dumps(result.verified))
                 document.write_text(json.dumps(msgspec.to_builtins(export_document(result))))
-        return ExportedCase(case, path, json.loads(document.read_text()))
+        verified = pickle.loads(path.with_suffix(".verified").read_bytes())
+        return ExportedCase(case, path, json.loads(document.read_text()), verified)
 
     return get

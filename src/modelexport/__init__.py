@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from modelexport.surgery.substitutes.custom_operator import CustomOperator as CustomOperator
     from modelexport.surgery.substitutes.from_model import FromModel as FromModel
     from modelexport.surgery.substitutes.identity import Identity as Identity
-    from modelexport.tagged.comparison import FileComparison as FileComparison
     from modelexport.tagged.comparison import compare as compare
+    from modelexport.tagged.comparison_report import FileComparison as FileComparison
     from modelexport.tagged.flattening import inline as inline
     from modelexport.tagged.flattening import strip as strip
     from modelexport.verify.against import verify_against as verify_against

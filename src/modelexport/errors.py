@@ -18,7 +18,8 @@ A message says what was wrong and what to do next. The original exception is cha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 
 class ModelExportError(Exception):
@@ -119,3 +120,14 @@ class UntaggedNodeError(ModelExportError):
         self.nodes = tuple(nodes)
         listed = "\n".join(f"  {node}" for node in nodes)
         super().__init__(f"{len(nodes)} nodes have no owner; no file was written:\n{listed}")
+
+
+@contextmanager
+def raised_as(told: Callable[[Exception], ModelExportError]) -> Iterator[None]:
+    """Around code of others, which may raise anything: that becomes an error of ours, and errors of ours stay."""
+    try:
+        yield
+    except ModelExportError:
+        raise
+    except Exception as error:
+        raise told(error) from error

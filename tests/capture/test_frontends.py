@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import models
-from exports import Exporter
+from exports import ExportedCase, Exporter
 from modelexport import export, verify
 from modelexport.capture import TRACED_OPSETS
 from modelexport.capture.choice import FRONT_ENDS, FrontEnd, capture
@@ -24,7 +24,6 @@ from modelexport.errors import CaptureError, InputsError, UsageError
 from modelexport.format.documents import Hierarchy
 from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.graph.owners import owner_of
-from modelexport.verify.verdicts import VerifyReport
 from test_dynamo import assert_same, state
 
 BOTH = tuple(FRONT_ENDS)
@@ -56,7 +55,13 @@ STOPPED = {
 }
 """Models that `torchscript` cannot export, and the operator or line that prevents it."""
 
+QUICK = {"blocks", "recurrent", "tied-weights", "nested-structures", "unet", "bert", "gpt2", "vit"}
+"""One of each kind of model; both exports of the others take a minute."""
+
 frontends = pytest.mark.parametrize("frontend", BOTH)
+compared = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in COMPARED]
+)
 
 
 def captured(frontend: str, name: str) -> Exported:
@@ -71,8 +76,7 @@ def owning(hierarchy: Hierarchy) -> set[str]:
 # --- one against the other ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep
-@pytest.mark.parametrize("name", COMPARED)
+@compared
 def test_calls_have_the_same_addresses_callers_steps_and_tags(name: str, exported: Exporter) -> None:
     one, other = (exported(name, frontend=frontend).hierarchy for frontend in BOTH)
     assert [(c.address, c.parent, c.enter, c.exit, c.tag) for c in one.calls] == [
@@ -81,7 +85,7 @@ def test_calls_have_the_same_addresses_callers_steps_and_tags(name: str, exporte
     assert [(m.path, m.tag, m.calls) for m in one.modules] == [(m.path, m.tag, m.calls) for m in other.modules]
 
 
-@pytest.mark.parametrize("name", COMPARED)
+@compared
 def test_inputs_outputs_and_parameters_have_the_same_names(name: str, exported: Exporter) -> None:
     one, other = (exported(name, frontend=frontend).hierarchy for frontend in BOTH)
     assert one.inputs == other.inputs
@@ -91,7 +95,7 @@ def test_inputs_outputs_and_parameters_have_the_same_names(name: str, exported: 
     }
 
 
-@pytest.mark.parametrize("name", COMPARED)
+@compared
 def test_the_calls_that_own_nodes_differ_only_where_one_folded_them(name: str, exported: Exporter) -> None:
     dynamo, torchscript = (owning(exported(name, frontend=frontend).hierarchy) for frontend in BOTH)
     assert dynamo - torchscript == set()
@@ -101,27 +105,21 @@ def test_the_calls_that_own_nodes_differ_only_where_one_folded_them(name: str, e
 # --- what torchscript writes ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", COMPARED)
-def test_a_traced_model_is_owned_valid_and_right(name: str, exported: Exporter) -> None:
+@compared
+def test_a_traced_model_is_owned_valid_and_right_at_every_call(name: str, exported: Exporter) -> None:
     export = exported(name, frontend="torchscript")
     coverage = export.document["coverage"]
     assert coverage["exact"] > 0
     assert (coverage["inferred"], coverage["untagged"]) == (0, 0)
-    assert export.document["verify"]["agrees"], export.document["verify"]
     onnx.checker.check_model(str(export.path), full_check=True)
     assert export.hierarchy.settings.frontend == "torchscript"
+    assert_every_call_agrees(export)
 
 
-@pytest.mark.parametrize("name", COMPARED)
-def test_every_call_of_a_traced_model_with_nodes_agrees_with_pytorch(name: str, exported: Exporter) -> None:
-    report = verified(exported(name, frontend="torchscript"))
-    assert [call for call in report.calls if call.status not in ("agree", "no nodes")] == []
-    assert any(call.per_module is not None for call in report.calls)
-    assert report.agrees
-
-
-def verified(export: Any) -> VerifyReport:
-    return verify(export.case.build(), export.case.inputs(), export.path)
+def assert_every_call_agrees(export: ExportedCase) -> None:
+    assert export.verified.agrees, export.verified
+    assert [call for call in export.verified.calls if call.status not in ("agree", "no nodes")] == []
+    assert any(call.per_module is not None for call in export.verified.calls)
 
 
 def test_these_are_models_of_many_families() -> None:
@@ -134,9 +132,7 @@ def test_these_are_models_of_many_families() -> None:
     [case.name for case in (*models.CASES, *models.TRAINED) if case.name not in (*COMPARED, *STOPPED, "mask2former")],
 )
 def test_every_call_of_every_other_traced_model_agrees(name: str, exported: Exporter) -> None:
-    report = verified(exported(name, frontend="torchscript"))
-    assert [call for call in report.calls if call.status not in ("agree", "no nodes")] == []
-    assert report.agrees
+    assert_every_call_agrees(exported(name, frontend="torchscript"))
 
 
 @pytest.mark.slow
@@ -398,9 +394,9 @@ class OnlyTraced(nn.Module):
         return self.linear(x)
 
 
-def test_auto_is_dynamo_where_that_works() -> None:
-    made = capture(nn.Linear(4, 4), (torch.ones(2, 4),), "auto")
-    assert (made.frontend, made.dynamo_failure) == ("dynamo", "")
+def test_auto_is_dynamo_where_that_works(exported: Exporter) -> None:
+    settings = exported("blocks", frontend="auto").hierarchy.settings
+    assert (settings.frontend, settings.dynamo_failure) == ("dynamo", "")
 
 
 def test_auto_takes_torchscript_where_dynamo_fails_and_the_report_has_the_reason(tmp_path: Path) -> None:
@@ -413,7 +409,7 @@ def test_auto_takes_torchscript_where_dynamo_fails_and_the_report_has_the_reason
     assert result.verified.agrees
 
 
-def test_auto_tells_both_reasons_where_both_fail() -> None:
+def test_auto_tells_both_reasons_where_both_fail(tmp_path: Path) -> None:
     case = models.case("data-dependent")
     with pytest.raises(CaptureError, match=r"(?s)GuardOnData.*the front end torchscript failed too:.*DecisionError"):
-        capture(case.build(), case.inputs(), "auto")
+        export(case.build(), case.inputs(), tmp_path / "x.onnx")

@@ -20,8 +20,8 @@ from modelexport import export
 from modelexport.capture import patches
 from modelexport.capture.choice import capture
 from modelexport.capture.patches import TABLE, private, problem, replaced, turned_off, usable
-from modelexport.capture.recurrent_shapes import steps_open
 from modelexport.capture.repairs.functions import _Rewritten, reading_no_values
+from modelexport.capture.repairs.recurrent import steps_open
 from modelexport.errors import CaptureError, VersionWarning
 
 aten = torch.ops.aten
@@ -124,7 +124,7 @@ def test_a_front_end_whose_files_would_be_wrong_is_refused(
     with pytest.raises(CaptureError, match=r"is missing in torch .*; without it, .*; install torch") as caught:
         capture(Model().eval(), INPUTS, frontend)
     assert "\n" not in str(caught.value)
-    assert capture(Model().eval(), INPUTS, "dynamo" if frontend == "torchscript" else "auto")
+    assert capture(Model().eval(), INPUTS, "dynamo" if frontend == "torchscript" else "torchscript")
 
 
 def test_replaced_names_are_put_back() -> None:

@@ -13,7 +13,7 @@ from modelexport.errors import ModelExportError
 QUICK = {
     *("dict-out", "in-place", "masked-scatter", "graph", "tabular", "boxes", "recursive", "shared", "hyper"),
     *("beit_base_patch16_224", "cait_xxs24_224", "convit_tiny", "densenet121", "vit_relpos_small_patch16_224"),
-    *("twins_pcpvt_small", "squeezenet1_1", "alexnet", "tnt_s_patch16_224"),
+    *("twins_pcpvt_small", "squeezenet1_1", "tnt_s_patch16_224"),
     *("hubert", "sew-d", "ast", "bark-semantic", "patchtst", "hifi-gan", "dac"),
     *("adapter", "prior", "vae-tiny", "vae", "vae-asymmetric", "cogview4", "controlnet"),
 }

@@ -99,6 +99,7 @@ def test_without_a_check_the_first_file_is_taken(tmp_path: Path) -> None:
     assert result.check is None
 
 
+@pytest.mark.slow
 def test_without_a_check_the_runtime_is_not_loaded(tmp_path: Path) -> None:
     code = f"""
 import sys, torch, modelexport

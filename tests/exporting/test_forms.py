@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from test_packages import ENCODER_DECODERS, decoder
+from test_packages import CACHE, ENCODER_DECODERS, decoder, static  # noqa: F401
 
 import modelexport
 from modelexport.errors import InputsError, UsageError
@@ -18,8 +18,6 @@ from modelexport.packages.generator import Generator
 from modelexport.packages.greedy import example_prompts
 from modelexport.tagged.package import read_package
 from test_cli import run
-
-CACHE = 24
 
 
 def shapes(path: Path) -> dict[str, list[Any]]:
@@ -30,35 +28,43 @@ def shapes(path: Path) -> dict[str, list[Any]]:
     }
 
 
-@pytest.mark.parametrize("fuse", [None, pytest.param("ort-cpu", marks=pytest.mark.slow)])
-def test_a_static_cache_has_a_fixed_size_and_gives_pytorchs_tokens(fuse: Any, tmp_path: Path) -> None:
+def test_a_static_cache_has_a_fixed_size_and_gives_pytorchs_tokens(static: Path) -> None:  # noqa: F811
+    document = json.loads((static / "export.json").read_text())
+    assert document["parts"]["decode"]["coverage"]["inferred"] == 0
+    assert "does not pass the input cache_position" in str(document["notes"])
+    check_static(static / "out", decoder("llama"))
+
+
+@pytest.mark.slow
+def test_a_static_cache_is_fused_too(tmp_path: Path) -> None:
     model = decoder("llama")
-    result = modelexport.export_package(model, tmp_path / "out", static_cache=CACHE, fuse=fuse)
-    assert result.parts["decode"].coverage.inferred == 0
-    found = shapes(tmp_path / "out" / "decode.onnx")
+    modelexport.export_package(model, tmp_path / "out", static_cache=CACHE, fuse="ort-cpu")
+    check_static(tmp_path / "out", model)
+
+
+def check_static(folder: Path, model: Any) -> None:
+    found = shapes(folder / "decode.onnx")
     assert found["cache_position"] == ["sequence"]
     assert found["attention_mask"] == ["batch", CACHE]
     caches = {name: size for name, size in found.items() if name.startswith(("past", "present"))}
     assert len(caches) == 8
     assert set(map(tuple, caches.values())) == {("batch", 2, CACHE, 8)}
     # Prompts of different lengths in one padded batch, and each alone.
-    prompts = example_prompts(model, None)
-    report = modelexport.verify_generation(model, tmp_path / "out", prompts, new_tokens=CACHE - 12)
+    report = modelexport.verify_generation(model, folder, example_prompts(model, None), new_tokens=CACHE - 12)
     assert report.agrees, report
     assert [one.steps for one in report.runs] == [CACHE - 12] * 5
 
 
-def test_a_prompt_longer_than_the_static_cache_is_one_line(tmp_path: Path) -> None:
-    decoder("llama").save_pretrained(tmp_path / "llama")
-    done = run("export", "llama", "-o", "out/", "--static-cache", "8", "--json", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    assert "does not pass the input cache_position" in str(json.loads(done.stdout)["notes"])
-    done = run("verify", "out", "--model", "llama", cwd=tmp_path)
+def test_a_prompt_longer_than_the_static_cache_is_one_line(static: Path) -> None:  # noqa: F811
+    done = run("verify", "out", "--model", "llama", "--new-tokens", "14", cwd=static)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
-    assert "the prompt has 12 tokens, and the static cache 8 positions" in done.stderr
-    generator = Generator(read_package(tmp_path / "out").files)
-    prompt = {"input_ids": np.ones((1, 5), np.int64), "attention_mask": np.ones((1, 5), np.int64)}
+    assert f"static cache has {CACHE} positions, and 14 new tokens after a prompt of 12 need 25" in done.stderr
+    generator = Generator(read_package(static / "out").files)
+    prompt = {name: np.ones((1, CACHE + 1), np.int64) for name in ("input_ids", "attention_mask")}
+    with pytest.raises(UsageError, match="the prompt has 25 tokens, and the static cache 24 positions"):
+        next(generator.steps(prompt, 1))
+    prompt = {name: array[:, : CACHE - 3] for name, array in prompt.items()}
     with pytest.raises(UsageError, match="generate 4 at most"):
         next(generator.steps(prompt, 5))
     assert len(list(generator.steps(prompt, 4))) == 4
@@ -83,8 +89,9 @@ def test_what_a_static_cache_does_not_go_with_is_one_line(tmp_path: Path) -> Non
 def test_a_separate_prefill_shares_the_weights_and_both_loaders_run_both_parts(tmp_path: Path) -> None:
     from transformers.exporters import ExportedModel
 
-    model = decoder("sliding window")
-    modelexport.export_package(model, tmp_path / "out", separate_prefill=True)
+    model = decoder("one layer")
+    result = modelexport.export_package(model, tmp_path / "out", separate_prefill=True)
+    assert any("window" in note for note in result.notes)
     package = read_package(tmp_path / "out")
     assert list(package.files) == ["prefill", "decode"]
     assert package.manifest.weights == ["model.safetensors"]

@@ -13,11 +13,11 @@ import onnxruntime_genai as genai
 import pytest
 import torch
 import transformers
-from filelock import FileLock
 
 import decoders
 import modelexport
 from commands import run
+from exports import Shared
 from modelexport.errors import UsageError
 from modelexport.exporting import fusion
 from modelexport.packages.greedy import example_prompts
@@ -35,18 +35,16 @@ def small(config: Any) -> Any:
 
 
 @pytest.fixture(scope="session")
-def fused(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+def fused(shared: Shared) -> Path:
     """A folder with a small Llama in ``llama``, and in ``out`` its package, fused, with what the command printed."""
-    base = tmp_path_factory.getbasetemp()
-    shared = (base if worker_id == "master" else base.parent) / "fused"
-    shared.mkdir(exist_ok=True)
-    with FileLock(shared / "lock"):
-        if not (shared / "out").exists():
-            small(transformers.LlamaConfig(**SMALL)).save_pretrained(shared / "llama")
-            done = run("export", "llama", "-o", "out/", "--fuse", "ort-cpu", "--verify", "--json", cwd=shared)
-            assert (done.returncode, done.stderr) == (0, ""), done.stderr
-            (shared / "export.json").write_text(done.stdout)
-    return shared
+
+    def make(folder: Path) -> None:
+        small(transformers.LlamaConfig(**SMALL)).save_pretrained(folder / "llama")
+        done = run("export", "llama", "-o", "out/", "--fuse", "ort-cpu", "--verify", "--json", cwd=folder)
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+        (folder / "export.json").write_text(done.stdout)
+
+    return shared("fused", make)
 
 
 def test_every_fused_node_is_exact_or_derived_and_every_call_agrees(fused: Path) -> None:

@@ -23,7 +23,6 @@ import models
 from exports import Exporter
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "table.json"
-NAMES = [case.name for case in (*models.CASES, *models.TRAINED)]
 
 
 def walk(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
@@ -67,7 +66,7 @@ def said_by(path: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", models.NAMES)
 def test_an_export_says_what_it_said(exported: Exporter, name: str, request: pytest.FixtureRequest) -> None:
     said = said_by(exported(name).path)
     if request.config.getoption("--rewrite-goldens"):

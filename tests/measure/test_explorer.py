@@ -34,7 +34,10 @@ def command(*arguments: str | Path) -> list[str]:
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(INSTALLED)}
 
 
-@pytest.mark.parametrize("name", ["bert", "condition", "resnet"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("bert", "resnet")]
+
+
+@pytest.mark.parametrize("name", ["condition", *SLOW])
 def test_every_key_is_a_node_of_the_graphs_that_its_adapter_makes(
     exported: Exporter, name: str, tmp_path: Path
 ) -> None:

@@ -18,8 +18,11 @@ from commands import run
 from modelexport.errors import CaptureError, InputsError
 from modelexport.packages.generation_parts import generation_parts
 from modelexport.packages.generator import Generator
+from modelexport.packages.greedy import example_prompts, generate_greedily
 from modelexport.packages.measured_parts import cost_parts, profile_parts
+from modelexport.packages.model_parts import with_weights
 from modelexport.packages.multimodal import Encode, Merge, find_modality
+from modelexport.pytorch.loading import load_model
 from modelexport.tagged.package import read_package
 
 IMAGE = 60
@@ -145,6 +148,18 @@ def test_without_its_weights_a_merge_is_not_compared_and_the_export_says_so() ->
         "verify FOLDER/ --model compares it"
     ]
     assert not [note for part in generation_parts(llava()) for note in part.notes]
+
+
+def test_a_model_with_lent_weights_generates_what_it_does_with_its_own(tmp_path: Path) -> None:
+    """``generate`` calls the encoder outside of ``forward``."""
+    model = llava()
+    model.save_pretrained(tmp_path / "llava")
+    lent = load_model(str(tmp_path / "llava"), weights="files")
+    prompts = example_prompts(model, None)[:2]
+    right = generate_greedily(model, prompts, 2)
+    with with_weights(lent.model, lent.weights):
+        found = generate_greedily(lent.model, prompts, 2)
+    np.testing.assert_allclose(found.logits, right.logits, atol=1e-5)
 
 
 @pytest.mark.slow

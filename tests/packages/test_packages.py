@@ -16,16 +16,16 @@ import onnxruntime_genai as genai
 import pytest
 import torch
 import transformers
-from filelock import FileLock
 
 import modelexport
 from commands import run
 from decoders import SMALL
+from exports import Shared
 from modelexport.errors import CheckError, FileFormatError, InputsError, OutputError, UsageError
 from modelexport.files.onnx_models import load_onnx
 from modelexport.packages.generation_parts import generation_parts
 from modelexport.packages.generator import Generator
-from modelexport.packages.greedy import example_prompts
+from modelexport.packages.greedy import example_prompts, first_difference, generate_greedily
 from modelexport.pytorch.loading import load_model
 from modelexport.pytorch.other_sizes import resized
 from modelexport.pytorch.prepared import prepare_inputs
@@ -34,6 +34,9 @@ from modelexport.tagged.package import read_package
 CONFIGS: dict[str, Callable[[], Any]] = {
     "llama": lambda: transformers.LlamaConfig(**SMALL),
     "sliding window": lambda: transformers.MistralConfig(**SMALL, sliding_window=8),
+    "one layer with a window": lambda: transformers.MistralConfig(
+        **{**SMALL, "num_hidden_layers": 1}, sliding_window=8
+    ),
     "gpt2": lambda: transformers.GPT2Config(
         vocab_size=128, n_embd=32, n_layer=2, n_head=4, n_positions=256, bos_token_id=1, eos_token_id=None
     ),
@@ -101,19 +104,32 @@ def generated_by_genai(folder: Path, ids: list[int], new_tokens: int, **inputs: 
     return [int(token) for token in generator.get_sequence(0)]
 
 
+def packaged(name: str, *options: str) -> Callable[[Path], None]:
+    """Save a decoder in a folder, and export it to a package beside it."""
+
+    def make(folder: Path) -> None:
+        decoder(name).save_pretrained(folder / "llama")
+        done = run("export", "llama", "-o", "out/", *options, "--json", cwd=folder)
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+        (folder / "export.json").write_text(done.stdout)
+
+    return make
+
+
 @pytest.fixture(scope="session")
-def llama(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> tuple[Path, Path]:
+def llama(shared: Shared) -> tuple[Path, Path]:
     """The folder of a small Llama, and a package of it that the command line wrote."""
-    base = tmp_path_factory.getbasetemp()
-    shared = (base if worker_id == "master" else base.parent) / "packages"
-    shared.mkdir(exist_ok=True)
-    with FileLock(shared / "lock"):
-        if not (shared / "out").exists():
-            decoder("llama").save_pretrained(shared / "llama")
-            done = run("export", "llama", "-o", "out/", "--verify", "--json", cwd=shared)
-            assert (done.returncode, done.stderr) == (0, ""), done.stderr
-            (shared / "export.json").write_text(done.stdout)
-    return shared / "llama", shared / "out"
+    folder = shared("packages", packaged("llama", "--verify"))
+    return folder / "llama", folder / "out"
+
+
+CACHE = 24
+
+
+@pytest.fixture(scope="session")
+def static(shared: Shared) -> Path:
+    """A folder with a small Llama in ``llama``, and in ``out`` a package of it with a cache of a fixed size."""
+    return shared("static", packaged("llama", "--static-cache", str(CACHE)))
 
 
 def test_a_decoder_is_one_graph_for_prompts_and_steps_with_names_for_people(llama: tuple[Path, Path]) -> None:
@@ -218,13 +234,22 @@ def test_verify_names_the_step_and_the_module_that_differ(llama: tuple[Path, Pat
     assert {(one["first_wrong_logits"], one["module"]) for one in runs} == {(0, "model.layers.1.mlp")}
 
 
+def test_a_package_of_another_model_generates_something_else(llama: tuple[Path, Path]) -> None:
+    """What an export does before it says success."""
+    model, generator = decoder("llama"), Generator(read_package(llama[1]).files)
+    prompts = example_prompts(model, None)[:2]
+    assert first_difference(generator, generate_greedily(model, prompts, 2)) == ""
+    model.lm_head.weight.data.mul_(1.01)
+    told = first_difference(generator, generate_greedily(model, prompts, 2))
+    assert told.startswith("the logits of token 1 are off by ")
+
+
 def _call(node: onnx.NodeProto) -> str:
     return next((entry.value for entry in node.metadata_props if entry.key == "modelexport.call"), "")
 
 
-@pytest.mark.parametrize(
-    "name", ["sliding window", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "mixture of experts"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sliding window", "gpt2", "mixture of experts"])
 def test_families_of_decoders_give_pytorchs_tokens(name: str, tmp_path: Path) -> None:
     model = decoder(name)
     result = modelexport.export_package(model, tmp_path / "out")

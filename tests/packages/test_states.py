@@ -12,15 +12,14 @@ import pytest
 import torch
 import transformers
 from test_multimodal import IMAGE, llava
-from test_packages import decoder
+from test_packages import decoder, llama, static  # noqa: F401
 
 import modelexport
 from decoders import SMALL
 from modelexport.errors import ModelExportError, UsageError
 from modelexport.format.packages import Start
-from modelexport.packages.example_tokens import token_inputs
 from modelexport.packages.generator import Generator
-from modelexport.packages.greedy import generate_greedily
+from modelexport.packages.greedy import generate_greedily, token_inputs
 from modelexport.packages.stateful_parts import stateful_parts
 from modelexport.packages.states import State, find_state
 from modelexport.tagged.package import read_package
@@ -122,6 +121,7 @@ def test_the_forms_that_compute_what_the_model_does(build: Any, parts: list[list
     assert {part.rows for form in found for part in form} == {rows}
 
 
+@pytest.mark.slow
 def test_a_prompt_of_any_length_runs_at_once_where_the_code_is_the_same_for_all(tmp_path: Path) -> None:
     model = made(scan_in_chunks)
     result = modelexport.export_package(model, tmp_path / "out")
@@ -156,12 +156,13 @@ def test_a_model_that_is_another_in_a_batch_takes_one_prompt(tmp_path: Path) -> 
         list(generator.steps(two, 1))
 
 
-def test_the_page_runs_a_decoder_a_static_cache_and_a_model_with_images(tmp_path: Path) -> None:
-    model = decoder("llama")
-    modelexport.export_package(model, tmp_path / "llama")
-    check_with_the_page(model, tmp_path / "llama", (5, 2, 9), (1,))
-    modelexport.export_package(model, tmp_path / "static", static_cache=32)
-    check_with_the_page(model, tmp_path / "static", (5, 2, 9))
+def test_the_page_runs_a_decoder_and_a_static_cache(llama: tuple[Path, Path], static: Path) -> None:  # noqa: F811
+    check_with_the_page(decoder("llama"), llama[1], (5, 2, 9), (1,))
+    check_with_the_page(decoder("llama"), static / "out", (5, 2, 9))
+
+
+@pytest.mark.slow
+def test_the_page_runs_a_model_with_images(tmp_path: Path) -> None:
     images = llava()
     modelexport.export_package(images, tmp_path / "llava")
     pixels = np.random.default_rng(2).standard_normal((2, 3, 16, 16)).astype(np.float32)
@@ -184,6 +185,7 @@ class OtherForLongPrompts(transformers.LlamaForCausalLM):
         return made
 
 
+@pytest.mark.slow
 def test_a_package_that_cannot_run_a_prompt_is_not_written(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = OtherForLongPrompts(transformers.LlamaConfig(**SMALL)).eval()

@@ -14,13 +14,12 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from filelock import FileLock
 
 import commands
 import modelexport
 import models
 import peft_adapters
-from exports import Exporter
+from exports import Exporter, Shared
 from modelexport import adapters_as_inputs, load, merge_adapters, verify, verify_against, write_adapter
 from modelexport.errors import FileFormatError, UsageError, WeightsError
 from modelexport.format import keys
@@ -37,18 +36,12 @@ TOLERANCE = 1e-5
 
 
 @pytest.fixture(scope="session")
-def peft(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+def peft(shared: Shared) -> Path:
     """The folder of the adapters, made once for all workers."""
     if not (peft_adapters.APART / "peft").is_dir():
         pytest.skip("needs peft in a folder apart: `make test` installs it")
-    base = tmp_path_factory.getbasetemp()
-    folder = (base if worker_id == "master" else base.parent) / "adapters"
-    with FileLock(folder.with_suffix(".lock")):
-        if not folder.exists():
-            folder.mkdir()
-            script = Path(peft_adapters.__file__)
-            subprocess.run([sys.executable, "-W", "ignore", script, folder], check=True, env=os.environ)
-    return folder
+    command = [sys.executable, "-W", "ignore", peft_adapters.__file__]
+    return shared("adapters", lambda folder: subprocess.run([*command, folder], check=True, env=os.environ))
 
 
 def run(path: Path | str, case: models.ModelCase, adapter: Path | str | None = None) -> np.ndarray:
@@ -163,6 +156,7 @@ def test_weights_can_be_given_along(peft: Path, exported: Exporter, tmp_path: Pa
     assert distance(run(tmp_path / "a.onnx", file.case), run(tmp_path / "b.onnx", file.case)) == 0
 
 
+@pytest.mark.slow
 def test_a_package_takes_an_adapter_in_all_of_its_parts(peft: Path, tmp_path: Path) -> None:
     case = models.case("llama")
     model = case.build()

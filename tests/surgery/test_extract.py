@@ -393,13 +393,13 @@ def test_a_name_that_is_not_a_call_with_nodes_is_refused_and_nothing_is_written(
 
 def test_each_writes_every_call_of_a_class_to_a_folder(exported: Exporter, tmp_path: Path) -> None:
     tagged = load(exported("bert").path)
-    extracted = extraction.extract_each(tagged, "BertLayer", tmp_path / "layers")
+    extracted = extraction.extract_all(tagged, ["class:BertLayer"], tmp_path / "layers")
     assert [one.call for one in extracted] == ["encoder.layer.0", "encoder.layer.1"]
     assert sorted(file.name for file in (tmp_path / "layers").iterdir()) == [f"encoder.layer.{i}.onnx" for i in (0, 1)]
     with pytest.raises(UsageError, match="did you mean BertLayer"):
-        extraction.extract_each(tagged, "BertLayr", tmp_path / "layers")
-    with pytest.raises(UsageError, match="none of the 5 calls of Dropout has nodes"):
-        extraction.extract_each(tagged, "Dropout", tmp_path / "layers")
+        extraction.extract_all(tagged, ["class:BertLayr"], tmp_path / "layers")
+    with pytest.raises(UsageError, match="has no nodes in "):
+        extraction.extract_all(tagged, ["class:Dropout"], tmp_path / "layers")
 
 
 def test_several_calls_are_written_all_or_none(exported: Exporter, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from exports import Exporter
 from modelexport import compare, export
 from modelexport.cli.show_comparison import format_comparison
 from modelexport.errors import FileFormatError
-from modelexport.tagged.comparison import FileComparison, OnlyInOne
+from modelexport.tagged.comparison_report import FileComparison, OnlyInOne
 
 
 class Two(nn.Module):
@@ -39,13 +39,13 @@ class Two(nn.Module):
 
 
 def written(path: Path, model: nn.Module, **options: Any) -> Path:
-    export(model, {"x": torch.ones(2, 8)}, path, **options)
+    export(model, {"x": torch.ones(2, 8)}, path, check=False, **options)
     return path
 
 
 def bert(path: Path, layers: int = 2, **options: Any) -> Path:
     build = models.pretrained("BertModel", **{**models.SMALL, "num_hidden_layers": layers})
-    export(build(), models.case("bert").inputs(), path, **options)
+    export(build(), models.case("bert").inputs(), path, check=False, **options)
     return path
 
 

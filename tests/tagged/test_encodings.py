@@ -192,6 +192,7 @@ def test_equal_layers_are_one_function_with_the_class_as_its_name(exported: Expo
     assert list(top[1].attributes["hierarchy_tags"].as_strings()) == ["/BertModel/BertEncoder"]
 
 
+@pytest.mark.slow
 def test_24_layers_are_one_function_ten_times_fewer_nodes_and_a_quarter_of_the_file(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = LlamaConfig(

@@ -324,7 +324,16 @@ def find(model: ir.Model, row: Row) -> ir.Node:
     raise LookupError(f"{row.call} has no {row.op_type}")
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.model}-{row.call}-{row.op_type}-{row.fault}")
+def is_quick(row: Row) -> bool:
+    """All faults of a small model, and the first two of each other."""
+    return row.model == "blocks" or row in [one for one in ROWS if one.model == row.model][:2]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(row, marks=() if is_quick(row) else pytest.mark.slow) for row in ROWS],
+    ids=lambda row: f"{row.model}-{row.call}-{row.op_type}-{row.fault}",
+)
 def test_a_fault_is_found_in_its_call(row: Row, sound: Callable[[str], Sound], tmp_path: Path) -> None:
     path, model, inputs, kept = sound(row.model)
     file = load_onnx(path)

@@ -31,8 +31,7 @@ def proven(model: nn.Module, inputs: Any, folder: Path, **options: Any) -> Verif
     ("name", "frontend"), [*((name, "dynamo") for name in NAMES), *((name, "torchscript") for name in TRACED)]
 )
 def test_a_model_of_the_table(name: str, frontend: FrontEnd, exported: Exporter) -> None:
-    one = exported(name, frontend=frontend)
-    report = verify(one.case.build(), one.case.inputs(), one.path)
+    report = exported(name, frontend=frontend).verified
     assert report.agrees, report
     assert report.owners.contradicted == 0
     assert report.owners.confirmed > 0
@@ -42,8 +41,7 @@ def test_a_model_of_the_table(name: str, frontend: FrontEnd, exported: Exporter)
 
 @pytest.mark.parametrize("name", ["blocks", "llama"])
 def test_a_file_with_dynamic_axes_agrees_on_other_sizes(name: str, exported: Exporter) -> None:
-    one = exported(name, dynamic=True)
-    report = verify(one.case.build(), one.case.inputs(), one.path)
+    report = exported(name, dynamic=True).verified
     assert report.agrees
     assert any("size" in other.what and other.status == "agree" for other in report.others)
 

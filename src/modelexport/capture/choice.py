@@ -102,66 +102,30 @@ def _offered(errors: Sequence[Exception]) -> tuple[str, ...]:
 def capture(
     model: nn.Module,
     inputs: Mapping[str, Any] | Sequence[Any],
-    frontend: FrontEnd,
+    frontend: str,
     *,
-    dynamic: bool = False,
-    opset: int | None = None,
     constants: Collection[str] = (),
-    stack_traces: bool = False,
+    **options: Any,
 ) -> Exported:
-    """Capture and translate a model with a front end; ``auto`` is ``dynamo``, then ``torchscript`` if that fails.
+    """Capture and translate a model with a front end.
 
     Args:
         constants: Arguments whose values the graph keeps; ``auto``: those that it cannot be captured without.
-        stack_traces: Record the lines of Python of each node in the exporter's own metadata.
+        options: ``dynamic``, ``opset`` and ``stack_traces``, as the front ends take them.
 
     Raises:
-        CaptureError: The front end failed; with ``auto``, both failed.
+        CaptureError: The front end failed.
         InputsError: The inputs do not fit.
         UsageError: The front end does not write this opset.
     """
     warn_once()
     with collected() as messages:
-        exported = _capture(
-            model,
-            inputs,
-            frontend,
-            dynamic=dynamic,
-            opset=opset,
-            constants=constants,
-            stack_traces=stack_traces,
-        )
+        exported = _capture_by(frontend, model, inputs, constants=constants, **options)
     return dataclasses.replace(exported, messages=tuple(messages))
 
 
-def _capture(
-    model: nn.Module,
-    inputs: Mapping[str, Any] | Sequence[Any],
-    frontend: FrontEnd,
-    *,
-    constants: Collection[str],
-    **options: Any,
-) -> Exported:
-    if frontend != "auto":
-        return _capture_by(frontend, model, inputs, constants=constants, **options)
-    try:
-        return _capture_by("dynamo", model, inputs, constants=constants, **options)
-    except CaptureError as error:
-        first = error
-    try:
-        exported = _capture_by("torchscript", model, inputs, constants=constants, **options)
-    except UsageError as second:
-        raise CaptureError(
-            f"{first.problem}; the front end torchscript failed too: {_reason(second)}",
-            address=first.address,
-            reason=first.reason,
-            constants=_offered([first, second]),
-        ) from first
-    return dataclasses.replace(exported, dynamo_failure=first.problem)
-
-
 def _capture_by(
-    frontend: FrontEnd,
+    frontend: str,
     model: nn.Module,
     inputs: Mapping[str, Any] | Sequence[Any],
     *,
@@ -186,7 +150,7 @@ def _capture_by(
 
 
 def _capture_with(
-    frontend: FrontEnd,
+    frontend: str,
     model: nn.Module,
     inputs: Mapping[str, Any] | Sequence[Any],
     constants: list[str],

@@ -20,8 +20,7 @@ import torch.fx.traceback
 from torch import nn
 
 from modelexport.capture.aliases import is_written_later, passed_on
-from modelexport.capture.arguments import by_name, state_dict_names
-from modelexport.capture.binding import READABLE, Bound, needs_binding, only_tensors
+from modelexport.capture.arguments import READABLE, Bound, by_name, needs_binding, only_tensors, state_dict_names
 from modelexport.capture.exported import Exported
 from modelexport.capture.fx_owners import ADDRESS_KEY, PORTS_KEY, FxOwners, annotated_call, is_annotated
 from modelexport.capture.hints import (
@@ -37,9 +36,9 @@ from modelexport.capture.once.decomposition import decomposed_once
 from modelexport.capture.once.promotion import promoted_once
 from modelexport.capture.opsets import convert_to_opset, translated_opset
 from modelexport.capture.patches import private, replaced, require, usable
-from modelexport.capture.recurrent_shapes import steps_open
 from modelexport.capture.repairs.decompositions import outputs_converted_back, with_decompositions
 from modelexport.capture.repairs.functions import reading_no_values
+from modelexport.capture.repairs.recurrent import steps_open
 from modelexport.capture.repairs.table import with_translations
 from modelexport.capture.transformers_exporter import (
     changed_caches,

@@ -26,8 +26,6 @@ class Exported:
     """A name for each graph output: the field of what the model returns, or ``output``, ``output.0``, ..."""
     frontend: str
     """The front end that made the graph."""
-    dynamo_failure: str = ""
-    """Why the front end that was tried first, `dynamo`, failed."""
     constants: Mapping[str, str] = field(default_factory=dict)
     """The arguments that the graph does not take, to the values that it keeps."""
     messages: tuple[str, ...] = ()

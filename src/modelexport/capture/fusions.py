@@ -5,7 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from modelexport.core.messages import collected
-from modelexport.errors import UsageError
+from modelexport.core.text import error_line
+from modelexport.errors import UsageError, raised_as
 
 
 def apply_fusions(model: ir.Model, provider: str) -> None:
@@ -19,12 +20,6 @@ def apply_fusions(model: ir.Model, provider: str) -> None:
     """
     from transformers.exporters.onnxruntime_fusions import fuse_for_onnxruntime
 
-    failure: Exception | None = None
-    with collected():
-        try:
-            fuse_for_onnxruntime(model, provider)
-        except Exception as error:  # rewrites of others, on any graph
-            failure = error
-    if failure is not None:
-        reason = " ".join(f"{type(failure).__name__}: {failure}".split())[:240]
-        raise UsageError(f"the graph cannot be fused for ort-{provider}: {reason}; leave out --fuse") from failure
+    told = f"the graph cannot be fused for ort-{provider}"
+    with collected(), raised_as(lambda error: UsageError(f"{told}: {error_line(error)}; leave out --fuse")):
+        fuse_for_onnxruntime(model, provider)

@@ -17,7 +17,7 @@ import io
 import re
 import traceback
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,13 +28,11 @@ import torch
 from torch import nn
 
 from modelexport.capture import TRACED_OPSETS
-from modelexport.capture.arguments import by_name, state_dict_names
-from modelexport.capture.binding import variable_inputs
+from modelexport.capture.arguments import by_name, state_dict_names, variable_inputs
 from modelexport.capture.decisions import NoDecisions
 from modelexport.capture.exported import Exported
 from modelexport.capture.hints import OTHER_OPERATIONS, check_returned, line_of, way_out
-from modelexport.capture.passes_off import nothing_merged
-from modelexport.capture.patches import private, require
+from modelexport.capture.patches import private, replaced, require
 from modelexport.capture.repairs.functions import translatable
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, TensorSpec, TracedCall
 from modelexport.core.messages import collected
@@ -346,3 +344,45 @@ def _translated_in(error: Exception, recorder: CallRecorder) -> ModuleCall | Non
         if scope is not None:
             return recorder.seen[int(scope[1])].call
     return None
+
+
+@contextmanager
+def nothing_merged() -> Iterator[None]:
+    """Keep the exporter's passes from merging nodes of different calls.
+
+    - Equal nodes are not merged. Our own optimizer does that, and records all owners.
+    - Nodes before and after a value that a call gets or returns are not fused, such as two transpositions of which only
+      one is in the call.
+    - When the exporter fails, it does not print its graph, which bypasses ``sys.stdout``.
+    """
+    with replaced({"merging": lambda _: lambda graph: False, "fusing": _between_boundaries, "log": lambda _: _silent}):
+        yield
+
+
+def _silent(*lines: Any) -> None:
+    pass
+
+
+def _between_boundaries(peephole: Callable[..., Any]) -> Callable[..., None]:
+    def run(graph: Any, *options: Any) -> None:
+        boundaries = [
+            _boundary(graph, value) for value in {value.unique(): value for value in graph.outputs()}.values()
+        ]
+        peephole(graph, *options)
+        for boundary in boundaries:
+            boundary.output().replaceAllUsesWith(boundary.input())
+            boundary.destroy()
+
+    return run
+
+
+def _boundary(graph: Any, value: Any) -> Any:
+    """Insert a node that no pass knows between a value and its users."""
+    boundary = graph.create("modelexport::boundary", [value], 1)
+    if value.node().kind() == "prim::Param":
+        graph.prependNode(boundary)
+    else:
+        boundary.insertAfter(value.node())
+    boundary.output().setType(value.type())
+    value.replaceAllUsesAfterNodeWith(boundary, boundary.output())
+    return boundary

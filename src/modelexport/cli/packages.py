@@ -9,7 +9,7 @@ import typer
 
 from modelexport.cli.json_documents import package_document
 from modelexport.cli.progress import LINE
-from modelexport.cli.running import ModelChoice, print_json
+from modelexport.cli.running import ModelChoice, print_result
 
 if TYPE_CHECKING:
     from modelexport.exporting.options import Options
@@ -43,9 +43,6 @@ def export_folder(choice: ModelChoice, folder: Path, options: Options, *, as_jso
             source=loaded.weights,
             stages=stages,
         )
-    if as_json:
-        print_json(package_document(result))
-    else:
-        print(show_package.format_package(result))
+    print_result(package_document(result), lambda: show_package.format_package(result), as_json=as_json)
     if not result.agrees:
         raise typer.Exit(1)

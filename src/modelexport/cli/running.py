@@ -154,3 +154,11 @@ def print_json(document: Any) -> None:
     import msgspec
 
     print(json.dumps(msgspec.to_builtins(document), indent=1))
+
+
+def print_result(document: Any, text: Callable[[], str], *, as_json: bool) -> None:
+    """Print a result as a JSON document, or as the text for a person."""
+    if as_json:
+        print_json(document)
+    else:
+        print(text())

@@ -16,7 +16,7 @@ from modelexport.core.text import align, as_code, as_markdown, plural, shortened
 
 if TYPE_CHECKING:
     from modelexport.measure.changes import ChangeReport
-    from modelexport.tagged.comparison import CallChange, FileComparison, FileFacts, Held, OnlyInOne
+    from modelexport.tagged.comparison_report import CallChange, FileComparison, FileFacts, Held, OnlyInOne
 
 T = TypeVar("T")
 MOST = 30

@@ -3,9 +3,6 @@
 The limits are far above what real models need and far below what would exhaust a machine's memory.
 """
 
-BATCH_BYTES = 512 * 2**20
-"""Bytes of a run's values that are held in memory at a time."""
-
 ABANDONED_SECONDS = 60
 """The age at which a staging folder without a lock is taken to be left over from a killed run."""
 

@@ -6,15 +6,17 @@ import contextlib
 import errno
 import os
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import IntEnum, auto
 from operator import attrgetter
 from pathlib import Path
 from typing import IO
 
-from modelexport.core.interrupts import undisturbed
 from modelexport.errors import OutputError
 from modelexport.files.abandoned import STAGING_PREFIX, locked, remove_abandoned
 from modelexport.files.manifests import files_of_package, unfinished_manifest
@@ -368,3 +370,26 @@ def check_apart(path: Path, reads: Iterable[Path], *, alone: bool = False) -> No
 
 def _beside(path: Path) -> list[Path]:
     return [path.with_name(path.name + DATA_SUFFIX), *map(path.with_suffix, DOCUMENT_SUFFIXES)]
+
+
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Inside: signals that a Python function handles wait until the end of the block."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    waiting: list[int] = []
+    numbers = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
+    before = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
+    try:
+        for number in before:
+            signal.signal(number, lambda number, frame: waiting.append(number))
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        with suppress(IndexError):
+            signal.raise_signal(waiting[0])

@@ -11,7 +11,7 @@ import mmap
 import os
 import stat
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -244,9 +244,9 @@ def _external_tensors(model: ir.Model) -> list[ir.ExternalTensor]:
     return [tensor for tensor in tensors if isinstance(tensor, ir.ExternalTensor)]
 
 
-def _weights_beside(model: ir.Model) -> list[WeightsBeside]:
-    """The files that hold weights of a model that was read from a file."""
-    return list(dict.fromkeys(tensor.beside for tensor in _external_tensors(model) if isinstance(tensor, LinkedTensor)))
+def _weights_beside(tensors: Iterable[ir.ExternalTensor]) -> list[WeightsBeside]:
+    """The files that hold the weights of a model that was read from a file."""
+    return list(dict.fromkeys(tensor.beside for tensor in tensors if isinstance(tensor, LinkedTensor)))
 
 
 def check_files(model: ir.Model) -> None:
@@ -265,8 +265,9 @@ def changed_files(model: ir.Model) -> list[str]:
     A linked file must have the size and the header that it had when the model was exported. A change of its weights
     alone, in place, is not detected; :func:`modelexport.verify.verify.verify` compares them.
     """
-    faults = [fault for beside in _weights_beside(model) if (fault := beside.fault())]
-    others = {Path(tensor.path): None for tensor in _external_tensors(model) if not isinstance(tensor, LinkedTensor)}
+    tensors = _external_tensors(model)
+    faults = [fault for beside in _weights_beside(tensors) if (fault := beside.fault())]
+    others = {Path(tensor.path): None for tensor in tensors if not isinstance(tensor, LinkedTensor)}
     return faults + [f"{file}, which holds weights, is missing" for file in others if not file.is_file()]
 
 
@@ -279,7 +280,7 @@ def check_weights(model: ir.Model, *, missing: bool = False) -> None:
     Raises:
         FileFormatError: Names the file and the reason.
     """
-    for beside in _weights_beside(model):
+    for beside in _weights_beside(_external_tensors(model)):
         if missing or beside.outside() or beside.path.exists():
             beside.check()
 

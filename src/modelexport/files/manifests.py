@@ -48,6 +48,13 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
+def write_manifest(manifest: Manifest, staging: Path) -> None:
+    """Write the manifest of the files in a staging folder."""
+    files = (file.relative_to(staging).as_posix() for file in staging.rglob("*") if file.is_file())
+    names = sorted(name for name in files if name != MANIFEST)
+    (staging / MANIFEST).write_bytes(encode_manifest(msgspec.structs.replace(manifest, files=names)))
+
+
 def _decoded(path: Path) -> Manifest:
     content = read_regular(path, SETTINGS_BYTES)
     try:

@@ -45,6 +45,12 @@ class Place:
     dtype: ir.DataType
     shape: tuple[int, ...]
 
+    def tensor(self, name: str) -> ir.ExternalTensor:
+        """The tensor, which is read when it is used."""
+        # Without a folder onnx_ir reads any file, even one with several hard links.
+        shape = ir.Shape(self.shape)
+        return ir.ExternalTensor(str(self.path), self.offset, self.length, self.dtype, shape=shape, name=name)
+
 
 @dataclass(frozen=True)
 class SafetensorsFile:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
@@ -20,6 +21,23 @@ def with_unique_names(model: ir.Model, names: Mapping[str, tuple[str, ...]]) -> 
     keys = {value: names[value.name or ""] for value in initializers(model) if value.name in names}
     passes.NameFixPass()(model)
     return {value.name or "": names for value, names in keys.items()}
+
+
+def names_in(model: ir.Model) -> set[Any]:
+    """The names of the values and nodes of a model."""
+    taken = {value.name for value in (*initializers(model), *model.graph.inputs)}
+    for node in all_nodes(model):
+        taken.update((node.name, *(value.name for value in node.outputs)))
+    return taken
+
+
+def free_name(name: str, taken: set[Any], *, first: int = 2) -> str:
+    """The name, with a number from ``first`` on behind it if something has it; it is taken then."""
+    free, number = name, first
+    while free in taken:
+        free, number = f"{name}_{number}", number + 1
+    taken.add(free)
+    return free
 
 
 def name_nodes_apart(model: ir.Model) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
+from modelexport.graph.names import free_name
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
 from modelexport.graph.owners import owner_of
 
@@ -65,11 +66,7 @@ def name_values_by_path(model: ir.Model) -> dict[str, str]:
         for index, value in enumerate(node.outputs):
             if value in kept or not value.name:
                 continue
-            name, number = f"{node.name}_output_{index}", 0
-            while name in taken:
-                number += 1
-                name = f"{node.name}_output_{index}_{number}"
-            taken.add(name)
+            name = free_name(f"{node.name}_output_{index}", taken, first=1)
             if value.name != name:
                 renamed[value.name] = name
                 value.name = name

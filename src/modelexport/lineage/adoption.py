@@ -28,8 +28,8 @@ from modelexport.graph.copies import copy_of
 from modelexport.graph.names import name_nodes_apart
 from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.graph.owners import owned_operators, owner_of
+from modelexport.lineage.exporters.call_placement import infer, place_by_stacks
 from modelexport.lineage.exporters.local_functions import inline_functions
-from modelexport.lineage.exporters.placement import infer, place_by_stacks
 from modelexport.lineage.exporters.stacks import CallSource, read_fx_nodes, read_metadata
 from modelexport.lineage.exporters.torchscript_names import read_scoped_names
 from modelexport.tagged.encodings.metadata import drop_torch_metadata, initializer_tags, write_owner

@@ -23,7 +23,7 @@ from modelexport.core.owners import Evidence, Owner
 from modelexport.graph.nodes import initializers
 from modelexport.graph.owners import OWNER
 from modelexport.graph.snapshot import SourceGraph, SourceNode, scoped_nodes, take_mark
-from modelexport.lineage import attributes
+from modelexport.lineage.matching.by_position import are_equal
 from modelexport.lineage.ownership import LostCalls, enclosing_nodes, infer_from_neighbours, place_new_nodes
 
 
@@ -80,7 +80,7 @@ class _State:
         """Match the inputs of a node with those of its source node, position by position."""
         if node.op_identifier() != before.op or len(node.inputs) != len(before.inputs):
             return
-        if not attributes.are_equal(node.attributes, before.attributes):
+        if not are_equal(node.attributes, before.attributes):
             return
         for value, name in zip(node.inputs, before.inputs, strict=True):
             if value is None or name is None or name in self.values or self._label(value) == name:

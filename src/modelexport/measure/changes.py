@@ -7,15 +7,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import onnx_ir as ir
 
+from modelexport.core.calls import ROOT, CallTree, TracedCall
+from modelexport.core.owners import Evidence, Owner
+from modelexport.files.onnx_models import load_onnx
+from modelexport.format import keys
+from modelexport.graph.nodes import all_nodes
+from modelexport.graph.owners import OWNER
 from modelexport.measure.costs import cost
 from modelexport.measure.feeds import make_feeds
 from modelexport.measure.runs import open_file, session_options
 from modelexport.runtime.sessions import CPU, run_session
-from modelexport.tagged.comparison import FileComparison, compare
-from modelexport.tagged.file import UNTAGGED, TaggedFile
+from modelexport.tagged.comparison import compare
+from modelexport.tagged.comparison_report import FileComparison
+from modelexport.tagged.file import UNTAGGED, TaggedFile, read_tagged
 from modelexport.tagged.flattening import runnable
-from modelexport.tagged.untagged import read_either, without_tags
 from modelexport.traces.differences import Difference, compare_outputs
 
 Aspect = Literal["structure", "weights", "outputs", "cost"]
@@ -116,3 +123,27 @@ def _costs(one: TaggedFile, other: TaggedFile) -> list[CostChange]:
             worse = before != after if formula else after > before * (1 + MARGIN)
             changes.append(CostChange(name, before, after, worse))
     return changes
+
+
+def read_either(path: str | Path) -> TaggedFile:
+    """Read a file with or without tags.
+
+    Raises:
+        FileFormatError: The file is missing, is not an ONNX file, or has an unknown format version.
+    """
+    path = Path(path)
+    model = load_onnx(path)
+    return read_tagged(path) if keys.FORMAT_VERSION_KEY in model.metadata_props else _untagged(path, model)
+
+
+def without_tags(tagged: TaggedFile) -> TaggedFile:
+    """A tagged file, treated as if it had no tags."""
+    return tagged if tagged.encoding == UNTAGGED else _untagged(tagged.path, tagged.model)
+
+
+def _untagged(path: Path, model: ir.Model) -> TaggedFile:
+    owner = Owner((ROOT,), Evidence.INFERRED)
+    for node in all_nodes(model):
+        node.meta[OWNER] = owner
+    calls = CallTree((TracedCall(ROOT, None, 0, None, None),))
+    return TaggedFile(path, model, calls, {ROOT: "/Model"}, UNTAGGED)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,11 +12,12 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.errors import UsageError
+from modelexport.files.abandoned import STAGING_PREFIX
 from modelexport.files.atomic import written_together
+from modelexport.files.manifests import write_manifest
 from modelexport.files.onnx_models import load_onnx
 from modelexport.files.package_folders import check_package_folder
 from modelexport.lineage.retagging import RetagReport, retag
-from modelexport.packages.folders import copy_folder, write_manifest
 from modelexport.surgery.adapted_file import AdaptedFile
 from modelexport.surgery.adapting import MergedAdapters
 from modelexport.tagged.package import read_package
@@ -41,7 +44,7 @@ def update_package(folder: Path, state_dict: Path, output: Path) -> UpdateResult
     written: dict[tuple[int, int], str] = {}
     weights = WeightsInFile(state_dict)
     with written_together(output, [folder, state_dict], make=True, package=True) as staging:
-        copy_folder(folder, staging)
+        _copy_folder(folder, staging)
         for part, file in package.files.items():
             model = load_onnx(file)
             plans, tied, read = planned(file, model, weights)
@@ -82,7 +85,7 @@ def merge_adapters_into_package(folder: Path, adapters: Sequence[str | Path], ou
     written: set[tuple[str, int]] = set()
     unused: dict[str, int] = {}
     with written_together(output, [folder], make=True, package=True) as staging:
-        copy_folder(folder, staging)
+        _copy_folder(folder, staging)
         for part, file in package.files.items():
             work = AdaptedFile(file, adapters, output / file.name, None)
             for value in work.touched:
@@ -115,6 +118,32 @@ def merge_adapters_into_package(folder: Path, adapters: Sequence[str | Path], ou
     )
 
 
+def _copy_folder(folder: Path, target: Path) -> None:
+    """Copy the regular files of a folder into another, symbolic links to them as files; what else is there is left.
+
+    A file that is there under several names (weights of several parts) is one in the copy as well.
+    """
+    copied: dict[tuple[int, int], Path] = {}
+    for file in sorted(folder.rglob("*")):
+        inside = file.relative_to(folder)
+        if file.is_file() and not inside.parts[0].startswith(STAGING_PREFIX):
+            (target / inside).parent.mkdir(parents=True, exist_ok=True)
+            status = file.stat()
+            first = copied.setdefault((status.st_dev, status.st_ino), target / inside)
+            if first != target / inside and _linked(first, target / inside):
+                continue
+            shutil.copy2(file, target / inside)
+
+
+def _linked(first: Path, second: Path) -> bool:
+    """Give a file a second name; returns whether the file system can."""
+    try:
+        os.link(first, second)
+    except OSError:
+        return False
+    return True
+
+
 def _overwrite(file: Path, tensor: ir.ExternalTensor, array: np.ndarray) -> None:
     data = ir.tensor(array).tobytes()
     with file.open("r+b") as opened:
@@ -142,7 +171,7 @@ def retag_package(changed: Path, *, source: Path, output: Path) -> dict[str, Ret
     check_package_folder(output, [source, changed])
     reports = {}
     with written_together(output, [source, changed], make=True, package=True) as staging:
-        copy_folder(source, staging)
+        _copy_folder(source, staging)
         for part in package.manifest.parts:
             report = retag(changed / part.file, source=source / part.file, output=staging / part.file)
             files = [str(output / Path(file).relative_to(staging)) for file in report.files]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from modelexport.errors import InputsError
 from modelexport.packages.generator import CACHE_POSITION
+from modelexport.packages.states import count_tokens, keys_and_values
 
 
 class _FixedLayer(CacheLayerMixin):
@@ -61,14 +61,8 @@ class FixedCacheStep:
         layers = [_FixedLayer(one.keys, one.values, length, positions) for one in given]
         inputs |= {"past_key_values": Cache(layers=layers), "use_cache": True}
         made = self._whole(self._model, **inputs)
-        return {"logits": made.logits, "past_key_values": _plain(layers)}
-
-
-def with_fixed_cache(model: nn.Module, length: int) -> nn.Module:
-    """A model of the same modules whose ``forward`` takes a cache of a fixed number of positions."""
-    part = copy.copy(model)
-    part.forward = FixedCacheStep(part, length)
-    return part
+        written = [(one.keys, one.values) for one in layers]
+        return {"logits": made.logits, "past_key_values": DynamicCache(written)}
 
 
 def fixed_cache_inputs(model: nn.Module, step: Mapping[str, Any], length: int) -> dict[str, Any]:
@@ -77,28 +71,19 @@ def fixed_cache_inputs(model: nn.Module, step: Mapping[str, Any], length: int) -
     Raises:
         InputsError: The cache does not consist of keys and values alone, or the step does not fit into it.
     """
-    past, mask = step.get("past_key_values"), step.get("attention_mask")
-    layers = getattr(past, "layers", None)
-    if not layers or mask is None or any(_has_other_state(layer) for layer in layers):
+    layers, mask = keys_and_values(step.get("past_key_values")), step.get("attention_mask")
+    if not layers or mask is None:
         raise InputsError(
             f"{type(model).__name__} has a cache that is not keys and values alone, so its size cannot be fixed: leave "
             f"out --static-cache"
         )
-    taken = layers[0].keys.shape[2]
-    query = next(step[name].shape[1] for name in ("input_ids", "inputs_embeds") if step.get(name) is not None)
+    taken, query = layers[0].keys.shape[2], count_tokens(step)
     if taken + query > length:
         raise InputsError(f"a static cache of {length} positions is too small: give at least {taken + query}")
-    cache = DynamicCache()
-    for index, layer in enumerate(layers):
-        cache.update(_filled_up(layer.keys, 2, length), _filled_up(layer.values, 2, length), index)
+    cache = DynamicCache([(_filled_up(one.keys, 2, length), _filled_up(one.values, 2, length)) for one in layers])
     positions = torch.arange(taken, taken + query)
     filled = _filled_up(mask, 1, length)
     return {**step, "attention_mask": filled, CACHE_POSITION: positions, "past_key_values": cache}
-
-
-def _has_other_state(layer: Any) -> bool:
-    states = [name for name, value in vars(layer).items() if name.endswith("_states") and value is not None]
-    return bool(states) or getattr(layer, "keys", None) is None or layer.keys.dim() != 4
 
 
 def _filled_up(tensor: torch.Tensor, axis: int, length: int) -> torch.Tensor:
@@ -106,12 +91,3 @@ def _filled_up(tensor: torch.Tensor, axis: int, length: int) -> torch.Tensor:
     shape = list(tensor.shape)
     shape[axis] = length - shape[axis]
     return torch.cat([tensor, tensor.new_zeros(shape)], axis)
-
-
-def _plain(layers: list[_FixedLayer]) -> DynamicCache:
-    cache = DynamicCache()
-    for index, layer in enumerate(layers):
-        assert layer.keys is not None
-        assert layer.values is not None
-        cache.update(layer.keys, layer.values, index)
-    return cache

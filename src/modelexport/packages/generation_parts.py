@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,15 +15,14 @@ import torch
 from torch import nn
 
 from modelexport.core.messages import collected
-from modelexport.errors import CaptureError, InputsError, UsageError
-from modelexport.packages.example_tokens import encoder_inputs, some_tokens, token_inputs
+from modelexport.core.text import error_line
+from modelexport.errors import CaptureError, InputsError, UsageError, raised_as
 from modelexport.packages.generator import CACHE_POSITION
-from modelexport.packages.image_positions import POSITIONS
-from modelexport.packages.model_parts import ModelPart
-from modelexport.packages.multimodal import EMBEDDING, EMBEDS, Encode, Merge, Modality, Place, modality_of, with_forward
+from modelexport.packages.greedy import encoder_inputs, some_tokens, token_inputs
+from modelexport.packages.model_parts import ModelPart, with_forward, with_weights
+from modelexport.packages.multimodal import EMBEDDING, EMBEDS, POSITIONS, Encode, Merge, Modality, Place, modality_of
 from modelexport.packages.stateful_parts import stateful_parts
-from modelexport.packages.states import find_state, record_calls
-from modelexport.pytorch.lazy_weights import lend_weights
+from modelexport.packages.states import count_tokens, find_state, greedy_config, keys_and_values, record_calls
 from modelexport.pytorch.pretrained import is_pretrained
 from modelexport.pytorch.traced import untouched
 from modelexport.weights.sources import Weights
@@ -76,7 +74,7 @@ def generation_forms(
     if model.config.is_encoder_decoder or form != DecoderForm():
         yield generation_parts(model, form, sizes, weights)
         return
-    with _with_weights(model, weights):
+    with with_weights(model, weights):
         try:
             state = find_state(model, token_inputs(model))
         except CaptureError:
@@ -84,15 +82,9 @@ def generation_forms(
     if state is None or state.is_keys_and_values:
         yield generation_parts(model, form, sizes, weights)
     if state is not None:
-        with _with_weights(model, weights):
+        with with_weights(model, weights):
             others = stateful_parts(model, state)
         yield from others
-
-
-def _with_weights(model: nn.Module, weights: Weights | None) -> AbstractContextManager[None]:
-    """Inside, a model that was built without weights has them while it runs."""
-    outside = [path for path, module in model.named_modules() if path and any(module.children())]
-    return nullcontext() if weights is None else lend_weights(model, weights, outside)
 
 
 def generation_parts(
@@ -148,16 +140,15 @@ def _decoder_parts(
 ) -> list[ModelPart]:
     """The decoder as one graph or as two, from the arguments of a step with a growing cache."""
     if form.static_cache is not None:
-        from modelexport.packages.fixed_caches import fixed_cache_inputs, with_fixed_cache
+        from modelexport.packages.fixed_caches import FixedCacheStep, fixed_cache_inputs
 
         fixed = fixed_cache_inputs(model, step, form.static_cache)
-        return [
-            ModelPart("decode", with_fixed_cache(model, form.static_cache), fixed, notes=notes, row=_first_row(fixed))
-        ]
+        part = with_forward(model, partial(FixedCacheStep, length=form.static_cache))
+        return [ModelPart("decode", part, fixed, notes=notes, row=_first_row(fixed))]
     decode = ModelPart("decode", copy.copy(model), step, notes=notes, row=_first_row(step))
     if not form.separate_prefill:
         return [decode]
-    query = next(step[name].shape[1] for name in ("input_ids", "inputs_embeds") if step.get(name) is not None)
+    query = count_tokens(step)
     prompt = {name: value for name, value in step.items() if name != "past_key_values"}
     if prompt.get("attention_mask") is not None:
         prompt["attention_mask"] = prompt["attention_mask"][:, :query]
@@ -215,42 +206,23 @@ def _first_row(inputs: Mapping[str, Any]) -> dict[str, Any] | None:
     past = inputs.get("past_key_values")
     if past is None:
         return row
-    cache = DynamicCache()
-    for index, layer in enumerate(getattr(past, "layers", ())):
-        if getattr(layer, "keys", None) is None or _states(layer):
-            return None
-        cache.update(layer.keys[-1:], layer.values[-1:], index)
-    return row | {"past_key_values": cache}
+    layers = [(layer.keys[-1:], layer.values[-1:]) for layer in keys_and_values(past)]
+    return row | {"past_key_values": DynamicCache(layers)} if layers else None
 
 
 def _captured(model: nn.Module, inputs: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The arguments of ``forward`` in a prefill and in a following step of several tokens."""
     from transformers.exporters.utils import decompose_prefill_decode
 
-    failure: RuntimeError | None = None
-    with untouched(model), collected():
-        try:
-            found = decompose_prefill_decode(model, inputs, _plain_greedy(model), multi_token_decode=True)
-        except RuntimeError as error:
-            failure = error
-    if failure is not None:
-        cause = failure.__cause__ or failure
-        reason = " ".join(str(cause).split())[:240]
-        raise CaptureError(
-            f"transformers cannot split {type(model).__name__}.generate: {type(cause).__name__}: {reason}; "
-            f"export one forward pass with --parts whole",
-            reason=reason,
-        ) from failure
+    def fails(error: Exception) -> CaptureError:
+        reason = error_line(error.__cause__ or error)
+        told = f"transformers cannot split {type(model).__name__}.generate: {reason}"
+        return CaptureError(f"{told}; export one forward pass with --parts whole", reason=reason)
+
+    with untouched(model), collected(), raised_as(fails):
+        eos = {"eos_token_id": model.generation_config.eos_token_id}
+        found = decompose_prefill_decode(model, inputs, greedy_config(model, **eos), multi_token_decode=True)
     return {name: dict(arguments) for name, (_, arguments) in found.items()}
-
-
-def _plain_greedy(model: nn.Module) -> Any:
-    """A greedy configuration with the special tokens of the model's own."""
-    from transformers import GenerationConfig
-
-    own = model.generation_config
-    names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
-    return GenerationConfig(**{name: getattr(own, name) for name in names if getattr(own, name, None) is not None})
 
 
 def _windows(past: Any) -> list[int]:
@@ -266,31 +238,19 @@ def _with_growing_cache(inputs: dict[str, Any]) -> dict[str, Any]:
     """
     from transformers import DynamicCache
 
-    past, mask = inputs.get("past_key_values"), inputs.get("attention_mask")
-    layers = getattr(past, "layers", None)
+    layers, mask = keys_and_values(inputs.get("past_key_values")), inputs.get("attention_mask")
     if not layers or mask is None or mask.dim() != 2:
         return inputs
-    if any(getattr(layer, "keys", None) is None or layer.keys.dim() != 4 or _states(layer) for layer in layers):
-        return inputs
-    query = next(inputs[name].shape[1] for name in ("input_ids", "inputs_embeds") if inputs.get(name) is not None)
-    length = mask.shape[1] - query
-    grown, generator = DynamicCache(), torch.Generator().manual_seed(0)
-    for index, layer in enumerate(layers):
-        grown.update(*_drawn(layer, length, generator), index)
-    return inputs | {"past_key_values": grown}
+    length, generator = mask.shape[1] - count_tokens(inputs), torch.Generator().manual_seed(0)
+    return inputs | {"past_key_values": DynamicCache([_drawn(layer, length, generator) for layer in layers])}
 
 
-def _states(layer: object) -> list[str]:
-    """The tensors of a layer other than keys and values: the states of a convolution or of a recurrence."""
-    return [name for name, value in vars(layer).items() if name.endswith("_states") and value is not None]
-
-
-def _drawn(layer: Any, length: int, generator: torch.Generator) -> list[torch.Tensor]:
+def _drawn(layer: Any, length: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
     """Random keys and values of a length. A model without its weights makes zeros, which tell a check nothing."""
-    return [
+    return tuple(
         torch.randn((*one.shape[:2], length, *one.shape[3:]), generator=generator).to(one.device, one.dtype)
         for one in (layer.keys, layer.values)
-    ]
+    )
 
 
 def _encoder_decoder_parts(model: nn.Module) -> list[ModelPart]:
@@ -298,9 +258,9 @@ def _encoder_decoder_parts(model: nn.Module) -> list[ModelPart]:
     inputs = encoder_inputs(model)
     step = record_calls(model, inputs, 2)[1].arguments
     cache = step.get("past_key_values")
-    layers = [getattr(getattr(cache, f"{side}_attention_cache", None), "layers", []) for side in ("self", "cross")]
+    layers = [keys_and_values(getattr(cache, f"{side}_attention_cache", None)) for side in ("self", "cross")]
     states = getattr(step.get("encoder_outputs"), "last_hidden_state", None)
-    if states is None or not all(layers) or any(_states(layer) for side in layers for layer in side):
+    if states is None or not all(layers):
         raise CaptureError(
             f"{type(model).__name__} does not cache its encoder's keys and values separately: use --parts whole"
         )
@@ -321,13 +281,10 @@ def _both_caches(own: Any, cross: Any) -> Any:
     """A cache of three decoder tokens and of the encoder's tokens."""
     from transformers import DynamicCache, EncoderDecoderCache
 
-    caches, generator = [], torch.Generator().manual_seed(0)
-    for layers, length in ((own, STEP + 1), (cross, None)):
-        cache = DynamicCache()
-        for index, layer in enumerate(layers):
-            cache.update(*_drawn(layer, length or layer.keys.shape[2], generator), index)
-        caches.append(cache)
-    return EncoderDecoderCache(*caches)
+    generator = torch.Generator().manual_seed(0)
+    decoded = DynamicCache([_drawn(layer, STEP + 1, generator) for layer in own])
+    encoded = DynamicCache([_drawn(layer, layer.keys.shape[2], generator) for layer in cross])
+    return EncoderDecoderCache(decoded, encoded)
 
 
 class _Forward:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,17 @@ import torch
 from torch import nn
 
 from modelexport.core.messages import collected
-from modelexport.errors import InputsError
-from modelexport.packages.example_tokens import encoder_inputs
-from modelexport.packages.generator import CACHE_POSITION
-from modelexport.packages.image_positions import types_in
-from modelexport.packages.multimodal import Modality, modality_of
+from modelexport.core.text import error_line
+from modelexport.errors import InputsError, raised_as
+from modelexport.packages.generator import CACHE_POSITION, TokenLoop, relative_difference
+from modelexport.packages.model_parts import with_forward
+from modelexport.packages.multimodal import Modality, modality_of, types_in
+from modelexport.packages.states import greedy_config
+from modelexport.pytorch.inputs import generate_inputs
 from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import as_array
 
+_TOLERANCE, _TOLERANCE_OF_HALF = 1e-3, 3e-2
 _TEXTS = (
     "The capital of France is",
     "Once upon a time, in a small village by the sea,",
@@ -112,19 +116,13 @@ def generate_greedily(model: nn.Module, prompts: Sequence[Mapping[str, Any]], ne
     """
     from transformers import GenerationMixin
 
-    config = _greedy_config(model, new_tokens)
+    config = _config(model, new_tokens)
     encodes = bool(model.config.is_encoder_decoder)
     inputs = _batch(prompts, config.pad_token_id, left=not encodes)
-    failure: Exception | None = None
-    with untouched(model), collected():
+    fails = raised_as(lambda error: InputsError(f"{type(model).__name__}.generate fails: {error_line(error)}"))
+    with untouched(model), collected(), fails:
         model.generation_config = config  # otherwise its own would fill in unset values
-        try:
-            made = GenerationMixin.generate(model, **{k: torch.from_numpy(v) for k, v in inputs.items()})
-        except Exception as error:
-            failure = error
-    if failure is not None:
-        reason = " ".join(str(failure).split())[:240]
-        raise InputsError(f"{type(model).__name__}.generate fails: {type(failure).__name__}: {reason}") from failure
+        made = GenerationMixin.generate(model, **{k: torch.from_numpy(v) for k, v in inputs.items()})
     sequences = as_array(made.sequences)
     started = {"decoder_input_ids": sequences[:, : -len(made.logits)]} if encodes else {}
     return Reference(
@@ -136,25 +134,32 @@ def generate_greedily(model: nn.Module, prompts: Sequence[Mapping[str, Any]], ne
     )
 
 
-def _greedy_config(model: nn.Module, new_tokens: int) -> Any:
-    """A greedy configuration with the model's special tokens, without anything that changes logits."""
-    from transformers import GenerationConfig
+def first_difference(loop: TokenLoop, reference: Reference) -> str:
+    """Where the logits of a loop differ from the model's first; empty if they do not.
 
+    Raises:
+        UsageError: The loop does not take these prompts, or a part does not run.
+    """
+    ended = np.zeros(len(reference.tokens[0]), dtype=bool)
+    steps = loop.steps(reference.inputs, len(reference.logits), eos=reference.eos, pad=reference.pad)
+    for index, (step, right) in enumerate(zip(steps, reference.logits, strict=False)):
+        off = relative_difference(step.logits[~ended], right[~ended])
+        if not off <= (_TOLERANCE if step.logits.dtype.itemsize > 2 else _TOLERANCE_OF_HALF):
+            return f"the logits of token {index + 1} are off by {off:.1e}"
+        if not np.array_equal(reference.tokens[index], step.tokens):
+            return ""  # a choice among logits that are equal but for rounding; all after it follows
+        ended |= np.isin(step.tokens, list(reference.eos))
+    return ""
+
+
+def _config(model: nn.Module, new_tokens: int) -> Any:
+    """A greedy configuration with the model's special tokens, without anything that changes logits."""
     own = model.generation_config
     eos = own.eos_token_id if isinstance(own.eos_token_id, (list, tuple)) else [own.eos_token_id]
     ends = sorted({int(token) for token in eos if token is not None})
     pad = own.pad_token_id if own.pad_token_id is not None else next(iter(ends), 0)
-    return GenerationConfig(
-        do_sample=False,
-        num_beams=1,
-        max_new_tokens=new_tokens,
-        bos_token_id=own.bos_token_id,
-        eos_token_id=ends or None,
-        pad_token_id=int(pad),
-        decoder_start_token_id=own.decoder_start_token_id,
-        output_logits=True,
-        return_dict_in_generate=True,
-    )
+    tokens = {"eos_token_id": ends or None, "pad_token_id": int(pad)}
+    return greedy_config(model, max_new_tokens=new_tokens, output_logits=True, return_dict_in_generate=True, **tokens)
 
 
 def _batch(prompts: Sequence[Mapping[str, Any]], pad: int, *, left: bool) -> dict[str, Any]:
@@ -199,12 +204,40 @@ def step_of(model: nn.Module, feeds: Mapping[str, Any]) -> tuple[nn.Module, dict
             return None
         else:
             inputs[name] = torch.from_numpy(np.array(array))
-    cache = DynamicCache()
-    for index in sorted(layers):
-        cache.update(layers[index]["key"], layers[index]["value"], index)
-    inputs["past_key_values"] = cache
+    inputs["past_key_values"] = DynamicCache([(one["key"], one["value"]) for _, one in sorted(layers.items())])
     if CACHE_POSITION in inputs:
-        from modelexport.packages.fixed_caches import with_fixed_cache
+        from modelexport.packages.fixed_caches import FixedCacheStep
 
-        return with_fixed_cache(model, cache.layers[0].keys.shape[2]), inputs
+        return with_forward(model, partial(FixedCacheStep, length=layers[0]["key"].shape[2])), inputs
     return model, inputs | {"use_cache": True}
+
+
+PROMPT = 5
+"""Tokens of the example prompt: a number that the model's own sizes are unlikely to have."""
+
+
+def token_inputs(model: nn.Module) -> dict[str, Any]:
+    """Two prompts, one padded: otherwise ``generate`` would omit the mask, and a capture would fix the batch."""
+    ids = some_tokens(model, torch.Size((2, PROMPT)))
+    mask = torch.ones_like(ids)
+    mask[0, 0] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def some_tokens(model: nn.Module, shape: torch.Size) -> torch.Tensor:
+    """Tokens that differ, so that a check tells something: a model without its weights generates the first one."""
+    vocabulary = int(getattr(model.config.get_text_config(), "vocab_size", 0) or 0)
+    if vocabulary < 2:
+        raise InputsError(f"{type(model).__name__} has no vocabulary: a package needs a model that takes tokens")
+    return torch.arange(shape.numel()).view(shape) % (vocabulary - 1) + 1
+
+
+def encoder_inputs(model: nn.Module) -> dict[str, Any]:
+    """Example inputs of a model's encoder, in a batch of two."""
+    if model.main_input_name == "input_ids":
+        inputs = token_inputs(model)
+        # Inputs of an encoder are padded on the right.
+        return {name: value.flip(1) for name, value in inputs.items()}
+    made = generate_inputs(model)
+    value = made[model.main_input_name]
+    return {model.main_input_name: torch.cat([value, value])[:2]}

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import nn
 
 from modelexport.core.messages import collected
 from modelexport.format.packages import Manifest
 from modelexport.packages.diffusion.components_module import MODEL_INDEX, PipelineModules
-from modelexport.packages.exported_model import exported_model_manifest
-from modelexport.packages.genai import GENAI_CONFIG, make_genai_config
-from modelexport.packages.genai_graphs import GenaiError
-from modelexport.packages.image_positions import POSITIONS
+from modelexport.packages.genai import GENAI_CONFIG, GenaiError, make_genai_config
 from modelexport.packages.model_parts import ModelPart
-
-if TYPE_CHECKING:
-    from torch import nn
+from modelexport.packages.multimodal import POSITIONS
+from modelexport.pytorch.private_torch import tree_structure, treespec_dumps
 
 _COPIED = (
     "tokenizer*",
@@ -96,3 +95,44 @@ def _is_model(component: object) -> bool:
 
 def _write(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def exported_model_manifest(model: nn.Module, manifest: Manifest) -> tuple[str, dict[str, Any]]:
+    """The name of the file and its content.
+
+    A part takes and returns nested dictionaries made from the names of its inputs and outputs: what it returns as
+    ``present`` is passed as ``past_key_values`` in the next step.
+    """
+    from transformers.exporters.base import EXPORT_MANIFEST_FILE, EXPORT_SCHEMA_VERSION
+    from transformers.exporters.metadata import ExportMetadata
+
+    dtype = str(next((p.dtype for p in model.parameters() if p.is_floating_point()), "float32"))
+    components = {
+        part.name: {
+            "file": part.file,
+            "metadata": dataclasses.asdict(
+                ExportMetadata(
+                    architecture=type(model).__name__,
+                    export_dtype=dtype.removeprefix("torch."),
+                    export_device="cpu",
+                    kwargs={name: {} for name in _nested(part.inputs)},
+                    out_spec=treespec_dumps(tree_structure(_nested(part.outputs))),
+                )
+            ),
+        }
+        for part in manifest.parts
+    }
+    content = {"schema_version": EXPORT_SCHEMA_VERSION, "export_format": "onnx", "components": components}
+    return EXPORT_MANIFEST_FILE, content
+
+
+def _nested(names: Sequence[str]) -> Mapping[str, Any]:
+    """``{"present": {"3": {"key": 0}}}`` for ``present.3.key``: dotted names as nested dictionaries, in order."""
+    nested: dict[str, Any] = {}
+    for name in names:
+        *way, last = name.split(".")
+        inner = nested
+        for step in way:
+            inner = inner.setdefault(step, {})
+        inner[last] = 0
+    return nested

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
 from modelexport.format.packages import Rows
+from modelexport.pytorch.lazy_weights import lend_weights
+from modelexport.weights.sources import Weights
 
 
 @dataclass(frozen=True)
@@ -41,3 +45,19 @@ class ModelPart:
     def path(self) -> str:
         """The file of the part, relative to the package."""
         return self.file or f"{self.name}.onnx"
+
+
+def with_forward(model: nn.Module, forward: Callable[[nn.Module], Callable[..., Any]]) -> nn.Module:
+    """A model of the same modules with another ``forward``."""
+    part = copy.copy(model)
+    part.forward = forward(part)
+    return part
+
+
+def with_weights(model: nn.Module, weights: Weights | None) -> AbstractContextManager[None]:
+    """Inside, a model that was built without weights has them while it runs; ``None`` for one that has its own.
+
+    A part calls other methods than ``forward``, so that what modules of modules own is lent with the root.
+    """
+    outside = [path for path, module in model.named_modules() if path and any(module.children())]
+    return nullcontext() if weights is None else lend_weights(model, weights, outside)

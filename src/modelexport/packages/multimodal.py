@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -21,12 +21,86 @@ from torch import nn
 from modelexport.core.attributes import attribute_set
 from modelexport.core.messages import collected
 from modelexport.core.text import error_line
-from modelexport.errors import CaptureError, ModelExportError
-from modelexport.packages.image_positions import Positions, positions_of
+from modelexport.errors import CaptureError, ModelExportError, raised_as
+from modelexport.packages.model_parts import with_forward, with_weights
 from modelexport.pytorch.inputs import generate_inputs
-from modelexport.pytorch.lazy_weights import lend_weights
 from modelexport.pytorch.traced import untouched
 from modelexport.weights.sources import Weights
+
+POSITIONS = "positions"
+"""The part that computes them from tokens."""
+_METHOD = "get_rope_index"
+"""The method of transformers' models that computes them, which its exporters ask for as well."""
+
+
+@dataclass(frozen=True)
+class Positions:
+    """The positions of the tokens of a prompt, if all of its images have one size.
+
+    Args:
+        token: The placeholder token.
+        offsets: The positions of the tokens of an image from its first one, ``[axes, tokens]``.
+        extent: How much further the text after an image begins than the image.
+    """
+
+    token: int
+    offsets: torch.Tensor
+    extent: int
+
+    def of_prompt(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """The positions of each token, ``[axes, batch, sequence]``; of padding, those of the next token."""
+        image = input_ids == self.token
+        text = (~image & attention_mask.bool()).long()
+        # Every image has as many tokens, so that counting tells which one of which image a token is.
+        count = image.long().cumsum(-1)
+        at, size = (count - 1).clamp(min=0), self.offsets.shape[1]
+        before = text.cumsum(-1) - text + torch.where(image, at // size, count // size) * self.extent
+        return torch.where(image, before + self.offsets[:, at % size], before)
+
+    @property
+    def as_in_genai(self) -> bool:
+        """Whether they are what onnxruntime-genai computes itself: time, row and column, and text after the largest."""
+        rows, columns = (int(axis.max()) + 1 for axis in self.offsets[-2:])
+        grid = torch.cartesian_prod(torch.arange(1), torch.arange(rows), torch.arange(columns)).T
+        return torch.equal(self.offsets, grid) and self.extent == max(rows, columns)
+
+
+def positions_of(model: nn.Module, token: int, example: Mapping[str, Any], one: Mapping[str, Any]) -> Positions | None:
+    """The positions that a model gives to tokens; ``None`` if a token has one position in it.
+
+    Args:
+        token: The placeholder token.
+        example: The inputs of a run of the whole model.
+        one: What its encoder takes for one image.
+    """
+    owner = next((module for module in model.modules() if callable(getattr(module, _METHOD, None))), None)
+    if owner is None:
+        return None
+    method = getattr(owner, _METHOD)
+    ids = example["input_ids"][:1]
+    image = ids[ids == token]
+    ids = torch.cat([image, ids[ids != token][-1:]])[None]
+    known = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **one}
+    known |= {name: types_of(token, ids, example) for name in types_in(example)}
+    wanted = inspect.signature(method).parameters
+    found = method(**{name: value for name, value in known.items() if name in wanted})[0][:, 0]
+    return Positions(token, found[:, :-1].clone(), int(found[0, -1]))
+
+
+def types_in(example: Mapping[str, Any]) -> list[str]:
+    """The names of the inputs that say what each token is: integers of the shape of the tokens, besides their mask."""
+    ids = example["input_ids"]
+    return [
+        name
+        for name, value in example.items()
+        if name not in ("input_ids", "attention_mask") and getattr(value, "shape", None) == ids.shape
+    ]
+
+
+def types_of(token: int, ids: torch.Tensor, example: Mapping[str, Any]) -> torch.Tensor:
+    """Which tokens are placeholders, in the type in which a model takes it: 1 for those, 0 for text."""
+    return (ids == token).to(example[types_in(example)[0]].dtype)
+
 
 KINDS = ("image", "audio")
 _PLURALS = {"image": "images", "audio": "sound"}
@@ -111,9 +185,7 @@ def find_modality(
             raise _refused(model, kind, f"it has no method get_{kind}_features")
         if owner is not None and token is not None:
             found = _observed(model, owner, kind, token, sizes or {})
-            # A part calls other methods than forward, so that what modules of modules own is lent with the root.
-            outside = [path for path, module in model.named_modules() if path and any(module.children())]
-            with nullcontext() if weights is None else lend_weights(model, weights, outside):
+            with with_weights(model, weights):
                 return dataclasses.replace(found, compared=_check_merge(model, found))
     return None
 
@@ -162,11 +234,8 @@ def _observed(model: nn.Module, owner: nn.Module, kind: str, token: int, sizes: 
         raise _refused(model, kind, f"no example {' and '.join(lacking)} can be made for it" if lacking else reason)
     arguments = {name: value for name, value in seen[-1].items() if name != "kwargs"} | seen[-1].get("kwargs", {})
     found = Modality(kind, token, arguments, example)
-    try:
-        with torch.no_grad():
-            return dataclasses.replace(found, positions=positions_of(model, token, example, found.of_one))
-    except Exception as error:
-        raise _refused(model, kind, f"its positions: {error_line(error)}") from error
+    with torch.no_grad(), raised_as(lambda error: _refused(model, kind, f"its positions: {error_line(error)}")):
+        return dataclasses.replace(found, positions=positions_of(model, token, example, found.of_one))
 
 
 def _tensor_parameters(function: Any) -> list[str]:
@@ -238,13 +307,6 @@ class Merge:
         places = placeholder.flatten().long().cumsum(0).view(ids.shape) * placeholder
         rows = torch.cat([features.new_zeros(1, features.shape[-1]), features]).to(embeds.dtype)
         return {EMBEDS: torch.where(placeholder[..., None], rows[places], embeds)}
-
-
-def with_forward(model: nn.Module, forward: Callable[[nn.Module], Callable[..., Any]]) -> nn.Module:
-    """A model of the same modules with another ``forward``."""
-    part = copy.copy(model)
-    part.forward = forward(part)
-    return part
 
 
 def _check_merge(model: nn.Module, modality: Modality) -> bool:

@@ -19,9 +19,9 @@ from modelexport.exporting.options import Keywords, Options, PackageOptions, Wei
 from modelexport.exporting.pipeline import export
 from modelexport.exporting.result import ExportResult
 from modelexport.files.atomic import written_together
+from modelexport.files.manifests import write_manifest
 from modelexport.files.package_folders import check_package_folder
 from modelexport.format.packages import PACKAGE_VERSION, Kind, Manifest, PartEntry
-from modelexport.packages.components import share_components
 from modelexport.packages.diffusion.components_module import (
     MODEL_INDEX,
     PipelineModules,
@@ -30,15 +30,14 @@ from modelexport.packages.diffusion.components_module import (
 )
 from modelexport.packages.diffusion.diffusion_parts import diffusion_parts, model_parts
 from modelexport.packages.diffusion.observing import observe_example
-from modelexport.packages.folders import write_manifest
 from modelexport.packages.generation_parts import DecoderForm, can_generate, generation_forms
 from modelexport.packages.generator import Port, generation_of
 from modelexport.packages.loader_layouts import write_layouts
 from modelexport.packages.model_parts import ModelPart
-from modelexport.packages.own_run import run_once
 from modelexport.packages.part_names import BATCH, name_axes, name_generation, name_pipeline
 from modelexport.packages.sentence_pipelines import SENTENCE_TRANSFORMER, SentencePipeline, pipeline_parts
-from modelexport.packages.shared_weights import share_weights
+from modelexport.packages.shared_weights import share_components, share_weights
+from modelexport.packages.verifying_generation import run_once
 from modelexport.weights.sources import Weights
 
 if TYPE_CHECKING:

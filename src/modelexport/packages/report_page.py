@@ -13,8 +13,7 @@ from modelexport.measure import columns
 from modelexport.measure.costs import cost
 from modelexport.measure.page import Page, Section, write_page
 from modelexport.measure.table import NodeFigures, Table
-from modelexport.packages.measured_parts import cost_parts, profile_parts
-from modelexport.packages.part_feeds import DECODE
+from modelexport.packages.measured_parts import DECODE, cost_parts, profile_parts
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.package import read_package
 from modelexport.traces.reference import reference_path

@@ -15,7 +15,7 @@ from torch import nn
 from modelexport.core.decoding import decode_json
 from modelexport.core.limits import SETTINGS_BYTES
 from modelexport.core.text import error_line
-from modelexport.errors import FileFormatError, ModelExportError, ModelLoadError
+from modelexport.errors import FileFormatError, ModelLoadError, raised_as
 from modelexport.files.regular import read_regular
 from modelexport.files.safetensors_files import read_header
 from modelexport.packages.model_parts import ModelPart
@@ -207,15 +207,12 @@ def _dense(folder: Path) -> Dense:
     activation = getattr(nn, config.activation_function.rpartition(".")[2], None)
     if not (isinstance(activation, type) and issubclass(activation, nn.Module)):
         raise ModelLoadError(f"{folder} has an activation {config.activation_function} that torch.nn does not have")
-    try:
+    told = f"{folder} cannot be loaded"
+    with raised_as(lambda error: ModelLoadError(f"{told}: {error_line(error)}; copy or download it again")):
         read_header(weights)
         with torch.device("meta"):  # the sizes may be any; the weights have theirs
             layer = Dense(nn.Linear(config.in_features, config.out_features, config.bias), activation())
         layer.load_state_dict(load_file(weights), assign=True)
-    except ModelExportError:
-        raise
-    except Exception as error:
-        raise ModelLoadError(f"{folder} cannot be loaded: {error_line(error)}; copy or download it again") from error
     return layer
 
 

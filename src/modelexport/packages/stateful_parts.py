@@ -22,10 +22,9 @@ from modelexport.core.text import error_line
 from modelexport.errors import CaptureError
 from modelexport.format.packages import Generation, Rows, Start
 from modelexport.packages.generator import PAST as PAST_INPUT
-from modelexport.packages.generator import PRESENT, TokenLoop, relative_difference
-from modelexport.packages.greedy import Reference, generate_greedily
-from modelexport.packages.model_parts import ModelPart
-from modelexport.packages.multimodal import with_forward
+from modelexport.packages.generator import PRESENT, TokenLoop
+from modelexport.packages.greedy import Reference, first_difference, generate_greedily
+from modelexport.packages.model_parts import ModelPart, with_forward
 from modelexport.packages.part_names import SEQUENCE
 from modelexport.packages.states import BATCH, PAST, State, growing
 from modelexport.pytorch.dispatch_modes import OperationMode
@@ -34,7 +33,6 @@ from modelexport.pytorch.values import as_array
 
 _LONG = (9, 7, 70, 299)
 """Lengths of prompts with which the operations of a model are compared: chunks of scans have up to 256 tokens."""
-_TOLERANCE = 1e-3
 _LENGTHS: Mapping[Rows, Sequence[Sequence[int]]] = {
     "padded": ((3, 9, 1, 6),),
     "equal": ((6, 6, 6), (1,), (9,)),
@@ -266,14 +264,9 @@ def _wrong(model: nn.Module, state: State, form: Form, parts: Sequence[ModelPart
     loop = _Modules(state, form, parts)
     try:
         with untouched(model), collected():
-            steps = list(loop.steps(reference.inputs, _NEW_TOKENS, eos=reference.eos, pad=reference.pad))
+            return first_difference(loop, reference)
     except Exception as error:  # whatever the model's own code raises
         return error_line(error)
-    for index, (step, right) in enumerate(zip(steps, reference.logits, strict=False)):
-        off = relative_difference(step.logits, right)
-        if not off <= _TOLERANCE:
-            return f"the logits of token {index} are off by {off:.1e}"
-    return ""
 
 
 class _Modules(TokenLoop):

@@ -19,8 +19,9 @@ from torch import nn
 from modelexport.core.attributes import attribute_set
 from modelexport.core.messages import collected
 from modelexport.core.text import error_line
-from modelexport.errors import CaptureError
+from modelexport.errors import CaptureError, raised_as
 from modelexport.pytorch.traced import untouched
+from modelexport.pytorch.values import tensors_in
 
 BATCH, PAST = "batch", "past_sequence"
 _USUAL = {"keys": "key", "values": "value"}
@@ -86,6 +87,24 @@ class State:
         return {name: one for name, one in (found | kept).items() if name in self.axes}
 
 
+def count_tokens(arguments: Mapping[str, Any]) -> int:
+    """The number of new tokens that a call of ``forward`` takes for each row."""
+    tokens = (arguments.get(name) for name in ("input_ids", "inputs_embeds"))
+    return int(next(one.shape[1] for one in tokens if one is not None))
+
+
+def keys_and_values(cache: Any) -> list[Any]:
+    """The layers of a cache of keys and values alone, ``[batch, heads, positions, width]``; empty for any other."""
+    layers = list(getattr(cache, "layers", None) or ())
+    return layers if all(map(_is_plain, layers)) else []
+
+
+def _is_plain(layer: Any) -> bool:
+    """Whether a layer has no other state, such as that of a convolution or of a recurrence."""
+    states = [name for name, value in vars(layer).items() if name.endswith("_states") and value is not None]
+    return not states and getattr(layer, "keys", None) is not None and layer.keys.dim() == 4
+
+
 def _names_of_layers(count: int) -> set[str]:
     return {f"{index}.{kind}" for index in range(count) for kind in _USUAL.values()}
 
@@ -123,7 +142,7 @@ def find_state(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> State | 
 
 
 def _is_state(value: Any) -> bool:
-    return not isinstance(value, torch.Tensor) and any(True for _ in tensors_inside(value))
+    return not isinstance(value, torch.Tensor) and any(True for _ in tensors_in(value))
 
 
 def _sizes(
@@ -145,25 +164,25 @@ def _refused(model: nn.Module, reason: str) -> CaptureError:
     return CaptureError(told, reason=told)
 
 
+def greedy_config(model: nn.Module, **options: Any) -> Any:
+    """A greedy configuration with the special tokens of the model's own, but for those that end a text."""
+    from transformers import GenerationConfig
+
+    own = model.generation_config
+    names = ("bos_token_id", "pad_token_id", "decoder_start_token_id")
+    tokens = {name: getattr(own, name) for name in names if getattr(own, name, None) is not None}
+    return GenerationConfig(**{"do_sample": False, "num_beams": 1, "pad_token_id": 0, **tokens, **options})
+
+
 def record_calls(model: nn.Module, inputs: Mapping[str, torch.Tensor], count: int = 3) -> list[RecordedCall]:
     """The calls of ``forward`` in a greedy ``generate`` of some tokens, with caches that keep the whole text.
 
     Raises:
         CaptureError: ``generate`` fails, or does not run the model once for each token.
     """
-    from transformers import GenerationConfig, GenerationMixin
+    from transformers import GenerationMixin
 
-    own = model.generation_config
-    pad = own.pad_token_id if own.pad_token_id is not None else 0
-    config = GenerationConfig(
-        max_new_tokens=count,
-        min_new_tokens=count,
-        do_sample=False,
-        num_beams=1,
-        pad_token_id=pad,
-        bos_token_id=own.bos_token_id,
-        decoder_start_token_id=own.decoder_start_token_id,
-    )
+    config = greedy_config(model, max_new_tokens=count, min_new_tokens=count)
     calls: list[RecordedCall] = []
     forward = model.forward
     kept = _kept(model)
@@ -177,18 +196,13 @@ def record_calls(model: nn.Module, inputs: Mapping[str, torch.Tensor], count: in
         calls.append(RecordedCall(before, after | {name: _copied(value) for name, value in made.items()}, held))
         return made
 
-    failure: Exception | None = None
-    with untouched(model), collected(), growing(), attribute_set(model, "forward", record):
+    def fails(error: Exception) -> CaptureError:
+        told = f"{type(model).__name__}.generate fails: {error_line(error)}; export one forward pass with --parts whole"
+        return CaptureError(told, reason=error_line(error))
+
+    with untouched(model), collected(), growing(), attribute_set(model, "forward", record), raised_as(fails):
         model.generation_config = config  # otherwise its own would fill in unset values
-        try:
-            GenerationMixin.generate(model, **{name: value.clone() for name, value in inputs.items()})
-        except Exception as error:  # whatever the model's own code raises
-            failure = error
-    if failure is not None:
-        raise CaptureError(
-            f"{type(model).__name__}.generate fails: {error_line(failure)}; export one forward pass with --parts whole",
-            reason=error_line(failure),
-        ) from failure
+        GenerationMixin.generate(model, **{name: value.clone() for name, value in inputs.items()})
     if len(calls) < count:
         raise _refused(model, f"generate ran it {len(calls)} times for {count} tokens")
     return calls
@@ -222,24 +236,6 @@ def growing() -> Iterator[None]:
         yield
 
 
-def tensors_inside(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
-    """The tensors in an object, with the attributes, keys and indices that lead to them."""
-    if isinstance(value, torch.Tensor):
-        yield path, value
-        return
-    if isinstance(value, (type, nn.Module)) or callable(value):
-        return
-    inside: Mapping[Any, Any] = {}
-    if isinstance(value, Mapping):
-        inside = value
-    elif isinstance(value, (list, tuple)):
-        inside = dict(enumerate(value))
-    elif hasattr(value, "__dict__"):
-        inside = vars(value)
-    for key, one in inside.items():
-        yield from tensors_inside(one, (*path, str(key)))
-
-
 def named_tensors(state: Any) -> dict[str, torch.Tensor]:
     """The tensors of a state by names for people: ``3.key``, ``3.conv_states``, ``3.recurrent_states``.
 
@@ -247,9 +243,9 @@ def named_tensors(state: Any) -> dict[str, torch.Tensor]:
     """
     found: dict[tuple[str, ...], torch.Tensor] = {}
     seen: set[int] = set()
-    for path, tensor in tensors_inside(state):
+    for name, tensor in tensors_in(state):
         if id(tensor) not in seen:
-            found[path] = tensor
+            found[tuple(name.split("."))] = tensor
             seen.add(id(tensor))
     parents = [path[:-1] for path in found]
     named = {}

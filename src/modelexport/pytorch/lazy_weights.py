@@ -164,10 +164,7 @@ def _tensor(key: str, entry: _Recorded) -> ir.TensorProtocol:
     if isinstance(entry.origin[0], str):
         place = entry.origin[1]
         assert isinstance(place, Place)
-        # Without a folder onnx_ir reads any file, even one with several hard links.
-        return ir.ExternalTensor(
-            str(place.path), place.offset, place.length, place.dtype, shape=ir.Shape(place.shape), name=key
-        )
+        return place.tensor(key)
     dtype = TorchTensor(torch.empty(0, dtype=entry.dtype)).dtype
     return ir.LazyTensor(
         lambda: TorchTensor(_made(entry).contiguous()), dtype=dtype, shape=ir.Shape(entry.shape), name=key
@@ -237,7 +234,8 @@ def lend_weights(model: nn.Module, weights: Weights, never_called: Collection[st
 
     Args:
         never_called: Paths of modules whose ``forward`` is not called. Their parameters may be used nevertheless: they
-            have their weights while the enclosing module runs.
+            have their weights while the enclosing module runs, and, if it is called nevertheless, while it does:
+            ``generate`` calls the encoder of images by itself.
     """
     modules = dict(model.named_modules())
     by_module: dict[str, dict[str, nn.Parameter]] = {}
@@ -247,8 +245,8 @@ def lend_weights(model: nn.Module, weights: Weights, never_called: Collection[st
             called = called.rpartition(".")[0]
         for name, parameter in module.named_parameters(recurse=False):
             key = f"{path}.{name}" if path else name
-            if key in weights.tensors:
-                by_module.setdefault(called, {})[key] = parameter
+            for owner in dict.fromkeys((path, called)) if key in weights.tensors else ():
+                by_module.setdefault(owner, {})[key] = parameter
     with contextlib.ExitStack() as stack:
         for path, parameters in by_module.items():
             loader = _Loader(weights, parameters)

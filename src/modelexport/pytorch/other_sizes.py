@@ -114,13 +114,6 @@ def one_row(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inputs]]:
 ONE_SMALL_ROW = "one row of small sizes"
 
 
-def long_row(inputs: Inputs, model: ir.Model, size: int) -> Inputs:
-    """Inputs with a single row where the first axes are dynamic, and one size of all other dynamic axes."""
-    symbols = _symbols(inputs, model)
-    sizes = {symbol: own if own < 2 else 1 if axis == 0 else size for symbol, (own, axis) in symbols.items()}
-    return with_sizes(inputs, model, sizes)
-
-
 def _odd(size: int, most: int) -> int:
     """The next odd number, which is no multiple of a kernel's stride; not above the most."""
     return size if size % 2 else size + 1 if size < most else size - 1

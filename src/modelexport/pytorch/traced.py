@@ -15,10 +15,9 @@ from torch.nn.parameter import is_lazy
 from modelexport.core.attributes import attribute_set
 from modelexport.core.calls import ROOT, CallTree
 from modelexport.errors import InputsError
-from modelexport.pytorch.compiled import run_as_python
 from modelexport.pytorch.dispatch_modes import OperationMode
 from modelexport.pytorch.kept import KeptState
-from modelexport.pytorch.private_torch import FakeTensor, tree_leaves, writes_to_inputs
+from modelexport.pytorch.private_torch import FakeTensor, operator_utilities, tree_leaves, writes_to_inputs
 from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.tracing import in_trace
 
@@ -246,3 +245,33 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _has_values(tensor: torch.Tensor) -> bool:
     return not is_lazy(tensor) and not tensor.is_meta and not isinstance(tensor, FakeTensor)
+
+
+@contextmanager
+def run_as_python(*, bodies: bool = False) -> Iterator[None]:
+    """Inside, what ``torch.compile`` made runs as the Python code that it was made from: its calls and operations are
+    seen, and nothing is compiled.
+
+    PyTorch compiles the branches of ``torch.cond``, and the bodies of its other operators with nested graphs, when they
+    run. That stays as it is, so that modules that are called inside a branch are not recorded as calls of the run.
+
+    Args:
+        bodies: These run as Python, too, for a caller who tells their calls from others
+            (:class:`modelexport.pytorch.bodies.Bodies`).
+    """
+    if bodies:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+        return
+    whole = operator_utilities.setup_compilation_env
+
+    @contextmanager
+    def compiling() -> Iterator[object]:
+        with whole() as backend, torch.compiler.set_stance("default"):
+            yield backend
+
+    with (
+        attribute_set(operator_utilities, "setup_compilation_env", compiling),
+        torch.compiler.set_stance("force_eager"),
+    ):
+        yield

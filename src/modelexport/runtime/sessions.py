@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import wait
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
-from modelexport.core.background import begun
 from modelexport.core.text import nearest
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.files.linked import check_weights, names_other_files
 from modelexport.files.onnx_models import load_onnx
 from modelexport.files.protos import to_proto
-from modelexport.graph.copies import copy_of
 from modelexport.graph.nodes import initializers
 from modelexport.graph.widening import narrow_values, widened
+
+T = TypeVar("T")
+
+
+def begun(work: Callable[[], T]) -> Future[T]:
+    """Start some work; its result, or what it raises, is in the future. It does not keep the program from ending."""
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return done
+
 
 CPU = "CPUExecutionProvider"
 _LARGE = 1024
@@ -191,31 +207,6 @@ def _without_weights(model: ir.Model, weights: dict[str, ir.TensorProtocol], pla
             left[value] = ir.ExternalTensor(place, 0, tensor.nbytes, tensor.dtype, shape=shape, name=name)
     source: bytes = to_proto(model, left).SerializeToString()
     return source
-
-
-def with_outputs(model: ir.Model, values: Sequence[ir.Value]) -> ir.Model:
-    """A copy of a model, sharing its tensors, whose only outputs are these values of its main graph."""
-    names = [value.name for value in values]
-    copy = copy_of(model)
-    by_name = {value.name: value for node in copy.graph for value in node.outputs}
-    by_name.update((value.name, value) for value in copy.graph.inputs)
-    copy.graph.outputs.clear()
-    copy.graph.outputs.extend(by_name[name] for name in names)
-    return copy
-
-
-def split_batches(sizes: Mapping[str, int], limit: int) -> Iterator[list[str]]:
-    """Split names, in order, into lists of at most ``limit`` bytes in total; a larger name is a list of its own."""
-    batch: list[str] = []
-    total = 0
-    for name, size in sizes.items():
-        if batch and total + size > limit:
-            yield batch
-            batch, total = [], 0
-        batch.append(name)
-        total += size
-    if batch:
-        yield batch
 
 
 def input_names(model: onnxruntime.InferenceSession) -> list[str]:

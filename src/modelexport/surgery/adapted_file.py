@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -14,8 +15,9 @@ import onnx_ir as ir
 from modelexport.core.decoding import decode_json
 from modelexport.errors import FileFormatError, OutputError, WeightsError
 from modelexport.files.atomic import check_writable
-from modelexport.format import documents, keys
-from modelexport.graph.nodes import all_nodes, initializers
+from modelexport.format import keys
+from modelexport.graph.names import free_name, names_in
+from modelexport.graph.nodes import initializers
 from modelexport.graph.owners import owner_of
 from modelexport.surgery.edited_tags import EditedTags
 from modelexport.surgery.low_rank import PairInputs, low_rank_places
@@ -23,7 +25,7 @@ from modelexport.tagged.encodings.metadata import initializer_tags
 from modelexport.tagged.file import read_tagged
 from modelexport.weights.adapters import Changes, LowRank, changes, read_adapter
 from modelexport.weights.recovery import recover
-from modelexport.weights.transforms import ParameterPlan, parameter_plan, state_dict_of
+from modelexport.weights.transforms import ParameterPlan, parameter_plans, record_plan, state_dict_of
 from modelexport.weights.updates import WeightsInFile, check_fit
 
 
@@ -40,7 +42,7 @@ class AdaptedFile:
         self.model = self.tagged.model
         self.entries = state_dict_of(self.model)
         self.changes = changes(path, self.entries, read)
-        self.plans = _plans(self.model)
+        self.plans = parameter_plans(self.model)
         self._before = {value: value.const_value for value in self.plans}
         self.unused = [key for key in self.changes.keys if not any(key in plan.keys for plan in self.plans.values())]
         self._weights = WeightsInFile(Path(weights)) if weights is not None else None
@@ -86,11 +88,10 @@ class AdaptedFile:
             )
         if len(users) == len(value.uses()) and not value.is_graph_output():
             rest = [other for other in plan.keys if other not in names]
-            self._record(value, ParameterPlan([key, *rest], _renamed(plan, names, key)))
+            self._record(value, ParameterPlan([key, *rest], plan.renamed(dict.fromkeys(names, key))))
             return False
-        own = ir.Value(
-            name=_Names(self.model).free(key), type=value.type, shape=value.shape, const_value=value.const_value
-        )
+        name = free_name(key, names_in(self.model))
+        own = ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
         graph = value.graph
         assert isinstance(graph, ir.Graph)
         graph.initializers.add(own)
@@ -98,9 +99,9 @@ class AdaptedFile:
             node.replace_input_with(index, own)
         others = [other for other in plan.keys if other not in names]
         self._before[own] = value.const_value
-        self._record(own, ParameterPlan([key, *others], _renamed(plan, names, key)))
+        self._record(own, ParameterPlan([key, *others], plan.renamed(dict.fromkeys(names, key))))
         kept = [other for other in names if other != key]
-        self._record(value, ParameterPlan([*kept, *others], _renamed(plan, names, kept[0])))
+        self._record(value, ParameterPlan([*kept, *others], plan.renamed(dict.fromkeys(names, kept[0]))))
         tags = EditedTags(self.tagged)
         for each in (own, value):
             each.metadata_props[keys.HIERARCHY_TAGS] = json.dumps(initializer_tags(each, tags))
@@ -108,10 +109,7 @@ class AdaptedFile:
 
     def _record(self, value: ir.Value, plan: ParameterPlan) -> None:
         self.plans[value] = plan
-        value.metadata_props[keys.PARAMETER] = json.dumps(plan.keys)
-        value.metadata_props.pop(keys.TRANSFORM, None)
-        if plan.steps:
-            value.metadata_props[keys.TRANSFORM] = msgspec.json.encode(plan.steps).decode()
+        record_plan(value, plan)
 
     def tensor(self, value: ir.Value) -> ir.LazyTensor:
         """What takes an initializer's place, computed when it is written."""
@@ -153,7 +151,7 @@ class AdaptedFile:
         Returns:
             What was added, the names of the initializers that are inputs themselves, and how many got a pair.
         """
-        added = PairInputs(self.model, _Names(self.model).free)
+        added = PairInputs(self.model, partial(free_name, taken=names_in(self.model)))
         pairs, whole = 0, []
         for value in self.touched:
             key = next(key for key in self.plans[value].keys if key in self.changes.keys)
@@ -252,43 +250,12 @@ class _Input(msgspec.Struct, frozen=True):
     kind: str = ""
 
 
-class _Names:
-    """The names in a model."""
-
-    def __init__(self, model: ir.Model) -> None:
-        self._taken = {value.name for value in (*initializers(model), *model.graph.inputs)}
-        for node in all_nodes(model):
-            self._taken.add(node.name)
-            self._taken.update(value.name for value in node.outputs)
-
-    def free(self, name: str) -> str:
-        """The name, with a number behind it if something has it; it is taken then."""
-        number, free = 1, name
-        while free in self._taken:
-            number += 1
-            free = f"{name}_{number}"
-        self._taken.add(free)
-        return free
-
-
 def _is_in(node: ir.Node, module: str) -> bool:
     """Whether all calls that own a node are calls of a module or ran in one."""
     owner = owner_of(node)
     return owner is not None and all(
         not module or call.path == module or call.path.startswith(f"{module}.") for call in owner.calls
     )
-
-
-def _plans(model: ir.Model) -> dict[ir.Value, ParameterPlan]:
-    return {value: plan for value in initializers(model) if (plan := parameter_plan(value)) is not None}
-
-
-def _renamed(plan: ParameterPlan, names: Sequence[str], key: str) -> list[documents.TransformStep]:
-    """The steps of a plan that take an entry under another of its names."""
-    return [
-        msgspec.structs.replace(step, inputs=[key if name in names else name for name in step.inputs])
-        for step in plan.steps
-    ]
 
 
 def _input_of(value: ir.Value) -> _Input:

@@ -11,7 +11,7 @@ from modelexport.core.decoding import decode_json
 from modelexport.core.tags import CallTags
 from modelexport.errors import FileFormatError
 from modelexport.format import documents, keys
-from modelexport.graph.nodes import all_nodes, initializers
+from modelexport.graph.nodes import all_nodes
 from modelexport.graph.owners import owner_of
 from modelexport.surgery.edited_tags import EditedTags
 from modelexport.surgery.grafts import Graft, grafted_sidecar
@@ -23,7 +23,7 @@ from modelexport.tagged.encodings.attributes import write_attributes
 from modelexport.tagged.encodings.functions import write_functions
 from modelexport.tagged.file import TaggedFile
 from modelexport.weights.origins import Origin
-from modelexport.weights.transforms import parameter_plan
+from modelexport.weights.transforms import parameter_plans
 
 
 def encoded(tagged: TaggedFile, tags: CallTags) -> ir.Model:
@@ -85,8 +85,8 @@ class Documents:
 
 
 def _origins(model: ir.Model) -> dict[str, Origin]:
-    plans = {value.name or "": parameter_plan(value) for value in initializers(model)}
-    return {name: Origin(tuple(plan.keys), tuple(plan.steps)) for name, plan in plans.items() if plan is not None}
+    plans = parameter_plans(model).items()
+    return {value.name or "": Origin(tuple(plan.keys), tuple(plan.steps)) for value, plan in plans}
 
 
 def replaced_before(model: ir.Model) -> dict[str, str]:

@@ -14,7 +14,7 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
-from modelexport.core.text import nearest, short_repr
+from modelexport.core.text import short_repr
 from modelexport.errors import OutputError, UsageError
 from modelexport.files.atomic import check_writable, written_together
 from modelexport.files.onnx_models import LARGEST_INSIDE, save_model
@@ -94,26 +94,6 @@ def extract_all(tagged: TaggedFile, names: Sequence[str], folder: str | Path) ->
     if len(calls) > len(names):
         calls = tuple(call for call in calls if extractor.cutter.has_nodes(call)) or calls
     return _write_all(tagged, calls, Path(folder), extractor)
-
-
-def extract_each(tagged: TaggedFile, class_name: str, folder: str | Path) -> list[Extracted]:
-    """Write every call of the modules of a class that has nodes, each to ``folder/ADDRESS.onnx``.
-
-    Raises:
-        UsageError: No module of that class was called, or none of its calls has nodes.
-        FileFormatError, OutputError: As :func:`extract`.
-    """
-    classes = {call: tagged.class_of(call) for call in tagged.tags}
-    calls = [call for call, its_class in classes.items() if its_class == class_name]
-    if not calls:
-        raise UsageError(
-            f"{tagged.path} has no call of a module of class '{class_name}'{nearest(class_name, set(classes.values()))}"
-        )
-    extractor = _Extractor(tagged)
-    with_nodes = [call for call in calls if extractor.cutter.has_nodes(call)]
-    if not with_nodes:
-        raise UsageError(f"none of the {len(calls)} calls of {class_name} has nodes: {extractor.reason(calls[0])}")
-    return _write_all(tagged, with_nodes, Path(folder), extractor)
 
 
 def _write_all(

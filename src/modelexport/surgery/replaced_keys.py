@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-import msgspec
 import numpy as np
 import onnx_ir as ir
 
 from modelexport.format import keys
-from modelexport.graph.nodes import initializers
 from modelexport.graph.owners import owner_of
-from modelexport.weights.transforms import parameter_plan
+from modelexport.weights.transforms import ParameterPlan, parameter_plan, parameter_plans, record_plan
 
 
 def write_keys(
@@ -48,12 +46,7 @@ def _release(value: ir.Value, given: Collection[str], paths: Sequence[str]) -> N
         left = [key for key in names if key not in given and not key.startswith(tuple(gone))] or list(names)
         renamed[names[0]] = left[0]
         kept += left
-    steps = [
-        msgspec.structs.replace(step, inputs=[renamed.get(each, each) for each in step.inputs]) for step in plan.steps
-    ]
-    value.metadata_props[keys.PARAMETER] = json.dumps(kept)
-    if steps:
-        value.metadata_props[keys.TRANSFORM] = msgspec.json.encode(steps).decode()
+    record_plan(value, ParameterPlan(kept, plan.renamed(renamed)))
 
 
 def _drop_taken(model: ir.Model, new: Collection[ir.Value]) -> None:
@@ -61,7 +54,7 @@ def _drop_taken(model: ir.Model, new: Collection[ir.Value]) -> None:
 
     No ``state_dict`` holds both, and ``update-weights`` would make them equal.
     """
-    plans = {value: plan for value in initializers(model) if (plan := parameter_plan(value)) is not None}
+    plans = parameter_plans(model)
     held = {key: value for value, plan in plans.items() if value not in new for key in plan.keys}
     for value in new:
         if value not in plans:

@@ -22,6 +22,7 @@ from modelexport.errors import OutputError, UsageError
 from modelexport.files.atomic import check_writable, written_together
 from modelexport.format import keys
 from modelexport.format.node_tags import read_source_tags
+from modelexport.graph.names import free_name, names_in
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs, values_taken
 from modelexport.graph.owners import OWNER, owner_of
 from modelexport.surgery import Sharing
@@ -36,7 +37,7 @@ from modelexport.surgery.substitutes import FromModel, Parts, Site, Substitute
 from modelexport.surgery.substitutes.from_model import check_opsets
 from modelexport.tagged.encodings.metadata import write_owner
 from modelexport.tagged.file import TaggedFile, read_tagged
-from modelexport.weights.transforms import parameter_plan, state_dict_of
+from modelexport.weights.transforms import parameter_plans, state_dict_of
 
 
 class ReplacedCall(msgspec.Struct, frozen=True):
@@ -391,26 +392,28 @@ class _Replacer:
 
     def _name(self, call: ModuleCall, parts: Parts, outputs: dict[ir.Value, ir.Value]) -> None:
         """Give new nodes and values unique names; outputs get the names of the values that they replace."""
-        there = {value.name for node in self._nodes() for value in node.outputs}
-        there |= {node.name for node in self._nodes()} | {value.name for value in initializers(self._model)}
-        there |= {value.name for value in self._model.graph.inputs}
+        there = names_in(self._model)
+
+        def unique(name: str) -> str:
+            return free_name(f"{call}/{name}" if name in there else name, there)
+
         for new, old in outputs.items():
             new.name = old.name
             if old.name in there and old.name is not None:  # a shared node still computes it for others
-                old.name = _unique(f"{old.name}_before", there)
+                old.name = free_name(f"{old.name}_before", there)
             there.add(new.name)
         for value in parts.weights:
             if value.name in there and self._model.graph.initializers.get(value.name or "") is not value:
-                value.name = _unique(f"{call}.{value.name}", there)
+                value.name = free_name(f"{call}.{value.name}", there)
             there.add(value.name)
         for node in [each for new in parts.nodes for each in _family(new)]:
-            node.name = _unique(node.name or f"{call}/{node.op_type}", there, str(call))
+            node.name = unique(node.name or f"{call}/{node.op_type}")
             for graph in nested_graphs(node):
                 for value in (*graph.inputs, *graph.initializers.values()):
-                    value.name = _unique(value.name or "value", there, str(call))
+                    value.name = unique(value.name or "value")
             for value in node.outputs:
                 if value not in outputs and value.name != "":
-                    value.name = _unique(value.name or f"{node.name}_out", there, str(call))
+                    value.name = unique(value.name or f"{node.name}_out")
 
     def finish(self) -> None:
         """Update the metadata."""
@@ -430,8 +433,7 @@ class _Replacer:
                 owner = owner_of(node)
                 if owner is not None and keys.CALL in node.metadata_props:
                     write_owner(node, owner, self.tags)
-        plans = (parameter_plan(value) for value in initializers(self._model))
-        used = {key for plan in plans if plan is not None for key in plan.keys}
+        used = {key for plan in parameter_plans(self._model).values() for key in plan.keys}
         entries = {key: msgspec.structs.replace(entry, used=key in used) for key, entry in self._entries.items()}
         properties = self._model.metadata_props
         properties[keys.STATE_DICT] = msgspec.json.encode(entries).decode()
@@ -465,15 +467,3 @@ def _family(node: ir.Node) -> Iterator[ir.Node]:
     yield node
     for graph in nested_graphs(node):
         yield from graph.all_nodes()
-
-
-def _unique(name: str, taken: set[str | None], prefix: str = "") -> str:
-    """The name, with a prefix or a number if it is taken; it is added to the taken names."""
-    if name in taken and prefix:
-        name = f"{prefix}/{name}"
-    unique, number = name, 1
-    while unique in taken:
-        number += 1
-        unique = f"{name}_{number}"
-    taken.add(unique)
-    return unique

@@ -16,6 +16,7 @@ from modelexport.files.onnx_models import LARGEST_INSIDE, record_documents, save
 from modelexport.format import documents, keys
 from modelexport.graph.nodes import initializers
 from modelexport.surgery import Sharing
+from modelexport.weights.placement import in_file
 
 T = TypeVar("T")
 
@@ -56,15 +57,7 @@ class SharedFiles:
         for value, location in locations.items():
             tensor = tensors[value]
             assert isinstance(tensor, ir.ExternalTensor) and location is not None
-            placed[value] = ir.ExternalTensor(
-                location,
-                tensor.offset,
-                tensor.length,
-                tensor.dtype,
-                shape=ir.Shape(tensor.shape.numpy()),
-                name=value.name or "",
-                base_dir=self._folder,
-            )
+            placed[value] = in_file(location, tensor, value.name or "", self._folder)
             before = str(tensor.location)
             if before in self._linked:
                 linked[location] = self._linked[before]

@@ -13,136 +13,30 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-import msgspec
 import onnx
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
-from modelexport.core.text import short_repr
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.files.linked import changed_files
-from modelexport.format import documents, keys
+from modelexport.format import keys
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.nodes import initializers
 from modelexport.graph.owners import owner_of
+from modelexport.tagged.comparison_report import (
+    CallChange,
+    EntryChange,
+    FileComparison,
+    FileFacts,
+    Held,
+    OnlyInOne,
+    Values,
+)
 from modelexport.tagged.file import UNTAGGED, TaggedFile, read_tagged
-from modelexport.weights.transforms import ParameterPlan, parameter_plan, state_dict_of
+from modelexport.weights.transforms import ParameterPlan, parameter_plans, state_dict_of
 
 TENSOR_LIMIT = 2**16
 """The size up to which a tensor in an attribute is compared by its elements; above, only by type and shape."""
-
-
-class Held(msgspec.Struct, frozen=True):
-    """Some initializers of a file."""
-
-    initializers: int
-    bytes: int
-
-
-class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about one whole file."""
-
-    __repr__ = short_repr
-
-    path: str
-    bytes: int
-    """Bytes of the file and its weights files."""
-    version: str
-    """The version of modelexport that wrote it."""
-    encoding: str
-    opsets: dict[str, int]
-    """Domain to opset version; the standard domain is the empty string."""
-    settings: documents.Settings | None
-    """The settings of the export; ``None`` without a sidecar."""
-    environment: dict[str, str]
-    """Package to version; empty without a sidecar."""
-    calls: int
-    nodes: int
-    coverage: documents.Coverage
-    operators: dict[str, int]
-    """Operator to number of nodes, nested graphs included."""
-    parameters: dict[str, Held]
-    """Element type to the initializers that hold or are computed from ``state_dict`` entries."""
-    constants: dict[str, Held]
-    """Element type to the other initializers."""
-    entries: int
-    """``state_dict`` entries of the module."""
-
-
-class OnlyInOne(msgspec.Struct, frozen=True):
-    """A call that only one of the files has; the calls inside it are counted with it and not listed."""
-
-    address: str
-    tag: str
-    calls: int
-    """The number of calls: this one and those inside it, which the other file does not have either."""
-    nodes: int
-    """The number of their nodes."""
-
-
-class CallChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A call that both files have, with its differences. Each pair is the first file's value and the second's."""
-
-    address: str
-    class_name: tuple[str, str] | None = None
-    tag: tuple[str, str] | None = None
-    """Its own tag."""
-    source_module: tuple[str, str] | None = None
-    """The tag on its nodes; not compared if it has no nodes in one of the files."""
-    operators: dict[str, tuple[int, int]] = {}
-    """Operator to the numbers of its own nodes, if they differ."""
-    attributes: dict[str, int] = {}
-    """Operator to the number of its own nodes with other attributes, if the numbers of nodes are equal."""
-    parameters: dict[str, tuple[str | None, str | None]] = {}
-    """``state_dict`` key to the type of its own nodes' initializer: ``float32[384, 384] by Transpose``."""
-
-
-class EntryChange(msgspec.Struct, frozen=True):
-    """A ``state_dict`` entry that differs between the modules: ``float32[384, 384]``, or ``None`` if missing."""
-
-    key: str
-    entry: tuple[str | None, str | None]
-
-
-class Values(msgspec.Struct, frozen=True):
-    """Parameters that both files store in the same way, compared byte by byte."""
-
-    equal: int
-    different: list[str]
-    """Names of initializers in the first file."""
-    unpaired: list[str] = []
-    """Initializers that the other file stores differently, so they were not compared."""
-
-
-class FileComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """How two tagged files differ."""
-
-    first: FileFacts
-    second: FileFacts
-    only_in_first: list[OnlyInOne]
-    only_in_second: list[OnlyInOne]
-    changed: list[CallChange]
-    """The changed calls, in the order of the first file."""
-    same: int
-    """Calls that both files have without differences."""
-    entries: list[EntryChange]
-    values: Values | None
-    """The comparison of parameters; ``None`` if they were not compared."""
-    notes: list[str]
-    """The parts that could not be compared, and why."""
-
-    def __repr__(self) -> str:
-        only = len(self.only_in_first) + len(self.only_in_second)
-        return (
-            f"<FileComparison {self.first.path}, {self.second.path}: {self.same:,} calls without differences, "
-            f"{len(self.changed):,} changed, {only:,} in one file only; {len(self.entries):,} other state_dict entries>"
-        )
-
-    @property
-    def differs(self) -> bool:
-        """Whether any module differs; size, versions and settings of the files are ignored."""
-        modules = (self.only_in_first, self.only_in_second, self.changed, self.entries)
-        return any(modules) or bool(self.values and self.values.different)
 
 
 def compare(
@@ -210,7 +104,7 @@ class _Side:
 
     def __init__(self, tagged: TaggedFile) -> None:
         self.tagged = tagged
-        self.held = {value: plan for value in initializers(tagged.model) if (plan := parameter_plan(value))}
+        self.held = parameter_plans(tagged.model)
         if tagged.encoding == UNTAGGED:  # then only the names are known
             self.held = {value: ParameterPlan([value.name or ""], []) for value in initializers(tagged.model)}
         try:

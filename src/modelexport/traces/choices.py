@@ -5,27 +5,12 @@ Equal scores can be chosen in any order: PyTorch's ``topk`` and ONNX's ``TopK`` 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from modelexport.core.calls import ModuleCall
-
 _ROUNDING = 4 * 2.0**-24
 """What two equal sums of float32 may differ by, as a share of their size."""
-
-
-class Choice(NamedTuple):
-    """A choice that a PyTorch run made."""
-
-    call: ModuleCall
-    """The innermost that was running."""
-    scores: str
-    """The content of what it chose from."""
-    scores_shape: tuple[int, ...]
-    indices: str
-    """The content of what it chose."""
-    indices_shape: tuple[int, ...]
 
 
 def chosen_axis(scores: Any, indices: Any) -> int | None:
@@ -106,40 +91,3 @@ def is_tie(right_scores: Any, scores: Any, right: Any, found: Any) -> bool:
     with np.errstate(invalid="ignore"):
         gaps = np.where(expected == actual, 0.0, np.abs(expected - actual))
     return bool((gaps <= 2 * off + _ROUNDING * size).all())
-
-
-def choose_alike(right: Any, found: Any, chosen: Any, share: float) -> bool:
-    """Whether scores only differ by what no choice shows: their scale, and what is added to all of one row.
-
-    Args:
-        right: What PyTorch chose from.
-        found: What the file chose from, of the same shape.
-        chosen: PyTorch's choice.
-        share: What they may be off by otherwise, as a share of their size.
-    """
-    axis = chosen_axis(right, chosen)
-    one, two = (_rows(scores, chosen, axis) if axis is not None else None for scores in (right, found))
-    if one is None or two is None:
-        return False
-    expected, actual = one[0].astype(np.float64), two[0].astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        finite = np.abs(expected) < _HUGE
-        if not np.array_equal(finite, np.abs(actual) < _HUGE) or not np.array_equal(
-            expected[~finite] > 0, actual[~finite] > 0
-        ):
-            return False
-    size = float(np.linalg.norm(expected[finite]))
-    expected, actual = _centered(expected, finite), _centered(actual, finite)
-    own = float((actual * actual).sum())
-    scale = float((expected * actual).sum()) / own if own else 0.0
-    return scale > 0 and float(np.linalg.norm(expected - scale * actual)) <= share * size
-
-
-_HUGE = 1e18
-"""Larger ones are a mask's."""
-
-
-def _centered(rows: Any, finite: Any) -> Any:
-    kept = np.where(finite, rows, 0.0)
-    means = kept.sum(-1, keepdims=True) / np.maximum(finite.sum(-1, keepdims=True), 1)
-    return np.where(finite, kept - means, 0.0)

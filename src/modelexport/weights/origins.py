@@ -17,6 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.format.documents import StateDictEntry, TransformStep
+from modelexport.graph.names import free_name
 from modelexport.graph.nodes import initializers, nested_graphs
 from modelexport.graph.snapshot import SourceGraph, SourceNode
 from modelexport.weights.packed import operators as packed
@@ -285,12 +286,7 @@ def name_after_entries(model: ir.Model, found: Mapping[str, Origin]) -> dict[str
             if len(entries) == 1:
                 operators = [step.op_type.lower() for step in origin.transform if step.op_type != "Constant"]
                 base = ".".join([*entries, *(operators if len(operators) <= _NAMED_OPERATORS else ["transformed"])])
-                name, count = base, 0
-                while name in taken:
-                    count += 1
-                    name = f"{base}_{count}"
-                taken.add(name)
-                value.name = name
+                value.name = free_name(base, taken, first=1)
         renamed[value.name or ""] = origin
     return renamed
 

@@ -142,17 +142,17 @@ def _link(
     placed: _Tensors = {}
     for value, tensor in linked.items():
         assert isinstance(tensor, ir.ExternalTensor)
-        placed[value] = ir.ExternalTensor(
-            locations[tensor.path],
-            tensor.offset,
-            tensor.length,
-            tensor.dtype,
-            shape=ir.Shape(tensor.shape.numpy()),
-            name=value.name or "",
-            base_dir=path.parent,
-        )
+        placed[value] = in_file(locations[tensor.path], tensor, value.name or "", path.parent)
         summary.linked_bytes += tensor.nbytes
     return placed
+
+
+def in_file(location: str, tensor: ir.ExternalTensor, name: str, folder: Path) -> ir.ExternalTensor:
+    """A tensor of a file that has another location, relative to a folder."""
+    shape = ir.Shape(tensor.shape.numpy())
+    return ir.ExternalTensor(
+        location, tensor.offset, tensor.length, tensor.dtype, shape=shape, name=name, base_dir=folder
+    )
 
 
 def _place(file: SafetensorsFile, path: Path, staging: Path) -> tuple[str, str]:

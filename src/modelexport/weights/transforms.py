@@ -5,6 +5,7 @@ The operators are run by onnx's reference implementation, which also folded them
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from modelexport.errors import FileFormatError, WeightsError
 from modelexport.format.documents import StateDictEntry, TransformStep
 from modelexport.format.dtypes import dtype_name, parse_dtype
 from modelexport.format.keys import LOST, PARAMETER, STATE_DICT, TRANSFORM, UNRECORDED, UNRECORDED_DOMAIN
-from modelexport.graph.nodes import is_random
+from modelexport.graph.nodes import initializers, is_random
 from modelexport.weights.packed import operators as packed
 
 
@@ -44,6 +45,10 @@ class ParameterPlan(msgspec.Struct, frozen=True):
         """All names of each parameter."""
         starts = [self.keys.index(key) for key in self.inputs()]
         return [tuple(self.keys[a:b]) for a, b in zip(starts, [*starts[1:], None], strict=True)]
+
+    def renamed(self, names: Mapping[str, str]) -> list[TransformStep]:
+        """The steps, with other names of the entries that they take."""
+        return [msgspec.structs.replace(s, inputs=[names.get(each, each) for each in s.inputs]) for s in self.steps]
 
     def compute(self, tensors: Mapping[str, np.ndarray], *, wide: bool = False) -> np.ndarray:
         """The initializer's value, from the entries of :meth:`inputs`.
@@ -83,6 +88,23 @@ def parameter_plan(value: ir.Value) -> ParameterPlan | None:
     except (msgspec.DecodeError, UnicodeError) as error:
         raise FileFormatError(f"initializer {value.name} has damaged metadata ({error}): export it again") from error
     return ParameterPlan(keys, steps)
+
+
+def parameter_plans(model: ir.Model) -> dict[ir.Value, ParameterPlan]:
+    """The initializers of a model that come from entries, with how each is computed.
+
+    Raises:
+        FileFormatError: Their metadata is damaged.
+    """
+    return {value: plan for value in initializers(model) if (plan := parameter_plan(value)) is not None}
+
+
+def record_plan(value: ir.Value, plan: ParameterPlan) -> None:
+    """Write into an initializer's metadata how it is computed."""
+    value.metadata_props[PARAMETER] = json.dumps(plan.keys)
+    value.metadata_props.pop(TRANSFORM, None)
+    if plan.steps:
+        value.metadata_props[TRANSFORM] = msgspec.json.encode(plan.steps).decode()
 
 
 def state_dict_of(model: ir.Model) -> dict[str, StateDictEntry]:

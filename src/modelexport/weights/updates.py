@@ -25,7 +25,7 @@ from modelexport.format.call_tree import check_version
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.nodes import initializers
 from modelexport.weights.packed.formats import entry_name
-from modelexport.weights.transforms import ParameterPlan, lost_entries, parameter_plan, state_dict_of
+from modelexport.weights.transforms import ParameterPlan, lost_entries, parameter_plans, state_dict_of
 
 _SIDECAR = ".hierarchy.json"
 
@@ -106,11 +106,7 @@ class WeightsInFile:
         self.types = {key: (dtype_name(place.dtype), list(place.shape)) for key, place in self._places.items()}
 
     def read(self, key: str) -> np.ndarray:
-        place = self._places[key]
-        shape = ir.Shape(place.shape)
-        return ir.ExternalTensor(
-            str(place.path), place.offset, place.length, place.dtype, shape=shape, name=key
-        ).numpy()
+        return self._places[key].tensor(key).numpy()
 
 
 def planned(
@@ -124,7 +120,7 @@ def planned(
     check_weights(model)  # missing files are allowed: their weights are replaced
     try:
         entries = state_dict_of(model)
-        plans = {value: plan for value in initializers(model) if (plan := parameter_plan(value)) is not None}
+        plans = parameter_plans(model)
     except FileFormatError as error:
         raise FileFormatError(f"{path}: {error}") from error
     _check_recorded(path, entries, plans, set(lost_entries(model)))

@@ -11,7 +11,7 @@ from modelexport.cli.guards import READ, WRITTEN
 from modelexport.cli.json_documents import adopted_document
 from modelexport.cli.options import FileArgument, FileOrFolderArgument, JsonOption, OutputOption
 from modelexport.cli.progress import LINE
-from modelexport.cli.running import print_json
+from modelexport.cli.running import print_json, print_result
 from modelexport.errors import UsageError
 
 
@@ -100,10 +100,7 @@ def optimize(
 
     with Stages(LINE.tell)(tool):
         report = run(file, tool, output)
-    if as_json:
-        print_json(report)
-    else:
-        print(show_lineage.format_retag(report))
+    print_result(report, lambda: show_lineage.format_retag(report), as_json=as_json)
 
 
 def update_weights(
@@ -163,10 +160,7 @@ def _adapt(file: Path, output: Path, weights: Path | None, adapters: list[str], 
         if weights is not None or as_inputs or len(adapters) != 1:
             raise UsageError(f"{output} is made of one adapter: give FILE and one --adapter DIR alone")
         written = adapting.write_adapter(file, adapters[0], output)
-        if as_json:
-            print_json(written)
-        else:
-            print(show_surgery.format_adapter_file(written))
+        print_result(written, lambda: show_surgery.format_adapter_file(written), as_json=as_json)
         return
     result: adapting.MergedAdapters | adapting.AdapterInputs
     if file.is_dir():
@@ -175,10 +169,7 @@ def _adapt(file: Path, output: Path, weights: Path | None, adapters: list[str], 
         result = adapting.adapters_as_inputs(file, adapters, output)
     else:
         result = adapting.merge_adapters(file, adapters, output, weights=weights)
-    if as_json:
-        print_json(result)
-    else:
-        print(show_surgery.format_adapted(result))
+    print_result(result, lambda: show_surgery.format_adapted(result), as_json=as_json)
 
 
 def extract(
@@ -206,7 +197,7 @@ def extract(
     # Of a package, the first part that runs it.
     tagged = read_tagged(next(iter(parts_with(file, modules[0] if modules else ".").values())))
     if each:
-        extracted = cutting.extract_each(tagged, each, output)
+        extracted = cutting.extract_all(tagged, [f"class:{each}"], output)
     elif len(calls := tagged.select(*modules or ()).calls) > 1:
         extracted = cutting.extract_all(tagged, modules or (), output)
     else:

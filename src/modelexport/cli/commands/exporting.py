@@ -13,7 +13,7 @@ from modelexport.cli.interfaces import NameOptions, read_interface
 from modelexport.cli.json_documents import export_document
 from modelexport.cli.options import InputsOption, JsonOption, ModelArgument
 from modelexport.cli.progress import LINE
-from modelexport.cli.running import Loading, ModelChoice, print_json
+from modelexport.cli.running import Loading, ModelChoice, print_json, print_result
 from modelexport.core.stages import Stages
 from modelexport.errors import UsageError
 from modelexport.exporting.options import LevelOptions, Options
@@ -148,10 +148,7 @@ def inputs(
     if output is not None:
         save_inputs(example, output)
     described = describe_inputs(example)
-    if as_json:
-        print_json(described)
-    else:
-        print(format_inputs(described))
+    print_result(described, lambda: format_inputs(described), as_json=as_json)
 
 
 def internals(

@@ -12,7 +12,7 @@ import typer
 
 from modelexport.cli.guards import READ, READ_LIBRARIES, WRITTEN_ALONE, WRITTEN_FOLDER
 from modelexport.cli.options import FileArgument, JsonOption, OutputOption, parsed_sizes
-from modelexport.cli.running import print_json
+from modelexport.cli.running import print_json, print_result
 from modelexport.core.text import plural
 from modelexport.errors import UsageError
 from modelexport.surgery import Sharing
@@ -86,10 +86,7 @@ def split(
         sizes=parsed_sizes(cuts.size or []),
         weights=weights,
     )
-    if as_json:
-        print_json(result)
-    else:
-        print(show_surgery.format_split(result))
+    print_result(result, lambda: show_surgery.format_split(result), as_json=as_json)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,10 +157,7 @@ def replace(
     from modelexport.surgery.replacing import replace as run
 
     result = run(file, modules, instead.substitute(), output, every_call=not one_call, weights=weights)
-    if as_json:
-        print_json(result)
-    else:
-        print(show_surgery.format_replaced(result))
+    print_result(result, lambda: show_surgery.format_replaced(result), as_json=as_json)
 
 
 def _pairs(option: str, texts: Iterable[str]) -> dict[str, str]:
@@ -217,10 +211,7 @@ def place(
             (staging / output.name).write_text(
                 json.dumps(placement.session_options(), indent=1) + "\n", encoding="utf-8"
             )
-    if as_json:
-        print_json(placement)
-    else:
-        print(show_surgery.format_placement(placement, output, libraries))
+    print_result(placement, lambda: show_surgery.format_placement(placement, output, libraries), as_json=as_json)
     if placement.faults:
         raise typer.Exit(1)
 

@@ -15,6 +15,7 @@ from modelexport.cli.running import (
     ModelChoice,
     load_for_package,
     print_json,
+    print_result,
     read_sizes,
 )
 from modelexport.errors import UsageError
@@ -207,10 +208,7 @@ def _verify_package(folder: Path, choice: ModelChoice, extent: Extent, *, as_jso
                 agrees, document, text = _verify_parts(package, loaded, example, extent.provider, stages)
         case kind:
             raise UsageError(f"{folder} is a package of kind {kind}: give the split file with --against")
-    if as_json:
-        print_json(document)
-    else:
-        print(text)
+    print_result(document, lambda: text, as_json=as_json)
     if not agrees:
         raise typer.Exit(1)
 
@@ -261,9 +259,6 @@ def _verify_stages(folder: Path, against: Path, provider: str, seed: int, *, as_
     from modelexport.surgery.chain import verify_stages
 
     differences = verify_stages(folder, against, provider=provider, seed=seed)
-    if as_json:
-        print_json(differences)
-    else:
-        print(show_surgery.format_chain(differences))
+    print_result(differences, lambda: show_surgery.format_chain(differences), as_json=as_json)
     if any(difference.status != "agree" for difference in differences):
         raise typer.Exit(1)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import onnx_ir as ir
 
+from modelexport.graph.nodes import PLAIN_TYPES
 from modelexport.graph.snapshot import SourceNode
-from modelexport.lineage.attributes import are_equal, may_be_equal
 from modelexport.lineage.matching.state import Matching
 
 
@@ -101,4 +103,24 @@ def _takes_new_parameter(state: Matching, node: ir.Node, before: SourceNode) -> 
         and (i >= len(before.inputs) or before.inputs[i] is None or before.inputs[i] in state.source.initializers)
         for i, value in enumerate(node.inputs)
         if value is not None
+    )
+
+
+_BY_IDENTITY = (ir.AttributeType.TENSOR, ir.AttributeType.GRAPH, ir.AttributeType.TENSORS, ir.AttributeType.GRAPHS)
+
+
+def are_equal(one: Mapping[str, ir.Attr], other: Mapping[str, ir.Attr]) -> bool:
+    """Whether attributes are known to be equal; tensors and graphs only if they are the same object."""
+    return one.keys() == other.keys() and all(
+        attribute is other[name] or (attribute.type not in _BY_IDENTITY and attribute.value == other[name].value)
+        for name, attribute in one.items()
+    )
+
+
+def may_be_equal(one: Mapping[str, ir.Attr], other: Mapping[str, ir.Attr]) -> bool:
+    """Whether attributes do not contradict each other: a node may omit attributes that have their default value."""
+    return all(
+        attribute.type != other[name].type or attribute.value == other[name].value
+        for name, attribute in one.items()
+        if name in other and attribute.type in PLAIN_TYPES and not attribute.is_ref()
     )

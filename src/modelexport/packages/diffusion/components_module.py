@@ -14,7 +14,7 @@ from torch import nn
 from modelexport.core.limits import SETTINGS_BYTES
 from modelexport.core.messages import collected
 from modelexport.core.text import error_line
-from modelexport.errors import FileFormatError, ModelLoadError
+from modelexport.errors import FileFormatError, ModelLoadError, raised_as
 from modelexport.files.regular import read_regular
 from modelexport.pytorch.loading import LoadedModel
 from modelexport.pytorch.loading.hugging_face import quiet_transformers
@@ -67,21 +67,16 @@ def load_diffusion(directory: Path, *, trust_remote_code: bool = False, dtype: s
             f"{directory} is a pipeline of diffusers, which cannot be imported ({error_line(error)}): "
             f"install diffusers and pillow"
         ) from error
-    failure: Exception | None = None
-    with collected(), no_questions(), quiet_transformers(), _quiet_diffusers(diffusers):
-        try:
-            load: Any = diffusers.DiffusionPipeline.from_pretrained
-            pipeline = load(
-                str(directory),
-                local_files_only=True,
-                use_safetensors=None if trust_remote_code else True,
-                torch_dtype=getattr(torch, dtype) if dtype is not None else None,
-                trust_remote_code=trust_remote_code,
-            )
-        except Exception as error:  # its parts are loaded by many kinds of code
-            failure = error
-    if failure is not None:
-        raise ModelLoadError(f"{directory} cannot be loaded: {error_line(failure)}") from failure
+    fails = raised_as(lambda error: ModelLoadError(f"{directory} cannot be loaded: {error_line(error)}"))
+    with collected(), no_questions(), quiet_transformers(), _quiet_diffusers(diffusers), fails:
+        load: Any = diffusers.DiffusionPipeline.from_pretrained
+        pipeline = load(
+            str(directory),
+            local_files_only=True,
+            use_safetensors=None if trust_remote_code else True,
+            torch_dtype=getattr(torch, dtype) if dtype is not None else None,
+            trust_remote_code=trust_remote_code,
+        )
     pipeline.set_progress_bar_config(disable=True)
     return LoadedModel(as_module(pipeline), None, directory.resolve().name, directory)
 

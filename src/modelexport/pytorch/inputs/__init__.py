@@ -19,10 +19,9 @@ import torch
 from modelexport.core.calls import ROOT
 from modelexport.core.text import error_line
 from modelexport.errors import InputsError
-from modelexport.pytorch.inputs.fitting import SAMPLES, fitting_shapes
+from modelexport.pytorch.inputs.maker import InputMaker
 from modelexport.pytorch.inputs.specs import read_spec
-from modelexport.pytorch.inputs.trial_runs import Inputs, TrialRuns
-from modelexport.pytorch.inputs.values import InputMaker
+from modelexport.pytorch.inputs.trial_runs import SAMPLES, Inputs, TrialRuns, fitting_shapes
 from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.static import check_has_forward
 

@@ -13,8 +13,8 @@ import torch
 from modelexport.core.limits import ELEMENTS, SETTINGS_BYTES
 from modelexport.errors import FileFormatError, InputsError
 from modelexport.files.regular import read_regular
+from modelexport.pytorch.inputs.maker import COUNTED, InputMaker
 from modelexport.pytorch.inputs.trial_runs import Inputs
-from modelexport.pytorch.inputs.values import COUNTED, InputMaker
 
 _EXAMPLE = '{"NAME": {"dtype": "int64", "shape": [2, 8], "range": [0, 100]}} or {"NAME": {"value": [[1, 2]]}}'
 

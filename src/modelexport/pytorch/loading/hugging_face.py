@@ -14,7 +14,7 @@ import torch
 
 from modelexport.core.limits import SETTINGS_BYTES
 from modelexport.core.text import error_line, first_few
-from modelexport.errors import FileFormatError, ModelLoadError, WeightsError
+from modelexport.errors import FileFormatError, ModelLoadError, WeightsError, raised_as
 from modelexport.files.regular import read_regular
 from modelexport.files.safetensors_files import INDEX, SINGLE, SafetensorsFile, checkpoint
 from modelexport.pytorch.lazy_weights import build_without_weights, fill_weights
@@ -65,21 +65,17 @@ def load_hugging_face(
             if stay or settings is not None:
                 packed = _find_packed(spec, settings, files)
                 return _without_weights(spec, directory, cls, files, notes, trust_remote_code, dtype, packed, stay)
-        try:
-            with no_larger_than(_weight_bytes(directory)) if directory is not None else nullcontext():
-                model, info = cls.from_pretrained(
-                    source,
-                    output_loading_info=True,
-                    ignore_mismatched_sizes=True,  # they are listed, and refused below
-                    weights_only=True,
-                    local_files_only=local_only,
-                    trust_remote_code=trust_remote_code,
-                    dtype=dtype or "auto",
-                )
-        except ModelLoadError:
-            raise
-        except Exception as error:
-            raise ModelLoadError(_why_no_weights(spec, directory, cls, error)) from error
+        most = no_larger_than(_weight_bytes(directory)) if directory is not None else nullcontext()
+        with raised_as(lambda error: ModelLoadError(_why_no_weights(spec, directory, cls, error))), most:
+            model, info = cls.from_pretrained(
+                source,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are listed, and refused below
+                weights_only=True,
+                local_files_only=local_only,
+                trust_remote_code=trust_remote_code,
+                dtype=dtype or "auto",
+            )
     notes += _compare_keys(spec, model, info)
     return LoadedModel(model.eval(), None, directory.resolve().name if directory else spec, directory, tuple(notes))
 
@@ -128,10 +124,9 @@ def _checkpoint(spec: str, directory: Path | None, local_only: bool) -> list[Saf
 
     if directory is None:
         wanted = [SINGLE, INDEX, f"{Path(SINGLE).stem}-*-of-*.safetensors"]
-        try:
+        told = f"the weights of {spec} cannot be fetched"
+        with raised_as(lambda error: ModelLoadError(f"{told}: {error_line(error)}")):
             directory = Path(snapshot_download(spec, allow_patterns=wanted, local_files_only=local_only))
-        except Exception as error:
-            raise ModelLoadError(f"the weights of {spec} cannot be fetched: {error_line(error)}") from error
     return checkpoint(directory)
 
 
@@ -151,7 +146,7 @@ def _without_weights(
 
     source = spec if directory is None else str(directory)
     kind = getattr(cls, "config_class", None) or AutoConfig  # an Auto class has none
-    try:
+    with raised_as(lambda error: ModelLoadError(_why_no_weights(spec, directory, cls, error))):
         config = kind.from_pretrained(source, trust_remote_code=trust_remote_code, local_files_only=True)
         if packed:
             del config.quantization_config  # it would ask for the library of the format
@@ -160,10 +155,6 @@ def _without_weights(
                 cls = type(cls.from_config(config, trust_remote_code=trust_remote_code))
         with no_larger_than(sum(file.size for file in files)):
             model, info, weights = build_without_weights(cls, config, files, dtype, packed)
-    except ModelLoadError:
-        raise
-    except Exception as error:
-        raise ModelLoadError(_why_no_weights(spec, directory, cls, error)) from error
     notes += _compare_keys(spec, model, info)
     notes += _dense_notes(weights, packed)
     if not stay:

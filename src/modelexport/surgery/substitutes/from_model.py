@@ -197,11 +197,7 @@ class FromModel:
         own = [[self._key(call, key) for key in names] for names in plan.groups()]
         if name not in self._keys:
             renamed = {key: self._key(call, key) for key in plan.keys}
-            steps = [
-                msgspec.structs.replace(step, inputs=[renamed.get(each, each) for each in step.inputs])
-                for step in plan.steps
-            ]
-            if steps:
+            if steps := plan.renamed(renamed):
                 self._weights[name].metadata_props[keys.TRANSFORM] = msgspec.json.encode(steps).decode()
             self._keys[name] = [dict.fromkeys(names) for names in own]
         for group, names in zip(self._keys[name], own, strict=True):

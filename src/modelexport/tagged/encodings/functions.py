@@ -28,6 +28,7 @@ from modelexport.format.call_tree import call_tree_entries, encode_call_tree
 from modelexport.format.node_tags import write_tags
 from modelexport.format.repeats import fold_repeats
 from modelexport.graph.initializers import bind_tensors
+from modelexport.graph.names import free_name
 from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import owner_of
 from modelexport.tagged.encodings.distinct import Distinct, Instance, Variant, distinct_bodies, kept_properties
@@ -101,7 +102,7 @@ class _Writer:
         taken: set[str] = set()
         for variant in sorted(self.distinct.variants, key=lambda variant: order[variant.members[0].group.call]):
             classes = Counter(class_in_tag(self.tags.tag(member.group.call)) for member in variant.members)
-            names[variant] = _unique(classes.most_common(1)[0][0], taken)
+            names[variant] = free_name(classes.most_common(1)[0][0], taken, first=1)
         return names
 
     def _call_tree(self) -> str:
@@ -138,8 +139,9 @@ class _Writer:
     def _function(self, variant: Variant) -> ir.Function:
         first = variant.members[0]
         names = {value.name or "" for value in (*first.produced, *first.walk) if isinstance(value, ir.Value)}
-        inputs = [ir.Value(name=_unique(_input_name(value, first.group.call), names)) for value in first.inputs()]
-        constants = [_constant(value, _unique(value.name or "", names)) for value in first.constants()]
+        given = [_input_name(value, first.group.call) for value in first.inputs()]
+        inputs = [ir.Value(name=free_name(name, names, first=1)) for name in given]
+        constants = [_constant(value, free_name(value.name or "", names, first=1)) for value in first.constants()]
         self.constants[variant] = [node.name or "" for node in constants]
         env: dict[ir.Value, ir.Value] = {}
         nodes = [*constants, *_Body(self, first, env, [*inputs, *(node.outputs[0] for node in constants)]).build()]
@@ -361,13 +363,3 @@ def _input_name(value: ir.Value, call: ModuleCall) -> str:
     entries = json.loads(value.metadata_props.get(keys.PARAMETER, "[]"))
     below = [key.removeprefix(f"{call.path}.") for key in entries if key.startswith(f"{call.path}.")]
     return below[0] if len(below) == 1 else value.name or ""
-
-
-def _unique(name: str, taken: set[str]) -> str:
-    """The name, with a number appended if it is taken; it is added to the taken names."""
-    candidate, number = name, 0
-    while candidate in taken:
-        number += 1
-        candidate = f"{name}_{number}"
-    taken.add(candidate)
-    return candidate

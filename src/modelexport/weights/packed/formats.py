@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 from safetensors import safe_open
 
 from modelexport.errors import WeightsError
@@ -37,10 +36,7 @@ def find_packed(settings: Mapping[str, Any], files: Sequence[SafetensorsFile]) -
     places = {name: place for file in files for name, place in file.tensors.items()}
 
     def read(name: str) -> np.ndarray:
-        place = places[name]
-        shape = ir.Shape(place.shape)
-        tensor = ir.ExternalTensor(str(place.path), place.offset, place.length, place.dtype, shape=shape, name=name)
-        return tensor.numpy().copy()
+        return places[name].tensor(name).numpy().copy()
 
     found = FORMATS[method].find(settings, Reader(places, read, _notes(files)))
     if not found:

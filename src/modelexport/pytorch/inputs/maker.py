@@ -15,8 +15,7 @@ import torch
 from modelexport.core.limits import SETTINGS_BYTES
 from modelexport.errors import FileFormatError
 from modelexport.files.regular import read_regular
-from modelexport.pytorch.inputs.fitting import LENGTHS, Shape
-from modelexport.pytorch.inputs.trial_runs import Inputs, TrialRuns
+from modelexport.pytorch.inputs.trial_runs import LENGTHS, Inputs, Shape, TrialRuns
 from modelexport.pytorch.trust import no_questions
 
 _TYPES = "mm_token_type_ids"
