@@ -30,7 +30,7 @@ READERS = [
     ["nodes", OUTPUT, "."],
     ["cost", OUTPUT],
     ["compare", OUTPUT, "plain.onnx"],
-    ["verify", OUTPUT, "--against", "plain.onnx"],
+    ["verify", OUTPUT, "--against", OUTPUT],
     ["retag", "flat.onnx", "--from", OUTPUT, "-o", "next.onnx"],
     ["update-weights", OUTPUT, "new.safetensors", "-o", "next.onnx"],
     ["extract", OUTPUT, ".", "-o", "next.onnx"],

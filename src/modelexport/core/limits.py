@@ -13,6 +13,8 @@ DOCUMENT_BYTES = 2 * 2**30
 """Bytes of a JSON document beside a model."""
 SETTINGS_BYTES = 64 * 2**20
 """Bytes of a configuration, an index of a checkpoint, or a description of inputs."""
+LONGEST_HEADER = 100_000_000
+"""Bytes of the longest header that the format of safetensors files allows."""
 PROTO_BYTES = 2 * 2**30
 """Bytes of an ONNX file without its external weights: what protobuf can read."""
 CALLS = 1_000_000

@@ -328,7 +328,8 @@ def _remove(folder: Path | None, lock: IO[bytes] | None) -> None:
         if lock is not None:
             lock.close()
         if folder is not None and folder.exists():
-            warnings.warn(f"cannot remove {folder}, a folder of temporary files: remove it", LeftoverWarning)
+            told = f"cannot remove {folder}, a folder of temporary files: remove it"
+            warnings.warn(told, LeftoverWarning, stacklevel=2)
 
 
 def check_space(path: Path, size: int) -> None:
