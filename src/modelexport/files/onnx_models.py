@@ -93,6 +93,7 @@ def save_model(
     external: bool | None = None,
     tensors: Tensors = _NOTHING,
     documents: Mapping[str, bytes] | None = None,
+    same_graph: bool = False,
 ) -> None:
     """Write a model with its weights inside it, or in ``NAME.onnx.data`` beside it, one tensor in memory at a time.
 
@@ -106,6 +107,7 @@ def save_model(
         tensors: What to write for some initializers instead of their own tensors.
         documents: The documents beside the model: the suffix of each name to the content. The model records their
             digests, which are checked when they are read.
+        same_graph: Only weights differ from the file that was read: the recorded documents stay valid.
 
     Raises:
         OSError: The file cannot be written.
@@ -116,7 +118,8 @@ def save_model(
         apart = any(isinstance(tensor, ir.ExternalTensor) for tensor in now.values())
         external = apart or sum(tensor.nbytes for tensor in now.values()) > LARGEST_INSIDE
     now.update(tensors)
-    record_documents(model, documents or {})
+    if not same_graph:
+        record_documents(model, documents or {})
     for key in (keys.WEIGHTS, keys.DATA):
         model.metadata_props.pop(key, None)
     outside = {value: now[value] for value in now if external and now[value].nbytes >= SMALLEST_OUTSIDE}

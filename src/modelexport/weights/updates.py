@@ -147,7 +147,7 @@ def _update(path: Path, weights: _InMemory | WeightsInFile, output: Path, strict
     documents = {_SIDECAR: read_document(sidecar)} if sidecar.exists() else {}
     with written_together(output.parent) as staging:
         target = staging / output.name
-        save_model(model, target, external=external, tensors=tensors, documents=documents)
+        save_model(model, target, external=external, tensors=tensors, same_graph=True)
         for suffix, content in documents.items():
             target.with_suffix(suffix).write_bytes(content)
         files = [str(output.parent / file.name) for file in sorted(staging.iterdir())]
