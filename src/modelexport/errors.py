@@ -11,7 +11,8 @@
     ├── CheckError                an exported file is invalid, does not load, or computes something else
     └── UntaggedNodeError         a node of the exported graph has no owner; lists every one of them
 
-``VersionWarning`` is a warning: an installed package is not one that modelexport is tested with.
+Warnings, of the class ``ModelExportWarning``: ``LeftoverWarning``, a folder of temporary files could not be removed;
+``VersionWarning``, an installed package is not one that modelexport is tested with.
 
 A message says what was wrong and what to do next. The original exception is chained (``raise ... from``).
 """
@@ -26,7 +27,15 @@ class ModelExportError(Exception):
     """Anything that modelexport raises on purpose."""
 
 
-class VersionWarning(UserWarning):
+class ModelExportWarning(UserWarning):
+    """The base class of warnings."""
+
+
+class LeftoverWarning(ModelExportWarning):
+    """A folder of temporary files could not be removed. What was to be written is written."""
+
+
+class VersionWarning(ModelExportWarning):
     """An installed package is outside the tested range, or lacks something that an export uses."""
 
 

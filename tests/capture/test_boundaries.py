@@ -191,6 +191,39 @@ class UsesViews(nn.Module):
         return self.part(x).unsqueeze(0).permute(0, 2, 1, 3).contiguous().cos()
 
 
+class WritesIntoItsInput(nn.Module):
+    """Writes into a view that another call returned."""
+
+    class Views(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sin().transpose(1, 2).flatten(1)
+
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.dropout = nn.Linear(12, 2), nn.Dropout()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x += 1.0
+            return self.linear(self.dropout(x))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.views, self.writes = self.Views(), self.Writes()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.writes(self.views(x))
+
+
+def test_a_view_that_another_call_writes_into_is_made_again_in_that_call(tmp_path: Path) -> None:
+    x = torch.linspace(-1, 1, 24).reshape(2, 3, 4)
+    result = export(WritesIntoItsInput().eval(), (x,), tmp_path / "m.onnx", frontend="dynamo", verify=True)
+    found = [(node.op_type, node.call) for node in result.hierarchy.nodes]
+    assert found[:4] == [("Sin", "views"), ("Transpose", "views"), ("Reshape", "views"), ("Add", "writes")]
+    assert all(call.startswith("writes") for _, call in found[4:])
+    assert result.verified is not None and result.verified.agrees
+
+
 def test_views_of_a_written_tensor_belong_to_the_call_that_makes_them(tmp_path: Path) -> None:
     x = torch.linspace(-1, 1, 24).reshape(4, 6)
     result = export(UsesViews().eval(), (x,), tmp_path / "m.onnx", frontend="dynamo", optimized=False, verify=True)

@@ -60,12 +60,27 @@ def make_corpus(folder: Path) -> None:
     _link(folder / "plain.onnx", folder / "linked.onnx", folder / "linked.safetensors")
     arrays = {name: tensor.numpy() + 1 for name, tensor in model.state_dict().items()}
     save_file(arrays, folder / "new.safetensors")
+    make_adapter(folder / "adapter")
     strip(folder / "attributes.onnx", folder / "flat.onnx")
     (folder / "factory.py").write_text(FACTORY)
     update_weights(folder / "plain.onnx", folder / "new.safetensors", folder / "other.onnx")
     load(folder / "plain.onnx").extract("head", folder / "sub.onnx")
     split(load(folder / "other.onnx"), folder / "old-stages", stages=3)
     export_package(model, folder / "package", inputs=inputs, parts="whole", frontend="torchscript", granularity="all")
+
+
+def make_adapter(folder: Path) -> None:
+    """A LoRA adapter for two modules of the model, as PEFT writes it, with a bias of a third."""
+    random, pairs = seeded("adapter"), {"blocks.0.inner": (12, 12), "head": (3, 12)}
+    arrays = {"base_model.model.blocks.1.inner.bias": np.ones(12, np.float32)}
+    for module, (outside, inside) in pairs.items():
+        arrays[f"base_model.model.{module}.lora_A.weight"] = random.random((2, inside), np.float32)
+        arrays[f"base_model.model.{module}.lora_B.weight"] = random.random((outside, 2), np.float32)
+    folder.mkdir()
+    save_file(arrays, folder / "adapter_model.safetensors")
+    options = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": list(pairs), "bias": "all"}
+    options |= {"rank_pattern": {"head": 2}, "alpha_pattern": {}}
+    (folder / "adapter_config.json").write_text(json.dumps(options))
 
 
 FACTORY = """

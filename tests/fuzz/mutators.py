@@ -271,6 +271,10 @@ FORMULAS = [
     "a" + "+1" * 400,
     "Mod(5, 0)",
     "floor(a/3)*b**2",
+    "(a+b+c+d+e+f)**40",
+    "*".join(f"(a{i}+b{i})" for i in range(30)),
+    "floor((a+b)**9/7)*Mod((a-b)**9, c)",
+    "(a+b)*(c+d)*(e+f)",
 ]
 
 
@@ -289,9 +293,27 @@ def shapes(random: Random, model: onnx.ModelProto, folder: Path) -> None:
             value.type.tensor_type.shape.dim.add(dim_value=int(choose(random, [-5, 2**62])))
 
 
+def operator_sets(random: Random, model: onnx.ModelProto, folder: Path) -> None:
+    imports = choose(random, [model, *model.functions]).opset_import
+    one = choose(random, list(imports))
+    match int(random.integers(5)):
+        case 0:
+            imports.remove(one)
+        case 1:
+            one.domain = str(choose(random, ["ai.onnx", "com.microsoft", "modelexport", "x", "ai.onnx.ml"]))
+        case 2:
+            one.version = int(choose(random, [0, -1, 1, 5, 99, 2**31 - 1]))
+        case 3:
+            imports.add(domain=one.domain, version=int(choose(random, [1, 18])))
+        case _:
+            choose(random, all_nodes(model)).domain = str(
+                choose(random, ["ai.onnx", "com.microsoft", "x", "modelexport"])
+            )
+
+
 MODEL_MUTATORS = [
     model_property, model_property, no_model_property, node_property, node_property, initializer_property, call_tree,
-    functions, external, external, tensor, graph, graph, shapes,
+    functions, external, external, tensor, graph, graph, shapes, operator_sets,
 ]  # fmt: skip
 
 

@@ -16,7 +16,8 @@ def mutate_package(random: Random, folder: Path) -> str:
     content = json.loads(manifest.read_text())
     part = choose(random, content["parts"])
     kind = choose(
-        random, ["json", "json", "text", "fifo", "name", "twice", "order", "part", "mixed", "link", "weights", "gone"]
+        random,
+        ["json", "json", "text", "fifo", "name", "twice", "order", "part", "mixed", "link", "weights", "gone", "many"],
     )
     match kind:
         case "json":
@@ -45,6 +46,10 @@ def mutate_package(random: Random, folder: Path) -> str:
             content["weights"] = choose(
                 random, [["../new.safetensors"], ["x" * 5000], [""], ["model.safetensors"] * 2, ["."]]
             )
+        case "many":
+            key = choose(random, ["parts", "files", "weights"])
+            more = [{**part, "name": f"part_{n}"} if key == "parts" else f"{n}.onnx" for n in range(200_000)]
+            content[key] = [*content.get(key, []), *more]
         case "gone":
             manifest.unlink()
     if kind == "fifo":

@@ -20,10 +20,24 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
+from transformers import BertConfig, BertModel
 
 from corpus import copied, seeded
+from kills import (
+    READERS,
+    accepting,
+    files_of_set,
+    is_killed,
+    kill,
+    killed_after,
+    killed_at_move,
+    mixed,
+    restored,
+    write_set,
+)
 from limited import run
-from modelexport.errors import ModelExportError
+from modelexport.errors import LeftoverWarning, ModelExportError
 from modelexport.format import keys
 from modelexport.tagged.file import read_tagged
 from modelexport.tagged.package import read_package
@@ -181,10 +195,6 @@ def counting(name: str, at: int, then: Callable[[], Any]) -> Any:
     return mock.patch.object(os, name, counted)
 
 
-def kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def killed_at(writer: str, at: int, place: Path, after: Files, name: str = "replace") -> bool:
     """Kill a writer before its ``at``-th move; returns whether there was one."""
     before = files(place)
@@ -198,6 +208,113 @@ def killed_at(writer: str, at: int, place: Path, after: Files, name: str = "repl
     assert run("extract", "plain.onnx", "head", "-o", "next.onnx").status == 0
     assert not staging(place)
     return os.WIFSIGNALED(status)
+
+
+MIXED = {name: command for name, command in WRITERS.items() if OUTPUT in command} | {
+    "export with all": [*WRITERS["export"], "--reference"]
+}
+"""The writers of a set of files with one model."""
+
+
+def set_in_place(folder: Path, weights: str) -> None:
+    """Put a set with every kind of file, its weights inside the model or beside it, where writers write theirs."""
+    if weights == "inside":
+        for suffix in (".onnx", *keys.DOCUMENT_SUFFIXES):
+            shutil.copy((folder / "plain.onnx").with_suffix(suffix), (folder / OUTPUT).with_suffix(suffix))
+    else:
+        write_set(folder, "copy", seed=1)
+
+
+def sets(writer: str, weights: str, place: Path, kept: Path) -> tuple[Files, Files]:
+    """The old set, which is in its place afterwards and in a copy of the folder, and the one that replaces it."""
+    set_in_place(place, weights)
+    shutil.copytree(place, kept)
+    before = files_of_set(place)
+    ended = run(*MIXED[writer])
+    assert ended.status == 0, ended.err
+    after = files_of_set(place)
+    restored(kept, place)
+    return before, after
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("weights", ["inside", "beside"])
+@pytest.mark.parametrize("writer", MIXED)
+def test_a_kill_before_any_move_leaves_no_files_of_two_sets(
+    writer: str, weights: str, place: Path, tmp_path: Path
+) -> None:
+    before, after = sets(writer, weights, place, tmp_path / "kept")
+    for at in range(40):
+        if not is_killed(MIXED[writer], killed_at_move(at)):
+            assert at > 3 and files_of_set(place) == after
+            break
+        assert not mixed(files_of_set(place), before, after), f"killed before move {at}"
+        restored(tmp_path / "kept", place)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", ["inside", "beside"])
+@pytest.mark.parametrize("writer", MIXED)
+def test_a_kill_at_any_moment_leaves_no_files_of_two_sets(
+    writer: str, weights: str, place: Path, tmp_path: Path
+) -> None:
+    before, after = sets(writer, weights, place, tmp_path / "kept")
+    began = time.perf_counter()
+    assert not is_killed(MIXED[writer], killed_after(100))
+    seconds = time.perf_counter() - began
+    for seed in range(8):
+        restored(tmp_path / "kept", place)
+        is_killed(MIXED[writer], killed_after(float(seeded(writer, seed).random()) * seconds))
+        assert not mixed(files_of_set(place), before, after), f"seed {seed}"
+
+
+def test_no_reader_accepts_files_of_two_sets(place: Path) -> None:
+    write_set(place, "copy", seed=1)
+    before = files_of_set(place)
+    # the weights alone differ: documents are equal, and belong to both
+    write_set(place, "copy", seed=2)
+    after = files_of_set(place)
+    assert accepting() == [*(" ".join(command) for command in READERS), "load", "load_dag", "load_operations"]
+    assert run("verify", OUTPUT).status == 0
+    for name in (OUTPUT, f"{OUTPUT}.data"):
+        Path(name).write_bytes(before[name])
+        assert not accepting()
+        assert run("verify", OUTPUT).status == 2
+        Path(name).write_bytes(after[name])
+
+
+def test_no_reader_accepts_documents_of_another_graph(place: Path) -> None:
+    write_set(place, "copy", seed=1)
+    assert run("rename", "copied.onnx", "-o", "renamed.onnx").status == 0
+    for suffix in keys.DESCRIBING_SUFFIXES:
+        document = Path(OUTPUT).with_suffix(suffix)
+        content = document.read_bytes()
+        document.write_bytes(Path("renamed.onnx").with_suffix(suffix).read_bytes())
+        assert not accepting(), suffix
+        document.write_bytes(content)
+
+
+def test_a_linked_checkpoint_of_the_same_form_is_refused(place: Path) -> None:
+    torch.manual_seed(1)
+    BertModel(BertConfig.from_pretrained("checkpoint")).save_pretrained("tuned", max_shard_size="4KB")
+    assert run("export", "checkpoint", "-o", "checkpoint/out.onnx", "--weights", "link", *TORCHSCRIPT).status == 0
+    assert run("tree", "checkpoint/out.onnx").status == 0
+    for shard in Path("tuned").glob("*.safetensors"):
+        shutil.copy(shard, "checkpoint")
+    for command in (["tree", "checkpoint/out.onnx"], ["cost", "checkpoint/out.onnx"]):
+        ended = run(*command)
+        assert ended.status == 2 and "other weights: put a copy" in ended.err and ended.err.count("\n") == 1, ended
+
+
+def test_a_folder_that_cannot_be_removed_is_a_warning(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any, **keywords: Any) -> None:
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+    with monkeypatch.context() as patched, pytest.warns(LeftoverWarning, match="temporary files: remove it"):
+        patched.setattr(os, "rmdir", fail)
+        ended = run(*WRITERS["retag"])
+    assert ended.status == 0
+    assert run("tree", OUTPUT).status == 0
 
 
 @pytest.mark.sweep

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -75,6 +76,31 @@ def hostile_weights(random: Random, folder: Path) -> tuple[str, list[str]]:
         ],
     )  # fmt: skip
     return f"{name}: {mutate_safetensors(random, folder / name)}", choose(random, commands)
+
+
+def hostile_adapter(random: Random, folder: Path) -> tuple[str, list[str]]:
+    file = choose(random, ["adapter_config.json", "adapter_model.safetensors", "gone", "fifo"])
+    if file == "adapter_config.json":
+        what = mutate_json_file(random, folder / "adapter" / file)
+    elif file == "adapter_model.safetensors":
+        what = mutate_safetensors(random, folder / "adapter" / file)
+    else:
+        what = f"{file} {choose(random, ['adapter_config.json', 'adapter_model.safetensors'])}"
+        (folder / "adapter" / what.split()[1]).unlink()
+        if file == "fifo":
+            os.mkfifo(folder / "adapter" / what.split()[1])
+    name = choose(random, ["plain.onnx", "copied.onnx", "functions.onnx", "linked.onnx"])
+    if random.random() < 0.3:
+        what = f"{what}, {mutate_model(random, folder / name)}"
+    commands = [
+        ["update-weights", name, "--adapter", "adapter", "-o", "out.onnx"],
+        ["update-weights", name, "--adapter", "adapter", "-o", "other.onnx"],
+        ["update-weights", name, "new.safetensors", "--adapter", "adapter", "-o", "out.onnx"],
+        ["update-weights", name, "--adapter", "adapter", "--as-inputs", "-o", "out.onnx"],
+        ["update-weights", name, "--adapter", "adapter", "--adapter", "adapter", "-o", "out.onnx"],
+        ["update-weights", "package", "--adapter", "adapter", "-o", "out"],
+    ]
+    return f"{file}: {what}", choose(random, commands)
 
 
 def hostile_data(random: Random, folder: Path) -> tuple[str, list[str]]:
@@ -314,6 +340,7 @@ KINDS: dict[Kind, float] = {
     hostile_document: 0.1,
     hostile_weights: 0.07,
     hostile_data: 0.03,
+    hostile_adapter: 0.06,
     hostile_checkpoint: 0.03,
     hostile_inputs: 0.03,
     hostile_package: 0.07,

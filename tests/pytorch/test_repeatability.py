@@ -70,3 +70,13 @@ def test_buffers_of_the_model_are_put_back_between_the_runs() -> None:
 
     assert not is_random(model := Counts(), (X,))
     assert model.get_buffer("steps") == 0
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_the_fused_encoder_is_told_of_with_a_mask_that_hides_nothing_too(padded: bool) -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2).eval()
+    mask = torch.tensor([[False] * 5, [False] * 3 + [padded] * 2])
+    found = find_unrepeatable(model, {"src": torch.rand(2, 5, 8), "src_key_padding_mask": mask})
+    assert [one.kind for one in found] == ["fused"]
+    assert not find_unrepeatable(model, {"src": torch.rand(2, 5, 8)})

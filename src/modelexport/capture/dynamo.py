@@ -38,6 +38,7 @@ from modelexport.capture.opsets import convert_to_opset, translated_opset
 from modelexport.capture.patches import private, replaced, require, usable
 from modelexport.capture.repairs.decompositions import outputs_converted_back, with_decompositions
 from modelexport.capture.repairs.functions import reading_no_values
+from modelexport.capture.repairs.last_windows import without_last_windows
 from modelexport.capture.repairs.recurrent import steps_open
 from modelexport.capture.repairs.table import with_translations
 from modelexport.capture.transformers_exporter import (
@@ -165,6 +166,7 @@ def _with_owners(
     # If a whole graph comes from inlined functions, no node refers to its FX node, only to its name.
     fx_graphs = {} if program is None else {translated.graph: program.graph}
     passes.InlinePass()(translated)
+    list(without_last_windows(translated))
     seen: Sequence[TracedCall] = recorder.seen
     if program is not None and not (seen and seen[0].call == ROOT and is_annotated(program.graph)):
         # Strict capture, to which torch.onnx fell back, runs no hooks, and a GraphModule as root not its own: the calls

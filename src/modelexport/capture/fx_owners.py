@@ -12,7 +12,7 @@ import torch
 import torch.fx
 from torch import nn
 
-from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, TracedCall
+from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, TensorSpec, TracedCall
 from modelexport.core.owners import Evidence, Owner
 from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import OWNER, owner_of
@@ -39,6 +39,8 @@ class FxOwners:
         self.depth = {traced.call: traced.depth for traced in calls}
         self.nested: dict[tuple[int, str], ModuleCall] = {}
         self.values: dict[Port, str] = {}
+        self.replayed: set[torch.fx.Node] = set()
+        """The nodes that make a view again after its elements were written to, with the annotations of the first."""
 
     def assign(self, model: ir.Model) -> CallTree:
         for graph in model.graphs():
@@ -60,8 +62,8 @@ class FxOwners:
         for fx_graph in [known] if known is not None else _fx_graphs(graph):
             of_graph = {fx_node.name: fx_node for fx_node in fx_graph.nodes}
             fx_nodes = {**of_graph, **fx_nodes}
-            self._read_ports(of_graph, renamed)
             owners.update(self._read_owners(fx_graph))
+            self._read_ports({name: node for name, node in of_graph.items() if node not in self.replayed}, renamed)
         for node in graph:
             made_for = node.meta.pop("node", None) or fx_nodes.get(_fx_name(node))
             if made_for in owners:
@@ -83,7 +85,8 @@ class FxOwners:
                 fx_node = self._given_instead(marked, port)
                 name, made = fx_node.name, fx_node.meta.get("val")
                 if item is None and isinstance(made, torch.Tensor):
-                    self.values[port] = renamed.get(name, name)
+                    if self._fits(made, port):
+                        self.values[port] = renamed.get(name, name)
                 elif item is not None and isinstance(made, (list, tuple)) and made_by[port] == 1:
                     items = [user.name for user in fx_node.users if user.args[1:] == (item,)]
                     value = items[0] if items else f"{name}__{item}"
@@ -97,11 +100,25 @@ class FxOwners:
         (user,) = node.users if len(node.users) == 1 else (node,)
         return user if self._is_inserted_conversion(user) and _dtype_of(user) == self._dtype_at(port) else node
 
+    def _fits(self, made: torch.Tensor, port: Port) -> bool:
+        """Whether a value has the shape of PyTorch's tensor at a boundary, as far as it is known.
+
+        A node that writes into a view is decomposed into the result and what it makes of the tensor behind the view.
+        """
+        spec = self._spec(port)
+        known = [] if spec is None else [(a, b) for a, b in zip(made.shape, spec.shape, strict=False)]
+        sizes = all(a == b for a, b in known if isinstance(a, int) and isinstance(b, int))
+        return spec is None or (made.ndim == len(spec.shape) and sizes)
+
     def _dtype_at(self, port: Port) -> str | None:
         """The type that PyTorch's tensor has at a boundary."""
+        spec = self._spec(port)
+        return None if spec is None else spec.dtype
+
+    def _spec(self, port: Port) -> TensorSpec | None:
         traced = self.traced.get(port.call)
         specs = () if traced is None else traced.inputs if port.side == "inputs" else traced.outputs
-        return specs[port.position].dtype if port.position < len(specs) else None
+        return specs[port.position] if port.position < len(specs) else None
 
     def _is_inserted_conversion(self, node: torch.fx.Node) -> bool:
         return node.target is torch.ops.aten._to_copy.default and self._call_of(node) is None
@@ -122,6 +139,9 @@ class FxOwners:
             if call is None:
                 unknown.append(node)
                 continue
+            if (later := self._later_call(call, node, owners)) is not None:
+                self.replayed.add(node)
+                call = later
             owners[node] = Owner((call,), Evidence.EXACT)
             if call == before:
                 owners.update(dict.fromkeys(unknown, Owner((call,), Evidence.DERIVED)))
@@ -132,6 +152,17 @@ class FxOwners:
             for node in graph.nodes
             if node.target is operator.getitem and (source := node.args[0]) in owners
         }
+
+    def _later_call(
+        self, call: ModuleCall, node: torch.fx.Node, owners: Mapping[torch.fx.Node, Owner]
+    ) -> ModuleCall | None:
+        """The call that made an input of a node, if the node's own had ended before that one began."""
+        traced = self.traced.get(call)
+        if traced is None or traced.exit is None:
+            return None
+        made = [self.traced.get(owners[source].call) for source in node.all_input_nodes if source in owners]
+        later = [one for one in made if one is not None and one.enter is not None and one.enter > traced.exit]
+        return max(later, key=lambda one: one.enter or 0).call if later else None
 
     def _call_of(self, fx_node: torch.fx.Node) -> ModuleCall | None:
         stack = fx_node.meta.get("nn_module_stack")

@@ -34,6 +34,7 @@ from modelexport.capture.exported import Exported
 from modelexport.capture.hints import OTHER_OPERATIONS, check_returned, line_of, way_out
 from modelexport.capture.patches import private, replaced, require
 from modelexport.capture.repairs.functions import translatable
+from modelexport.capture.repairs.last_windows import without_last_windows
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, TensorSpec, TracedCall
 from modelexport.core.messages import collected
 from modelexport.core.owners import Evidence, Owner
@@ -108,9 +109,20 @@ def capture_by_tracing(
             failure, cause = _explained(error, traced.recorder, way_out(model, error)), error
     if failure is not None:
         raise failure from cause
-    # Without weights, so that inference is fast: the exporter leaves most values without a type.
-    typed = onnx.shape_inference.infer_shapes(onnx.load_model_from_string(file.getvalue()))
-    return traced.result(ir.from_proto(typed), len(names))
+    return traced.result(_typed(onnx.load_model_from_string(file.getvalue())), len(names))
+
+
+def _typed(proto: onnx.ModelProto) -> ir.Model:
+    """The model with the types of its values; without weights, so that inference is fast.
+
+    The exporter leaves most values without a type.
+    """
+    model = ir.from_proto(onnx.shape_inference.infer_shapes(proto))
+    while next(without_last_windows(model), None) is not None:  # sizes behind it are wrong
+        for value in (value for node in all_nodes(model) for value in node.outputs):
+            value.shape = None
+        model = ir.from_proto(onnx.shape_inference.infer_shapes(ir.to_proto(model)))
+    return model
 
 
 def _check_traced_opset(opset: int | None) -> None:

@@ -20,7 +20,7 @@ from modelexport.errors import OutputError
 class Read:
     """In the annotation of a parameter: it names files or folders that the command reads."""
 
-    files: Callable[[Any], Iterable[Path]] = lambda path: [path]
+    files: Callable[[Any], Iterable[Path]] = lambda given: map(Path, given if isinstance(given, list) else [given])
 
 
 @dataclass(frozen=True)

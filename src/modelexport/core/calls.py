@@ -14,6 +14,8 @@ from urllib.parse import quote
 
 import msgspec
 
+LATER_CALL = re.compile(r"(?P<path>.*)@(?P<index>[0-9]{1,18})", re.DOTALL)
+"""The address of a call that is not the first; no module may have such a path."""
 _RULE_CHARACTERS = re.compile(r"[,;()=%\s]")
 
 
@@ -44,15 +46,11 @@ class ModuleCall(msgspec.Struct, frozen=True, order=True):
 
     @classmethod
     def parse(cls, address: str) -> ModuleCall:
-        """The call that an address names; ``.`` and the empty string name the root.
-
-        Raises:
-            ValueError: The part after ``@`` is not a number.
-        """
-        path, separator, index = address.rpartition("@")
-        if not separator:
-            return cls("" if address == "." else address)
-        return cls("" if path == "." else path, int(index))
+        """The call that an address names; ``.`` and the empty string name the root."""
+        path, index = address, 0
+        if (later := LATER_CALL.fullmatch(address)) is not None:
+            path, index = later["path"], int(later["index"])
+        return cls("" if path == "." else path, index)
 
     def __str__(self) -> str:
         return self.address or "."

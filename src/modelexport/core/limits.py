@@ -10,6 +10,12 @@ DOCUMENT_BYTES = 2 * 2**30
 """Bytes of a JSON document beside a model."""
 SETTINGS_BYTES = 64 * 2**20
 """Bytes of a configuration, an index of a checkpoint, or a description of inputs."""
+LONGEST_HEADER = 100_000_000
+"""Bytes of the longest header that the format of safetensors files allows."""
+PARTS = 1000
+"""Graphs of a package."""
+PACKAGE_FILES = 100_000
+"""Files that the manifest of a package names."""
 PROTO_BYTES = 2 * 2**30
 """Bytes of an ONNX file without its external weights: what protobuf can read."""
 CALLS = 1_000_000
@@ -40,5 +46,9 @@ INPUT_BYTES = 2**30
 """Of all arrays in a file of inputs, after it is unpacked."""
 FORMULA_CHARACTERS = 1000
 """Of a size that is written as a formula; longer ones are names."""
+FORMULA_TERMS = 100
+"""Of a formula that is multiplied out; one with more is a name."""
 SIZE_DIGITS = 40
 """Of a number in such a formula, and of what it computes."""
+EXPANDED_TERMS = 1000
+"""Of a figure that is multiplied out; one with more stays as it is."""

@@ -23,6 +23,7 @@ from modelexport.weights.placement import WeightsSummary, reachable
 from modelexport.weights.sources import Weights
 
 if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
     from torch import nn
 
     from modelexport.verify.compared import Compared
@@ -130,7 +131,7 @@ def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], 
     try:
         runs = open_session(path, optimized=True)
         step = "running"
-        run_session(runs, sides.feeds(inputs))
+        results = run_session(runs, sides.feeds(inputs))
     except UsageError as error:
         types = {str(one.dtype).removeprefix("torch.") for one in (*model.parameters(), *model.buffers())}
         unsupported = not types.isdisjoint(_FEW_KERNELS) and _NO_KERNEL in str(error)
@@ -146,7 +147,7 @@ def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], 
     largest = max((one.relative or 0.0 for one in found), default=0.0)
     wrong = [one for one in found if one.status == "differ"]
     compared = sides.compare(inputs, {}, truth)
-    told = _doubts(compared)
+    told = "; ".join(filter(None, (_declared_otherwise(runs, results), _doubts(compared))))
     if not wrong:
         return FileCheck(status="passed", reason=told, largest=largest)
     if sides.wide and not compared.located.pairs and compared.end_to_end.trace.failed is None:
@@ -157,6 +158,16 @@ def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], 
         return FileCheck(status="passed", step="outputs", reason=chose, largest=largest if not ties else None)
     reason = f"{wrong[0].name} differs from PyTorch's output: {wrong[0].reason}"
     return FileCheck(status="failed", step="outputs", reason=reason, largest=largest)
+
+
+def _declared_otherwise(runs: InferenceSession, results: Mapping[str, Any]) -> str:
+    """The first output whose sizes are not those that the file declares; empty if there is none."""
+    for output in runs.get_outputs():
+        found = list(getattr(results[output.name], "shape", ()))
+        fixed = [size if isinstance(size, int) else given for size, given in zip(output.shape, found, strict=False)]
+        if found and output.shape and (len(found) != len(output.shape) or fixed != found):
+            return f"the file declares {output.name} as {output.shape}, and it is {found}"
+    return ""
 
 
 _ROUNDING = "in float64 it is PyTorch's: in the types of the file rounding grows, or kernels are less exact"

@@ -9,6 +9,7 @@ import shutil
 import signal
 import tempfile
 import threading
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,12 +18,12 @@ from operator import attrgetter
 from pathlib import Path
 from typing import IO
 
-from modelexport.errors import OutputError
+from modelexport.errors import LeftoverWarning, OutputError
 from modelexport.files.abandoned import STAGING_PREFIX, locked, remove_abandoned
 from modelexport.files.manifests import files_of_package, unfinished_manifest
 from modelexport.files.protected import being_read, check_kept, parts_of, reading
 from modelexport.files.regular import check_folder_writable, what_it_is
-from modelexport.format.keys import DATA_SUFFIX, DESCRIBING_SUFFIXES, DOCUMENT_SUFFIXES, REPORT_SUFFIX
+from modelexport.format.keys import DATA_SUFFIX, DESCRIBING_SUFFIXES, DOCUMENT_SUFFIXES
 from modelexport.format.packages import MANIFEST
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -35,14 +36,24 @@ _NEW, _BEFORE = "new", "before"
 
 
 class _Order(IntEnum):
-    """The order in which files are moved: what readers look at first is written last."""
+    """The order in which files are moved: a run that is killed leaves no set of old and new files.
+
+    What describes a model goes away before it and comes after it. A model whose weights lie beside it goes away before
+    them and comes after them; another one takes the place of the old one.
+    """
 
     UNFINISHED = auto()
     """A manifest that readers refuse."""
+    OLD_DOCUMENT = auto()
+    OLD_MODEL = auto()
+    OLD = auto()
     NEW = auto()
-    STALE = auto()
-    """What describes something that is replaced, and is not replaced itself: it is moved away."""
+    MODEL = auto()
+    DOCUMENT = auto()
     MANIFEST = auto()
+
+
+_AWAY = (_Order.OLD_DOCUMENT, _Order.OLD_MODEL, _Order.OLD)
 
 
 @dataclass(frozen=True)
@@ -54,7 +65,7 @@ class _Move:
     """The second name that what was there gets."""
 
     def run(self) -> None:
-        self.file.replace(self.before if self.order is _Order.STALE else self.target)
+        self.file.replace(self.before if self.order in _AWAY else self.target)
 
 
 @dataclass(frozen=True)
@@ -69,22 +80,46 @@ class _Staged:
         """The new files to their places."""
         return {file: self.directory / file.relative_to(self.staging) for file in sorted(_files(self.staging))}
 
-    def moves(self) -> list[_Move]:
-        """What has to be moved; makes the folder for what was there."""
-        new, manifest = self.new(), self.directory / MANIFEST
+    def stale(self) -> list[Path]:
+        """What belongs to something that is replaced, and is not replaced itself."""
         former = files_of_package(self.directory) if self.package else []
-        stale = {*former, *_stale(self.staging, self.directory)}.difference(new.values())
-        found = [(_Order.STALE, file, file) for file in sorted(stale)]
+        return sorted({*former, *_stale(self.staging, self.directory)}.difference(self.new().values()))
+
+    def moves(self, models: bool) -> list[_Move]:
+        """What has to be moved; makes the folder for what was there.
+
+        Args:
+            models: Models are among all files that are moved; else each file takes the place of the old one.
+        """
+        new, stale, manifest = self.new(), self.stale(), self.directory / MANIFEST
+        has_weights = any(_kind(file) is _Order.NEW for file in (*new.values(), *stale))
+        found = []
+        replaced = [target for target in new.values() if models and target.exists()]
+        for target in (*stale, *replaced):
+            kind = _kind(target)
+            if self.package and target == manifest:
+                continue
+            if target in stale or kind is _Order.DOCUMENT or has_weights:
+                found.append((_OLD[kind], target, target))
         for file, target in new.items():
-            found.append((_Order.MANIFEST if self.package and target == manifest else _Order.NEW, file, target))
+            found.append((_Order.MANIFEST if self.package and target == manifest else _kind(target), file, target))
         if self.package:
             unfinished = self.staging.parent / "unfinished"
-            files = [file.relative_to(self.directory).as_posix() for file in (*former, *new.values())]
+            files = [file.relative_to(self.directory).as_posix() for file in (*stale, *new.values())]
             unfinished.write_bytes(unfinished_manifest(files))
             found.append((_Order.UNFINISHED, unfinished, manifest))
         before = self.staging.parent / _BEFORE
         before.mkdir()
         return [_Move(*move, before / str(number)) for number, move in enumerate(found)]
+
+
+_OLD = {_Order.DOCUMENT: _Order.OLD_DOCUMENT, _Order.MODEL: _Order.OLD_MODEL, _Order.NEW: _Order.OLD}
+
+
+def _kind(file: Path) -> _Order:
+    if file.suffix == ".onnx":
+        return _Order.MODEL
+    return _Order.DOCUMENT if file.name.endswith((*DOCUMENT_SUFFIXES, ".json")) else _Order.NEW
 
 
 class Replacement:
@@ -122,8 +157,10 @@ class Replacement:
             OSError: One cannot be moved; none was.
             OutputError: One would take the place of something that is read, or is not a regular file.
         """
-        moves = sorted((move for staged in self.folders for move in staged.moves()), key=attrgetter("order"))
-        placed = [move for move in moves if move.order is not _Order.STALE]
+        models = any(_kind(file) is _Order.MODEL for staged in self.folders for file in staged.new())
+        moves = sorted((move for staged in self.folders for move in staged.moves(models)), key=attrgetter("order"))
+        gone = {move.target for move in moves if move.order in _AWAY}
+        placed = [move for move in moves if move.order not in _AWAY]
         for move in placed:
             if (kind := what_it_is(move.target)) is not None:
                 raise OutputError(
@@ -135,7 +172,7 @@ class Replacement:
         undo: list[_Move] = []
         try:
             for move in placed:
-                if move.target.exists():
+                if move.target.exists() and move.target not in gone:
                     _keep(move.target, move.before)
             for move in moves:
                 for folder in [above for above in reversed(move.target.parents) if not above.exists()]:
@@ -225,12 +262,13 @@ def _files(staging: Path) -> Iterator[Path]:
 def _stale(staging: Path, directory: Path) -> Iterator[Path]:
     """Files that describe a model that is replaced but are not replaced themselves."""
     for model in _files(staging):
-        if model.suffix != ".onnx":
+        if _kind(model) is not _Order.MODEL:
             continue
         inside = model.relative_to(staging)
         beside = [inside.with_suffix(suffix) for suffix in DESCRIBING_SUFFIXES]
         if (directory / inside).exists():
-            beside += [inside.with_suffix(REPORT_SUFFIX), inside.with_name(inside.name + DATA_SUFFIX)]
+            beside += [inside.with_suffix(suffix) for suffix in DOCUMENT_SUFFIXES]
+            beside.append(inside.with_name(inside.name + DATA_SUFFIX))
         for file in beside:
             if not (staging / file).exists() and (directory / file).is_file():
                 yield directory / file
@@ -291,6 +329,9 @@ def _remove(folder: Path | None, lock: IO[bytes] | None) -> None:
             shutil.rmtree(folder, ignore_errors=True)
         if lock is not None:
             lock.close()
+        if folder is not None and folder.exists():
+            told = f"cannot remove {folder}, a folder of temporary files: remove it"
+            warnings.warn(told, LeftoverWarning, stacklevel=2)
 
 
 def check_space(path: Path, size: int) -> None:

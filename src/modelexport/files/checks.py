@@ -18,6 +18,8 @@ from modelexport.files.serialized import (
     with_nested,
 )
 
+DEFAULT_DOMAIN = "ai.onnx"
+"""The other name of the operator set whose name is empty."""
 _VALUES = {onnx.AttributeProto.TENSOR: "t", onnx.AttributeProto.GRAPH: "g", onnx.AttributeProto.TYPE_PROTO: "tp"}
 _TYPES = {*onnx.TensorProto.DataType.values()} - {onnx.TensorProto.UNDEFINED}
 _NUMBERS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
@@ -47,6 +49,14 @@ def check_model(model: onnx.ModelProto) -> None:
         for one in imports:
             if not -OPSET <= one.version <= OPSET:
                 raise FileFormatError(f"the model imports version {one.version} of the operator set {one.domain!r}")
+    for scope in (model, *model.functions):
+        imported = {one.domain or DEFAULT_DOMAIN for one in scope.opset_import}
+        for node in with_nested(scope.graph.node if scope is model else scope.node):
+            if (node.domain or DEFAULT_DOMAIN) not in imported:
+                raise FileFormatError(
+                    f"the node {node.name!r} ({node.op_type}) is of the operator set {node.domain!r}, which the model "
+                    "does not import"
+                )
     for node in serialized_nodes(model):
         if not node.output:
             raise FileFormatError(f"the node {node.name!r} ({node.op_type}) has no outputs")

@@ -9,129 +9,27 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 import onnx_ir as ir
+from msgspec.structs import replace
 
-from modelexport.core.decoding import decode_json
-from modelexport.errors import FileFormatError, WeightsError
+from modelexport.errors import FileFormatError
+from modelexport.files.beside import WAY_OUT, WeightsBeside, recorded_files, sample_digest
 from modelexport.files.regular import open_regular
-from modelexport.files.safetensors_files import read_header
 from modelexport.files.serialized import read_serialized, serialized_tensors
 from modelexport.format import keys
 from modelexport.format.documents import DataFile, WeightsFile
 from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import all_nodes, initializers
 
-_TAIL = hashlib.sha256().digest_size
-"""Bytes at the end of a data file: the SHA-256 of everything before them."""
 _FICLONE = 0x40049409
 """The Linux ioctl that makes a file share the blocks of another until one of them is written to."""
-T = TypeVar("T")
-
-
-class WeightsBeside:
-    """One file that holds weights of a model; checked before it is first read, and again when it has changed."""
-
-    def __init__(self, folder: Path, location: str, linked: WeightsFile | None, written: DataFile | None) -> None:
-        self.path = folder / location
-        self._folder, self._location = folder, location
-        self._linked, self._written = linked, written
-        self._spans: set[tuple[int, int]] = set()
-        """Begin and end of each tensor that the model reads from it."""
-        self._checked: tuple[int, ...] | None = None
-
-    def add(self, tensor: ir.ExternalTensor) -> None:
-        """Register a tensor in the file.
-
-        Raises:
-            FileFormatError: Its offset or length is not possible.
-        """
-        begin, size = tensor.offset or 0, tensor.nbytes
-        if begin < 0 or tensor.length not in (None, size):
-            raise FileFormatError(
-                f"{self.path}: the place of {tensor.name!r} is damaged: {tensor.length} bytes from byte {begin} for a "
-                f"tensor of {size:,} bytes"
-            )
-        self._spans.add((begin, begin + size))
-
-    def fault(self) -> str:
-        """What is wrong with the file, in a sentence; empty if it may be read."""
-        if place := self.outside():
-            return place
-        try:
-            state = self.path.stat()
-        except OSError:
-            return f"{self.path}, which holds weights, is missing"
-        signature = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
-        if signature == self._checked:
-            return ""
-        fault = self._content(state)
-        self._checked = None if fault else signature
-        return fault
-
-    def check(self) -> None:
-        """Fail before a byte is read.
-
-        Raises:
-            FileFormatError: The file is missing, has changed, or may not be read.
-        """
-        if fault := self.fault():
-            raise FileFormatError(fault)
-
-    def outside(self) -> str:
-        """Why a file at this place may not be read, judged by its name alone; empty if it may."""
-        inside = Path(os.path.normpath(self._location))
-        first = inside.parts[:1]
-        if not self._location or "\0" in self._location or inside.is_absolute() or first in ((), (os.pardir,)):
-            return f"{self._folder}: the model keeps weights in {self._location!r}, which is not a file in its folder"
-        if not Path(os.path.realpath(self.path)).is_relative_to(os.path.realpath(self._folder)):
-            return f"{self.path}, which should hold weights, points out of the model's folder: put the file there"
-        return ""
-
-    def _content(self, state: os.stat_result) -> str:
-        if not stat.S_ISREG(state.st_mode):
-            return f"{self.path}, which should hold weights, is not a regular file"
-        size, end = state.st_size, max((end for _, end in self._spans), default=0)
-        recorded = self._linked or self._written
-        if recorded is not None and size != recorded.size:
-            return f"{self.path} was changed after the export: it has {size:,} bytes and had {recorded.size:,}"
-        if size < end:
-            return f"{self.path} is cut off: it has {size:,} bytes and the model's weights end at {end:,}"
-        if self._linked is not None:
-            return self._linked_fault(self._linked)
-        if self._written is not None:
-            with open_regular(self.path) as file:
-                file.seek(-min(_TAIL, size), os.SEEK_END)
-                if file.read().hex() != self._written.sha256:
-                    return (
-                        f"{self.path} does not belong to the model beside it: they are from different runs; write "
-                        "both again"
-                    )
-        elif state.st_nlink > 1:
-            return (
-                f"{self.path}, which holds weights, has another name as well (a hard link), and the model was not "
-                "linked to it: copy it"
-            )
-        return ""
-
-    def _linked_fault(self, recorded: WeightsFile) -> str:
-        """How the file differs from the safetensors file that the model was linked to."""
-        try:
-            found = read_header(self.path)
-        except WeightsError:
-            found = None
-        if found is None or found.header != recorded.header:
-            return f"{self.path} was changed after the export: its header differs"
-        if self._spans - {(place.offset, place.offset + place.length) for place in found.tensors.values()}:
-            return f"{self.path} has no tensors at the offsets that the model records for its weights"
-        return ""
 
 
 class LinkedTensor(ir.ExternalTensor):
@@ -221,23 +119,6 @@ def _tensor_attributes(model: ir.Model) -> Iterator[tuple[ir.Node, ir.Attr, Sequ
                 yield node, attribute, attribute.as_tensors()
 
 
-def recorded_files(properties: Mapping[str, str], key: str, kind: type[T]) -> dict[str, T]:
-    """The records of a model's weights files in its properties, by location.
-
-    Args:
-        key: The property, :data:`keys.WEIGHTS` or :data:`keys.DATA`.
-        kind: What it holds of each file.
-
-    Raises:
-        FileFormatError: It is damaged.
-    """
-    try:
-        text = properties.get(key, "{}")
-        return decode_json(text, kind=dict[str, kind])  # type: ignore[valid-type]  # a variable, for msgspec
-    except (msgspec.DecodeError, UnicodeError) as error:
-        raise FileFormatError(f"the property {key} is damaged ({error}): export it again") from error
-
-
 def _external_tensors(model: ir.Model) -> list[ir.ExternalTensor]:
     tensors = [value.const_value for value in initializers(model)]
     tensors += [tensor for _, _, held in _tensor_attributes(model) for tensor in held]
@@ -256,14 +137,14 @@ def check_files(model: ir.Model) -> None:
         FileFormatError: Names each such file.
     """
     if faults := changed_files(model):
-        raise FileFormatError(f"{'; '.join(faults)}: put the files back, or export again")
+        raise FileFormatError(f"{'; '.join(faults)}: {WAY_OUT}")
 
 
 def changed_files(model: ir.Model) -> list[str]:
     """What is wrong with a model's weights files, one sentence for each file.
 
-    A linked file must have the size and the header that it had when the model was exported. A change of its weights
-    alone, in place, is not detected; :func:`modelexport.verify.verify.verify` compares them.
+    A linked file must have the size, the header and the samples of its weights that it had when the model was exported.
+    A change between the samples is not detected; :func:`modelexport.verify.verify.verify` compares all weights.
     """
     tensors = _external_tensors(model)
     faults = [fault for beside in _weights_beside(tensors) if (fault := beside.fault())]
@@ -314,6 +195,21 @@ def record_data(model: ir.Model, data: Path) -> None:
         file.write(digest.digest())
     sealed = DataFile(data.stat().st_size, digest.hexdigest())
     model.metadata_props[keys.DATA] = msgspec.json.encode({data.name: sealed}).decode()
+
+
+def record_samples(path: Path) -> None:
+    """Record the weights files that a model is linked to as they are now, after weights in them were overwritten.
+
+    Raises:
+        FileFormatError: It is not an ONNX file, or its records are damaged.
+    """
+    model = read_serialized(path)
+    for entry in model.metadata_props:
+        if entry.key == keys.WEIGHTS:
+            linked = recorded_files({entry.key: entry.value}, keys.WEIGHTS, WeightsFile)
+            now = {place: replace(file, sample=sample_digest(path.parent / place)) for place, file in linked.items()}
+            entry.value = msgspec.json.encode(now).decode()
+    path.write_bytes(model.SerializeToString())
 
 
 def clone_or_link(source: Path, target: Path) -> Literal["clone", "hard link"]:

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from modelexport.core.decoding import decode_json
-from modelexport.core.limits import SETTINGS_BYTES
+from modelexport.core.limits import PACKAGE_FILES, PARTS, SETTINGS_BYTES
 from modelexport.errors import FileFormatError
 from modelexport.files.regular import is_file, read_regular, what_it_is
 from modelexport.format.keys import DATA_SUFFIX, DESCRIBING_SUFFIXES, REPORT_SUFFIX
@@ -58,9 +58,18 @@ def write_manifest(manifest: Manifest, staging: Path) -> None:
 def _decoded(path: Path) -> Manifest:
     content = read_regular(path, SETTINGS_BYTES)
     try:
-        return decode_json(content, kind=Manifest)
+        manifest: Manifest = decode_json(content, kind=Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FileFormatError(f"{path} cannot be read ({error}): make the package again") from error
+    for what, names, most in (
+        ("parts", manifest.parts, PARTS),
+        ("files", [*manifest.files, *manifest.weights], PACKAGE_FILES),
+    ):
+        if len(names) > most:
+            raise FileFormatError(
+                f"{path} names {len(names):,} {what}, and at most {most:,} are read: make the package again"
+            )
+    return manifest
 
 
 def _is_name(name: str) -> bool:

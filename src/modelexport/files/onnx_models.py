@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from modelexport.errors import FileFormatError
 from modelexport.files.atomic import check_space
-from modelexport.files.checks import check_model
+from modelexport.files.checks import DEFAULT_DOMAIN, check_model
 from modelexport.files.linked import read_linked, record_data
 from modelexport.files.protos import Tensors, serialized, size_of, to_proto
 from modelexport.files.serialized import read_serialized
@@ -51,6 +51,9 @@ def load_onnx(path: Path, *, ours: bool = True) -> ir.Model:
         proto = read_serialized(path)
         check_model(proto)
         model = ir.serde.deserialize_model(proto)
+        for imports in (model.opset_imports, *(function.opset_imports for function in model.functions.values())):
+            if DEFAULT_DOMAIN in imports:  # onnx_ir gives its nodes the other name
+                imports.setdefault("", imports.pop(DEFAULT_DOMAIN))
         _upgrade(model)
         for value in initializers(model):
             if value.const_value is not None:

@@ -21,7 +21,7 @@ import onnx_ir as ir
 from safetensors import SafetensorError, safe_open
 
 from modelexport.core.decoding import decode_json
-from modelexport.core.limits import SETTINGS_BYTES
+from modelexport.core.limits import LONGEST_HEADER, SETTINGS_BYTES
 from modelexport.core.text import first_few
 from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.regular import open_regular, read_regular
@@ -29,9 +29,6 @@ from modelexport.format.dtypes import SAFETENSORS_NAMES, parse_dtype, parse_safe
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """The names of a checkpoint's files: one file, or an index that lists several."""
-
-_MAX_HEADER = 100_000_000
-"""Bytes of the longest header that the format allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +116,7 @@ def read_header(path: Path) -> SafetensorsFile:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             header = file.read(8)
-            header += file.read(min(int.from_bytes(header, "little"), _MAX_HEADER))
+            header += file.read(min(int.from_bytes(header, "little"), LONGEST_HEADER))
         with safe_open(path, framework="numpy") as checked:
             offset = len(header)
             for name in checked.offset_keys():

@@ -165,6 +165,9 @@ class WeightsFile(msgspec.Struct, frozen=True):
     """Bytes."""
     header: str
     """SHA-256, in hexadecimal, of its header with the header's length before it. Empty for other formats."""
+    sample: str = ""
+    """SHA-256, in hexadecimal, of 64 bytes at each of 256 places, the first at its begin, the last at its end, evenly
+    spaced and rounded down. Empty in files of earlier versions."""
 
 
 class DataFile(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Owner
+from modelexport.errors import FileFormatError
 from modelexport.graph.nodes import all_nodes
 
 OWNER = "modelexport.owner"
@@ -17,6 +18,20 @@ OWNER = "modelexport.owner"
 def owner_of(node: ir.Node) -> Owner | None:
     """The owner that travels with a node, if it has one."""
     owner: Owner | None = node.meta.get(OWNER)
+    return owner
+
+
+def required_owner(node: ir.Node) -> Owner:
+    """The owner that travels with a node of a graph that is about to be written.
+
+    Raises:
+        FileFormatError: It has none. An export checks that before; in a file that was read, its tags are lost.
+    """
+    if (owner := owner_of(node)) is None:
+        raise FileFormatError(
+            f"the node '{node.name}' ({node.op_type}) has no tags: restore those that another tool dropped with "
+            "`modelexport retag`, or export again"
+        )
     return owner
 
 

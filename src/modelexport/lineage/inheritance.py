@@ -125,7 +125,9 @@ class _Inheritance:
         steps: list[TransformStep] = []
         label = f"%{len(plan.steps) - 1}" if plan.steps else plan.keys[0]
         for operator, attributes in operators.items():
-            version = onnx.defs.get_schema(operator, self.tagged.opset_imports[""]).since_version
+            version = onnx.defs.get_schema(
+                operator, self.tagged.opset_imports.get("", onnx.defs.onnx_opset_version())
+            ).since_version
             steps.append(TransformStep(operator, [label], attributes, int(version)))
             label = f"%{len(plan.steps) + len(steps) - 1}"
         return steps

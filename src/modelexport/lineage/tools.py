@@ -71,7 +71,8 @@ def optimize_file(path: str | Path, tool: str, output: str | Path) -> RetagRepor
     tagged = read_tagged(path)
     check_files(tagged.model)
     with scratch(output.parent) as folder:
-        source, target = path, folder / output.name
+        # onnx and tools refuse, or delete, a data file of the new name in the current folder, wherever they write to.
+        source, target = path, folder / f"{folder.parent.name}.onnx"
         # Initializers of older files have `value_info`, on which ONNX Runtime's quantizers fail.
         if tagged.encoding != "metadata" or tagged.model.meta.get(OLDER_FILE):
             source = folder / f"flat-{path.name}"

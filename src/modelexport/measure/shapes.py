@@ -14,12 +14,13 @@ import operator
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import onnx
 import onnx_ir as ir
 
-from modelexport.core.limits import FORMULA_CHARACTERS, SIZE_DIGITS
+from modelexport.core.limits import EXPANDED_TERMS, FORMULA_CHARACTERS, FORMULA_TERMS, SIZE_DIGITS
 from modelexport.core.text import nearest
 from modelexport.errors import UsageError
 from modelexport.format.dtypes import bit_width
@@ -67,6 +68,27 @@ def elements(shape: Iterable[Size]) -> Size:
     for size in shape:
         count = count * size
     return count
+
+
+def expanded(formula: Size) -> Size:
+    """A formula multiplied out, unless that would have too many terms."""
+    if not hasattr(formula, "free_symbols"):
+        return formula
+    return formula.expand() if _expanded_terms(formula) <= EXPANDED_TERMS else formula
+
+
+def _expanded_terms(formula: Any) -> int:
+    """How many terms a formula would have if it were multiplied out, at most; counted no further than needed."""
+    inner = [_expanded_terms(part) for part in formula.args]
+    if formula.is_Add:
+        count = sum(inner)
+    elif formula.is_Mul:
+        count = prod(inner)
+    elif formula.is_Pow and formula.exp.is_number and inner[0] > 1:
+        count = inner[0] ** min(int(abs(formula.exp)), SIZE_DIGITS)
+    else:
+        count = max(inner, default=1)
+    return min(count, EXPANDED_TERMS + 1)
 
 
 def find_shapes(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Shapes:
@@ -150,9 +172,31 @@ def _parsed(text: str) -> ast.expr:
     if len(text) > FORMULA_CHARACTERS:
         raise ValueError("too long for a formula")
     try:
-        return ast.parse(text, mode="eval").body
+        parsed = ast.parse(text, mode="eval").body
+        if _terms(parsed) > FORMULA_TERMS:
+            raise ValueError("too many terms for a formula")
     except (MemoryError, RecursionError) as error:  # what the parser says of too many brackets
         raise ValueError("too deep for a formula") from error
+    return parsed
+
+
+def _terms(tree: ast.expr) -> int:
+    """How many terms an expression would have if it were multiplied out, at most; counted no further than needed."""
+    match tree:
+        case ast.BinOp(left=left, op=ast.Add() | ast.Sub(), right=right):
+            count = _terms(left) + _terms(right)
+        case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int() | float() as exponent)):
+            count = _terms(left)
+            count = count if count == 1 else count ** min(int(abs(exponent)), SIZE_DIGITS)
+        case ast.BinOp(left=left, right=right):
+            count = _terms(left) * _terms(right)
+        case ast.UnaryOp(operand=operand):
+            count = _terms(operand)
+        case ast.Call(args=args):
+            count = max(map(_terms, args), default=1)
+        case _:
+            count = 1
+    return min(count, FORMULA_TERMS + 1)
 
 
 def _power(base: Any, exponent: Any) -> Any:

@@ -18,6 +18,7 @@ from modelexport.core.tags import class_in_tag
 from modelexport.core.text import nearest, plural, shortened
 from modelexport.errors import UsageError
 from modelexport.measure.columns import Column, Figure, Kind
+from modelexport.measure.shapes import expanded
 
 By = Literal["call", "module", "class"]
 OUTSIDE = "(outside of modules)"
@@ -309,8 +310,7 @@ def _joined(column: Column, figures: Sequence[Figure]) -> Figure | None:
         return None
     if column.kind is Kind.LARGEST:
         return max(figures)
-    total = sum(figures)
-    return total.expand() if hasattr(total, "expand") else total
+    return expanded(sum(figures))
 
 
 def _quartile_range(runs: Sequence[int]) -> int:

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from modelexport.errors import UsageError
 from modelexport.files.abandoned import STAGING_PREFIX
 from modelexport.files.atomic import written_together
+from modelexport.files.linked import record_samples
 from modelexport.files.manifests import write_manifest
 from modelexport.files.onnx_models import load_onnx
 from modelexport.files.package_folders import check_package_folder
@@ -58,6 +59,8 @@ def update_package(folder: Path, state_dict: Path, output: Path) -> UpdateResult
                 if place not in written:
                     _overwrite(target, tensor, plan.compute({key: read(key) for key in plan.inputs()}))
                     written[place] = plan.keys[0]
+        for entry in package.manifest.parts:
+            record_samples(staging / entry.file)
         write_manifest(package.manifest, staging)
         unused = len(weights.types.keys() - used.keys())
         files = sorted(str(output / file.relative_to(staging)) for file in staging.rglob("*") if file.is_file())
@@ -105,6 +108,8 @@ def merge_adapters_into_package(folder: Path, adapters: Sequence[str | Path], ou
             for key in work.unused:
                 unused[key] = unused.get(key, 0) + 1
             merged = work.changes
+        for entry in package.manifest.parts:
+            record_samples(staging / entry.file)
         write_manifest(package.manifest, staging)
     return MergedAdapters(
         path=str(output),

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from modelexport.core.calls import LATER_CALL
 from modelexport.core.modules import Module, ModuleTree
 from modelexport.errors import InputsError
 
@@ -17,8 +18,18 @@ def module_tree(model: nn.Module) -> ModuleTree:
 
     A module that is registered in several places appears once, under its first path; the others are its aliases.
     Parameters that lazy modules have not created yet are not counted.
+
+    Raises:
+        InputsError: A module has a name that is the address of another one's call.
     """
     paths = {module: path for path, module in model.named_modules()}
+    for path in paths.values():
+        if (later := LATER_CALL.fullmatch(path)) is not None:
+            number = int(later["index"]) + 1
+            raise InputsError(
+                f"the module '{path}' has the name of call {number} of '{later['path'] or '.'}': give it a name that "
+                "does not end with @ and a number"
+            )
     aliases: dict[nn.Module, list[str]] = {module: [] for module in paths}
     for path, module in _all_paths(model, "", set()):
         if path != paths[module]:

@@ -11,7 +11,8 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError, OutputError
-from modelexport.files.linked import check_files, clone, clone_or_link, recorded_files
+from modelexport.files.beside import recorded_files
+from modelexport.files.linked import check_files, clone, clone_or_link
 from modelexport.files.onnx_models import LARGEST_INSIDE, record_documents, save_model, save_with_references
 from modelexport.format import documents, keys
 from modelexport.graph.nodes import initializers

@@ -14,6 +14,7 @@ from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.selectors import Selection, find_call, select_calls
 from modelexport.core.tags import class_in_tag
 from modelexport.errors import FileFormatError
+from modelexport.files.belonging import check_documents
 from modelexport.files.linked import check_weights
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents, keys
@@ -22,7 +23,6 @@ from modelexport.format.node_tags import OwnerReader, read_source_tags
 from modelexport.graph.boundaries import CallBoundary, find_boundaries
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.owners import owned_operators, owner_of, set_owner
-from modelexport.tagged.documents.belonging import check_documents
 from modelexport.tagged.documents.reading import check_same_calls, check_same_nodes, load_hierarchy
 from modelexport.tagged.encodings.unpacking import unpack_tags
 from modelexport.tagged.skimming import Skimmed

@@ -9,12 +9,13 @@ import onnx
 
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.owners import Evidence
+from modelexport.files.belonging import check_documents
+from modelexport.files.beside import check_recorded
 from modelexport.files.checks import check_functions
 from modelexport.files.serialized import read_serialized, serialized_nodes
 from modelexport.format import documents, keys
 from modelexport.format.call_tree import check_version, read_call_tree
 from modelexport.format.node_tags import OwnerReader
-from modelexport.tagged.documents.belonging import check_documents
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,16 @@ class Skimmed:
     coverage: documents.Coverage
 
 
-def skim(path: Path) -> Skimmed | None:
+def skim(path: Path, *, checked: bool = True) -> Skimmed | None:
     """Read the tags of a file's nodes; ``None`` for a file that has to be read completely.
 
     That is a file whose tags are not metadata of nodes, or a damaged file: :func:`modelexport.load` reports the error.
 
+    Args:
+        checked: Also check that its weights files, if they exist, are those that were written with it.
+
     Raises:
-        FileFormatError: A document beside it belongs to another export.
+        FileFormatError: A document or a weights file beside it belongs to another export.
     """
     properties: dict[str, str] = {}
     try:
@@ -55,6 +59,8 @@ def skim(path: Path) -> Skimmed | None:
     except Exception:  # the full reader raises the error that names the fault
         return None
     check_documents(path, properties)
+    if checked:
+        check_recorded(path.parent, properties)
     return Skimmed(calls, tags, nodes, documents.Coverage.of(evidence))
 
 

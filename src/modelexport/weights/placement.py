@@ -16,6 +16,7 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.errors import OutputError
+from modelexport.files.beside import sample_digest
 from modelexport.files.linked import clone_or_link, record_data
 from modelexport.files.onnx_models import (
     LARGEST_INSIDE,
@@ -137,7 +138,7 @@ def _link(
             location, how = _place(file, path, staging)
             locations[real] = location
             summary.linked[location] = how
-            recorded[location] = documents.WeightsFile(file.size, file.header)
+            recorded[location] = documents.WeightsFile(file.size, file.header, sample_digest(file.path))
     model.metadata_props[keys.WEIGHTS] = msgspec.json.encode(recorded).decode()
     placed: _Tensors = {}
     for value, tensor in linked.items():

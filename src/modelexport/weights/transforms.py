@@ -85,7 +85,9 @@ def parameter_plan(value: ir.Value) -> ParameterPlan | None:
         keys = decode_json(value.metadata_props[PARAMETER], kind=list[str])
         encoded = value.metadata_props.get(TRANSFORM)
         steps = decode_json(encoded, kind=list[TransformStep]) if encoded is not None else []
-    except (msgspec.DecodeError, UnicodeError) as error:
+        if not keys:
+            raise ValueError("it comes from no parameter")
+    except (ValueError, UnicodeError) as error:
         raise FileFormatError(f"initializer {value.name} has damaged metadata ({error}): export it again") from error
     return ParameterPlan(keys, steps)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,14 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 
-from modelexport.core.decoding import decode_json
-from modelexport.core.limits import DOCUMENT_BYTES
 from modelexport.core.text import first_few, nearest, short_repr
 from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.atomic import check_writable, written_together
+from modelexport.files.belonging import check_documents, read_document
 from modelexport.files.linked import check_weights
 from modelexport.files.onnx_models import load_onnx, save_model
-from modelexport.files.regular import read_regular
 from modelexport.files.safetensors_files import read_header
-from modelexport.format import documents, keys
+from modelexport.format import documents
 from modelexport.format.call_tree import check_version
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.nodes import initializers
@@ -141,9 +138,9 @@ def _update(path: Path, weights: _InMemory | WeightsInFile, output: Path, strict
     values = list(initializers(model))
     tensors = {value: _new_tensor(path, value, plan, read) for value, plan in plans.items()}
     external = any(isinstance(value.const_value, ir.ExternalTensor) for value in values)
+    check_documents(path, model.metadata_props)
     sidecar = path.with_suffix(_SIDECAR)
-    documents = {_SIDECAR: read_regular(sidecar, DOCUMENT_BYTES)} if sidecar.exists() else {}
-    _check_documents(path, model, documents)
+    documents = {_SIDECAR: read_document(sidecar)} if sidecar.exists() else {}
     with written_together(output.parent) as staging:
         target = staging / output.name
         save_model(model, target, external=external, tensors=tensors, same_graph=True)
@@ -201,22 +198,6 @@ def _new_tensor(path: Path, value: ir.Value, plan: ParameterPlan, read: Callable
         return ir.Tensor(np.asarray(array, order="C"), dtype=dtype)
 
     return ir.LazyTensor(compute, dtype=dtype, shape=ir.Shape(shape), name=value.name)
-
-
-def _check_documents(path: Path, model: ir.Model, documents: Mapping[str, bytes]) -> None:
-    """Refuse to copy a sidecar that belongs to another export."""
-    before = model.metadata_props.get(keys.DOCUMENTS)
-    if before is None:
-        return
-    try:
-        recorded = decode_json(before, kind=dict[str, str])
-    except (msgspec.DecodeError, UnicodeError) as error:
-        raise FileFormatError(f"{path} has damaged tags ({error}): export it again") from error
-    for suffix, content in documents.items():
-        if hashlib.sha256(content).hexdigest() != recorded.get(suffix):
-            raise FileFormatError(
-                f"{path.with_suffix(suffix)} does not belong to {path}: export again, or remove the document"
-            )
 
 
 def check_fit(

@@ -30,7 +30,7 @@ def tree(
     texts: dict[str, str] = {}
     faults: list[str] = []
     for name, part in named_files(file).items():
-        found = _skimmed(part)
+        found = _skimmed(part, checked=not check)
         untagged = untagged_operators(found.nodes)
         rows = tree_rows(found.nodes, found.calls, found.tags.__getitem__)
         levels = [row.depth for row in rows if row.nodes]
@@ -52,10 +52,10 @@ def tree(
         raise typer.Exit(1)
 
 
-def _skimmed(file: Path) -> Skimmed:
+def _skimmed(file: Path, *, checked: bool) -> Skimmed:
     from modelexport.tagged.skimming import skim
 
-    found = skim(file)
+    found = skim(file, checked=checked)
     if found is None:  # the reader of the whole file is slow to import
         from modelexport.tagged.file import read_tagged
 

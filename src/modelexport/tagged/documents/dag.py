@@ -16,7 +16,7 @@ from modelexport.files.atomic import Replacement
 from modelexport.files.package_folders import check_output_folder
 from modelexport.format import documents
 from modelexport.graph.nodes import all_nodes, nested_graphs
-from modelexport.graph.owners import owner_of
+from modelexport.graph.owners import required_owner
 
 Scope = ir.Graph | ir.Function | None
 """A container of nodes."""
@@ -57,8 +57,7 @@ def _listed(model: ir.Model, calls: CallTree) -> tuple[dict[ir.Node, Mapping[Mod
     enclosing: dict[Scope, ir.Node] = {}
     spoken_for: dict[Scope, Mapping[ModuleCall, None]] = {}
     for node in all_nodes(model):
-        owner = owner_of(node)
-        assert owner is not None, "coverage is checked before anything is written"
+        owner = required_owner(node)
         if owner.calls not in running:
             running[owner.calls] = dict.fromkeys(call for owned in owner.calls for call in calls.stack(owned))
         inside = running[owner.calls]

@@ -7,7 +7,7 @@ import onnx_ir as ir
 from modelexport.core.tags import CallTags
 from modelexport.format import documents
 from modelexport.graph.nodes import all_nodes, initializers
-from modelexport.graph.owners import owner_of
+from modelexport.graph.owners import required_owner
 from modelexport.tagged.encodings.metadata import initializer_tags
 
 
@@ -19,8 +19,7 @@ def operations_document(model: ir.Model, tags: CallTags) -> dict[str, documents.
     """
     operations: dict[str, documents.Operation] = {}
     for node in all_nodes(model):
-        owner = owner_of(node)
-        assert owner is not None, "coverage is checked before anything is written"
+        owner = required_owner(node)
         operations[node.name or ""] = documents.Operation(
             node.op_type,
             ["" if value is None else value.name or "" for value in node.inputs],

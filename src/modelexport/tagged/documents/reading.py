@@ -12,11 +12,12 @@ import onnx_ir as ir
 
 from modelexport.core.decoding import decode_json
 from modelexport.errors import FileFormatError
+from modelexport.files.belonging import check_documents, read_document
+from modelexport.files.beside import check_recorded
 from modelexport.files.serialized import read_serialized
 from modelexport.format import documents, keys
 from modelexport.format.call_tree import unknown_version
 from modelexport.graph.owners import owner_of
-from modelexport.tagged.documents.belonging import check_documents, read_document
 
 T = TypeVar("T")
 _MISSING = "missing"
@@ -115,7 +116,8 @@ def _checked(path: Path, properties: Mapping[str, str] | None) -> bytes:
     if suffix is not None and model.is_file():
         if properties is None:
             properties = {entry.key: entry.value for entry in read_serialized(model).metadata_props}
-        check_documents(model, properties, [suffix])
+        check_documents(model, properties)
+        check_recorded(model.parent, properties)
     return content
 
 

@@ -20,7 +20,7 @@ from modelexport.format import documents, keys
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.boundaries import CallBoundary, find_boundaries, match_values
 from modelexport.graph.nodes import all_nodes, default_shape, initializers
-from modelexport.graph.owners import owner_of
+from modelexport.graph.owners import owner_of, required_owner
 from modelexport.graph.snapshot import SourceGraph
 from modelexport.tagged.encodings.metadata import initializer_tags
 from modelexport.weights.origins import Origin
@@ -53,7 +53,9 @@ def hierarchy_document(
     return documents.Hierarchy(
         format_version=keys.FORMAT_VERSION,
         modelexport_version=__version__,
-        model=documents.ModelEntry(name, tree.root.qualified_class, tree.root.parameters, model.opset_imports[""]),
+        model=documents.ModelEntry(
+            name, tree.root.qualified_class, tree.root.parameters, model.opset_imports.get("", 0)
+        ),
         settings=settings,
         environment={package: importlib.metadata.version(package) for package in _PACKAGES},
         inputs=[graph_value(value) for value in model.graph.inputs],
@@ -93,7 +95,7 @@ def descended_document(
     return msgspec.structs.replace(
         before,
         modelexport_version=__version__,
-        model=msgspec.structs.replace(before.model, opset=model.opset_imports[""]),
+        model=msgspec.structs.replace(before.model, opset=model.opset_imports.get("", 0)),
         inputs=[graph_value(value) for value in model.graph.inputs],
         outputs=[graph_value(value) for value in model.graph.outputs],
         coverage=coverage,
@@ -245,8 +247,7 @@ def _owners(model: ir.Model) -> Iterator[Owner]:
 
 
 def _node(node: ir.Node, tags: CallTags) -> documents.NodeEntry:
-    owner = owner_of(node)
-    assert owner is not None, "coverage is checked before anything is written"
+    owner = required_owner(node)
     several = owner.calls if len(owner.calls) > 1 else ()
     return documents.NodeEntry(
         name=node.name or "",

@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.graph.nodes import nested_graphs
-from modelexport.graph.owners import owner_of
+from modelexport.graph.owners import owner_of, required_owner
 
 COMES_BACK = "values that leave it return to it"
 INTERLEAVED = "it and its sibling calls depend on each other's values"
@@ -108,8 +108,7 @@ class _Grouper:
         outside: dict[ir.Value, None] = {}
         inside: set[ir.Value] = {*graph.inputs, *graph.initializers.values()}
         for node in graph:
-            owner = owner_of(node)
-            assert owner is not None, "coverage is checked before anything is written"
+            owner = required_owner(node)
             home = _common(map(self._stack, owner.calls))
             used = dict.fromkeys(value for value in node.inputs if value is not None)
             for nested in nested_graphs(node):
