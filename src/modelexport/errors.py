@@ -2,6 +2,7 @@
 
     ModelExportError              anything below; the command line prints its text as one line
     ├── UsageError                the input was wrong or missing: exit status 2
+    │   ├── NoSuchCallError       no call has this address or tag, or several have
     │   ├── ModelLoadError        MODEL cannot be loaded
     │   ├── InputsError           example inputs cannot be generated, or do not fit
     │   ├── CaptureError          the model cannot be exported: names the module and the exporter's own reason
@@ -11,7 +12,8 @@
     ├── CheckError                an exported file is invalid, does not load, or computes something else
     └── UntaggedNodeError         a node of the exported graph has no owner; lists every one of them
 
-``VersionWarning`` is a warning: an installed package is not one that modelexport is tested with.
+``ModelExportWarning`` is the class of all warnings; ``VersionWarning`` says that an installed package is not one that
+modelexport is tested with.
 
 A message says what was wrong and what to do next. The original exception is chained (``raise ... from``).
 """
@@ -25,12 +27,22 @@ class ModelExportError(Exception):
     """Anything that modelexport raises on purpose."""
 
 
-class VersionWarning(UserWarning):
+class ModelExportWarning(UserWarning):
+    """Any warning of this package."""
+
+
+class VersionWarning(ModelExportWarning):
     """An installed package is outside the tested range, or lacks something that an export uses."""
 
 
 class UsageError(ModelExportError):
     """The input was wrong or missing. The command line ends with exit status 2."""
+
+
+class NoSuchCallError(UsageError, KeyError):
+    """An address or a tag names no call, or several. A ``KeyError`` as well, since files are mappings."""
+
+    __str__ = Exception.__str__  # that of KeyError shows the text in quotes
 
 
 class ModelLoadError(UsageError):

@@ -17,7 +17,7 @@ from modelexport.cli.progress import LINE
 from modelexport.cli.shield import Interrupted, raw, shielded
 from modelexport.core.extras import missing_extra
 from modelexport.core.version import __version__
-from modelexport.errors import ModelExportError, UntaggedNodeError, UsageError, VersionWarning
+from modelexport.errors import ModelExportError, ModelExportWarning, UntaggedNodeError, UsageError
 
 _COMPLETE = "_MODELEXPORT_COMPLETE"
 """The variable that the scripts of Typer set when a shell asks what a word could be completed to."""
@@ -121,7 +121,7 @@ def _on_one_line(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
     """Our own warnings as the command line says everything; others as Python does."""
-    if issubclass(category, VersionWarning):
+    if issubclass(category, ModelExportWarning):
         return f"modelexport: warning: {message}\n"
     return _formatted(message, category, filename, lineno, line)
 

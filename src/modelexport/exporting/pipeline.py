@@ -43,6 +43,7 @@ def export(
     name: str | None = None,
     options: Options | None = None,
     stages: Stages | None = None,
+    progress: Callable[[str], None] = lambda stage: None,
     **keywords: Unpack[Keywords],
 ) -> ExportResult:
     """Export a model to ``path``, with every node tagged with the module call that it came from.
@@ -55,7 +56,8 @@ def export(
         name: The model's name in the documents; by default its class.
         options: How the model is captured, the graph is optimized, the file is tagged and checked, and where its
             weights go; each option is a keyword as well.
-        stages: Times the stages of the export and reports the running one.
+        stages: Times the stages of the export.
+        progress: Called with the name of each stage as it begins, if ``stages`` are not given.
 
     Raises:
         CaptureError, InputsError, UsageError: The model, the inputs or the options do not fit.
@@ -63,7 +65,7 @@ def export(
         CheckError: The file is invalid, does not load, or computes something else. Nothing is written.
         OutputError: The files cannot be written. Existing files are unchanged.
     """
-    path, stages, options = Path(path), stages or Stages(), (options or Options()).replaced_by(keywords)
+    path, stages, options = Path(path), stages or Stages(progress), (options or Options()).replaced_by(keywords)
     options.check_together()
     check_writable(path)
     if options.tags.dag_dir is not None:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from modelexport.files.given import Source
 from modelexport.measure.costs import cost
 from modelexport.measure.feeds import make_feeds
 from modelexport.measure.runs import open_file, session_options
@@ -47,8 +48,8 @@ class ChangeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_changes(
-    first: str | Path,
-    second: str | Path,
+    first: Source,
+    second: Source,
     fail_on: Collection[Aspect] = (),
     *,
     values: bool = False,

@@ -18,8 +18,10 @@ import onnx
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
+from modelexport.core.results import Rows, Shown
 from modelexport.core.text import short_repr
 from modelexport.errors import FileFormatError, UsageError
+from modelexport.files.given import Source
 from modelexport.files.linked import changed_files
 from modelexport.format import documents, keys
 from modelexport.format.dtypes import dtype_name
@@ -114,7 +116,7 @@ class Values(msgspec.Struct, frozen=True):
     """Initializers that the other file stores differently, so they were not compared."""
 
 
-class FileComparison(msgspec.Struct, frozen=True, kw_only=True):
+class FileComparison(Shown, msgspec.Struct, frozen=True, kw_only=True):
     """How two tagged files differ."""
 
     first: FileFacts
@@ -138,6 +140,15 @@ class FileComparison(msgspec.Struct, frozen=True, kw_only=True):
             f"{len(self.changed):,} changed, {only:,} in one file only; {len(self.entries):,} other state_dict entries>"
         )
 
+    def _table(self) -> Rows:
+        yield "call", "difference"
+        for facts, only in ((self.first, self.only_in_first), (self.second, self.only_in_second)):
+            yield from ((one.address, f"only in {facts.path}: {one.calls} calls, {one.nodes} nodes") for one in only)
+        for change in self.changed:
+            counts = [f"{after - before:+} {operator}" for operator, (before, after) in change.operators.items()]
+            told = [*counts, *(f"attributes of {operator}" for operator in change.attributes), *change.parameters]
+            yield change.address or ".", ", ".join(told) or "tags"
+
     @property
     def differs(self) -> bool:
         """Whether any module differs; size, versions and settings of the files are ignored."""
@@ -146,8 +157,8 @@ class FileComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(
-    first: str | Path | TaggedFile,
-    second: str | Path | TaggedFile,
+    first: Source | TaggedFile,
+    second: Source | TaggedFile,
     *,
     values: bool = False,
     modules: Sequence[str] = (),

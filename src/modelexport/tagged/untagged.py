@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ROOT, CallTree, TracedCall
 from modelexport.core.owners import Evidence, Owner
+from modelexport.files.given import Source, as_path
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format import keys
 from modelexport.graph.nodes import all_nodes
@@ -15,13 +16,13 @@ from modelexport.graph.owners import OWNER
 from modelexport.tagged.file import UNTAGGED, TaggedFile, read_tagged
 
 
-def read_either(path: str | Path) -> TaggedFile:
+def read_either(path: Source) -> TaggedFile:
     """Read a file with or without tags.
 
     Raises:
         FileFormatError: The file is missing, is not an ONNX file, or has an unknown format version.
     """
-    path = Path(path)
+    path = as_path(path)
     model = load_onnx(path)
     return read_tagged(path) if keys.FORMAT_VERSION_KEY in model.metadata_props else _untagged(path, model)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
+from modelexport.files.given import Source
 from modelexport.files.linked import check_files
 from modelexport.graph.nodes import nested_graphs, required_inputs
 from modelexport.graph.requested import requested_outputs
@@ -41,14 +41,14 @@ _TIMES = 64.0
 """How many times the effect of one bit of each weight rounding may be."""
 
 
-def open_for(model: nn.Module, path: str | Path) -> TaggedFile:
+def open_for(model: nn.Module, path: Source) -> TaggedFile:
     """The file at a path.
 
     Raises:
         FileFormatError: The file has no tags, or its weights files have changed.
         UsageError: It is not a file of this model.
     """
-    tagged = read_tagged(Path(path))
+    tagged = read_tagged(path)
     entries = {k: (str(t.dtype).removeprefix("torch."), list(t.shape)) for k, t in entries_of(model).items()}
     check_same_entries(entries, tagged.model, tagged.path)
     check_files(tagged.model)
