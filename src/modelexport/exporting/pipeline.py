@@ -16,6 +16,7 @@ from modelexport.core.locking import exclusive
 from modelexport.core.stages import Stages
 from modelexport.exporting import steps
 from modelexport.exporting.checks import run_checks
+from modelexport.exporting.exposure import expose
 from modelexport.exporting.fixed_axes import FixedAxesError, FixedAxis
 from modelexport.exporting.interface import AS_CAPTURED, Interface, with_fixed_axes
 from modelexport.exporting.options import Keywords, Options
@@ -108,6 +109,7 @@ class _Job:
         with stages("capture"):
             tree = module_tree(model)
             exported = self._interface(capture(model, inputs, frontend, **options.for_capture()))
+            exported = expose(exported, tuple(options.tags.expose), steps.tags_of(tree, exported, options.tags))
             exported = with_fixed_axes(exported, {(one.input, one.axis): one.size for one in fixed})
         with stages("optimize"):
             before = steps.remember(model, exported, options.weights.source)

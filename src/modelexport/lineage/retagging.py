@@ -276,7 +276,7 @@ def _write(
 ) -> None:
     """Write the metadata of a tagged file into the model, in place."""
     for key, text in tagged.model.metadata_props.items():
-        if not key.startswith("modelexport.") or key in (keys.OUTPUTS, keys.REPLACED):
+        if not key.startswith("modelexport.") or key in (keys.OUTPUTS, keys.EXPOSED, keys.REPLACED):
             model.metadata_props.setdefault(key, text)
     write_metadata(model, tags, inheritance.origins, entries)
     if without := [*lost, *inheritance.shared]:

@@ -22,6 +22,7 @@ from modelexport.errors import UsageError
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.nodes import all_nodes, initializers
+from modelexport.graph.requested import exposed_outputs
 from modelexport.graph.widening import narrow_values
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.traces.differences import ALLOWED, Difference, compare_arrays, error_of, is_floating
@@ -58,9 +59,11 @@ def compare_as_run(
     """
     session, told = _open(path, provider)
     found = run_session(session, inputs)
+    exposed = exposed_outputs(session.get_modelmeta().custom_metadata_map)
 
     def compare(found: Mapping[str, Any]) -> list[Difference]:
         differences = []
+        found = {name: array for name, array in found.items() if name not in exposed}
         for place, (name, array) in enumerate(found.items()):
             if place >= len(own):
                 differences.append(Difference(name=name, status="differ", reason="PyTorch has no such output"))

@@ -15,7 +15,7 @@ from torch import nn
 from modelexport.files.given import Source
 from modelexport.files.linked import check_files
 from modelexport.graph.nodes import nested_graphs, required_inputs
-from modelexport.graph.requested import requested_outputs
+from modelexport.graph.requested import exposed_outputs, requested_outputs
 from modelexport.pytorch.double_kernels import DOUBLE_KERNELS
 from modelexport.pytorch.feeding import under_names
 from modelexport.pytorch.model_trace import own_type, trace_model
@@ -133,11 +133,13 @@ class Sides:
 
     def agrees(self, inputs: Inputs, right: Sequence[Any]) -> bool:
         """Whether the file gives what the model returns in float64, in one run of which nothing is recorded."""
-        expected = requested_outputs(self.tagged.model.metadata_props, right)
+        properties = self.tagged.model.metadata_props
+        expected, exposed = requested_outputs(properties, right), exposed_outputs(properties)
         try:
-            found = list(self.run.run(self.feeds(inputs), constants=self._weights({})).values())
+            made = self.run.run(self.feeds(inputs), constants=self._weights({}))
         except NodeError:
             return False
+        found = [array for name, array in made.items() if name not in exposed]
         return len(found) == len(expected) and all(
             error_of(one, other) <= AGREE for one, other in zip(expected, found, strict=True)
         )
