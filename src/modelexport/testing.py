@@ -46,9 +46,10 @@ def assert_exports(
         UsageError, FileFormatError: The options do not go together, or ``like`` cannot be read.
     """
     __tracebackhide__ = True
+    options["verify"] = True
     with tempfile.TemporaryDirectory() as folder:
         try:
-            result = export(model, inputs, path or Path(folder, "model.onnx"), **{**options, "verify": True})
+            result = export(model, inputs, path or Path(folder, "model.onnx"), **options)
         except ModelExportError as error:
             if type(error) is UsageError:
                 raise
