@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from modelexport.packages.measured_parts import profile_parts as profile_parts
     from modelexport.packages.packaging import PackageResult as PackageResult
     from modelexport.packages.packaging import export_package as export_package
+    from modelexport.packages.transformers_backend import register_transformers_backend as register_transformers_backend
     from modelexport.packages.verifying import verify as verify
     from modelexport.packages.verifying_generation import GenerationReport as GenerationReport
     from modelexport.packages.verifying_generation import verify_generation as verify_generation
@@ -97,6 +98,7 @@ _PUBLIC = {
     "export": "modelexport.exporting.pipeline",
     "export_package": "modelexport.packages.packaging",
     "hierarchy": "modelexport.pytorch.overview",
+    "register_transformers_backend": "modelexport.packages.transformers_backend",
     "profile": "modelexport.measure.profiles",
     "profile_parts": "modelexport.packages.measured_parts",
     "inline": "modelexport.tagged.flattening",
