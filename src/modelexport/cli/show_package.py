@@ -100,8 +100,8 @@ def format_pipeline(report: PipelineReport) -> str:
     if report.in_pytorch:
         summary += f"; {', '.join(report.in_pytorch)} ran in PyTorch"
     told = (
-        "BY ITSELF: error of one call on PyTorch's inputs, as a share of what it returns; END TO END: with the errors of "
-        "all calls before it"
+        "BY ITSELF: error of one call on PyTorch's inputs, as a share of what it returns; END TO END: with the errors "
+        "of all calls before it"
     )
     return "\n".join([align(rows, right={1, 3, 4}), told, summary])
 

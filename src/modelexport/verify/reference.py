@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.files.given import Source
+from modelexport.graph.requested import exposed_outputs
 from modelexport.runtime.sessions import CPU
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.flattening import runnable
@@ -49,6 +50,7 @@ def verify_reference(path: Source, *, modules: Sequence[str] = (), provider: str
                 reference.outputs,
                 narrowest=narrowest_type(tagged.model),
                 provider=provider,
+                exposed=exposed_outputs(tagged.model.metadata_props),
             )
         compared = compare_runs(
             tagged, FileRun(tagged.model, wide=reference.dtype), reference.inputs, reference.trace, {}

@@ -199,7 +199,13 @@ class Sides:
         own, exact = (requested_outputs(properties, one) for one in (own, exact))
         with runnable(self.tagged.path, self.tagged.encoding) as file:
             return compare_as_run(
-                file, self.feeds(inputs), own, exact, narrowest=narrowest_type(self.tagged.model), provider=provider
+                file,
+                self.feeds(inputs),
+                own,
+                exact,
+                narrowest=narrowest_type(self.tagged.model),
+                provider=provider,
+                exposed=exposed_outputs(properties),
             )
 
     def _note_fused(self, inputs: Inputs, stepwise: Sequence[Any]) -> None:
