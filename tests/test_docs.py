@@ -129,7 +129,9 @@ def test_every_file_that_the_architecture_page_names_is_there() -> None:
     ] == []
 
 
-def test_the_readme_links_every_page_and_begins_with_demo_and_test() -> None:
+def test_every_page_is_linked_and_the_readme_begins_with_demo_and_test() -> None:
     readme = (ROOT / "README.md").read_text()
-    assert [page.name for page in ROOT.glob("docs/*.md") if f"docs/{page.name}" not in readme] == []
+    pages = {page.name: page.read_text() for page in ROOT.glob("docs/*.md")}
+    linked = {name for page in (readme, *pages.values()) for name in re.findall(r"\]\((?:docs/)?([\w-]+\.md)", page)}
+    assert pages.keys() - linked == set()
     assert re.findall(r"^make (\w+)", readme, re.M)[:2] == ["demo", "test"]
