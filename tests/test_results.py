@@ -55,6 +55,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "AgainstReport": modelexport.verify(file, against=exported),
         "PackageResult": modelexport.export_package(model, folder / "package", inputs=inputs, check=False),
         "model": model,
+        "StagesReport": modelexport.verify(modelexport.split(file, folder / "two", stages=2), against=file),
         "TaggedModel": tagged,
         "ModuleView": tagged["blocks.0"],
         "Table": modelexport.cost(file),
@@ -200,3 +201,4 @@ def test_a_result_says_what_was_proven(results: dict[str, Any]) -> None:
     assert "agree; 1 outputs within" in repr(results["VerifyReport"])
     assert "121 agree" in repr(results["VerifyReport"])
     assert repr(results["Split"]).endswith("stages: 2)")
+    assert repr(results["StagesReport"]) == "StagesReport(outputs: 1, agrees=True)"
