@@ -43,7 +43,7 @@ _SPECIFICATION = "pkg.torch.export.graph_signature.InputSpec."
 """What ``torch.onnx`` records about an initializer: its ``kind``, and whether a buffer is ``persistent``."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Adopted(Written):
     """The result of ``adopt``."""
 

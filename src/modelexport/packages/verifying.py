@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from modelexport.verify.verdicts import VerifyReport
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PartReports(Shown):
     """The comparison of each part of a package, module by module."""
 
@@ -35,7 +35,7 @@ class PartReports(Shown):
         yield from self.parts.items()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StagesReport(Shown):
     """The outputs of stages that run one after the other, compared with those of the whole file."""
 
