@@ -1,14 +1,24 @@
-"""What Python shows of a result fits on a screen."""
+"""What Python shows of a result fits on a screen, and results are taken wherever a file is."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from torch import nn
 
 import modelexport
+from modelexport.core.results import Rows, Shown
 
 
 class Blocks(nn.Module):
@@ -23,16 +33,29 @@ class Blocks(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def printed() -> io.StringIO:
+    return io.StringIO()
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory, printed: io.StringIO) -> dict[str, Any]:
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        return made(tmp_path_factory)
+
+
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("results")
     file, inputs = folder / "blocks.onnx", {"x": torch.ones(2, 4)}
     model = Blocks().eval()
-    exported = modelexport.export(model, inputs, file, verify=True)
+    exported = modelexport.export(model, inputs, file, verify=True, reference=True)
     tagged = modelexport.load(file)
     return {
         "ExportResult": exported,
         "VerifyReport": exported.verified,
+        "AgainstReport": modelexport.verify(file, against=exported),
         "PackageResult": modelexport.export_package(model, folder / "package", inputs=inputs, check=False),
+        "model": model,
+        "StagesReport": modelexport.verify(modelexport.split(file, folder / "two", stages=2), against=file),
         "TaggedModel": tagged,
         "ModuleView": tagged["blocks.0"],
         "Table": modelexport.cost(file),
@@ -51,9 +74,126 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_every_result_is_one_line_that_begins_with_its_class(results: dict[str, Any]) -> None:
     for name, result in results.items():
+        if name == "model":
+            continue
         text = repr(result)
         assert text.strip("<").startswith(name), text
         assert len(text) < 420 and "\n" not in text, text
+
+
+def test_a_notebook_shows_the_line_with_a_table(results: dict[str, Any]) -> None:
+    for name in ("ExportResult", "VerifyReport", "AgainstReport", "FileComparison", "Split", "PackageResult"):
+        assert name in results[name]._repr_html_()
+    assert "<td style='text-align:left'>blocks.3</td>" in results["VerifyReport"]._repr_html_()
+    assert results["ExportResult"]._repr_html_().endswith("<div>71 more</div></div>")
+    for name in ("Table", "ModuleProfile", "TaggedModel"):
+        assert "blocks" in results[name]._repr_html_()
+
+
+def test_a_name_in_a_table_is_not_taken_for_html() -> None:
+    class Odd(Shown):
+        def __repr__(self) -> str:
+            return "<Odd>"
+
+        def _table(self) -> Rows:
+            yield from ([["name"], ["<script>"]])
+
+    assert "<script>" not in Odd()._repr_html_() and "&lt;script&gt;" in Odd()._repr_html_()
+
+
+def test_nothing_is_printed_by_this_or_other_packages(results: dict[str, Any], printed: io.StringIO) -> None:
+    assert printed.getvalue() == ""
+
+
+SOURCES: dict[str, Callable[[str], Any]] = {
+    "text": str,
+    "path": Path,
+    "proto": onnx.load,
+    "ir": ir.load,
+    "tagged": modelexport.load,
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_paths_open_models_and_results_are_taken_wherever_a_file_is(
+    results: dict[str, Any], kind: str, tmp_path: Path
+) -> None:
+    exported = results["ExportResult"]
+    given = SOURCES[kind](str(exported.path))
+    before = content(given)
+    assert len(modelexport.load(given)) == 121
+    assert modelexport.cost(given).calls == modelexport.cost(exported).calls
+    assert not modelexport.compare(given, exported, values=True).differs
+    assert modelexport.rename(given, tmp_path / "renamed.onnx").path == str(tmp_path / "renamed.onnx")
+    assert modelexport.verify(exported, against=given).agrees
+    assert (
+        modelexport.retag(tmp_path / "renamed.onnx", source=given, output=tmp_path / "tagged.onnx").coverage.exact == 80
+    )
+    assert content(given) == before
+
+
+def content(given: Any) -> bytes:
+    """The bytes of an open model."""
+    proto = ir.to_proto(given) if isinstance(given, ir.Model) else given
+    return proto.SerializeToString(deterministic=True) if isinstance(proto, onnx.ModelProto) else b""
+
+
+def test_the_file_of_an_open_model_is_removed_with_what_was_read_from_it(results: dict[str, Any]) -> None:
+    tagged = modelexport.load(onnx.load(results["ExportResult"].path))
+    path = str(tagged.path)
+    assert os.path.exists(path)  # noqa: PTH110 - a path object would keep the file
+    del tagged
+    assert not os.path.exists(path)  # noqa: PTH110
+
+
+def test_what_is_not_a_file_is_refused() -> None:
+    with pytest.raises(modelexport.ModelExportError, match="int is neither a path nor an ONNX model"):
+        modelexport.load(3)  # type: ignore[arg-type]
+
+
+def test_a_file_is_a_mapping_of_addresses_to_calls(results: dict[str, Any]) -> None:
+    tagged = results["TaggedModel"]
+    assert isinstance(tagged, Mapping)
+    assert list(tagged)[:3] == [".", "blocks.0", "blocks.0.0"]
+    assert tagged["blocks.0"].address == "blocks.0" and tagged.get("blocks.99") is None
+    assert [view.address for view in tagged.values()] == list(tagged.keys())
+    with pytest.raises(KeyError, match=r"no module call 'blocks.99'; did you mean"):
+        tagged["blocks.99"]
+
+
+def test_a_report_has_the_verdict_of_a_call_by_its_address(results: dict[str, Any]) -> None:
+    assert results["VerifyReport"]["blocks.0.0"].status == "agree"
+    assert results["VerifyReport"]["."].address == ""
+    assert results["AgainstReport"]["blocks.3"].tag.endswith("Sequential.3")
+    with pytest.raises(modelexport.ModelExportError, match=r"the report has no module call 'blocks.99'; did you mean"):
+        results["VerifyReport"]["blocks.99"]
+
+
+def test_verify_takes_a_file_another_file_stages_a_package_and_a_model(results: dict[str, Any]) -> None:
+    file, inputs, steps = results["ExportResult"], {"x": torch.ones(2, 4)}, list[str]()
+    assert modelexport.verify(file).agrees
+    assert modelexport.verify(results["Split"], against=file).agrees
+    with_model = modelexport.verify(results["model"], inputs, file, progress=steps.append)
+    assert with_model.agrees and "verify: every call" in steps
+    assert modelexport.verify(results["model"], inputs, results["PackageResult"]).agrees
+    with pytest.raises(modelexport.ModelExportError, match="stages: give the split file with --against"):
+        modelexport.verify(results["model"], inputs, results["Split"])
+
+
+def test_a_result_opens_its_file_in_onnx_runtime(results: dict[str, Any]) -> None:
+    x = np.ones((2, 4), np.float32)
+    for one in (results["ExportResult"], results["TaggedModel"]):
+        (found,) = one.session().run(None, {"x": x})
+        assert found.shape == (2, 4)
+
+
+def test_stages_are_told_and_logged_under_one_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    told: list[str] = []
+    with caplog.at_level(logging.INFO, "modelexport"):
+        modelexport.export(nn.ReLU(), (torch.ones(2),), tmp_path / "x.onnx", progress=told.append)
+    assert told[:2] == ["repeat", "capture"]
+    logged = [record.message for record in caplog.records if record.name == "modelexport"]
+    assert {"capture", "optimize", "write", "check"} <= set(logged)
 
 
 def test_a_result_says_what_was_proven(results: dict[str, Any]) -> None:
@@ -61,3 +201,4 @@ def test_a_result_says_what_was_proven(results: dict[str, Any]) -> None:
     assert "agree; 1 outputs within" in repr(results["VerifyReport"])
     assert "121 agree" in repr(results["VerifyReport"])
     assert repr(results["Split"]).endswith("stages: 2)")
+    assert repr(results["StagesReport"]) == "StagesReport(outputs: 1, agrees=True)"

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from modelexport.api import load as load
     from modelexport.api import place as place
     from modelexport.api import split as split
+    from modelexport.errors import ModelExportError as ModelExportError
+    from modelexport.errors import ModelExportWarning as ModelExportWarning
     from modelexport.exporting.pipeline import export as export
     from modelexport.exporting.result import ExportResult as ExportResult
     from modelexport.lineage.adoption import adopt as adopt
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from modelexport.packages.measured_parts import profile_parts as profile_parts
     from modelexport.packages.packaging import PackageResult as PackageResult
     from modelexport.packages.packaging import export_package as export_package
+    from modelexport.packages.transformers_backend import register_transformers_backend as register_transformers_backend
+    from modelexport.packages.verifying import verify as verify
     from modelexport.packages.verifying_generation import GenerationReport as GenerationReport
     from modelexport.packages.verifying_generation import verify_generation as verify_generation
     from modelexport.packages.verifying_pipelines import PipelineReport as PipelineReport
@@ -55,11 +59,12 @@ if TYPE_CHECKING:
     from modelexport.verify.against import verify_against as verify_against
     from modelexport.verify.reference import verify_reference as verify_reference
     from modelexport.verify.verdicts import VerifyReport as VerifyReport
-    from modelexport.verify.verify import verify as verify
     from modelexport.weights.updates import update_weights as update_weights
 
 _PUBLIC = {
-    "verify": "modelexport.verify.verify",
+    "ModelExportError": "modelexport.errors",
+    "ModelExportWarning": "modelexport.errors",
+    "verify": "modelexport.packages.verifying",
     "verify_generation": "modelexport.packages.verifying_generation",
     "verify_pipeline": "modelexport.packages.verifying_pipelines",
     "verify_against": "modelexport.verify.against",
@@ -93,6 +98,7 @@ _PUBLIC = {
     "export": "modelexport.exporting.pipeline",
     "export_package": "modelexport.packages.packaging",
     "hierarchy": "modelexport.pytorch.overview",
+    "register_transformers_backend": "modelexport.packages.transformers_backend",
     "profile": "modelexport.measure.profiles",
     "profile_parts": "modelexport.packages.measured_parts",
     "inline": "modelexport.tagged.flattening",

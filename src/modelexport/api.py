@@ -14,7 +14,9 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import UsageError
+from modelexport.files.given import Source
 from modelexport.graph.owners import owner_of
+from modelexport.runtime.sessions import Session, open_session
 from modelexport.surgery import Sharing
 from modelexport.surgery.extraction import Extracted, extract
 from modelexport.tagged.file import TaggedFile, read_tagged
@@ -27,12 +29,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class TaggedModel(TaggedFile):
+class TaggedModel(TaggedFile, Mapping[str, "ModuleView"]):
     """An ONNX model whose nodes carry the module calls they came from.
 
-    ``tagged["encoder.layer.0"]`` returns a call by address or tag; iteration yields every call, callers before callees.
-    ``print`` and notebooks show it as a tree.
+    A mapping of addresses to calls, callers before callees; ``tagged["BertLayer.0"]`` takes tags as well. ``print`` and
+    notebooks show it as a tree.
     """
+
+    __eq__, __hash__ = object.__eq__, object.__hash__
 
     def __getitem__(self, name: str) -> ModuleView:
         """The call with this address or tag (see :meth:`find`)."""
@@ -44,8 +48,8 @@ class TaggedModel(TaggedFile):
         except UsageError:
             return False
 
-    def __iter__(self) -> Iterator[ModuleView]:
-        return (ModuleView(self, traced.call) for traced in self.calls)
+    def __iter__(self) -> Iterator[str]:
+        return (str(traced.call) for traced in self.calls)
 
     def __len__(self) -> int:
         return len(self.calls)
@@ -62,12 +66,16 @@ class TaggedModel(TaggedFile):
     def _repr_html_(self) -> str:
         return self["."]._repr_html_()
 
+    def session(self, **options: Any) -> Session:
+        """The file in ONNX Runtime: see :func:`modelexport.runtime.sessions.open_session`."""
+        return open_session(self.path, **options)
+
     def extract(self, name: str, output: str | Path) -> Extracted:
         """Write one module call as a model of its own: see :func:`modelexport.surgery.extraction.extract`."""
         return extract(self, name, output)
 
 
-def load(path: str | Path) -> TaggedModel:
+def load(path: Source) -> TaggedModel:
     """Read a tagged ONNX file. Weights are read from the file when they are first used.
 
     Raises:
@@ -174,7 +182,7 @@ def _operators(nodes: Iterable[ir.Node]) -> str:
 
 
 def split(
-    source: str | Path | TaggedFile,
+    source: Source | TaggedFile,
     folder: str | Path,
     *,
     stages: int | None = None,
@@ -234,7 +242,7 @@ _SIZE = 32
 
 
 def place(
-    source: str | Path | TaggedFile,
+    source: Source | TaggedFile,
     rules: Iterable[str | Rule],
     *,
     check: bool = True,

@@ -2,6 +2,7 @@
 
     ModelExportError              anything below; the command line prints its text as one line
     ├── UsageError                the input was wrong or missing: exit status 2
+    │   ├── NoSuchCallError       no call has this address or tag, or several have
     │   ├── ModelLoadError        MODEL cannot be loaded
     │   ├── InputsError           example inputs cannot be generated, or do not fit
     │   ├── CaptureError          the model cannot be exported: names the module and the exporter's own reason
@@ -28,7 +29,7 @@ class ModelExportError(Exception):
 
 
 class ModelExportWarning(UserWarning):
-    """The base class of warnings."""
+    """Any warning of this package."""
 
 
 class LeftoverWarning(ModelExportWarning):
@@ -41,6 +42,12 @@ class VersionWarning(ModelExportWarning):
 
 class UsageError(ModelExportError):
     """The input was wrong or missing. The command line ends with exit status 2."""
+
+
+class NoSuchCallError(UsageError, KeyError):
+    """An address or a tag names no call, or several. A ``KeyError`` as well, since files are mappings."""
+
+    __str__ = Exception.__str__  # that of KeyError shows the text in quotes
 
 
 class ModelLoadError(UsageError):

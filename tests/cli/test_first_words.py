@@ -72,7 +72,17 @@ def test_the_listing_agrees_with_the_commands(name: str) -> None:
 
 def test_what_is_nearly_right_is_offered(tmp_path: Path) -> None:
     assert "did you mean --verify?" in run("export", "--verfy").stderr
-    assert "Did you mean 'export'" in run("exprt").stderr
+    assert "; did you mean 'export', 'report'?; see" in run("exprt").stderr
+    assert "; did you mean generate?; see" in run("export", "--parts", "generat", "-o", "x/").stderr
+    assert "; did you mean --opset" in run("export", "--oppset", 3).stderr
+    assert "did you mean structure?" in run("compare", "a.onnx", "b.onnx", "--fail-on", "strcture").stderr
+    (tmp_path / "bert.onnx").touch()
+    assert run("tree", "berd.onnx", cwd=tmp_path).stderr == (
+        "modelexport: there is no file berd.onnx; did you mean bert.onnx?\n"
+    )
+    assert run("replace", "x.onnx", "a").stderr == (
+        "modelexport: Missing option '-o' / '--output'; see `modelexport replace --help`\n"
+    )
     assert "'auto', 'dynamo', 'torchscript'" in run("export", "--frontend", "dynam", "-o", "x.onnx").stderr
 
 

@@ -101,7 +101,7 @@ def test_a_file_is_written_as_protobuf_would_write_it(dtype: ir.DataType, tmp_pa
 
 
 def test_iteration_gives_every_call_callers_before_callees(bert: modelexport.TaggedModel) -> None:
-    addresses = [view.address for view in bert]
+    addresses = list(bert)
     assert len(addresses) == len(bert) == len(set(addresses))
     assert addresses[0] == "."
     assert addresses.index("encoder.layer.1") < addresses.index("encoder.layer.1.output.dense")

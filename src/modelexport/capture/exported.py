@@ -28,5 +28,7 @@ class Exported:
     """The front end that made the graph."""
     constants: Mapping[str, str] = field(default_factory=dict)
     """The arguments that the graph does not take, to the values that it keeps."""
+    exposed: int = 0
+    """How many of the outputs, the last ones, are what inner calls return."""
     messages: tuple[str, ...] = ()
     """The exporter's warnings, one line each."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -16,6 +17,7 @@ from modelexport.cli.listing import COMMANDS, introduction, overview
 from modelexport.cli.progress import LINE
 from modelexport.cli.shield import Interrupted, raw, shielded
 from modelexport.core.extras import missing_extra
+from modelexport.core.text import nearest
 from modelexport.core.version import __version__
 from modelexport.errors import ModelExportError, ModelExportWarning, UntaggedNodeError, UsageError
 
@@ -103,10 +105,16 @@ def _unexpected(error: Exception) -> str:
     return f"internal error: {type(error).__name__}: {error}; run with --debug and report it"
 
 
+_NO_CHOICE = re.compile(r"'([^']*)' is not one of (.+)")
+
+
 def _misused(error: Any) -> str:
     """What is wrong with a command line, and what to type instead."""
     near = getattr(error, "possibilities", None)
-    text = " ".join((error.message if near else error.format_message()).split())
+    text = " ".join((error.message if near else error.format_message()).split()).removesuffix(".")
+    text = text.replace("Value error, ", "").replace(". Did you mean", "; did you mean")
+    if wrong := _NO_CHOICE.search(text):
+        text += nearest(wrong[1], re.findall(r"'([^']+)'", wrong[2]))
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "modelexport"
     hint = f"; did you mean {' or '.join(near)}?" if near else ""

@@ -230,6 +230,8 @@ def format_markdown(report: ChangeReport) -> str:
     found = report.comparison
     name = tuple(as_markdown(file.path.rpartition("/")[2]) for file in (found.first, found.second))
     verdict = "differs" if report.failed else "nothing fails"
+    if not report.asked:
+        verdict = "modules differ" if found.differs else "no module differs"
     lines = [f"### {name[0]} and {name[1]}: {verdict}", ""]
     if report.asked:
         lines += ["| checked | result |", "|---|---|"]

@@ -99,7 +99,11 @@ def format_pipeline(report: PipelineReport) -> str:
     summary += f"; missing or different: {', '.join(wrong)}" if wrong else "; all parameters are equal to the model's"
     if report.in_pytorch:
         summary += f"; {', '.join(report.in_pytorch)} ran in PyTorch"
-    return "\n".join([align(rows, right={1, 3, 4}), summary])
+    told = (
+        "BY ITSELF: error of one call on PyTorch's inputs, as a share of what it returns; END TO END: with the errors "
+        "of all calls before it"
+    )
+    return "\n".join([align(rows, right={1, 3, 4}), told, summary])
 
 
 def pipeline_document(report: PipelineReport) -> dict[str, Any]:

@@ -16,6 +16,15 @@ if TYPE_CHECKING:
     from modelexport.verify.verdicts import CallVerdict, VerifyReport
 
 _CLAIMS = 10
+_ERRORS = (
+    "END TO END: error of what a module returns in one run from the inputs, as a share of its size; "
+    "PER MODULE: the same, with PyTorch's values before the module"
+)
+_LOSSES = (
+    "PER MODULE: largest difference of what a module returns, with the first file's values before it; END TO END: the "
+    "same in one run from the inputs; NORM: the difference as a share of the size; COSINE: of the angle between both"
+)
+"""What the columns of the tables mean."""
 
 
 def format_verification(report: VerifyReport) -> str:
@@ -56,7 +65,7 @@ def format_verify(report: VerifyReport) -> str:
         if call.status in ("differ", "not compared", "tie")
     ]
     if len(rows) > 1:
-        lines += ["", align(rows, right={3, 4}), ""]
+        lines += ["", align(rows, right={3, 4}), _ERRORS, ""]
     colour: Style = "green" if report.agrees else "red" if report.verdict == "differ" else "yellow"
     return "\n".join([*lines, styled(_summary(report), colour)])
 
@@ -120,7 +129,8 @@ def format_losses(report: AgainstReport, most: int = 20) -> str:
         f"{one.difference.name}: {one.difference.status}, {' of norm '.join(_loss_cells(one))}"
         for one in report.outputs
     ]
-    return "\n".join([align(rows, right={3, 4, 5, 6, 7}), *([left] if left else []), "", *outputs, summary])
+    table = [align(rows, right={3, 4, 5, 6, 7}), *([left] if left else []), *([_LOSSES] if ranked else [])]
+    return "\n".join([*table, "", *outputs, summary])
 
 
 def against_document(report: AgainstReport) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 _EXTRAS = {
     "torch": "torch",
+    "onnxscript": "torch",
     "transformers": "transformers",
     "tokenizers": "transformers",
     "diffusers": "diffusers",

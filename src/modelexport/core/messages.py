@@ -12,6 +12,8 @@ from pathlib import Path
 from modelexport.core.locking import EXCLUSIVE
 from modelexport.core.text import without_paths
 
+LOG = logging.getLogger("modelexport")
+"""What runs, and what other packages said, at the level ``INFO``."""
 PACKAGES = ("torch", "transformers", "diffusers", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "torch_onnx")
 """Packages whose log messages are collected. What the user's own code logs and prints is shown as usual."""
 
@@ -30,18 +32,24 @@ class _Collector(logging.Handler):
         _add(self._messages, record.getMessage())
 
 
-class _LastResort(logging.Handler):
-    """Collects what those packages log under other logger names, such as a file's; passes on all other records."""
+class _Unhandled(logging.Handler):
+    """Of the root logger, if it has no other: collects what those packages log under other names, such as a file's or
+    none, and shows what nobody else does of the rest, as Python would. Without it, ``logging.warning`` sets up logging.
+    """
 
-    def __init__(self, messages: list[str], before: logging.Handler | None) -> None:
+    def __init__(self, messages: list[str]) -> None:
         super().__init__(logging.WARNING)
-        self._messages, self._before = messages, before
+        self._messages = messages
 
     def emit(self, record: logging.LogRecord) -> None:
         if not set(PACKAGES).isdisjoint(Path(record.pathname).parts):
             _add(self._messages, record.getMessage())
-        elif self._before is not None:
-            self._before.handle(record)
+            return
+        logger = logging.getLogger(record.name)
+        while logger.parent is not None and not logger.handlers:
+            logger = logger.parent
+        if logger is logging.root and logging.lastResort is not None:
+            logging.lastResort.handle(record)
 
 
 @contextmanager
@@ -72,15 +80,16 @@ def _collect() -> Iterator[list[str]]:
     before = [(logger, logger.handlers[:], logger.propagate) for logger in loggers]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
-        last_resort = logging.lastResort
-        logging.lastResort = _LastResort(messages, last_resort)
+        unhandled = [] if logging.root.handlers else [_Unhandled(messages)]
+        logging.root.handlers += unhandled
         for logger in loggers:
             logger.handlers[:] = [_Collector(messages)]
             logger.propagate = False
         try:
             yield messages
         finally:
-            logging.lastResort = last_resort
+            for handler in unhandled:
+                logging.root.removeHandler(handler)
             for logger, handlers, propagate in before:
                 logger.handlers[:] = handlers
                 logger.propagate = propagate
@@ -88,6 +97,8 @@ def _collect() -> Iterator[list[str]]:
             for warning in caught:
                 if not issubclass(warning.category, _ABOUT_CODE):
                     _add(messages, str(warning.message))
+            for message in messages:
+                LOG.info("%s", message)
 
 
 def _add(messages: list[str], text: str) -> None:

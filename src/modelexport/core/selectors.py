@@ -17,11 +17,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import TypeVar
 
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.tags import class_in_tag
 from modelexport.core.text import first_few, nearest
-from modelexport.errors import UsageError
+from modelexport.errors import NoSuchCallError, UsageError
 
 _CLASS = "class:"
 _GLOB = re.compile(r"[*?\[]")
@@ -43,6 +44,9 @@ class Selection:
 
     def __contains__(self, call: object) -> bool:
         return call in self.inside
+
+
+Call = TypeVar("Call")
 
 
 def select_calls(
@@ -80,11 +84,11 @@ def select_calls(
     return Selection(tuple(call for call in order if call in wanted and call in inside), frozenset(inside))
 
 
-def find_call(name: str, tags: Mapping[ModuleCall, str], *, where: object = "the model") -> ModuleCall:
+def find_call(name: str, tags: Mapping[Call, str], *, where: object = "the model") -> Call:
     """The one call that an address or a tag names; the end of either, or a class, will do if only one call has it.
 
     Raises:
-        UsageError: No call matches (the message suggests similar names), or several do (the message lists them).
+        NoSuchCallError: No call matches (the message suggests similar names), or several do (the message lists them).
     """
     by_name = {str(call): call for call in tags} | {tag: call for call, tag in tags.items()}
     if name in by_name:
@@ -98,9 +102,9 @@ def find_call(name: str, tags: Mapping[ModuleCall, str], *, where: object = "the
     if len(meant) == 1:
         return meant[0]
     if meant:
-        raise UsageError(f"'{name}' is ambiguous in {where}: it could be {first_few(meant)}; give one of these")
+        raise NoSuchCallError(f"'{name}' is ambiguous in {where}: it could be {first_few(meant)}; give one of these")
     known = [known for known in by_name if known.startswith("/") == name.startswith("/")]
-    raise UsageError(
+    raise NoSuchCallError(
         f"{where} has no module call '{name}'{nearest(name, known)}; `modelexport tree {where}` lists them"
     )
 

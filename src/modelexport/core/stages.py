@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from modelexport.core.messages import LOG
+
 
 class Stages:
     """Times stages: ``with stages("capture"): ...``.
@@ -29,6 +31,7 @@ class Stages:
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
         self._progress(stage)
+        LOG.info("%s", stage)
         began = time.perf_counter()
         try:
             yield

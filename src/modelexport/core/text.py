@@ -109,7 +109,7 @@ def short_repr(result: Any) -> str:
 
     names = getattr(result, "__struct_fields__", None) or [field.name for field in dataclasses.fields(result)]
     shown = []
-    for name in names:
+    for name in (*names, *(["agrees"] if hasattr(result, "agrees") else [])):
         value = getattr(result, name)
         if isinstance(value, str | int | float | Path):
             text = str(value) if isinstance(value, Path) else value

@@ -16,7 +16,7 @@ from modelexport.errors import CheckError, UsageError
 from modelexport.exporting.fixed_axes import FixedAxesError, find_fixed_axes, told_of_fixed
 from modelexport.exporting.options import Options
 from modelexport.format import documents
-from modelexport.graph.requested import requested_outputs
+from modelexport.graph.requested import exposed_outputs, requested_outputs
 from modelexport.tagged.flattening import runnable
 from modelexport.verify.verdicts import VerifyReport
 from modelexport.weights.placement import WeightsSummary, reachable
@@ -137,9 +137,10 @@ def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], 
         unsupported = not types.isdisjoint(_FEW_KERNELS) and _NO_KERNEL in str(error)
         status: Literal["failed", "skipped"] = "skipped" if unsupported else "failed"
         return FileCheck(status=status, step=step, reason=str(error)[:_REASON])
-    returned = requested_outputs(runs.get_modelmeta().custom_metadata_map, own)
-    if len(returned) != len(runs.get_outputs()):
-        reason = f"PyTorch returns {len(returned)} tensors, the file {len(runs.get_outputs())}"
+    properties = runs.get_modelmeta().custom_metadata_map
+    returned, outputs = requested_outputs(properties, own), len(runs.get_outputs()) - len(exposed_outputs(properties))
+    if len(returned) != outputs:
+        reason = f"PyTorch returns {len(returned)} tensors, the file {outputs}"
         return FileCheck(status="failed", step="outputs", reason=reason)
     sides.settle(inputs)
     truth = sides.trace(inputs, {})

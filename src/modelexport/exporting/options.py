@@ -80,6 +80,7 @@ class TagOptions(LevelOptions):
     node_names: NodeNames = option(
         "exporter", "path: name nodes after their modules: /encoder/layer.0/attention/self/MatMul_1."
     )
+    expose: Collection[str] = option((), "Modules whose results are outputs too, named by address.", metavar="SELECTOR")
     dag_dir: str | Path | None = option(
         None, "Also write each module call's DAG to a file in DIR.", metavar="DIR", type=Path | None, folder=True
     )
@@ -163,6 +164,7 @@ class Keywords(TypedDict, total=False):
     tags_as: Encoding
     keep_torch_metadata: bool
     node_names: NodeNames
+    expose: Collection[str]
     dag_dir: str | Path | None
     weights: WeightsMode
     source: "Weights | None"
@@ -233,6 +235,8 @@ class Options:
             raise UsageError("--parts, --static-cache and --separate-prefill go with a FOLDER/, not with a FILE.onnx")
         if package and self.tags.dag_dir is not None:
             raise UsageError("--dag-dir goes with a FILE.onnx: each part of a package has a document of its own")
+        if package and self.tags.expose:
+            raise UsageError("--expose goes with a FILE.onnx: the outputs in a package are fixed by its runtimes")
         if package and self.tags.tags_as != "metadata":
             raise UsageError("the parts of a package carry their tags as metadata: leave out --tags-as")
         if package and self.weights.weights == "none":

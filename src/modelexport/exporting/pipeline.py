@@ -16,6 +16,7 @@ from modelexport.core.locking import exclusive
 from modelexport.core.stages import Stages
 from modelexport.exporting import steps
 from modelexport.exporting.checks import run_checks
+from modelexport.exporting.exposure import expose
 from modelexport.exporting.fixed_axes import FixedAxesError, FixedAxis
 from modelexport.exporting.interface import AS_CAPTURED, Interface, with_fixed_axes
 from modelexport.exporting.options import Keywords, Options
@@ -43,6 +44,7 @@ def export(
     name: str | None = None,
     options: Options | None = None,
     stages: Stages | None = None,
+    progress: Callable[[str], None] = lambda stage: None,
     **keywords: Unpack[Keywords],
 ) -> ExportResult:
     """Export a model to ``path``, with every node tagged with the module call that it came from.
@@ -55,7 +57,8 @@ def export(
         name: The model's name in the documents; by default its class.
         options: How the model is captured, the graph is optimized, the file is tagged and checked, and where its
             weights go; each option is a keyword as well.
-        stages: Times the stages of the export and reports the running one.
+        stages: Times the stages of the export.
+        progress: Called with the name of each stage as it begins, if ``stages`` are not given.
 
     Raises:
         CaptureError, InputsError, UsageError: The model, the inputs or the options do not fit.
@@ -63,7 +66,7 @@ def export(
         CheckError: The file is invalid, does not load, or computes something else. Nothing is written.
         OutputError: The files cannot be written. Existing files are unchanged.
     """
-    path, stages, options = Path(path), stages or Stages(), (options or Options()).replaced_by(keywords)
+    path, stages, options = Path(path), stages or Stages(progress), (options or Options()).replaced_by(keywords)
     options.check_together()
     check_writable(path)
     if options.tags.dag_dir is not None:
@@ -106,6 +109,7 @@ class _Job:
         with stages("capture"):
             tree = module_tree(model)
             exported = self._interface(capture(model, inputs, frontend, **options.for_capture()))
+            exported = expose(exported, tuple(options.tags.expose), steps.tags_of(tree, exported, options.tags))
             exported = with_fixed_axes(exported, {(one.input, one.axis): one.size for one in fixed})
         with stages("optimize"):
             before = steps.remember(model, exported, options.weights.source)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from modelexport.capture.choice import Attempt
+from modelexport.core.results import Rows, Written
 from modelexport.core.text import plural
 from modelexport.exporting.checks import FileCheck
 from modelexport.exporting.fixed_axes import FixedAxis
 from modelexport.exporting.fusion import Fusion
 from modelexport.format import documents
+from modelexport.runtime.sessions import Session, open_session
 from modelexport.tagged.encodings.functions import FunctionsModel
 from modelexport.tagged.tree import TreeRow
 from modelexport.weights.placement import WeightsSummary
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportResult:
+class ExportResult(Written):
     """The files and facts that an export produced."""
 
     path: Path
@@ -75,6 +77,16 @@ class ExportResult:
             plural(len(self.files), "file"),
         ]
         return f"<ExportResult {self.path}: {', '.join(facts)}>"
+
+    def _table(self) -> Rows:
+        yield "call", "tag", "nodes", "own operators"
+        for row in self.tree:
+            if row.nodes:
+                yield row.address or ".", row.tag, row.nodes, ", ".join(row.own)
+
+    def session(self, **options: Any) -> Session:
+        """The file in ONNX Runtime: see :func:`modelexport.runtime.sessions.open_session`."""
+        return open_session(self.path, **options)
 
     @property
     def coverage(self) -> documents.Coverage:

@@ -28,6 +28,7 @@ from modelexport.graph.initializers import bind_tensors, order_uses
 from modelexport.graph.names import name_nodes_apart, with_unique_names
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.path_names import name_nodes_by_path, name_values_by_path
+from modelexport.graph.requested import record_exposed
 from modelexport.graph.snapshot import SourceGraph, take_snapshot
 from modelexport.lineage.derivation import derive_owners
 from modelexport.pytorch.static import containers
@@ -156,7 +157,8 @@ def tag(
     present = fused.values if fused is not None else derive_owners(before.source, graph)
     finish(graph, exported.output_names, before.entries)
     coverage = check_coverage(graph)
-    tags = Tags(tree, exported.calls, granularity=options.granularity, include=options.include, exclude=options.exclude)
+    record_exposed(graph, exported.exposed)
+    tags = tags_of(tree, exported, options)
     origins = name_after_entries(graph, find_origins(before.computed, graph))
     name_nodes_apart(graph)
     if options.node_names == "path":
@@ -167,6 +169,11 @@ def tag(
     entries = with_initializers(before.entries, origins.values())
     write_metadata(graph, tags, origins, entries, keep_torch_metadata=options.keep_torch_metadata)
     return Tagged(tags, coverage, origins, present)
+
+
+def tags_of(tree: ModuleTree, exported: Exported, options: TagOptions) -> Tags:
+    """The tags of the captured calls."""
+    return Tags(tree, exported.calls, granularity=options.granularity, include=options.include, exclude=options.exclude)
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,11 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
+from modelexport.core.text import nearest
 from modelexport.errors import FileFormatError, OutputError
 
 
@@ -24,13 +26,24 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except (OSError, ValueError) as error:
         if isinstance(error, FileNotFoundError):
-            raise FileFormatError(f"there is no file {path}") from error
+            raise FileFormatError(f"there is no file {path}{_near(path)}") from error
         raise FileFormatError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     with os.fdopen(descriptor, "rb") as file:
         mode = os.fstat(file.fileno()).st_mode
         if not stat.S_ISREG(mode):
             raise FileFormatError(f"{path} is not a regular file but {_kind(mode)}: give a file")
         yield file
+
+
+def _near(path: Path) -> str:
+    """``; did you mean ...?`` with files of the folder that have a name like this."""
+    with contextlib.suppress(OSError, ValueError):
+        return nearest(path.name, [one.name for one in islice(path.parent.glob(f"*{path.suffix}"), _MOST)])
+    return ""
+
+
+_MOST = 200
+"""Files of a folder that are looked at for a name."""
 
 
 def read_regular(path: Path, limit: int) -> bytes:

@@ -67,6 +67,8 @@ WEIGHTS = "modelexport.weights"
 """A JSON object: the location of each safetensors file that initializers are linked to, to its :class:`WeightsFile`."""
 OUTPUTS = "modelexport.outputs"
 """A JSON array: for each tensor that the model returns, whether it is an output of the file; absent if all are."""
+EXPOSED = "modelexport.exposed"
+"""A JSON array of names: the outputs that inner calls return, the last ones; absent if there are none."""
 CALL_TREE = "modelexport.call_tree"
 """A JSON array of :class:`CallTreeEntry`: tags and addresses alone do not tell which call ran in which."""
 

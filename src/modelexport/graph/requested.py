@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from modelexport.core.decoding import decode_json
 from modelexport.errors import FileFormatError
-from modelexport.format.keys import OUTPUTS
+from modelexport.format.keys import EXPOSED, OUTPUTS
 
 
 def keep_outputs(model: ir.Model, kept: Collection[int]) -> None:
@@ -21,6 +21,24 @@ def keep_outputs(model: ir.Model, kept: Collection[int]) -> None:
     model.graph.outputs.clear()
     model.graph.outputs.extend(outputs[index] for index in sorted(kept))
     model.metadata_props[OUTPUTS] = json.dumps([index in kept for index in range(len(outputs))])
+
+
+def record_exposed(model: ir.Model, count: int) -> None:
+    """Record in the model that its last outputs are what inner calls return."""
+    if count:
+        model.metadata_props[EXPOSED] = json.dumps([value.name for value in model.graph.outputs[-count:]])
+
+
+def exposed_outputs(properties: Mapping[str, str]) -> list[str]:
+    """The names of the outputs that are what inner calls return.
+
+    Raises:
+        FileFormatError: The property is damaged.
+    """
+    try:
+        return decode_json(properties.get(EXPOSED, "[]"), kind=list[str])
+    except ValueError as error:
+        raise FileFormatError(f"the property {EXPOSED} is damaged ({error}): export the file again") from error
 
 
 def requested_outputs(properties: Mapping[str, str], returned: Sequence[Any]) -> list[Any]:

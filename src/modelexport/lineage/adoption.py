@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,15 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import onnx
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.decoding import decode_json
+from modelexport.core.results import Written
 from modelexport.core.tags import Tags
-from modelexport.core.text import short_repr
 from modelexport.core.version import __version__
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.files.atomic import check_writable, written_together
+from modelexport.files.given import as_path
 from modelexport.files.linked import check_files
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.format import documents, keys
@@ -40,11 +43,9 @@ _SPECIFICATION = "pkg.torch.export.graph_signature.InputSpec."
 """What ``torch.onnx`` records about an initializer: its ``kind``, and whether a buffer is ``persistent``."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Adopted:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Adopted(Written):
     """The result of ``adopt``."""
-
-    __repr__ = short_repr
 
     path: Path
     files: Sequence[str]
@@ -66,9 +67,9 @@ def adopt(program: Any, output: str | Path, *, keep_torch_metadata: bool = False
     Local functions are inlined. Initializers that are parameters under their own name are marked as such.
 
     Args:
-        program: The path of an ONNX file; or, in the process that exported, a ``torch.onnx.ONNXProgram``, the result of
-            ``transformers.exporters.OnnxExporter``, or an ``onnx_ir.Model``. These are not changed. They still have the
-            FX node of each ONNX node, and with it the call; a file has the module at most.
+        program: An ONNX file or an ``onnx.ModelProto``; or, in the process that exported, a ``torch.onnx.ONNXProgram``,
+            the result of ``transformers.exporters.OnnxExporter``, or an ``onnx_ir.Model``. These are not changed. They
+            still have the FX node of each ONNX node, and with it the call; a file has the module at most.
         output: The file to write.
         keep_torch_metadata: Keep the exporter's own ``pkg.torch.*`` keys, which contain paths of the exporting machine.
 
@@ -78,9 +79,9 @@ def adopt(program: Any, output: str | Path, *, keep_torch_metadata: bool = False
         UsageError: ``program`` has an unsupported type, or contains no information about modules.
     """
     output = Path(output)
-    check_writable(output, [Path(program)] if isinstance(program, (str, Path)) else ())
-    if isinstance(program, (str, Path)):
-        path = Path(program)
+    path = as_path(program) if isinstance(program, str | os.PathLike | onnx.ModelProto) else None
+    check_writable(output, [path] if path is not None else ())
+    if path is not None:
         model = load_onnx(path)
         check_files(model)
         if keys.FORMAT_VERSION_KEY in model.metadata_props:

@@ -12,9 +12,10 @@ import onnx_ir.passes.common as passes
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.garbage import NEVER, only_new_garbage
-from modelexport.core.text import short_repr
+from modelexport.core.results import Written
 from modelexport.errors import FileFormatError, UntaggedNodeError, UsageError
 from modelexport.files.atomic import check_writable, written_together
+from modelexport.files.given import Source, as_path
 from modelexport.files.linked import check_files
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.format import documents, keys
@@ -61,10 +62,8 @@ class UnclearInitializer(msgspec.Struct, frozen=True):
     """All entries that it may come from."""
 
 
-class RetagReport(msgspec.Struct, frozen=True, kw_only=True):
+class RetagReport(Written, msgspec.Struct, frozen=True, kw_only=True):
     """What ``retag`` wrote, and what it could not determine."""
-
-    __repr__ = short_repr
 
     path: str
     files: list[str]
@@ -90,7 +89,7 @@ class RetagReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @only_new_garbage(NEVER)
-def retag(changed: str | Path, *, source: str | Path, output: str | Path) -> RetagReport:
+def retag(changed: Source, *, source: Source, output: str | Path) -> RetagReport:
     """Restore the tags of a model that another tool changed.
 
     The output is a tagged file like an exported one. The documents that are beside ``source`` are written for it, too.
@@ -107,8 +106,8 @@ def retag(changed: str | Path, *, source: str | Path, output: str | Path) -> Ret
         UntaggedNodeError: No owner was found for a node, though all nodes of ``source`` have one. Nothing is written.
         OutputError: The output cannot be written. An existing file of that name is unchanged.
     """
-    changed, output = Path(changed), Path(output)
-    check_writable(output, [changed, Path(source)])
+    changed, source, output = as_path(changed), as_path(source), Path(output)
+    check_writable(output, [changed, source])
     tagged = read_tagged(source)
     if tagged.coverage.untagged == len(tagged.nodes):
         raise FileFormatError(
@@ -277,7 +276,7 @@ def _write(
 ) -> None:
     """Write the metadata of a tagged file into the model, in place."""
     for key, text in tagged.model.metadata_props.items():
-        if not key.startswith("modelexport.") or key in (keys.OUTPUTS, keys.REPLACED):
+        if not key.startswith("modelexport.") or key in (keys.OUTPUTS, keys.EXPOSED, keys.REPLACED):
             model.metadata_props.setdefault(key, text)
     write_metadata(model, tags, inheritance.origins, entries)
     if without := [*lost, *inheritance.shared]:

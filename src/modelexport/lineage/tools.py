@@ -16,6 +16,7 @@ from modelexport.core.messages import collected
 from modelexport.core.text import nearest
 from modelexport.errors import ModelExportError, UsageError
 from modelexport.files.atomic import NO_ROOM, check_writable, scratch
+from modelexport.files.given import Source, as_path
 from modelexport.files.linked import check_files
 from modelexport.files.onnx_models import OLDER_FILE, save_model
 from modelexport.graph.nodes import initializers
@@ -42,7 +43,7 @@ class Tool:
     """The module to import to check whether it is installed."""
 
 
-def optimize_file(path: str | Path, tool: str, output: str | Path) -> RetagReport:
+def optimize_file(path: Source, tool: str, output: str | Path) -> RetagReport:
     """Run a tool on a tagged file, and restore the tags in its output.
 
     A file with another encoding than ``metadata`` is converted to it for the tool. A tool that runs the file gets the
@@ -59,7 +60,7 @@ def optimize_file(path: str | Path, tool: str, output: str | Path) -> RetagRepor
         UntaggedNodeError: No owner was found for a node of the tool's output. Nothing is written.
         OutputError: The output cannot be written. An existing file of that name is unchanged.
     """
-    path, output = Path(path), Path(output)
+    path, output = as_path(path), Path(output)
     check_writable(output, [path])
     if tool not in TOOLS:
         raise UsageError(f"there is no tool '{tool}'{nearest(tool, TOOLS)}; the tools are {', '.join(TOOLS)}")

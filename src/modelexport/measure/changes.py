@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ROOT, CallTree, TracedCall
 from modelexport.core.owners import Evidence, Owner
+from modelexport.files.given import Source, as_path
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format import keys
 from modelexport.graph.nodes import all_nodes
@@ -54,8 +55,8 @@ class ChangeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_changes(
-    first: str | Path,
-    second: str | Path,
+    first: Source,
+    second: Source,
     fail_on: Collection[Aspect] = (),
     *,
     values: bool = False,
@@ -125,13 +126,13 @@ def _costs(one: TaggedFile, other: TaggedFile) -> list[CostChange]:
     return changes
 
 
-def read_either(path: str | Path) -> TaggedFile:
+def read_either(path: Source) -> TaggedFile:
     """Read a file with or without tags.
 
     Raises:
         FileFormatError: The file is missing, is not an ONNX file, or has an unknown format version.
     """
-    path = Path(path)
+    path = as_path(path)
     model = load_onnx(path)
     return read_tagged(path) if keys.FORMAT_VERSION_KEY in model.metadata_props else _untagged(path, model)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
@@ -12,6 +11,7 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.core.text import plural
 from modelexport.errors import FileFormatError, UsageError
+from modelexport.files.given import Source, as_path
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
 from modelexport.graph.owners import owner_of
 from modelexport.measure import columns
@@ -33,7 +33,7 @@ class CostTable(Table):
         return embedded_page(Page(self, columns.FLOPS.name))
 
 
-def cost(file: str | Path | TaggedFile, sizes: Mapping[str, int] | None = None) -> CostTable:
+def cost(file: Source | TaggedFile, sizes: Mapping[str, int] | None = None) -> CostTable:
     """The storage, computation and memory traffic of each module call of a tagged file, in one run.
 
     Args:
@@ -79,9 +79,10 @@ def cost(file: str | Path | TaggedFile, sizes: Mapping[str, int] | None = None) 
     )
 
 
-def read_one(file: str | Path) -> TaggedFile:
+def read_one(file: Source) -> TaggedFile:
     """A tagged file that is not a package, which has a table for each part."""
-    if Path(file).is_dir():
+    file = as_path(file)
+    if file.is_dir():
         raise UsageError(f"{file} is a folder: use cost_parts and profile_parts, which measure each part")
     return read_tagged(file)
 

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import onnx_ir as ir
 
+from modelexport.files.given import Source
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.owners import owner_of
@@ -91,7 +92,7 @@ class ModuleProfile:
 
 
 def profile(
-    file: str | Path | TaggedFile,
+    file: Source | TaggedFile,
     inputs: Mapping[str, Any] | Path | None = None,
     *,
     sizes: Mapping[str, int] | None = None,

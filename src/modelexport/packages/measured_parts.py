@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from modelexport.core.text import nearest, plural
 from modelexport.errors import InputsError, UsageError
+from modelexport.files.given import Source, as_path
 from modelexport.measure.costs import CostTable, cost
 from modelexport.measure.feeds import random_feeds, read_feeds
 from modelexport.measure.profiles import ModuleProfile, profile
@@ -204,7 +205,7 @@ class PartUse:
     """Of its dynamic axes: those given, and those that follow from the use."""
 
 
-def cost_parts(path: str | Path, sizes: Mapping[str, int] | None = None) -> dict[str, CostTable]:
+def cost_parts(path: Source, sizes: Mapping[str, int] | None = None) -> dict[str, CostTable]:
     """:func:`modelexport.cost` of a file, or of each part of a package by name.
 
     Args:
@@ -214,14 +215,15 @@ def cost_parts(path: str | Path, sizes: Mapping[str, int] | None = None) -> dict
         FileFormatError: A file is missing, or has no tags; or the folder is not a package.
         UsageError: No part has a dynamic axis of a name in ``sizes``.
     """
-    if not Path(path).is_dir():
+    path = as_path(path)
+    if not path.is_dir():
         return {"": cost(path, sizes)}
     uses = uses_of(path, sizes or {})
     return {name: replace(cost(use.tagged, use.sizes), name=_title(path, name)) for name, use in uses.items()}
 
 
 def profile_parts(
-    path: str | Path,
+    path: Source,
     inputs: Mapping[str, Any] | Path | None = None,
     *,
     sizes: Mapping[str, int] | None = None,
@@ -247,7 +249,8 @@ def profile_parts(
         UsageError: ONNX Runtime does not run a part, or no part has a dynamic axis of a name in ``sizes``.
     """
     how: dict[str, Any] = {"runs": runs, "warmup": warmup, "level": level, "provider": provider, "seed": seed}
-    if not Path(path).is_dir():
+    path = as_path(path)
+    if not path.is_dir():
         return {"": profile(path, inputs, sizes=sizes, **how)}
     uses = uses_of(path, sizes or {})
     given = read_feeds(inputs, seed) if isinstance(inputs, Path) else dict(inputs or {})

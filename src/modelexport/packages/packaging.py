@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from modelexport.capture.exported import Exported
+from modelexport.core.results import Rows, Written
 from modelexport.core.stages import Stages
 from modelexport.core.text import error_line, plural
 from modelexport.errors import CaptureError, CheckError, InputsError, ModelExportError, UsageError
@@ -49,7 +50,7 @@ _INTERFACES: Mapping[Kind, Callable[[Exported], Exported]] = {"generate": name_g
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackageResult:
+class PackageResult(Written):
     """The result of exporting a package."""
 
     folder: Path
@@ -73,6 +74,15 @@ class PackageResult:
         )
 
     @property
+    def path(self) -> Path:
+        """The folder."""
+        return self.folder
+
+    def _table(self) -> Rows:
+        yield "part", "what"
+        yield from self.parts.items()
+
+    @property
     def agrees(self) -> bool:
         """Whether every verified part agrees with the model."""
         return all(part.verified is None or part.verified.agrees for part in self.parts.values())
@@ -87,6 +97,7 @@ def export_package(
     directory: str | Path | None = None,
     options: Options | None = None,
     stages: Stages | None = None,
+    progress: Callable[[str], None] = lambda stage: None,
     **keywords: Unpack[Keywords],
 ) -> PackageResult:
     """Export a model to a folder: the graphs that it runs, their weights once, and the files that runtimes need.
@@ -102,7 +113,8 @@ def export_package(
         directory: The model's folder with its configuration and tokenizer, which are copied into the package.
         options: What the package consists of, and for every part the same as in :func:`modelexport.export`; each
             option is a keyword as well.
-        stages: Times the stages of the export and reports the running one.
+        stages: Times the stages of the export.
+        progress: Called with the name of each stage as it begins, if ``stages`` are not given.
 
     Raises:
         CaptureError: A part cannot be exported, or ``generate`` cannot be split.
@@ -110,7 +122,7 @@ def export_package(
         OutputError: The folder cannot be written. An existing package is unchanged.
         UntaggedNodeError: A node has no owner. Nothing is written.
     """
-    folder, stages = Path(folder), stages or Stages()
+    folder, stages = Path(folder), stages or Stages(progress)
     lies_in = None if directory is None else Path(directory)
     options = (options or Options()).replaced_by(keywords)
     options.check_together(package=True)

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from torch import nn
 
+from modelexport.core.results import Rows, Shown, error_text
 from modelexport.core.text import error_line
 from modelexport.errors import CheckError, ModelExportError, UsageError
 from modelexport.exporting.options import Options
@@ -55,7 +56,7 @@ class GenerationRun(msgspec.Struct, frozen=True, kw_only=True):
         return self.first_wrong_token is None and self.first_wrong_logits is None
 
 
-class GenerationReport(msgspec.Struct, frozen=True, kw_only=True):
+class GenerationReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
     """Generation by a package and by the model it was exported from."""
 
     runs: list[GenerationRun]
@@ -63,6 +64,10 @@ class GenerationReport(msgspec.Struct, frozen=True, kw_only=True):
     """Initializers of any part whose bytes differ from the model's."""
     parts: dict[str, VerifyReport] = {}
     """Name of a part to the comparison of its modules on example inputs."""
+
+    def _table(self) -> Rows:
+        yield "run", "steps", "largest difference", "reason"
+        yield from ((run.name, run.steps, error_text(run.largest), run.reason) for run in self.runs)
 
     @property
     def agrees(self) -> bool:

@@ -14,6 +14,7 @@ import onnxruntime
 import torch
 from torch import nn
 
+from modelexport.core.results import Rows, Shown, error_text
 from modelexport.core.text import first_few
 from modelexport.errors import UsageError
 from modelexport.packages.diffusion.components_module import PipelineModules, as_module
@@ -48,7 +49,7 @@ class PartCall(msgspec.Struct, frozen=True, kw_only=True):
     """For the first call that differs, the address of the first module in it that does."""
 
 
-class PipelineReport(msgspec.Struct, frozen=True, kw_only=True):
+class PipelineReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
     """A run of a pipeline by a package and by PyTorch."""
 
     calls: list[PartCall]
@@ -58,6 +59,10 @@ class PipelineReport(msgspec.Struct, frozen=True, kw_only=True):
     """Initializers of any part whose bytes differ from the model's."""
     in_pytorch: list[str] = []
     """The parts that the package leaves out, which ran in PyTorch."""
+
+    def _table(self) -> Rows:
+        yield "part", "call", "status", "error", "reason"
+        yield from ((one.part, one.index, one.status, error_text(one.relative), one.reason) for one in self.calls)
 
     @property
     def agrees(self) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 from modelexport.core.text import short_repr
 from modelexport.errors import OutputError, UsageError, WeightsError
 from modelexport.files.atomic import written_together
+from modelexport.files.given import Source, as_path
 from modelexport.graph.initializers import bind_tensors
 from modelexport.runtime.adapter_files import ADAPTER_SUFFIX, write_adapter_file
 from modelexport.surgery import Sharing
@@ -70,7 +71,7 @@ class AdapterInputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def merge_adapters(
-    path: str | Path,
+    path: Source,
     adapters: Sequence[str | Path],
     output: str | Path,
     *,
@@ -91,7 +92,7 @@ def merge_adapters(
         FileFormatError: A file is missing or damaged.
         OutputError: ``output`` cannot be written. What was there before is still there.
     """
-    path, output = Path(path), Path(output)
+    path, output = as_path(path), Path(output)
     work = AdaptedFile(path, adapters, output, weights)
     if grouped := [key for key, pairs in work.changes.pairs.items() if any(pair.groups > 1 for pair in pairs)]:
         raise WeightsError(
@@ -120,7 +121,7 @@ def merge_adapters(
 
 
 def adapters_as_inputs(
-    path: str | Path, adapters: Sequence[str | Path], output: str | Path, *, sharing: Sharing = "auto"
+    path: Source, adapters: Sequence[str | Path], output: str | Path, *, sharing: Sharing = "auto"
 ) -> AdapterInputs:
     """Write a tagged file that takes LoRA adapters as optional inputs, and each adapter as a file beside it.
 
@@ -135,7 +136,7 @@ def adapters_as_inputs(
         FileFormatError: A file is missing or damaged.
         OutputError: ``output`` cannot be written. What was there before is still there.
     """
-    path, output = Path(path), Path(output)
+    path, output = as_path(path), Path(output)
     work = AdaptedFile(path, adapters, output, None)
     names = [f"{output.stem}.{adapter.name}{ADAPTER_SUFFIX}" for adapter in work.changes.adapters]
     if len(set(names)) < len(names):
@@ -165,7 +166,7 @@ def adapters_as_inputs(
     )
 
 
-def write_adapter(path: str | Path, adapter: str | Path, output: str | Path) -> AdapterFile:
+def write_adapter(path: Source, adapter: str | Path, output: str | Path) -> AdapterFile:
     """Write a LoRA adapter for a file that takes adapters as inputs.
 
     Args:
@@ -178,7 +179,7 @@ def write_adapter(path: str | Path, adapter: str | Path, output: str | Path) -> 
         FileFormatError: A file is missing or damaged.
         OutputError: ``output`` cannot be written.
     """
-    path, output = Path(path), Path(output)
+    path, output = as_path(path), Path(output)
     work = AdaptedFile(path, [adapter], output, None)
     values = work.values(work.changes)
     with written_together(output.parent) as staging:

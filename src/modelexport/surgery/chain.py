@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from modelexport.errors import FileFormatError, InputsError, UsageError
+from modelexport.files.given import Source
 from modelexport.files.manifests import read_manifest
 from modelexport.format.packages import Manifest
 from modelexport.runtime.random_inputs import make_random_inputs
@@ -60,7 +61,7 @@ def run_chain(
 
 
 def verify_stages(
-    folder: str | Path, whole: str | Path, *, provider: str = "CPUExecutionProvider", seed: int = 0
+    folder: str | Path, whole: Source, *, provider: str = "CPUExecutionProvider", seed: int = 0
 ) -> list[Difference]:
     """Run the stages one after the other, and the whole file, on the same random inputs, and compare every output.
 
@@ -71,10 +72,10 @@ def verify_stages(
     """
     read_stages(folder)
     tagged = read_tagged(whole)
-    session = open_session(Path(whole), provider=provider)
+    session = open_session(tagged.path, provider=provider)
     inputs = make_random_inputs(tagged.model, session, seed=seed)
     expected = run_session(session, inputs)
     made = run_chain(folder, inputs, opened=lambda path: open_session(path, provider=provider)) | inputs
     if missing := [name for name in expected if name not in made]:
-        raise UsageError(f"{folder} does not return {', '.join(missing)}: it was not made from {whole}")
+        raise UsageError(f"{folder} does not return {', '.join(missing)}: it was not made from {tagged.path}")
     return [compare_arrays(name, array, made[name]) for name, array in expected.items()]

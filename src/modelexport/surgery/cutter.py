@@ -264,7 +264,9 @@ class Cutter:
             model_version=whole.model_version,
             doc_string=whole.doc_string,
             functions=list(functions.values()),
-            metadata_props={key: text for key, text in kept.items() if key != keys.OUTPUTS or is_whole},
+            metadata_props={
+                key: text for key, text in kept.items() if key not in (keys.OUTPUTS, keys.EXPOSED) or is_whole
+            },
         )
 
 

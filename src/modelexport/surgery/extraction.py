@@ -14,7 +14,7 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
-from modelexport.core.text import short_repr
+from modelexport.core.results import Written
 from modelexport.errors import OutputError, UsageError
 from modelexport.files.atomic import check_writable, written_together
 from modelexport.files.onnx_models import LARGEST_INSIDE, save_model
@@ -39,10 +39,8 @@ class ExtractedValue(msgspec.Struct, frozen=True):
     shape: list[int | str | None]
 
 
-class Extracted(msgspec.Struct, frozen=True, kw_only=True):
+class Extracted(Written, msgspec.Struct, frozen=True, kw_only=True):
     """One call that was written to a file."""
-
-    __repr__ = short_repr
 
     path: str
     call: str

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from modelexport.core.text import short_repr
+from modelexport.core.results import Written
 from modelexport.errors import OutputError
 from modelexport.files.atomic import check_writable, written_together
+from modelexport.files.given import Source, as_path
 from modelexport.graph.path_names import name_nodes_by_path, name_values_by_path
 from modelexport.surgery.edited_tags import EditedTags
 from modelexport.surgery.edits import Documents
@@ -17,10 +18,8 @@ from modelexport.tagged.encodings.attributes import write_attributes
 from modelexport.tagged.file import read_tagged
 
 
-class Renamed(msgspec.Struct, frozen=True):
+class Renamed(Written, msgspec.Struct, frozen=True):
     """A file whose nodes have new names."""
-
-    __repr__ = short_repr
 
     path: str
     renamed: dict[str, str]
@@ -29,7 +28,7 @@ class Renamed(msgspec.Struct, frozen=True):
     """Old names of the renamed values to new ones."""
 
 
-def rename(path: str | Path, output: str | Path, *, values: bool = False) -> Renamed:
+def rename(path: Source, output: str | Path, *, values: bool = False) -> Renamed:
     """Write a tagged file whose nodes are named after their modules.
 
     A file with functions is made flat: no such name would be right in the body of a function that many modules share.
@@ -42,7 +41,7 @@ def rename(path: str | Path, output: str | Path, *, values: bool = False) -> Ren
         FileFormatError: The file cannot be read.
         OutputError: ``output`` cannot be written. An existing file of that name is unchanged.
     """
-    path, output = Path(path), Path(output)
+    path, output = as_path(path), Path(output)
     check_writable(output, [path])
     if output.exists() and output.samefile(path):
         raise OutputError(f"{output} is the file to rename nodes in: give another name")

@@ -17,9 +17,10 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Owner
-from modelexport.core.text import short_repr
+from modelexport.core.results import Written
 from modelexport.errors import OutputError, UsageError
 from modelexport.files.atomic import check_writable, written_together
+from modelexport.files.given import Source, as_path
 from modelexport.format import keys
 from modelexport.format.node_tags import read_source_tags
 from modelexport.graph.names import free_name, names_in
@@ -53,10 +54,8 @@ class ReplacedCall(msgspec.Struct, frozen=True):
     outputs: list[str]
 
 
-class Replaced(msgspec.Struct, frozen=True, kw_only=True):
+class Replaced(Written, msgspec.Struct, frozen=True, kw_only=True):
     """A file in which modules were replaced."""
-
-    __repr__ = short_repr
 
     path: str
     by: str
@@ -68,7 +67,7 @@ class Replaced(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def replace(
-    path: str | Path,
+    path: Source,
     selectors: Sequence[str],
     substitute: Substitute,
     output: str | Path,
@@ -93,7 +92,7 @@ def replace(
         FileFormatError: A file cannot be read.
         OutputError: ``output`` cannot be written. An existing file of that name is unchanged.
     """
-    path, output = Path(path), Path(output)
+    path, output = as_path(path), Path(output)
     check_writable(output, [path])
     if output.exists() and output.samefile(path):
         raise OutputError(f"{output} is the file to replace modules in: give another name")

@@ -13,6 +13,7 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
+from modelexport.core.results import Rows, Written
 from modelexport.core.selectors import Selection
 from modelexport.core.text import plural, short_repr
 from modelexport.errors import UsageError
@@ -53,10 +54,8 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     outputs: list[str]
 
 
-class Split(msgspec.Struct, frozen=True, kw_only=True):
+class Split(Written, msgspec.Struct, frozen=True, kw_only=True):
     """A model that was split into stages."""
-
-    __repr__ = short_repr
 
     path: str
     by: str
@@ -68,6 +67,11 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
     """For each cut, the number of values that are computed before it and used after it."""
     stages: list[Stage]
     weights: list[str]
+
+    def _table(self) -> Rows:
+        yield "stage", "share", "nodes", "bytes of weights", "modules"
+        for one in self.stages:
+            yield one.file, f"{one.share:.1%}", one.nodes, one.bytes, ", ".join(one.modules)
 
 
 def split(

@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import FileFormatError, UsageError
+from modelexport.files.given import Source
 from modelexport.files.linked import changed_files
 from modelexport.format import keys
 from modelexport.format.dtypes import dtype_name
@@ -40,8 +41,8 @@ TENSOR_LIMIT = 2**16
 
 
 def compare(
-    first: str | Path | TaggedFile,
-    second: str | Path | TaggedFile,
+    first: Source | TaggedFile,
+    second: Source | TaggedFile,
     *,
     values: bool = False,
     modules: Sequence[str] = (),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from modelexport.core.results import Rows, Shown
 from modelexport.core.text import short_repr
 from modelexport.format import documents
 
@@ -90,7 +91,7 @@ class Values(msgspec.Struct, frozen=True):
     """Initializers that the other file stores differently, so they were not compared."""
 
 
-class FileComparison(msgspec.Struct, frozen=True, kw_only=True):
+class FileComparison(Shown, msgspec.Struct, frozen=True, kw_only=True):
     """How two tagged files differ."""
 
     first: FileFacts
@@ -113,6 +114,15 @@ class FileComparison(msgspec.Struct, frozen=True, kw_only=True):
             f"<FileComparison {self.first.path}, {self.second.path}: {self.same:,} calls without differences, "
             f"{len(self.changed):,} changed, {only:,} in one file only; {len(self.entries):,} other state_dict entries>"
         )
+
+    def _table(self) -> Rows:
+        yield "call", "difference"
+        for facts, only in ((self.first, self.only_in_first), (self.second, self.only_in_second)):
+            yield from ((one.address, f"only in {facts.path}: {one.calls} calls, {one.nodes} nodes") for one in only)
+        for change in self.changed:
+            counts = [f"{after - before:+} {operator}" for operator, (before, after) in change.operators.items()]
+            told = [*counts, *(f"attributes of {operator}" for operator in change.attributes), *change.parameters]
+            yield change.address or ".", ", ".join(told) or "tags"
 
     @property
     def differs(self) -> bool:

@@ -15,6 +15,7 @@ from modelexport.core.selectors import Selection, find_call, select_calls
 from modelexport.core.tags import class_in_tag
 from modelexport.errors import FileFormatError
 from modelexport.files.belonging import check_documents
+from modelexport.files.given import Source, as_path
 from modelexport.files.linked import check_weights
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents, keys
@@ -46,6 +47,9 @@ class TaggedFile:
     """The tag of every call."""
     encoding: str = "metadata"
     """The encoding of the tags in the file. The model in memory is always flat, with tags as metadata."""
+
+    def __fspath__(self) -> str:
+        return str(self.path)
 
     @cached_property
     def nodes(self) -> tuple[ir.Node, ...]:
@@ -196,7 +200,7 @@ class FileTags:
         return self.tagged.source_tags[call]
 
 
-def read_tagged(path: str | Path, *, checked: bool = True) -> TaggedFile:
+def read_tagged(path: Source, *, checked: bool = True) -> TaggedFile:
     """Read a tagged ONNX file. Weights are read from the file when they are first used.
 
     Args:
@@ -206,7 +210,7 @@ def read_tagged(path: str | Path, *, checked: bool = True) -> TaggedFile:
         FileFormatError: The file is missing, is not an ONNX file, has no tags, or has an unknown format version; or a
             document or a weights file beside it is not the one that was written with it.
     """
-    path = Path(path)
+    path = as_path(path)
     model = load_onnx(path)
     check_version(path, model.metadata_props)
     try:

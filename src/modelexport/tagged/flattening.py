@@ -8,11 +8,12 @@ from pathlib import Path
 
 from modelexport.errors import UsageError
 from modelexport.files.atomic import check_writable, scratch, written_together
+from modelexport.files.given import Source, as_path
 from modelexport.files.onnx_models import save_model
 from modelexport.tagged import file
 
 
-def strip(path: str | Path, output: str | Path) -> None:
+def strip(path: Source, output: str | Path) -> None:
     """Convert a file with tags as node attributes to one with tags as metadata, which ONNX Runtime runs.
 
     Weights in a separate file are copied to ``OUTPUT.data``.
@@ -22,10 +23,10 @@ def strip(path: str | Path, output: str | Path) -> None:
         OutputError: ``output`` cannot be written.
         UsageError: ``path`` does not hold its tags as attributes.
     """
-    _rewrite(Path(path), Path(output), "attributes", "nothing to strip")
+    _rewrite(as_path(path), Path(output), "attributes", "nothing to strip")
 
 
-def inline(path: str | Path, output: str | Path) -> None:
+def inline(path: Source, output: str | Path) -> None:
     """Convert a file with a function for each distinct module to a flat one with the same names and tags.
 
     Weights in a separate file are copied to ``OUTPUT.data``.
@@ -35,7 +36,7 @@ def inline(path: str | Path, output: str | Path) -> None:
         OutputError: ``output`` cannot be written.
         UsageError: ``path`` has no functions of modules.
     """
-    _rewrite(Path(path), Path(output), "functions", "nothing to inline")
+    _rewrite(as_path(path), Path(output), "functions", "nothing to inline")
 
 
 @contextlib.contextmanager

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,7 +17,9 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
+from modelexport.core.results import Rows, Shown, entry_of, error_text
 from modelexport.errors import InputsError, UsageError
+from modelexport.files.given import Source
 from modelexport.graph.boundaries import find_boundaries
 from modelexport.graph.nodes import may_be, required_inputs, values_taken
 from modelexport.graph.owners import owner_of
@@ -58,7 +59,7 @@ class CallLoss(msgspec.Struct, frozen=True, kw_only=True):
     """The worst of the values that its own nodes compute from the first file's values."""
 
 
-class AgainstReport(msgspec.Struct, frozen=True, kw_only=True):
+class AgainstReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
     """The comparison of two tagged files."""
 
     outputs: list[Loss]
@@ -67,6 +68,24 @@ class AgainstReport(msgspec.Struct, frozen=True, kw_only=True):
     inputs: str
     """``reference values`` of the first file, or ``random``."""
     provider: str
+
+    def __repr__(self) -> str:
+        worst = f"; the largest loss in {ranked[0].address or '.'}" if (ranked := self.ranked) else ""
+        return f"<AgainstReport: {self.verdict}; {len(self.outputs)} outputs, {len(self.calls)} calls{worst}>"
+
+    def __getitem__(self, name: str) -> CallLoss:
+        """The loss of the call with an address or a tag.
+
+        Raises:
+            NoSuchCallError: No call matches, or several do.
+        """
+        return entry_of(self.calls, name, "the report")
+
+    def _table(self) -> Rows:
+        yield "call", "tag", "status", "per module", "end to end"
+        for one in self.ranked:
+            losses = (None if loss is None else loss.norm for loss in (one.per_module, one.end_to_end))
+            yield one.address or ".", one.tag, one.status, *map(error_text, losses)
 
     @property
     def agrees(self) -> bool:
@@ -87,7 +106,7 @@ class AgainstReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verify_against(
-    path: str | Path, other: str | Path, *, modules: Sequence[str] = (), provider: str = CPU, seed: int = 0
+    path: Source, other: Source, *, modules: Sequence[str] = (), provider: str = CPU, seed: int = 0
 ) -> AgainstReport:
     """Compare a tagged file with one that was made from it, module by module, without PyTorch.
 
@@ -113,7 +132,7 @@ def verify_against(
     fed = _fit(given, two)
     pairs = _pairs(one, two)
     if not pairs:
-        raise UsageError(f"{other} has no value of a module in common with {path}: it was not made from it")
+        raise UsageError(f"{two.path} has no value of a module in common with {one.path}: it was not made from it")
     outputs = _outputs(one, two, given, fed, provider)
     right = _values(one, given, pairs.values())
     end_to_end, per_module = _losses(two, fed, {b: right[a] for b, a in pairs.items()})

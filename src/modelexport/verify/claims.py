@@ -28,7 +28,7 @@ from modelexport.format.dtypes import dtype_name
 from modelexport.format.node_tags import read_source_tags
 from modelexport.graph.nodes import initializers, nested_graphs
 from modelexport.graph.owners import owner_of
-from modelexport.graph.requested import requested_outputs
+from modelexport.graph.requested import exposed_outputs, requested_outputs
 from modelexport.graph.sizes import SYMBOL, put_size
 from modelexport.tagged.documents.dag import dag_document
 from modelexport.tagged.documents.operations import operations_document
@@ -73,7 +73,7 @@ def false_claims(
         ("metadata", lambda: _entries(tagged.model, entries)),
     ]
     if matches is not None:
-        checks += [("metadata", partial(one, matches)) for one in (_called, _outputs, _shapes)]
+        checks += [("metadata", partial(one, matches)) for one in (_called, _outputs, _exposed, _shapes)]
     if sidecar is not None:
         checks.append(("hierarchy", lambda: (_by_kind(sidecar), right.sidecar(sidecar))))
     if dag.is_file():
@@ -342,9 +342,24 @@ def _outputs(matches: Matches) -> Tables:
     """The outputs that have the name of something that the model returns, and the names in the order of the model."""
     returned = requested_outputs(matches.tagged.model.metadata_props, matches.truth.side(ROOT, "outputs"))
     right = [tensor.place.name for tensor in returned if tensor.content.fingerprint.size]
-    said = [value.name or "" for value in matches.tagged.model.graph.outputs]
+    exposed = exposed_outputs(matches.tagged.model.metadata_props)
+    said = [value.name or "" for value in matches.tagged.model.graph.outputs if value.name not in exposed]
     named = {one: name for one, name in zip(said, right, strict=False) if one in right and len(said) == len(right)}
     return {one: one for one in named}, named
+
+
+def _exposed(matches: Matches) -> Tables:
+    """The outputs that have the address of a call, and that of a call that returned the tensor."""
+    said, so = dict[str, Any](), dict[str, Any]()
+    values = {value.name or "": value for value in matches.tagged.model.graph.outputs}
+    returned = {call.address: matches.truth.side(call, "outputs") for call in matches.truth.parents}
+    for name in exposed_outputs(matches.tagged.model.metadata_props):
+        said[name] = so[name] = name if name in returned else name.rpartition(":")[0]
+        known = matches.alike.get(values[name], ()) if name in values else ()
+        right = {address for address, tensors in returned.items() if any(one.content in known for one in tensors)}
+        if (known or name not in values) and said[name] not in right:
+            so[name] = max(right, key=len, default="not returned by any call")
+    return said, so
 
 
 def _shapes(matches: Matches) -> Tables:

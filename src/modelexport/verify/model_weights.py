@@ -11,6 +11,7 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
+from modelexport.files.given import Source
 from modelexport.pytorch.perturbation import entries_of, indistinct, perturbed
 from modelexport.pytorch.values import as_array, as_stored
 from modelexport.tagged.file import read_tagged
@@ -26,7 +27,7 @@ from modelexport.weights.sources import Weights
 from modelexport.weights.transforms import state_dict_of
 
 
-def verify_parameters(model: nn.Module, path: str | Path) -> ParameterReport:
+def verify_parameters(model: nn.Module, path: Source) -> ParameterReport:
     """Compare each parameter in a tagged file with the model's ``state_dict``, bit for bit.
 
     Raises:

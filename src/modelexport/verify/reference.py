@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import FileFormatError, UsageError
+from modelexport.files.given import Source
+from modelexport.graph.requested import exposed_outputs
 from modelexport.runtime.sessions import CPU
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.flattening import runnable
@@ -21,7 +22,7 @@ from modelexport.verify.verdicts import VerifyReport
 from modelexport.weights.transforms import parameter_plan
 
 
-def verify_reference(path: str | Path, *, modules: Sequence[str] = (), provider: str = CPU) -> VerifyReport:
+def verify_reference(path: Source, *, modules: Sequence[str] = (), provider: str = CPU) -> VerifyReport:
     """Compare every output and every call of a file with the values of the PyTorch run beside it, without torch.
 
     Args:
@@ -49,6 +50,7 @@ def verify_reference(path: str | Path, *, modules: Sequence[str] = (), provider:
                 reference.outputs,
                 narrowest=narrowest_type(tagged.model),
                 provider=provider,
+                exposed=exposed_outputs(tagged.model.metadata_props),
             )
         compared = compare_runs(
             tagged, FileRun(tagged.model, wide=reference.dtype), reference.inputs, reference.trace, {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
@@ -13,6 +12,7 @@ from torch import nn
 from modelexport.core.calls import ModuleCall
 from modelexport.core.locking import exclusive
 from modelexport.errors import FileFormatError
+from modelexport.files.given import Source
 from modelexport.graph.nodes import required_inputs
 from modelexport.graph.owners import owner_of
 from modelexport.pytorch.double_kernels import DOUBLE_KERNELS
@@ -36,7 +36,7 @@ _ALLOWED = 1e-6
 def verify_sample(
     model: nn.Module,
     inputs: Inputs,
-    path: str | Path,
+    path: Source,
     *,
     count: int = 0,
     modules: Sequence[str] = (),

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 import torch
 from torch import nn
 
+from modelexport.files.given import Source
 from modelexport.files.linked import check_files
 from modelexport.graph.nodes import nested_graphs, required_inputs
-from modelexport.graph.requested import requested_outputs
+from modelexport.graph.requested import exposed_outputs, requested_outputs
 from modelexport.pytorch.double_kernels import DOUBLE_KERNELS
 from modelexport.pytorch.feeding import under_names
 from modelexport.pytorch.model_trace import own_type, trace_model
@@ -40,14 +40,14 @@ _TIMES = 64.0
 """How many times the effect of one bit of each weight rounding may be."""
 
 
-def open_for(model: nn.Module, path: str | Path) -> TaggedFile:
+def open_for(model: nn.Module, path: Source) -> TaggedFile:
     """The file at a path.
 
     Raises:
         FileFormatError: The file has no tags, or its weights files have changed.
         UsageError: It is not a file of this model.
     """
-    tagged = read_tagged(Path(path))
+    tagged = read_tagged(path)
     entries = {k: (str(t.dtype).removeprefix("torch."), list(t.shape)) for k, t in entries_of(model).items()}
     check_same_entries(entries, tagged.model, tagged.path)
     check_files(tagged.model)
@@ -132,11 +132,13 @@ class Sides:
 
     def agrees(self, inputs: Inputs, right: Sequence[Any]) -> bool:
         """Whether the file gives what the model returns in float64, in one run of which nothing is recorded."""
-        expected = requested_outputs(self.tagged.model.metadata_props, right)
+        properties = self.tagged.model.metadata_props
+        expected, exposed = requested_outputs(properties, right), exposed_outputs(properties)
         try:
-            found = list(self.run.run(self.feeds(inputs), constants=self._weights({})).values())
+            made = self.run.run(self.feeds(inputs), constants=self._weights({}))
         except NodeError:
             return False
+        found = [array for name, array in made.items() if name not in exposed]
         return len(found) == len(expected) and all(
             error_of(one, other) <= AGREE for one, other in zip(expected, found, strict=True)
         )
@@ -197,7 +199,13 @@ class Sides:
         own, exact = (requested_outputs(properties, one) for one in (own, exact))
         with runnable(self.tagged.path, self.tagged.encoding) as file:
             return compare_as_run(
-                file, self.feeds(inputs), own, exact, narrowest=narrowest_type(self.tagged.model), provider=provider
+                file,
+                self.feeds(inputs),
+                own,
+                exact,
+                narrowest=narrowest_type(self.tagged.model),
+                provider=provider,
+                exposed=exposed_outputs(properties),
             )
 
     def _note_fused(self, inputs: Inputs, stepwise: Sequence[Any]) -> None:

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from modelexport.core.results import Rows, Shown, entry_of, error_text
 from modelexport.traces.differences import Difference, Verdict
 
 CallStatus = Literal["agree", "tie", "differ", "not compared", "no nodes"]
@@ -82,7 +83,7 @@ class OtherInputs(msgspec.Struct, frozen=True, kw_only=True):
     outputs: list[Difference] = []
 
 
-class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
+class VerifyReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
     """The comparison of a file with the model it was exported from."""
 
     outputs: list[Difference]
@@ -107,6 +108,20 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
         first = f"; first in {self.diverging.address or '.'}" if self.diverging is not None else ""
         outputs = f"{len(self.outputs)} outputs within {self.largest:.1e}"
         return f"<VerifyReport: {self.verdict}; {outputs}; calls: {counts}{first}>"
+
+    def __getitem__(self, name: str) -> CallVerdict:
+        """The verdict of the call with an address or a tag.
+
+        Raises:
+            NoSuchCallError: No call matches, or several do.
+        """
+        return entry_of(self.calls, name, "the report")
+
+    def _table(self) -> Rows:
+        yield "call", "tag", "status", "end to end", "per module", "reason"
+        for one in self.calls:
+            errors = (None if found is None else found.relative for found in (one.end_to_end, one.per_module))
+            yield one.address or ".", one.tag, one.status, *map(error_text, errors), one.reason
 
     @property
     def verdict(self) -> Verdict:

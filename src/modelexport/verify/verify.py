@@ -23,6 +23,7 @@ from torch import nn
 from modelexport.core.calls import ModuleCall
 from modelexport.core.garbage import only_new_garbage
 from modelexport.core.locking import exclusive
+from modelexport.files.given import Source
 from modelexport.format import documents
 from modelexport.pytorch.perturbation import entries_of
 from modelexport.pytorch.prepared import arguments_by_name, kept_tensors, prepare_inputs
@@ -50,7 +51,7 @@ Tell = Callable[[str], None]
 def verify(
     model: nn.Module,
     inputs: Inputs,
-    path: str | Path,
+    path: Source,
     *,
     modules: Sequence[str] = (),
     provider: str = CPU,
@@ -153,7 +154,7 @@ def _with_others(calls: Sequence[CallVerdict], wrong: Compared, chosen: Sequence
 def record_reference(
     model: nn.Module,
     inputs: Inputs,
-    path: str | Path,
+    path: Source,
     *,
     modules: Sequence[str] = (),
     sidecar: documents.Hierarchy | None = None,

@@ -10,10 +10,12 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 
-from modelexport.core.text import first_few, nearest, short_repr
+from modelexport.core.results import Written
+from modelexport.core.text import first_few, nearest
 from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.atomic import check_writable, written_together
 from modelexport.files.belonging import check_documents, read_document
+from modelexport.files.given import Source, as_path
 from modelexport.files.linked import check_weights
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.files.safetensors_files import read_header
@@ -27,10 +29,8 @@ from modelexport.weights.transforms import ParameterPlan, lost_entries, paramete
 _SIDECAR = ".hierarchy.json"
 
 
-class UpdateResult(msgspec.Struct, frozen=True, kw_only=True):
+class UpdateResult(Written, msgspec.Struct, frozen=True, kw_only=True):
     """The result of ``update-weights``."""
-
-    __repr__ = short_repr
 
     path: str
     files: list[str]
@@ -47,7 +47,7 @@ class UpdateResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def update_weights(
-    path: str | Path, state_dict: Mapping[str, Any] | str | Path, output: str | Path, *, strict: bool = False
+    path: Source, state_dict: Mapping[str, Any] | str | Path, output: str | Path, *, strict: bool = False
 ) -> UpdateResult:
     """Write a tagged file with other weights and the same graph and tags.
 
@@ -67,7 +67,7 @@ def update_weights(
         FileFormatError: ``path`` is not a tagged file, or the weights are not a safetensors file.
         OutputError: The output cannot be written. An existing file of that name is unchanged.
     """
-    path, output = Path(path), Path(output)
+    path, output = as_path(path), Path(output)
     check_writable(output, [path] if isinstance(state_dict, Mapping) else [path, Path(state_dict)])
     if isinstance(state_dict, Mapping):
         return _update(path, _InMemory(state_dict), output, strict)

@@ -15,16 +15,13 @@ from modelexport.cli.running import (
     ModelChoice,
     load_for_package,
     print_json,
-    print_result,
     read_sizes,
 )
 from modelexport.errors import UsageError
 
 if TYPE_CHECKING:
     from modelexport.core.stages import Stages
-    from modelexport.tagged.package import Package
-    from modelexport.verify.against import AgainstReport
-    from modelexport.verify.verdicts import VerifyReport
+    from modelexport.packages.verifying import Report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,43 +86,23 @@ def verify(
     file: FileArgument, inputs: InputsOption = None, *, other: Other, extent: Extent, loading: Loading, shown: Shown
 ) -> None:
     """Compare FILE module by module: with MODEL, with OTHER, or with the values that `export --reference` stored."""
-    _check_options(other, inputs, extent, loading, shown)
-    if file.is_dir():
-        _verify_folder(file, other, inputs, extent, loading, shown)
-        return
-    from modelexport.cli import show_verification
-    from modelexport.core.stages import Stages
-
-    stages = Stages(LINE.tell)
-    found: VerifyReport | AgainstReport
-    if other.against is not None:
-        from modelexport.verify.against import verify_against
-
-        with stages("verify"):
-            found = losses = verify_against(
-                file, other.against, modules=extent.modules or (), provider=extent.provider, seed=loading.seed
-            )
-        document, text = show_verification.against_document(losses), show_verification.format_losses(losses)
-    else:
-        if other.model is None:
-            from modelexport.verify.reference import verify_reference
-
-            with stages("verify"):
-                found = report = verify_reference(file, modules=extent.modules or (), provider=extent.provider)
-        else:
-            found = report = _verify_model(file, ModelChoice(other.model, inputs, loading), extent, stages)
-        document, text = show_verification.verify_document(report), show_verification.format_verify(report)
+    _check_options(file, other, inputs, extent, loading, shown)
+    found = _compared(file, other, inputs, extent, loading)
     if shown.html is not None or shown.as_csv:
         _show_errors(file, found, shown.html, as_csv=shown.as_csv)
-    if shown.as_json:
-        print_json(document)
-    elif not shown.as_csv:
-        print(text)
+    if not shown.as_csv:
+        document, text = _shown(found)
+        if shown.as_json:
+            print_json(document)
+        else:
+            print(text)
     if not found.agrees:
         raise typer.Exit(1)
 
 
-def _check_options(other: Other, inputs: Path | None, extent: Extent, loading: Loading, shown: Shown) -> None:
+def _check_options(
+    file: Path, other: Other, inputs: Path | None, extent: Extent, loading: Loading, shown: Shown
+) -> None:
     if other.model is not None and other.against is not None:
         raise UsageError("give --model or --against, not both")
     if other.model is None and (inputs is not None or loading.asked):
@@ -134,36 +111,86 @@ def _check_options(other: Other, inputs: Path | None, extent: Extent, loading: L
         raise UsageError("--weights-sample and --perturb go with --model")
     if shown.as_csv and shown.as_json:
         raise UsageError("give --csv or --json, not both")
+    if file.is_dir() and (shown.as_csv or shown.html is not None):
+        raise UsageError(f"{file} is a folder: --csv and --html go with a file")
+    if file.is_dir() and (extent.modules or extent.weights_sample is not None):
+        raise UsageError(f"{file} is a folder: --module and --weights-sample go with a file")
 
 
-def _verify_model(file: Path, choice: ModelChoice, extent: Extent, stages: Stages) -> VerifyReport:
+def _compared(file: Path, other: Other, inputs: Path | None, extent: Extent, loading: Loading) -> Report:
+    from modelexport.core.stages import Stages
+    from modelexport.packages.verifying import verify as run
+
+    stages = Stages(LINE.tell)
+    how: dict[str, Any] = {"provider": extent.provider}
+    if not file.is_dir():
+        how["modules"] = extent.modules or ()
+    if other.model is None:
+        if other.against is not None:
+            how |= {"against": other.against, "seed": loading.seed}
+        with stages("verify"):
+            alone: Report = run(file, **how)
+        return alone
+    choice = ModelChoice(other.model, inputs, loading)
+    if file.is_dir():
+        return _package(file, choice, extent, stages, how)
     loaded, example = choice.load(stages, weights="auto")
-    from modelexport.verify.sampling import verify_sample
-    from modelexport.verify.verify import verify as run
-
-    how: dict[str, Any] = {"modules": extent.modules or (), "provider": extent.provider, "weights": loaded.weights}
+    how["weights"] = loaded.weights
     with stages("verify"):
         if extent.weights_sample is None:
-            return run(loaded.model, example, file, perturb=extent.perturb, tell=stages.tell, **how)
-        return verify_sample(loaded.model, example, file, count=extent.weights_sample, seed=choice.loading.seed, **how)
+            found: Report = run(loaded.model, example, file, perturb=extent.perturb, tell=stages.tell, **how)
+            return found
+        from modelexport.verify.sampling import verify_sample
+
+        return verify_sample(loaded.model, example, file, count=extent.weights_sample, seed=loading.seed, **how)
 
 
-def _verify_folder(
-    folder: Path, other: Other, inputs: Path | None, extent: Extent, loading: Loading, shown: Shown
-) -> None:
-    if shown.as_csv or shown.html is not None:
-        raise UsageError(f"{folder} is a folder: --csv and --html go with a file")
-    if other.against is not None and not extent.modules:
-        _verify_stages(folder, other.against, extent.provider, loading.seed, as_json=shown.as_json)
-        return
-    if extent.modules or extent.weights_sample is not None or other.model is None:
-        raise UsageError(
-            f"{folder} is a folder: give the exported model with --model, or for stages the split file with --against"
-        )
-    _verify_package(folder, ModelChoice(other.model, inputs, loading), extent, as_json=shown.as_json)
+def _package(folder: Path, choice: ModelChoice, extent: Extent, stages: Stages, how: dict[str, Any]) -> Report:
+    from modelexport.packages.verifying import verify as run
+    from modelexport.tagged.package import read_package
+
+    kind = read_package(folder).manifest.kind
+    if kind == "generate":
+        from modelexport.packages.generation_parts import can_generate
+        from modelexport.packages.greedy import example_prompts
+
+        loaded, example = choice.load(stages, make_inputs=False)
+        how["new_tokens"] = extent.new_tokens
+        if can_generate(loaded.model):
+            sizes = read_sizes(choice, loaded)
+            example = example_prompts(loaded.model, loaded.directory, seed=choice.loading.seed, sizes=sizes)
+    else:
+        loaded, example = load_for_package(choice, kind, stages)
+        if hasattr(loaded.model, "pipeline"):
+            how |= {"steps": extent.steps, "seed": choice.loading.seed}
+        else:
+            how |= {"weights": loaded.weights, "tell": stages.tell}
+    with stages("generate" if kind == "generate" else "verify"):
+        report: Report = run(loaded.model, example, folder, **how)
+    return report
 
 
-def _show_errors(file: Path, report: VerifyReport | AgainstReport, html: Path | None, *, as_csv: bool) -> None:
+def _shown(found: Any) -> tuple[Any, str]:
+    """A report as a document and as text."""
+    from modelexport.cli import show_package, show_surgery, show_verification
+
+    match type(found).__name__:
+        case "VerifyReport":
+            return show_verification.verify_document(found), show_verification.format_verify(found)
+        case "AgainstReport":
+            return show_verification.against_document(found), show_verification.format_losses(found)
+        case "GenerationReport":
+            return show_package.generation_document(found), show_package.format_generation(found)
+        case "PipelineReport":
+            return show_package.pipeline_document(found), show_package.format_pipeline(found)
+        case "StagesReport":
+            return found.outputs, show_surgery.format_chain(found.outputs)
+    documents = {name: show_verification.verify_document(report) for name, report in found.parts.items()}
+    texts = {name: show_verification.format_verify(report) for name, report in found.parts.items()}
+    return {"parts": documents}, show_package.format_headings(texts)
+
+
+def _show_errors(file: Path, report: Any, html: Path | None, *, as_csv: bool) -> None:
     from modelexport.cli import show_table
     from modelexport.measure.page import Page, write_page
     from modelexport.packages.report_page import error_table
@@ -173,92 +200,3 @@ def _show_errors(file: Path, report: VerifyReport | AgainstReport, html: Path | 
         write_page(html, Page(table, "error"))
     if as_csv:
         print(show_table.format_csv({"": (table, table.rows())}), end="")
-
-
-def _verify_package(folder: Path, choice: ModelChoice, extent: Extent, *, as_json: bool) -> None:
-    from modelexport.cli import show_package
-    from modelexport.core.stages import Stages
-    from modelexport.tagged.package import read_package
-
-    package = read_package(folder)
-    stages = Stages(LINE.tell)
-    match package.manifest.kind:
-        case "generate":
-            agrees, document, text = _verify_generation(folder, choice, extent, stages)
-        case "pipeline" | "whole":
-            loaded, example = load_for_package(choice, package.manifest.kind, stages)
-            if hasattr(loaded.model, "pipeline"):
-                from modelexport.packages.verifying_pipelines import verify_pipeline
-
-                with stages("verify"):
-                    found = verify_pipeline(
-                        loaded.model,
-                        folder,
-                        arguments=example,
-                        steps=extent.steps,
-                        provider=extent.provider,
-                        seed=choice.loading.seed,
-                    )
-                agrees, document, text = (
-                    found.agrees,
-                    show_package.pipeline_document(found),
-                    show_package.format_pipeline(found),
-                )
-            else:
-                agrees, document, text = _verify_parts(package, loaded, example, extent.provider, stages)
-        case kind:
-            raise UsageError(f"{folder} is a package of kind {kind}: give the split file with --against")
-    print_result(document, lambda: text, as_json=as_json)
-    if not agrees:
-        raise typer.Exit(1)
-
-
-def _verify_generation(folder: Path, choice: ModelChoice, extent: Extent, stages: Stages) -> tuple[bool, Any, str]:
-    from modelexport.cli import show_package
-    from modelexport.packages.generation_parts import can_generate
-    from modelexport.packages.greedy import example_prompts
-    from modelexport.packages.verifying_generation import verify_generation
-
-    loaded, _ = choice.load(stages, make_inputs=False)
-    if not can_generate(loaded.model):
-        raise UsageError(
-            f"{type(loaded.model).__name__} cannot generate: give the model that {folder} was exported from"
-        )
-    with stages("generate"):
-        sizes = read_sizes(choice, loaded)
-        prompts = example_prompts(loaded.model, loaded.directory, seed=choice.loading.seed, sizes=sizes)
-        report = verify_generation(
-            loaded.model, folder, prompts, new_tokens=extent.new_tokens, provider=extent.provider
-        )
-    return report.agrees, show_package.generation_document(report), show_package.format_generation(report)
-
-
-def _verify_parts(package: Package, loaded: Any, example: Any, provider: str, stages: Stages) -> tuple[bool, Any, str]:
-    """Compare each part of a package module by module, on the inputs that it was exported with."""
-    from modelexport.cli import show_package, show_verification
-    from modelexport.packages.sentence_pipelines import SentencePipeline, pipeline_parts
-    from modelexport.verify.verify import verify as run
-
-    whole = not isinstance(loaded.model, SentencePipeline)
-    inputs = {"model": example} if whole else {part.name: part.inputs for part in pipeline_parts(loaded.model)}
-    with stages("verify"):
-        reports = {
-            name: run(loaded.model, inputs[name], file, provider=provider, weights=loaded.weights, tell=stages.tell)
-            for name, file in package.files.items()
-            if name in inputs
-        }
-    document = {"parts": {name: show_verification.verify_document(report) for name, report in reports.items()}}
-    text = show_package.format_headings(
-        {name: show_verification.format_verify(report) for name, report in reports.items()}
-    )
-    return all(report.agrees for report in reports.values()), document, text
-
-
-def _verify_stages(folder: Path, against: Path, provider: str, seed: int, *, as_json: bool) -> None:
-    from modelexport.cli import show_surgery
-    from modelexport.surgery.chain import verify_stages
-
-    differences = verify_stages(folder, against, provider=provider, seed=seed)
-    print_result(differences, lambda: show_surgery.format_chain(differences), as_json=as_json)
-    if any(difference.status != "agree" for difference in differences):
-        raise typer.Exit(1)

@@ -10,6 +10,7 @@ import typer
 from modelexport.cli.options import FileOrFolderArgument, JsonOption, SelectorsArgument
 from modelexport.cli.running import named_files, print_json
 from modelexport.cli.terminal import fitting_depth, left_out
+from modelexport.core.text import nearest
 from modelexport.errors import UsageError
 
 if TYPE_CHECKING:
@@ -119,7 +120,8 @@ def compare(
     asked = [aspect.strip() for aspect in fail_on.split(",") if aspect.strip()]
     aspects = [aspect for aspect in ASPECTS if aspect in asked]
     if unknown := sorted(set(asked) - set(ASPECTS)):
-        raise UsageError(f"--fail-on takes {', '.join(ASPECTS)}, not {', '.join(unknown)}")
+        near = nearest(unknown[0], ASPECTS)
+        raise UsageError(f"--fail-on takes {', '.join(ASPECTS)}, not {', '.join(unknown)}{near}")
     if markdown and as_json:
         raise UsageError("give --markdown or --json, not both")
     one, other = named_files(first), named_files(second)

@@ -133,14 +133,9 @@ def infer(model: ir.Model) -> int:
     of its nodes produces an output of the graph. Constants (nodes without inputs) are ignored when regions are formed:
     a constant without an owner gets the call that all its users belong to.
     """
-    import networkx  # a dependency of torch; the quick commands do not import it
-
     unknown = {node for node in all_nodes(model) if owner_of(node) is None and node.inputs}
-    edges = networkx.Graph()
-    edges.add_nodes_from(unknown)
-    edges.add_edges_from((node, other) for node in unknown for other in producers(node) if other in unknown)
     placed = 0
-    for region in networkx.connected_components(edges):
+    for region in _regions(unknown):
         if any(value.is_graph_output() for node in region for value in node.outputs):
             continue
         around: set[ModuleCall | None] = set()
@@ -153,6 +148,22 @@ def infer(model: ir.Model) -> int:
         if owner_of(node) is None and not node.inputs:
             placed += _give([node], {call for user in _users(node) for call in _owners(user)})
     return placed
+
+
+def _regions(nodes: set[ir.Node]) -> Iterator[set[ir.Node]]:
+    """The connected sets among some nodes."""
+    near: dict[ir.Node, set[ir.Node]] = {node: set() for node in nodes}
+    for node in nodes:
+        for other in producers(node):
+            if other in near:
+                near[node].add(other)
+                near[other].add(node)
+    while near:
+        region, reached = set(), {next(iter(near))}
+        while reached:
+            region |= reached
+            reached = {other for node in reached for other in near.pop(node)} - region
+        yield region
 
 
 def _give(nodes: Collection[ir.Node], calls: set[ModuleCall | None]) -> int:

@@ -15,6 +15,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Owner
 from modelexport.core.tags import LevelRule
 from modelexport.errors import UsageError
+from modelexport.files.given import Source, as_path
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents, keys
 from modelexport.graph.copies import copy_of
@@ -32,12 +33,12 @@ from modelexport.weights.transforms import parameter_plan, state_dict_of
 class FromModel:
     """The graph of another file: its inputs and outputs are matched with those of the call by name or position."""
 
-    file: InitVar[str | Path]
+    file: InitVar[Source]
     mapping: Mapping[str, str] = field(default_factory=dict)
     """The names of inputs and outputs of the file to names of arguments or values of the call."""
 
-    def __post_init__(self, file: str | Path) -> None:
-        self.path = Path(file)
+    def __post_init__(self, file: Source) -> None:
+        self.path = as_path(file)
         self.model = load_onnx(self.path)
         self._tagged: TaggedFile | None = None
         if keys.FORMAT_VERSION_KEY in self.model.metadata_props:

@@ -1,0 +1,72 @@
+"""What results have in common: a line as ``repr``, a table in notebooks, their path, entries by address."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from modelexport.core.selectors import find_call
+from modelexport.core.text import short_repr
+
+Rows = Iterable[Sequence[object]]
+_MOST = 50
+"""Rows of a table in a notebook."""
+
+
+class Shown:
+    """A result whose ``repr`` is a line, and in a notebook that line with a table."""
+
+    __slots__ = ()
+    __repr__ = short_repr
+
+    def _table(self) -> Rows:
+        """The headings, then the rows; nothing if the line says all."""
+        return ()
+
+    def _repr_html_(self) -> str:
+        first, *rows = [*self._table()] or [()]
+        lines = [_row("th", first), *(_row("td", row) for row in rows[:_MOST])] if rows else []
+        more = f"<div>{len(rows) - _MOST:,} more</div>" if len(rows) > _MOST else ""
+        return f"<div><code>{html.escape(repr(self))}</code><table>{''.join(lines)}</table>{more}</div>"
+
+
+class Written(Shown):
+    """A result that was written: ``os.fspath`` gives the path, so that it can be given wherever a file is taken."""
+
+    __slots__ = ()
+    path: Any
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+
+class _Addressed(Protocol):
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def tag(self) -> str: ...
+
+
+Entry = TypeVar("Entry", bound=_Addressed)
+
+
+def entry_of(entries: Iterable[Entry], name: str, where: object) -> Entry:
+    """The entry of a call, by its address or tag: see :func:`find_call`.
+
+    Raises:
+        NoSuchCallError: No call matches, or several do.
+    """
+    found = {one.address or ".": one for one in entries}
+    return found[find_call(name, {address: one.tag for address, one in found.items()}, where=where)]
+
+
+def error_text(error: float | None) -> str:
+    """An error in a table."""
+    return "" if error is None else f"{error:.1e}"
+
+
+def _row(cell: str, values: Iterable[object]) -> str:
+    cells = (f"<{cell} style='text-align:left'>{html.escape(str(value))}</{cell}>" for value in values)
+    return f"<tr>{''.join(cells)}</tr>"

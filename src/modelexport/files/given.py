@@ -1,0 +1,58 @@
+"""What Python takes for a file: a path, or an open model, which is written to a temporary file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from modelexport.errors import FileFormatError
+
+if TYPE_CHECKING:
+    import onnx
+    import onnx_ir as ir
+
+Source: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto | ir.Model"
+"""A path, anything that has one (a result of this package), or an open model of ``onnx`` or ``onnx_ir``."""
+
+
+class _Temporary(type(Path())):  # type: ignore[misc]  # PosixPath or WindowsPath
+    """The path of a file that is removed when nobody has this path any more."""
+
+
+def as_path(source: Source) -> Path:
+    """The path of a file. An open model is written to a temporary one, which lives as long as the path.
+
+    Raises:
+        FileFormatError: It is neither a path nor a model, or its weights cannot be read.
+    """
+    if isinstance(source, _Temporary):
+        return source
+    if isinstance(source, str | os.PathLike):
+        return Path(source)
+    import onnx
+    import onnx_ir as ir
+
+    from modelexport.files.onnx_models import save_model
+    from modelexport.format import keys
+    from modelexport.graph.nodes import initializers
+
+    if not isinstance(source, onnx.ModelProto | ir.Model):
+        raise FileFormatError(f"{type(source).__name__} is neither a path nor an ONNX model: give one of them")
+    folder = tempfile.mkdtemp(prefix="modelexport-")
+    path = _Temporary(folder, "model.onnx")
+    weakref.finalize(path, shutil.rmtree, folder, ignore_errors=True)
+    model = ir.serde.deserialize_model(source) if isinstance(source, onnx.ModelProto) else source.clone()
+    for value in initializers(model):
+        value.metadata_props.update(value.const_value.metadata_props if value.const_value is not None else {})
+    for key in (keys.DATA, keys.WEIGHTS, keys.DOCUMENTS):  # of the files that it was read from
+        model.metadata_props.pop(key, None)
+    try:
+        save_model(model, path)
+    except OSError as error:
+        name = error.filename or error
+        raise FileFormatError(f"the weights of the model cannot be read ({name}): give the path of its file") from error
+    return path

@@ -1,0 +1,83 @@
+"""The GitHub Action compares a pull request's export with that of its base, and says so in Markdown."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ACTION = Path(__file__).parents[1] / "action"
+MODEL = """
+import torch
+from torch import nn
+
+def make():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, {width}), nn.{activation}(), nn.Linear({width}, 2)), (torch.ones(2, 4),)
+"""
+
+
+def git(*words: str, folder: Path) -> None:
+    who = {f"GIT_{role}_{what}": "tests@localhost" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True, env=os.environ | who)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository whose model has a ReLU in the only commit."""
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    git("init", "--quiet", folder=folder)
+    (folder / "nets.py").write_text(MODEL.format(width=4, activation="ReLU"))
+    git("add", ".", folder=folder)
+    git("commit", "--quiet", "-m", "a model", folder=folder)
+    return folder
+
+
+def compare(repository: Path, *words: str, model: str = "nets.py:make") -> tuple[str, dict[str, str]]:
+    """The Markdown in the summary of the job, and the outputs of the action."""
+    summary, outputs, folder = (repository.parent / name for name in ("summary.md", "outputs", "out"))
+    command = [sys.executable, ACTION / "compare.py", model, "--base", "HEAD", "--folder", folder, *words]
+    environment = os.environ | {"GITHUB_STEP_SUMMARY": str(summary), "GITHUB_OUTPUT": str(outputs)}
+    done = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert Path(folder / "comparison.md").read_text().strip() == summary.read_text().strip()
+    return summary.read_text(), dict(line.split("=", 1) for line in outputs.read_text().splitlines())
+
+
+def test_what_a_pull_request_changes_is_said_by_module(repository: Path) -> None:
+    (repository / "nets.py").write_text(MODEL.format(width=4, activation="Tanh"))
+    text, outputs = compare(repository, "--fail-on", "structure,outputs", "--options=--dynamic")
+    assert text.startswith("### nets.py:make, base and pull request: differs\n")
+    assert "| structure | **differs** |" in text and "| outputs | **differs** |" in text
+    assert re.search(r"- `1`: .*\+1 Tanh", text)
+    assert outputs["differs"] == "true"
+    worktrees = subprocess.run(["git", "worktree", "list"], cwd=repository, check=True, capture_output=True, text=True)
+    assert len(worktrees.stdout.splitlines()) == 1
+
+
+@pytest.mark.slow  # two exports, each in a process
+def test_a_model_that_the_base_does_not_have_is_shown(repository: Path) -> None:
+    (repository / "more.py").write_text(MODEL.format(width=8, activation="ReLU"))
+    text, outputs = compare(repository, model="more.py:make")
+    assert text.startswith("### more.py:make is exported for the first time")
+    assert "no such file: more.py" in text and "Sequential" in text
+    assert outputs["differs"] == "false"
+
+
+def test_a_model_that_cannot_be_exported_fails(repository: Path) -> None:
+    (repository / "nets.py").write_text("def make():\n    raise ValueError('no weights')\n")
+    text, outputs = compare(repository)
+    assert text.startswith("### nets.py:make cannot be exported\n\n    modelexport: ") and "no weights" in text
+    assert outputs["differs"] == "true"
+
+
+def test_the_action_passes_its_inputs_by_the_environment_alone() -> None:
+    """An expression in a script would run what a pull request gives as its branch's name."""
+    lines = (ACTION / "action.yml").read_text().splitlines()
+    scripts = [line for line in lines if re.match(r"\s+(run:|git |python )", line)]
+    assert len(scripts) >= 5 and not any("${{" in line for line in scripts)
