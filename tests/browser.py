@@ -78,6 +78,12 @@ class Browser:
         messages = [json.loads(entry["message"])["message"] for entry in self._log("performance")]
         return [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
 
+    def resize(self, width: int, height: int) -> None:
+        """Give the page this size, smaller than a window may be too: that of a phone."""
+        what = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        command = {"cmd": "Emulation.setDeviceMetricsOverride", "params": what}
+        self._call("POST", f"{self._session}/goog/cdp/execute", command)
+
     def picture(self, path: Path) -> None:
         path.write_bytes(base64.b64decode(self._call("GET", f"{self._session}/screenshot")))
 
