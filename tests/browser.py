@@ -81,7 +81,14 @@ class Browser:
     def resize(self, width: int, height: int) -> None:
         """Give the page this size, smaller than a window may be too: that of a phone."""
         what = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
-        command = {"cmd": "Emulation.setDeviceMetricsOverride", "params": what}
+        self._emulate("setDeviceMetricsOverride", what)
+
+    def on_paper(self, printed: bool) -> None:
+        """Show the page as it is printed, or as on a screen."""
+        self._emulate("setEmulatedMedia", {"media": "print" if printed else "screen"})
+
+    def _emulate(self, what: str, parameters: dict[str, Any]) -> None:
+        command = {"cmd": f"Emulation.{what}", "params": parameters}
         self._call("POST", f"{self._session}/goog/cdp/execute", command)
 
     def picture(self, path: Path) -> None:

@@ -27,11 +27,11 @@ from rich.text import Text
 from browser import browser
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
-COLUMNS = 118
+COLUMNS = 128
 TERMINALS = {
     "export": (
         "modelexport export bert-tiny -o bert.onnx --verify",
-        "modelexport tree bert.onnx --depth 4",
+        "modelexport tree bert.onnx --depth 3",
     ),
     "verify": ("modelexport verify faulty.onnx --model bert-tiny",),
     "cost": ("modelexport cost bert.onnx --depth 2",),
