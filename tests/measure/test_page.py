@@ -165,9 +165,7 @@ def test_another_figure_is_a_click_away(exported: Exporter, window: Browser, tmp
 
 
 @needs_browser
-def test_a_module_shows_the_nodes_of_the_modules_inside_it(
-    exported: Exporter, window: Browser, tmp_path: Path
-) -> None:
+def test_a_module_shows_the_nodes_of_the_modules_inside_it(exported: Exporter, window: Browser, tmp_path: Path) -> None:
     table = cost(exported("bert").path)
     write_page(tmp_path / "page.html", Page(table, "flops"))
     window.open(tmp_path / "page.html")
