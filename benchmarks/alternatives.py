@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx_ir
 import torch
 from torch import nn
 
@@ -65,7 +66,7 @@ def export(tool: str, name: str, path: Path) -> None:
     elif tool == "transformers":
         from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
-        OnnxExporter().export(model, inputs, OnnxConfig(dynamic=False)).save(str(path))
+        onnx_ir.save(OnnxExporter().export(model, inputs, OnnxConfig(dynamic=False)).program, path)
     else:
         built_by_genai(model, path)
 

@@ -53,24 +53,22 @@ def told(command: Any, context: Any) -> list[str]:
     """Usage, help and a table of the arguments and options of one command."""
     usage = command.get_usage(context).removeprefix("Usage: ")
     lines = ["```", " ".join(usage.split()), "```", "", " ".join((command.help or "").split())]
-    section = ""
+    sections: dict[str, list[str]] = {"Arguments": []}
     for param in command.get_params(context):
-        record = param.get_help_record(context)
-        if record is None:
-            continue
-        title = "Arguments" if param.param_type_name == "argument" else param.rich_help_panel or "Options"
-        if title != section:
-            lines += ["", f"| {title} | |", "|---|---|"]
-            section = title
-        name, text = (cell.replace("|", "\\|").replace("<", "&lt;") for cell in record)
-        lines.append(f"| `{name}` | {text} |")
+        if (record := param.get_help_record(context)) is not None:
+            argument = param.param_type_name == "argument"
+            title = "Arguments" if argument else param.rich_help_panel or "Options"
+            name, text = (cell.replace("|", "\\|") for cell in record)
+            sections.setdefault(title, []).append(f"| `{name}` | {text.replace('<', '&lt;')} |")
+    for title, rows in sections.items():
+        lines += ["", f"| {title} | |", "|---|---|", *rows] if rows else []
     return lines
 
 
 def python() -> str:
     lines = ["# Python", "", "The public names of `modelexport`, from their docstrings.", ""]
     for name, module in sorted(_PUBLIC.items()):
-        lines += [f"## {name}", "", f"::: {module}.{name}", ""]
+        lines += [f"::: {module}.{name}", ""]
     return "\n".join(lines)
 
 

@@ -81,7 +81,7 @@ def test_the_reference_has_every_command_option_and_public_name() -> None:
     commands, python = pages.commands(), pages.python()
     assert [name for name in COMMANDS if f"### {name}\n" not in commands] == []
     assert all(option in commands for option in ("--verify", "--keep-torch-metadata", "--rule", "--as-inputs"))
-    assert [name for name in modelexport.__all__ if f"## {name}\n" not in python] == []
+    assert [name for name in modelexport.__all__ if f".{name}\n" not in python] == []
 
 
 @pytest.mark.slow
