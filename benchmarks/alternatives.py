@@ -4,8 +4,8 @@
 
 Two small models with random weights: a Llama of two layers, and an ALBERT whose one layer runs three times (which the
 model builder of onnxruntime-genai does not know). Each export runs in a process of its own. Nothing is asked of a file
-but texts: the path of a module counts as found wherever the name or the metadata of a node has it, with dots or with
-slashes; the tags of one exporter are not read in another way than those of the others. A `state_dict` entry counts if
+but texts: a node names a module if its name or metadata have the module's path, with dots or with slashes; the longest
+counts. A call is told apart from others of its module if the metadata that say where its nodes come from differ. A `state_dict` entry counts if
 an initializer has its name, or names it in its metadata.
 
 Two minutes.
@@ -13,8 +13,10 @@ Two minutes.
 
 from __future__ import annotations
 
+import ast
 import datetime
 import importlib.metadata
+import json
 import re
 import resource
 import subprocess
@@ -27,6 +29,8 @@ import onnx
 import onnx_ir
 import torch
 from torch import nn
+
+from modelexport import __version__
 
 TOOLS = {
     "modelexport": "modelexport",
@@ -47,9 +51,14 @@ def make(name: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:
         config = transformers.LlamaConfig(
             **SIZES, num_key_value_heads=2, use_cache=False, bos_token_id=1, eos_token_id=2
         )
-        return transformers.LlamaForCausalLM(config).eval(), {"input_ids": ids}
-    config = transformers.AlbertConfig(**SIZES | {"num_hidden_layers": 3}, embedding_size=16)
-    return transformers.AlbertModel(config).eval(), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        model: nn.Module = transformers.LlamaForCausalLM(config)
+        inputs = {"input_ids": ids}
+    else:
+        config = transformers.AlbertConfig(**SIZES | {"num_hidden_layers": 3}, embedding_size=16)
+        model, inputs = transformers.AlbertModel(config), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    for parameter in model.parameters():  # as trained: no two parameters are equal
+        nn.init.normal_(parameter)
+    return model.eval(), inputs
 
 
 def export(tool: str, name: str, path: Path) -> None:
@@ -91,15 +100,18 @@ def texts(element: Any) -> list[str]:
     return [element.name, *(entry.value for entry in element.metadata_props)]
 
 
-def paths_in(text: str, paths: set[str]) -> set[str]:
-    """The module paths in a text, with dots or slashes: the longest of each word."""
-    words = (re.sub(r"[/.]+", ".", word).strip(".") for word in re.findall(r"[\w./]+", text))
-    found = set()
+def paths_of(model: nn.Module) -> set[str]:
+    return {path for path, module in model.named_modules() if path and not isinstance(module, nn.ModuleList)}
+
+
+def innermost(node: onnx.NodeProto, paths: set[str]) -> str:
+    """The longest module path in a node's texts; empty if there is none."""
+    words = {re.sub(r"[/.]+", ".", word).strip(".") for text in texts(node) for word in re.findall(r"[\w./]+", text)}
+    found = {""}
     for word in words:
         parts = word.split(".")
-        spans = ((a, b) for b in range(len(parts), 0, -1) for a in range(b))
-        found |= {next((path for a, b in spans if (path := ".".join(parts[a:b])) in paths), "")}
-    return found - {""}
+        found |= paths & {".".join(parts[a:b]) for a in range(len(parts)) for b in range(a + 1, len(parts) + 1)}
+    return max(found, key=len)
 
 
 def measure(tool: str, name: str, folder: Path) -> dict[str, str]:
@@ -110,8 +122,8 @@ def measure(tool: str, name: str, folder: Path) -> dict[str, str]:
     model, _ = make(name)
     file = onnx.load(folder / "m.onnx")
     nodes = [node for node in file.graph.node if node.op_type != "Constant"]
-    paths = {path for path, module in model.named_modules() if path and not isinstance(module, nn.ModuleList)}
-    named = sum(any(paths_in(text, paths) for text in texts(node)) for node in nodes)
+    paths = paths_of(model)
+    named = {innermost(node, paths) for node in nodes} - {""}
     entries = {key for key, _ in model.named_parameters()}
     known = {word for one in file.graph.initializer for text in texts(one) for word in re.findall(r"[\w.]+", text)}
     size = sum(entry.ByteSize() for node in nodes for entry in node.metadata_props) / len(nodes)
@@ -119,7 +131,7 @@ def measure(tool: str, name: str, folder: Path) -> dict[str, str]:
     leaks = any(path in text for node in nodes for text in texts(node) for path in here)
     return {
         "nodes": f"{len(nodes)}",
-        "nodes that name a module": f"{100 * named / len(nodes):.0f} %",
+        "modules that nodes name": f"{len(named)} of {len(paths)}",
         "parameters under their name": f"{len(entries & known)} of {len(entries)}",
         "bytes of metadata a node": f"{size:,.0f}",
         "paths of this machine in the file": "yes" if leaks else "no",
@@ -128,23 +140,23 @@ def measure(tool: str, name: str, folder: Path) -> dict[str, str]:
 
 
 def calls_told_apart(folder: Path) -> str:
-    """How many calls of a `Linear` that runs three times have texts of their own."""
+    """How many calls of a `Linear` that runs three times have nodes that say so."""
     model, _ = make("albert")
-    paths = {path for path, module in model.named_modules() if path and not isinstance(module, nn.ModuleList)}
-    path = next(
-        path for path, module in model.named_modules() if path.endswith("ffn") and isinstance(module, nn.Linear)
-    )
-    products = [node for node in onnx.load(folder / "m.onnx").graph.node if node.op_type in ("MatMul", "Gemm")]
-    texts_of = {
-        tuple(entry.value for entry in node.metadata_props if entry.key in IDENTIFYING)
-        for node in products
-        if any(path in paths_in(text.replace("@", "/@"), paths) for text in texts(node))
+    paths = paths_of(model)
+    path = next(p for p, module in model.named_modules() if p.endswith("ffn") and isinstance(module, nn.Linear))
+    calls = {
+        json.dumps([source(entry) for entry in node.metadata_props])
+        for node in onnx.load(folder / "m.onnx").graph.node
+        if node.op_type in ("MatMul", "Gemm") and innermost(node, paths) == path
     }
-    return f"{len(texts_of)} of 3"
+    return f"{len(calls)} of 3"
 
 
-IDENTIFYING = ("modelexport.call", "namespace", "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy")
-"""Metadata that say where a node comes from; others, such as stack traces, differ from node to node."""
+def source(entry: Any) -> Any:
+    """Where a node comes from, if an entry of its metadata says so. The last scope is its own operation's name."""
+    if entry.key == "pkg.torch.onnx.name_scopes":
+        return ast.literal_eval(entry.value)[:-1]
+    return entry.value if entry.key == "modelexport.call" else None
 
 
 def main() -> None:
@@ -160,7 +172,8 @@ def main() -> None:
                 apart = calls_told_apart(Path(scratch))
         for name, figure in (found | {"calls of one module told apart": apart}).items():
             rows.setdefault(name, []).append(figure)
-    heads = [f"{tool} {importlib.metadata.version(package)}" for tool, package in TOOLS.items()]
+    versions = [importlib.metadata.version(package).partition("+")[0] for package in TOOLS.values()]
+    heads = [f"{tool} {version}" for tool, version in zip(TOOLS, [__version__, *versions[1:]], strict=True)]
     print(f"| {datetime.datetime.now(tz=datetime.UTC).date()} | {' | '.join(heads)} |")
     print("|---" * (len(heads) + 1) + "|")
     for name, figures in rows.items():

@@ -68,7 +68,7 @@ def told(command: Any, context: Any) -> list[str]:
 def python() -> str:
     lines = ["# Python", "", "The public names of `modelexport`, from their docstrings.", ""]
     for name, module in sorted(_PUBLIC.items()):
-        lines += [f"::: {module}.{name}", ""]
+        lines += [f"::: {module}.{name}", f"    options: {{heading: modelexport.{name}, toc_label: {name}}}", ""]
     return "\n".join(lines)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import shlex
 import struct
 import subprocess
@@ -111,6 +112,29 @@ def save_a_decoder() -> None:
     LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=96, num_hidden_layers=2)).save_pretrained("llama")
 
 
+def sweep() -> None:
+    """How many files agree with PyTorch, from the last row of the table of docs/evidence/sweep.md."""
+    page = (IMAGES.parent / "evidence" / "sweep.md").read_text(encoding="utf-8")
+    heads, row = (re.search(rf"^\| {name} \|.*$", page, re.M) for name in ("family", "all"))
+    assert heads is not None
+    assert row is not None
+    figures = row[0].split("|")
+    whole = int(figures[2])
+    ours, bare = (int(figures[n]) for n, head in enumerate(heads[0].split("|")) if head.strip() == "agrees")
+    bars = ""
+    for index, (name, count) in enumerate((("modelexport", ours), ("torch.onnx", bare))):
+        y = 12 + 30 * index
+        bars += f'<text x="0" y="{y + 15}">{name}</text><rect class="all" x="120" y="{y}" width="500" height="20"/>'
+        bars += f'<rect class="bar{index}" x="120" y="{y}" width="{500 * count / whole:.0f}" height="20"/>'
+        bars += f'<text x="630" y="{y + 15}">{count} of {whole} agree with PyTorch</text>\n'
+    style = (
+        "text { font: 14px system-ui, sans-serif; fill: #333 } .all { fill: #ddd } .bar0 { fill: #3b7dd8 } "
+        ".bar1 { fill: #8a94a3 } @media (prefers-color-scheme: dark) { text { fill: #ddd } .all { fill: #444 } }"
+    )
+    picture = f'<svg viewBox="0 0 880 74" xmlns="http://www.w3.org/2000/svg"><style>{style}</style>\n{bars}</svg>\n'
+    (IMAGES / "sweep.svg").write_text(picture, encoding="utf-8")
+
+
 def pages() -> None:
     """The HTML report, light, dark and on a phone, and the page of a package."""
     run("modelexport report bert.onnx -o report.html --profile")
@@ -134,7 +158,8 @@ def pages() -> None:
 
 
 def main(names: list[str]) -> None:
-    known = [*TERMINALS, "pages"]
+    others = {"sweep": sweep, "pages": pages}
+    known = [*TERMINALS, *others]
     if unknown := set(names) - set(known):
         raise SystemExit(f"there is no picture {', '.join(sorted(unknown))}: there are {', '.join(known)}")
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
@@ -142,7 +167,7 @@ def main(names: list[str]) -> None:
         run("modelexport export bert-tiny -o opset18.onnx --opset 18")
         plant_a_fault()
         for name in names or known:
-            pages() if name == "pages" else terminal(name)
+            others[name]() if name in others else terminal(name)
             print(name)
 
 
