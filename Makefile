@@ -1,12 +1,13 @@
 # make demo   set up, export the built-in model, show its tree
 # make test   set up, lint, check types and imports, run the tests
+# make docs   build the documentation as a site that works offline, site/index.html, and check its links
 # make figures   measure again, and rewrite the tables of figures in the docs; ONLY=extract for one script
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test check test-slow bench figures clean
+.PHONY: demo test check test-slow bench figures docs clean
 
 demo: .venv/installed
 	@$(BIN)/modelexport export bert-tiny -o demo/bert-tiny.onnx --verify
@@ -30,8 +31,11 @@ bench: .venv/installed-for-tests
 figures: .venv/installed-for-tests
 	$(BIN)/python benchmarks/tables.py $(ONLY)
 
+docs: .venv/installed-for-docs
+	$(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf .venv demo
+	rm -rf .venv demo site
 
 # torch first: its CPU build is only taken when that exact version is asked for.
 .venv/installed: pyproject.toml constraints.txt
@@ -46,4 +50,8 @@ clean:
 	$(PIP) --no-deps --target .venv/pillow --upgrade pillow==12.3.0
 	$(PIP) --no-deps --target .venv/peft --upgrade peft==0.21.2 accelerate==1.15.0 psutil==7.2.2
 	$(PIP) --no-deps --target .venv/explorer --upgrade -r tests/requirements-explorer.txt
+	@touch $@
+
+.venv/installed-for-docs: .venv/installed
+	$(PIP) -e '.[transformers,docs]' -c constraints.txt
 	@touch $@

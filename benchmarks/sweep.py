@@ -7,8 +7,8 @@ The models are those of `tests/zoo`, with random weights. Each export runs in a 
 N seconds. A file counts as loaded if ONNX Runtime opens it, and as agreeing if it computes PyTorch's outputs, judged
 here with NumPy alone: the norm of the difference is at most a thousandth of the output's, or, of a random model, twice
 that between two runs of PyTorch. What was found is appended to FILE, and a model and way that are in it are not run
-again, so that the table can be made in slices. `--write` puts the table into `docs/sweep.md`. All families take about
-an hour.
+again, so that the table can be made in slices. `--write` puts the table into
+`docs/evidence/sweep.md`. All families take about an hour.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ import onnxruntime  # noqa: E402
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
-PAGE = ROOT / "docs" / "sweep.md"
+PAGE = ROOT / "docs" / "evidence" / "sweep.md"
 BEGIN, END = "<!-- figures: sweep.py -->", "<!-- end -->"
 WAYS = ("ours", "bare")
 CLOSE = 1e-3

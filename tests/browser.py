@@ -78,6 +78,19 @@ class Browser:
         messages = [json.loads(entry["message"])["message"] for entry in self._log("performance")]
         return [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
 
+    def resize(self, width: int, height: int) -> None:
+        """Give the page this size, smaller than a window may be too: that of a phone."""
+        what = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        self._emulate("setDeviceMetricsOverride", what)
+
+    def on_paper(self, printed: bool) -> None:
+        """Show the page as it is printed, or as on a screen."""
+        self._emulate("setEmulatedMedia", {"media": "print" if printed else "screen"})
+
+    def _emulate(self, what: str, parameters: dict[str, Any]) -> None:
+        command = {"cmd": f"Emulation.{what}", "params": parameters}
+        self._call("POST", f"{self._session}/goog/cdp/execute", command)
+
     def picture(self, path: Path) -> None:
         path.write_bytes(base64.b64decode(self._call("GET", f"{self._session}/screenshot")))
 

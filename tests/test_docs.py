@@ -15,6 +15,7 @@ import typer
 
 import modelexport
 from modelexport.cli.grouped import app
+from pictures import IMAGES, TERMINALS
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -135,3 +136,12 @@ def test_every_page_is_linked_and_the_readme_begins_with_demo_and_test() -> None
     linked = {name for page in (readme, *pages.values()) for name in re.findall(r"\]\((?:docs/)?([\w-]+\.md)", page)}
     assert pages.keys() - linked == set()
     assert re.findall(r"^make (\w+)", readme, re.M)[:2] == ["demo", "test"]
+
+
+def test_the_commands_of_the_pictures_parse_and_every_picture_is_shown() -> None:
+    for line in (line for lines in TERMINALS.values() for line in lines):
+        _, command, *words = shlex.split(line)
+        COMMANDS[command].make_context(command, words)
+    pages = "".join(page.read_text() for page in PAGES)
+    assert [path.name for path in IMAGES.iterdir() if f"images/{path.name}" not in pages] == []
+    assert [name for name in TERMINALS if not (IMAGES / f"{name}.svg").exists()] == []

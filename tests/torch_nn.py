@@ -1,6 +1,6 @@
 """Every public class of ``torch.nn`` that can be called: how it is made, what it takes, and why it cannot be exported.
 
-``docs/torch-nn.md`` is generated from this table and what its exports gave: ``python tests/torch_nn.py``.
+``docs/evidence/torch-nn.md`` is generated from this table and what its exports gave: ``python tests/torch_nn.py``.
 """
 
 from __future__ import annotations
@@ -283,14 +283,14 @@ HEADER = """# torch.nn
 Every public class of `torch.nn` with a `forward`, exported with `modelexport.export` in evaluation mode. The test
 suite checks each line: the file passes `onnx.checker`, ONNX Runtime loads it, its outputs are those of PyTorch, and
 every node has an owner, none of them inferred. If the front end is `torchscript`, `dynamo` cannot export the class.
-[frontends.md](frontends.md) describes the front ends.
+[frontends.md](../frontends.md) describes the front ends.
 
 This page is generated from the table in the tests: `python tests/torch_nn.py`.
 """
 
 
 def page() -> str:
-    """``docs/torch-nn.md``: a line for each case, then the classes that are not called."""
+    """``docs/evidence/torch-nn.md``: a line for each case, then the classes that are not called."""
     lines = [HEADER, "| class | variant | exported | why not |", "|---|---|---|---|"]
     for case in sorted(CASES, key=lambda case: (case.name, case.variant)):
         how = "no" if case.failure else f"`{case.frontend}`"
@@ -309,4 +309,4 @@ REASONS = {
 
 
 if __name__ == "__main__":
-    Path(__file__).parent.parent.joinpath("docs", "torch-nn.md").write_text(page(), encoding="utf-8")
+    Path(__file__).parent.parent.joinpath("docs", "evidence", "torch-nn.md").write_text(page(), encoding="utf-8")

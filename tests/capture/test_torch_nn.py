@@ -21,7 +21,7 @@ def test_the_table_has_every_public_class() -> None:
 
 
 def test_the_page_is_that_of_the_table() -> None:
-    page = Path(__file__).parent.parent.parent / "docs" / "torch-nn.md"
+    page = Path(__file__).parent.parent.parent / "docs" / "evidence" / "torch-nn.md"
     assert page.read_text(encoding="utf-8") == torch_nn.page()
     assert set(torch_nn.REASONS) == {case.label for case in torch_nn.CASES if case.failure}
 

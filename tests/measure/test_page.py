@@ -133,6 +133,68 @@ def test_the_page_adds_up_as_the_table_does(exported: Exporter, window: Browser,
 
 
 @needs_browser
+def test_figures_are_side_by_side_and_sort_the_rows(window: Browser, tmp_path: Path) -> None:
+    write_page(tmp_path / "page.html", Page(large_table(300), "seconds"))
+    window.open(tmp_path / "page.html")
+    assert window.texts("#tree button.number") == ["seconds"]
+    rows = window.texts("#tree [data-address] .label")
+    window.click('#tree [data-column="seconds"]')
+    assert window.texts("#count") == ["by seconds"]
+    assert window.texts("#tree [data-address] .label")[0].startswith("model.layers.2.self_attention")
+    own = window.run("return rows.map(r => r.own.seconds || 0).sort((a, b) => b - a)[0]")
+    assert window.run("return rows.find(r => r.address === arguments[0]).own.seconds", first_address(window)) == own
+    window.type("#search", "layers.1.")
+    assert first_address(window).startswith("model.layers.1.")
+    window.type("#search", "")
+    window.click('#tree [data-column="seconds"]')
+    assert window.texts("#tree [data-address] .label") == rows
+
+
+def first_address(window: Browser) -> str:
+    return str(window.run("return document.querySelector('#tree [data-address]').dataset.address"))
+
+
+@needs_browser
+def test_another_figure_is_a_click_away(exported: Exporter, window: Browser, tmp_path: Path) -> None:
+    write_page(tmp_path / "page.html", Page(cost(exported("bert").path), "flops"))
+    window.open(tmp_path / "page.html")
+    assert window.texts("#tree button.number") == ["flops", "parameters"]
+    window.click('#tree [data-column="parameters"]')
+    assert window.run("return [column.name, document.querySelector('#column').value]") == ["parameters"] * 2
+    assert window.texts("#tree button.number") == ["parameters", "flops"]
+
+
+@needs_browser
+def test_a_module_shows_the_nodes_of_the_modules_inside_it(exported: Exporter, window: Browser, tmp_path: Path) -> None:
+    table = cost(exported("bert").path)
+    write_page(tmp_path / "page.html", Page(table, "flops"))
+    window.open(tmp_path / "page.html")
+    window.click('#tree [data-address="encoder.layer.0"]')
+    inside = [node for node in table.nodes if any(str(call).startswith("encoder.layer.0") for call in node.calls)]
+    assert window.count("#nodes tr") == len(inside) > 0
+    assert f"{len(inside)} nodes, 0 its own" in window.texts("#detail h2")
+
+
+@needs_browser
+def test_a_phone_and_paper_show_names_and_figures(exported: Exporter, window: Browser, tmp_path: Path) -> None:
+    write_page(tmp_path / "page.html", Page(cost(exported("bert").path), "flops"))
+    window.open(tmp_path / "page.html")
+    outside = (
+        "return [...document.querySelectorAll('#tree .number, #tree .label, #detail td')]"
+        ".filter(e => e.getClientRects().length && e.getBoundingClientRect().right > innerWidth).length"
+    )
+    shown = "return getComputedStyle(document.querySelector(arguments[0])).display"
+    window.resize(390, 844)
+    assert window.run(outside) == 0
+    assert window.run("return document.documentElement.scrollWidth <= innerWidth")
+    window.resize(1300, 1000)
+    window.on_paper(True)
+    assert [window.run(shown, selector) for selector in ("#theme", "#tables")] == ["none", "block"]
+    window.on_paper(False)
+    assert window.run(shown, "#tables") == "grid"
+
+
+@needs_browser
 def test_ten_thousand_nodes_are_shown(window: Browser, tmp_path: Path) -> None:
     write_page(tmp_path / "large.html", Page(large_table(), "seconds"))
     window.open(tmp_path / "large.html")
