@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 import onnx_ir as ir
@@ -118,9 +119,34 @@ def retag(changed: str | Path, *, source: str | Path, output: str | Path) -> Ret
     model, inlined = _flat(changed, tagged)
     _check_outputs(changed, model)
     check_files(model)
+    return write_retagged(model, tagged, output, changed=changed, inlined=inlined)
+
+
+def write_retagged(
+    model: ir.Model,
+    tagged: TaggedFile,
+    output: Path,
+    *,
+    changed: Path | None = None,
+    inlined: bool = False,
+    beside: Mapping[str, bytes] = MappingProxyType({}),
+) -> RetagReport:
+    """Restore the tags of a model in memory that was made from a tagged file, and write it.
+
+    Args:
+        model: Changed in place; it has no local functions.
+        changed: The file that it was read from, if it may have been made from another one.
+        inlined: Whether it had local functions.
+        beside: What else is written with it: the end of each name to the content.
+
+    Raises:
+        As :func:`retag`.
+    """
+    forget_tags(model)
     before = take_snapshot(tagged.model)
     descent = trace_owners(before, model)
-    _check_related(changed, tagged, descent)
+    if changed is not None:
+        _check_related(changed, tagged, descent)
     coverage, untagged = count_coverage(model)
     if untagged and not tagged.coverage.untagged:
         raise UntaggedNodeError(untagged)
@@ -133,7 +159,7 @@ def retag(changed: str | Path, *, source: str | Path, output: str | Path) -> Ret
     documents = _documents(tagged, model, tags, descent, inheritance, coverage)
     with written_together(output.parent) as staging:
         save_model(model, staging / output.name, documents=documents)
-        for suffix, document in documents.items():
+        for suffix, document in {**documents, **beside}.items():
             (staging / output.name).with_suffix(suffix).write_bytes(document)
         files = [str(output.parent / file.name) for file in sorted(staging.iterdir())]
     return _report(output, files, tagged, model, coverage, descent, inheritance, lost, inlined=inlined)
@@ -199,16 +225,20 @@ def _flat(path: Path, tagged: TaggedFile) -> tuple[ir.Model, bool]:
             model.graph.sort()
     except ValueError as error:
         raise FileFormatError(f"{path} is damaged: its nodes form a cycle") from error
-    stores = [node.metadata_props for node in all_nodes(model)]
-    stores += [value.metadata_props for value in initializers(model)]
-    for store in (model.metadata_props, *stores):
-        for key in [key for key in store if key.startswith("modelexport.")]:
-            del store[key]
     if tagged.encoding == "attributes":
         for node in all_nodes(model):
             node.attributes.pop(keys.SOURCE_MODULE_ATTRIBUTE, None)
             node.attributes.pop(keys.HIERARCHY_TAGS_ATTRIBUTE, None)
     return model, inlined
+
+
+def forget_tags(model: ir.Model) -> None:
+    """Remove our properties from a model that was changed, in place: they may no longer hold for it."""
+    stores = [node.metadata_props for node in all_nodes(model)]
+    stores += [value.metadata_props for value in initializers(model)]
+    for store in (model.metadata_props, *stores):
+        for key in [key for key in store if key.startswith("modelexport.")]:
+            del store[key]
 
 
 def _cause(error: BaseException) -> str:

@@ -1,0 +1,169 @@
+"""Nodes of a graph as a small model of their own, and a changed one put back in their place.
+
+A library sees only the nodes that it is to change: what is kept cannot be changed, whatever the library does elsewhere
+in a graph. The inputs and outputs of a piece keep their types, so that casts and scales are inside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import onnx
+import onnx_ir as ir
+
+from modelexport.errors import UsageError
+from modelexport.files.protos import to_proto
+
+
+def cut_piece(model: ir.Model, nodes: Sequence[ir.Node]) -> onnx.ModelProto:
+    """A model of some nodes of the main graph, which have no nested graphs, with their weights in it.
+
+    Its inputs are the values that the nodes take from others, its outputs the values that others take from them; every
+    value keeps its name.
+    """
+    values: dict[ir.Value, ir.Value] = {}
+    inputs: list[ir.Value] = []
+    held: list[ir.Value] = []
+    own = set(nodes)
+    for node in nodes:
+        for value in node.inputs:
+            if value is None or value in values or value.producer() in own:
+                continue
+            values[value] = copied = _copied(value)
+            if _is_weight(value):
+                copied.const_value = value.const_value
+                held.append(copied)
+            else:
+                inputs.append(copied)
+    for node in nodes:
+        values.update((value, _copied(value)) for value in node.outputs)
+    copies = [
+        ir.Node(
+            node.domain,
+            node.op_type,
+            [None if value is None else values[value] for value in node.inputs],
+            [ir.Attr(attr.name, attr.type, attr.value) for attr in node.attributes.values()],
+            overload=node.overload,
+            outputs=[values[value] for value in node.outputs],
+            name=node.name,
+        )
+        for node in nodes
+    ]
+    outputs = [values[value] for value in outputs_of(nodes)]
+    graph = ir.Graph(inputs, outputs, nodes=copies, initializers=held, opset_imports=dict(model.opset_imports))
+    return to_proto(ir.Model(graph, ir_version=model.ir_version), {})
+
+
+def outputs_of(nodes: Collection[ir.Node]) -> list[ir.Value]:
+    """The values that nodes produce for others, or as outputs of the graph."""
+    own = set(nodes)
+    made = (value for node in nodes for value in node.outputs)
+    return [value for value in made if value.is_graph_output() or any(user not in own for user in value.consumers())]
+
+
+class Pieces:
+    """A graph in whose place of some nodes changed pieces are put, one after the other, in place."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self._model = model
+        self._there = {value.name: value for node in model.graph for value in node.outputs}
+        self._names = {node.name for node in model.graph}
+
+    def put(self, nodes: Sequence[ir.Node], changed: onnx.ModelProto) -> None:
+        """Put a changed piece in the place of the nodes that it was made from.
+
+        A node or an initializer that another piece has brought already (two pieces quantize the same activation) is not
+        brought twice.
+
+        Raises:
+            UsageError: The library has changed the version of ONNX's operators.
+        """
+        graph, there = self._model.graph, self._there
+        piece = ir.serde.deserialize_model(changed)
+        piece.graph.sort()  # some libraries append new nodes at the end
+        self._import(piece)
+        leaving = outputs_of(nodes)
+        taken = {value.name: value for node in nodes for value in node.inputs if value is not None}
+        values: dict[ir.Value, ir.Value] = {value: taken[value.name] for value in piece.graph.inputs}
+        fresh: list[ir.Value] = []
+        for value in piece.graph.initializers.values():
+            before = graph.initializers.get(value.name or "")
+            if before is not None and _equal(before.const_value, value.const_value):
+                values[value] = before
+            else:
+                values[value] = created = _copied(value)
+                created.const_value = value.const_value
+                fresh.append(created)
+        for node in nodes:
+            self._names.discard(node.name)
+            for value in node.outputs:
+                del there[value.name]
+        made: list[ir.Node] = []
+        for node in piece.graph:
+            inputs = [None if value is None else values[value] for value in node.inputs]
+            twin = there[node.outputs[0].name].producer() if node.outputs[0].name in there else None
+            if twin is not None and _is_same(twin, node, inputs):
+                values.update(zip(node.outputs, twin.outputs, strict=True))
+                continue
+            results = [_copied(value) for value in node.outputs]
+            for value in results:
+                while value.name in there:
+                    value.name = f"{value.name}_again"
+                there[value.name] = value
+            values.update(zip(node.outputs, results, strict=True))
+            attributes = list(node.attributes.values())
+            made.append(
+                ir.Node(node.domain, node.op_type, inputs, attributes, outputs=results, name=self._fresh(node.name))
+            )
+        by_name = {value.name: values[value] for value in piece.graph.outputs}
+        arriving = [by_name[value.name] for value in leaving]
+        ir.convenience.replace_nodes_and_values(graph, nodes[-1], list(nodes), made, leaving, arriving)
+        for value in taken.values():
+            if _is_weight(value) and not value.uses() and not value.is_graph_output():
+                del graph.initializers[value.name or ""]
+        for value in fresh:
+            if (value.name or "") in graph.initializers:  # a kept node uses the one that has the name
+                value.name = f"{value.name}.{str(value.dtype).lower()}"
+            graph.register_initializer(value)
+
+    def _fresh(self, name: str | None) -> str:
+        """A name that no node has: kept nodes keep theirs."""
+        name = stem = name or "quantized"
+        number = 1
+        while name in self._names:
+            number += 1
+            name = f"{stem}_{number}"
+        self._names.add(name)
+        return name
+
+    def _import(self, piece: ir.Model) -> None:
+        versions = self._model.opset_imports
+        for domain, version in piece.opset_imports.items():
+            if versions.setdefault(domain, version) != version:
+                raise UsageError(
+                    f"the library needs version {version} of the operators of '{domain or 'ai.onnx'}', and the file "
+                    f"has {versions[domain]}: export it with --opset {version}"
+                )
+
+
+def _is_weight(value: ir.Value) -> bool:
+    return value.is_initializer() and not value.is_graph_input() and value.const_value is not None
+
+
+def _copied(value: ir.Value) -> ir.Value:
+    return ir.Value(name=value.name, type=value.type, shape=value.shape)
+
+
+def _equal(one: ir.TensorProtocol | None, other: ir.TensorProtocol | None) -> bool:
+    if one is None or other is None or one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return one is other or one.tobytes() == other.tobytes()
+
+
+def _is_same(one: ir.Node, other: ir.Node, inputs: Sequence[ir.Value | None]) -> bool:
+    return (
+        one.op_identifier() == other.op_identifier()
+        and list(one.inputs) == list(inputs)
+        and len(one.outputs) == len(other.outputs)
+        and one.attributes == other.attributes
+    )

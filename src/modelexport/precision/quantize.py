@@ -1,0 +1,276 @@
+"""``quantize``: methods applied to the modules of a tagged file, group by group; the result is tagged."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import onnx
+import onnx_ir as ir
+
+from modelexport.core.messages import collected
+from modelexport.core.text import short_repr
+from modelexport.errors import CheckError, UsageError
+from modelexport.files.atomic import check_writable, scratch
+from modelexport.files.linked import check_files
+from modelexport.files.onnx_models import save_model
+from modelexport.format import documents
+from modelexport.graph.copies import copy_of
+from modelexport.graph.nodes import initializers
+from modelexport.lineage.retagging import write_retagged
+from modelexport.precision.groups import weighted_nodes
+from modelexport.precision.methods import Method, apply_method
+from modelexport.precision.pieces import Pieces, cut_piece
+from modelexport.precision.recipes import Assignment, Recipe, encode_recipe, make_recipe, read_recipe, resolve
+from modelexport.runtime.sessions import open_session
+from modelexport.tagged.file import read_tagged
+
+RECIPE_SUFFIX = ".recipe.yaml"
+"""The end of the name of the recipe that is written beside a quantized file."""
+
+Feeds = Sequence[Mapping[str, Any]]
+"""Inputs of a file, one mapping of names to arrays a run."""
+Made = dict[tuple[Method, tuple[str, ...]], onnx.ModelProto]
+"""Methods and names of nodes to the pieces that came out; for callers that quantize one model often."""
+
+
+class QuantizeResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``quantize`` wrote."""
+
+    __repr__ = short_repr
+
+    path: str
+    files: list[str]
+    recipe: str
+    """The file of the recipe that gives this result again."""
+    coverage: documents.Coverage
+    methods: dict[str, int]
+    """Method to the number of nodes of the source that it has replaced."""
+    kept: list[str]
+    """The addresses of kept calls, without those inside of other kept ones; each is bit for bit what it was."""
+    joined: list[str]
+    """A line for each group of nodes that gets another method than the rules of some of its calls say."""
+    bytes_before: int
+    """Of the weights."""
+    bytes_after: int
+
+
+def quantize(
+    file: str | Path,
+    output: str | Path,
+    *,
+    to: str | None = None,
+    keep: Iterable[str] = (),
+    only: Iterable[str] = (),
+    recipe: Recipe | str | Path | None = None,
+    data: Feeds | None = None,
+) -> QuantizeResult:
+    """Quantize modules of a tagged file, and write the result with its tags and its recipe.
+
+    Args:
+        file: A tagged file.
+        output: The file to write.
+        to: A method (:data:`.methods.METHODS`), with options after a colon.
+        keep: Selectors of modules that stay bit for bit what they are.
+        only: Selectors of the modules that get the method; by default all.
+        recipe: A recipe or the file of one, instead of ``to``, ``keep`` and ``only``.
+        data: Inputs for methods that measure ranges.
+
+    Raises:
+        UsageError: A selector matches nothing, a method does not exist or has no kernel, or data are needed.
+        FileFormatError: The file or the recipe cannot be read.
+        OutputError: The output cannot be written. An existing file of that name is unchanged.
+    """
+    file, output, keep, only = Path(file), Path(output), list(keep), list(only)
+    check_writable(output, [file])
+    if recipe is not None and (to or keep or only):
+        raise UsageError("a recipe has its own methods: give --recipe, or --to with --keep and --only")
+    if recipe is None:
+        recipe = make_recipe(to, keep, only)
+    elif not isinstance(recipe, Recipe):
+        recipe = read_recipe(Path(recipe))
+    tagged = read_tagged(file)
+    check_files(tagged.model)
+    resolved = resolve(recipe, tagged)
+    methods = set(resolved.assignment.values())
+    if any(method.row.needs_data for method in methods) and not data:
+        raise UsageError("int8-static measures ranges on inputs like those that the model will get: give --data")
+    check_kernels(tagged.model, resolved.assignment)
+    with scratch(output.parent) as folder:
+        ranges = calibrate(tagged.model, data, folder) if data and any(m.row.needs_data for m in methods) else None
+        model = quantize_model(tagged.model, resolved.assignment, ranges=ranges)
+    replaced = _check_kept(tagged.model, model, resolved.assignment)
+    before, after = _bytes(tagged.model), _bytes(model)
+    report = write_retagged(model, tagged, output, beside={RECIPE_SUFFIX: encode_recipe(recipe)})
+    counts: dict[str, int] = defaultdict(int)
+    for name in replaced:
+        counts[str(resolved.assignment[name])] += 1
+    return QuantizeResult(
+        path=report.path,
+        files=report.files,
+        recipe=str(output.with_suffix(RECIPE_SUFFIX)),
+        coverage=report.coverage,
+        methods=dict(counts),
+        kept=resolved.kept,
+        joined=resolved.joined,
+        bytes_before=before,
+        bytes_after=after,
+    )
+
+
+def quantize_model(
+    model: ir.Model, assignment: Assignment, *, ranges: Path | None = None, made: Made | None = None
+) -> ir.Model:
+    """A copy of a model in memory, quantized; its nodes have the owners that they had, and new ones have none.
+
+    Args:
+        model: A model without local functions, whose nodes have unique names.
+        ranges: What :func:`calibrate` measured, for methods that need it.
+        made: Pieces that were made before are taken from here, and new ones are put here.
+
+    Raises:
+        UsageError: A library fails.
+    """
+    copy = copy_of(model)
+    pieces = Pieces(copy)
+    for method, nodes in _parts(copy, assignment):
+        key = method, tuple(node.name or "" for node in nodes)
+        changed = made.get(key) if made is not None else None
+        if changed is None:
+            changed = apply_method(cut_piece(copy, nodes), method, ranges)
+            if made is not None:
+                made[key] = changed
+        pieces.put(nodes, changed)
+    copy.graph.sort()
+    return copy
+
+
+def _parts(model: ir.Model, assignment: Assignment) -> list[tuple[Method, list[ir.Node]]]:
+    """The nodes that are given to a library together, with their method.
+
+    Nodes that share a weight are, so that it is quantized once. A method that takes every node gets all of its nodes at
+    once, so that nothing is converted back between two of them.
+    """
+    weighted = weighted_nodes(model)
+    parts: dict[tuple[Method, str | None], list[ir.Node]] = defaultdict(list)
+    for node in model.graph:
+        method = assignment.get(node.name or "")
+        if method is None:
+            continue
+        if (weights := method.row.weights) is None:
+            parts[method, None].append(node)
+        elif node in weighted and node.op_type in weights:
+            parts[method, weighted[node].name].append(node)
+    return [(method, nodes) for (method, _), nodes in parts.items()]
+
+
+def calibrate(model: ir.Model, data: Feeds, folder: Path) -> Path:
+    """Measure the ranges of all values that a method may quantize; returns the file of them.
+
+    Args:
+        model: The model before it is quantized.
+        folder: Where files may be written.
+
+    Raises:
+        UsageError: The model does not run with the data.
+    """
+    from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, create_calibrator, save_tensors_data
+    from onnxruntime.quantization.registry import QDQRegistry
+
+    class Reader(CalibrationDataReader):
+        def __init__(self) -> None:
+            self._left = iter(data)
+
+        def get_next(self) -> Mapping[str, Any] | None:
+            return next(self._left, None)
+
+    source, ranges = folder / "calibrated.onnx", folder / "ranges.json"
+    save_model(model, source)
+    try:
+        with collected():
+            calibrator = create_calibrator(
+                source,
+                list(QDQRegistry),
+                augmented_model_path=str(folder / "augmented.onnx"),
+                calibrate_method=CalibrationMethod.MinMax,
+                use_external_data_format=(folder / "calibrated.onnx.data").exists(),
+                extra_options={"max_intermediate_outputs": 1},
+            )
+            calibrator.collect_data(Reader())
+            save_tensors_data(calibrator.compute_data(), ranges)
+    except Exception as error:  # whatever the library raises
+        reason = " ".join(str(error).split())[:300]
+        raise UsageError(f"the ranges cannot be measured with these data: {reason}") from error
+    return ranges
+
+
+def check_kernels(model: ir.Model, assignment: Assignment) -> None:
+    """Refuse methods for which the runtime has no kernels, by one node of each operator.
+
+    Raises:
+        UsageError: It cannot load a quantized node.
+    """
+    probed: dict[tuple[Method, ir.OperatorIdentifier], ir.Node] = {}
+    for method, nodes in _parts(model, assignment):
+        if method.row.needs_data:
+            continue  # a runtime without an int8 kernel computes in float between the nodes that quantize
+        for node in nodes:
+            key = method, node.op_identifier()
+            if key not in probed or _weight(node) < _weight(probed[key]):
+                probed[key] = node
+    for (method, (_, operator, _)), node in probed.items():
+        changed = ir.serde.deserialize_model(apply_method(cut_piece(model, [node]), method))
+        try:
+            open_session(changed)
+        except UsageError as error:
+            raise UsageError(
+                f"the runtime has no kernel for {operator} ({node.name}) in {method}: {error}; "
+                "choose another method, or keep the module with --keep"
+            ) from error
+
+
+def _weight(node: ir.Node) -> int:
+    return sum(value.const_value.size for value in node.inputs if value is not None and value.const_value is not None)
+
+
+def _check_kept(before: ir.Model, after: ir.Model, assignment: Assignment) -> list[str]:
+    """Compare every kept node with its weights; returns the names of the nodes that are no longer there as they were.
+
+    Raises:
+        CheckError: A kept node is not there, or not what it was.
+    """
+    there = {node.name: node for node in after.graph}
+    changed: list[str] = []
+    for node in before.graph:
+        now = there.get(node.name)
+        if now is not None and _same(node, now):
+            continue
+        if node.name not in assignment:
+            raise CheckError(f"{node.name} should have been kept and was changed", reason="a kept node was changed")
+        changed.append(node.name or "")
+    return changed
+
+
+def _same(one: ir.Node, other: ir.Node) -> bool:
+    """Whether two nodes compute the same from the same weights, bit for bit."""
+    if one.op_identifier() != other.op_identifier() or one.attributes != other.attributes:
+        return False
+    for before, after in zip(one.inputs, other.inputs, strict=True):
+        if before is None or after is None:
+            if before is not after:
+                return False
+            continue
+        a, b = before.const_value, after.const_value
+        if before.is_initializer() and (
+            not after.is_initializer()
+            or (a is not b and (a is None or b is None or a.dtype != b.dtype or a.tobytes() != b.tobytes()))
+        ):
+            return False
+    return True
+
+
+def _bytes(model: ir.Model) -> int:
+    return sum(value.const_value.nbytes for value in initializers(model) if value.const_value is not None)

@@ -1,0 +1,127 @@
+"""Recipes: which modules get which method, and the methods of a file's nodes that follow from one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from modelexport.core.limits import SETTINGS_BYTES
+from modelexport.errors import UsageError
+from modelexport.files.regular import read_regular
+from modelexport.graph.nodes import nested_graphs
+from modelexport.graph.owners import owner_of
+from modelexport.precision.groups import Group, find_groups
+from modelexport.precision.methods import KEEP, Method, parse_method
+from modelexport.tagged.file import TaggedFile
+
+Assignment = Mapping[str, Method]
+"""Names of nodes to their methods. A node that is not in it is kept."""
+
+
+class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The modules that a selector picks get a method, or are kept."""
+
+    select: str
+    method: str
+    """A method with its options, or ``keep``."""
+
+
+class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Rules, of which the first that picks a call counts; a call that none picks is kept."""
+
+    rules: tuple[Rule, ...]
+    notes: tuple[str, ...] = ()
+    """What made it, for people."""
+
+
+class Resolved(msgspec.Struct, frozen=True):
+    """What a recipe means for a file."""
+
+    assignment: dict[str, Method]
+    joined: list[str]
+    """A line for each group of nodes that gets another method than the rules of some of its calls say."""
+    kept: list[str]
+    """The addresses of the calls that no method is for, without those inside of other kept ones."""
+
+
+def make_recipe(to: str | None, keep: Sequence[str] = (), only: Sequence[str] = ()) -> Recipe:
+    """The recipe for one method.
+
+    Args:
+        to: The method.
+        keep: Selectors of modules that stay what they are.
+        only: Selectors of the modules that get the method; without any, all.
+
+    Raises:
+        UsageError: No method is given.
+    """
+    if to is None:
+        raise UsageError("give a method with --to, or a recipe with --recipe")
+    rules = [Rule(selector, KEEP) for selector in keep]
+    return Recipe((*rules, *(Rule(selector, to) for selector in only or ["."])))
+
+
+def read_recipe(path: Path) -> Recipe:
+    """Read a recipe from YAML or JSON.
+
+    Raises:
+        FileFormatError: It cannot be read.
+        UsageError: It is not a recipe; the message names the field.
+    """
+    data = read_regular(path, SETTINGS_BYTES)
+    try:
+        return msgspec.yaml.decode(data, type=Recipe)  # JSON is YAML
+    except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UsageError(
+            f"{path} is not a recipe ({reason}): write 'rules:' and lines '- {{select: ..., method: ...}}'"
+        ) from error
+
+
+def encode_recipe(recipe: Recipe) -> bytes:
+    """A recipe as YAML."""
+    return msgspec.yaml.encode(recipe)
+
+
+def resolve(recipe: Recipe, tagged: TaggedFile, groups: Sequence[Group] | None = None) -> Resolved:
+    """The method of every node of a file.
+
+    A node gets the method of the first rule that picks its call. A node of several calls is kept if one of them is, and
+    so is a group (:func:`.find_groups`); otherwise the first rule among theirs counts.
+
+    Raises:
+        UsageError: A selector matches nothing, or a method does not exist.
+    """
+    methods = [parse_method(rule.method) for rule in recipe.rules]
+    inside = [tagged.select(rule.select).inside for rule in recipe.rules]
+    last = len(methods)
+    of_call = {
+        traced.call: next((index for index, picked in enumerate(inside) if traced.call in picked), last)
+        for traced in tagged.calls
+    }
+
+    def combined(found: set[int]) -> int:
+        """The rule for what several rules are for."""
+        keeping = [index for index in found if index == last or methods[index] is None]
+        return min(keeping or found)
+
+    of_node: dict[str, int] = {}
+    for node in tagged.model.graph:
+        owner = owner_of(node)
+        if owner is not None and not nested_graphs(node):
+            of_node[node.name or ""] = combined({of_call[call] for call in owner.calls})
+    joined: list[str] = []
+    for group in find_groups(tagged) if groups is None else groups:
+        rules = {of_node[name] for name in group.nodes if name in of_node}
+        if len({methods[index] if index < last else None for index in rules}) > 1:
+            chosen = combined(rules)
+            method = methods[chosen] if chosen < last else None
+            why = "use one parameter" if group.why == "weight" else "are projections of one attention"
+            joined.append(f"{', '.join(group.calls)} {why}: all {'kept' if method is None else f'get {method}'}")
+            of_node.update(dict.fromkeys(group.nodes, chosen))
+    assignment = {name: method for name, index in of_node.items() if index < last and (method := methods[index])}
+    kept = {call for call, index in of_call.items() if index == last or methods[index] is None}
+    tops = [str(t.call) for t in tagged.calls if t.call in kept and t.parent not in kept]
+    return Resolved(assignment, joined, tops)
