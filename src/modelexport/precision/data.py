@@ -33,8 +33,8 @@ TOKENIZER, PROCESSOR = "tokenizer.json", "preprocessor_config.json"
 class _Processor(msgspec.Struct):
     """What `preprocessor_config.json` says about the pixels of an image."""
 
-    image_mean: list[float] = [0.0]
-    image_std: list[float] = [1.0]
+    image_mean: tuple[float, ...] = (0.0,)
+    image_std: tuple[float, ...] = (1.0,)
     rescale_factor: float = 1 / 255
     do_normalize: bool = True
     do_rescale: bool = True

@@ -15,8 +15,8 @@ from typing import Literal
 import msgspec
 import onnx_ir as ir
 
-from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import owner_of
+from modelexport.precision.pieces import weight_behind
 from modelexport.tagged.file import TaggedFile
 from modelexport.weights.transforms import parameter_plan
 
@@ -88,15 +88,15 @@ def find_groups(tagged: TaggedFile) -> list[Group]:
 
 
 def weighted_nodes(model: ir.Model) -> dict[ir.Node, ir.Value]:
-    """The nodes of the main graph with a constant weight of floating-point numbers, to that weight."""
+    """The nodes of the main graph with a constant weight of floating-point numbers, to its initializer."""
     found: dict[ir.Node, ir.Value] = {}
     for node in model.graph:
         place = WEIGHTS.get(node.op_type)
-        weight = node.inputs[place] if place is not None and place < len(node.inputs) else None
-        if weight is None or nested_graphs(node):
+        if place is None or place >= len(node.inputs):
             continue
-        tensor = weight.const_value if weight.is_initializer() and not weight.is_graph_input() else None
-        if tensor is not None and tensor.dtype.is_floating_point() and len(tensor.shape) > 1:
+        weight = weight_behind(node.inputs[place])
+        tensor = weight.const_value if weight is not None else None
+        if weight is not None and tensor is not None and tensor.dtype.is_floating_point() and len(tensor.shape) > 1:
             found[node] = weight
     return found
 

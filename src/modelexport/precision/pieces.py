@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
 from modelexport.errors import UsageError
+from modelexport.files.onnx_models import inside_file
 from modelexport.files.protos import to_proto
 
 
@@ -19,7 +21,7 @@ def cut_piece(model: ir.Model, nodes: Sequence[ir.Node]) -> onnx.ModelProto:
     """A model of some nodes of the main graph, which have no nested graphs, with their weights in it.
 
     Its inputs are the values that the nodes take from others, its outputs the values that others take from them; every
-    value keeps its name.
+    value keeps its name. A weight that the graph transposes is in it as transposed: quantizers look for initializers.
     """
     values: dict[ir.Value, ir.Value] = {}
     inputs: list[ir.Value] = []
@@ -30,8 +32,8 @@ def cut_piece(model: ir.Model, nodes: Sequence[ir.Node]) -> onnx.ModelProto:
             if value is None or value in values or value.producer() in own:
                 continue
             values[value] = copied = _copied(value)
-            if _is_weight(value):
-                copied.const_value = value.const_value
+            if weight_behind(value) is not None:
+                copied.const_value = _tensor(value)
                 held.append(copied)
             else:
                 inputs.append(copied)
@@ -52,6 +54,28 @@ def cut_piece(model: ir.Model, nodes: Sequence[ir.Node]) -> onnx.ModelProto:
     outputs = [values[value] for value in outputs_of(nodes)]
     graph = ir.Graph(inputs, outputs, nodes=copies, initializers=held, opset_imports=dict(model.opset_imports))
     return to_proto(ir.Model(graph, ir_version=model.ir_version), {})
+
+
+def weight_behind(value: ir.Value | None) -> ir.Value | None:
+    """The initializer that a value is, or is a transposed copy of; ``None`` for any other value."""
+    while value is not None and (producer := value.producer()) is not None and producer.op_type == "Transpose":
+        value = producer.inputs[0]
+    if value is None or not value.is_initializer() or value.is_graph_input() or value.const_value is None:
+        return None
+    return value
+
+
+def _tensor(value: ir.Value) -> ir.TensorProtocol:
+    """The tensor of a weight, transposed as the graph does."""
+    producer = value.producer()
+    if producer is None:
+        assert value.const_value is not None
+        return inside_file(value.const_value, at_once=True)
+    source = producer.inputs[0]
+    assert source is not None
+    perm = producer.attributes.get("perm")
+    array = _tensor(source).numpy().transpose(perm.as_ints() if perm is not None else None)
+    return ir.tensor(np.ascontiguousarray(array), name=value.name)
 
 
 def outputs_of(nodes: Collection[ir.Node]) -> list[ir.Value]:
@@ -119,12 +143,26 @@ class Pieces:
         arriving = [by_name[value.name] for value in leaving]
         ir.convenience.replace_nodes_and_values(graph, nodes[-1], list(nodes), made, leaving, arriving)
         for value in taken.values():
-            if _is_weight(value) and not value.uses() and not value.is_graph_output():
-                del graph.initializers[value.name or ""]
+            self._drop(value)
         for value in fresh:
             if (value.name or "") in graph.initializers:  # a kept node uses the one that has the name
                 value.name = f"{value.name}.{str(value.dtype).lower()}"
             graph.register_initializer(value)
+
+    def _drop(self, value: ir.Value) -> None:
+        """Remove a weight that nothing uses any more."""
+        if weight_behind(value) is None or value.uses() or value.is_graph_output():
+            return
+        producer = value.producer()
+        if producer is None:
+            del self._model.graph.initializers[value.name or ""]
+            return
+        source = producer.inputs[0]
+        self._names.discard(producer.name)
+        del self._there[value.name]
+        self._model.graph.remove(producer, safe=True)
+        assert source is not None
+        self._drop(source)
 
     def _fresh(self, name: str | None) -> str:
         """A name that no node has: kept nodes keep theirs."""
@@ -144,10 +182,6 @@ class Pieces:
                     f"the library needs version {version} of the operators of '{domain or 'ai.onnx'}', and the file "
                     f"has {versions[domain]}: export it with --opset {version}"
                 )
-
-
-def _is_weight(value: ir.Value) -> bool:
-    return value.is_initializer() and not value.is_graph_input() and value.const_value is not None
 
 
 def _copied(value: ir.Value) -> ir.Value:

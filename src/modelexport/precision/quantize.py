@@ -23,7 +23,7 @@ from modelexport.graph.nodes import initializers
 from modelexport.lineage.retagging import write_retagged
 from modelexport.precision.groups import weighted_nodes
 from modelexport.precision.methods import Method, apply_method
-from modelexport.precision.pieces import Pieces, cut_piece
+from modelexport.precision.pieces import Pieces, cut_piece, weight_behind
 from modelexport.precision.recipes import Assignment, Recipe, encode_recipe, make_recipe, read_recipe, resolve
 from modelexport.runtime.sessions import open_session
 from modelexport.tagged.file import read_tagged
@@ -161,7 +161,8 @@ def _parts(model: ir.Model, assignment: Assignment) -> list[tuple[Method, list[i
         if method is None:
             continue
         if (weights := method.row.weights) is None:
-            parts[method, None].append(node)
+            if weight_behind(node.outputs[0]) is None:  # a transposed weight is read where it is used
+                parts[method, None].append(node)
         elif node in weighted and node.op_type in weights:
             parts[method, weighted[node].name].append(node)
     return [(method, nodes) for (method, _), nodes in parts.items()]
@@ -178,7 +179,6 @@ def calibrate(model: ir.Model, data: Feeds, folder: Path) -> Path:
         UsageError: The model does not run with the data.
     """
     from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, create_calibrator, save_tensors_data
-    from onnxruntime.quantization.registry import QDQRegistry
 
     class Reader(CalibrationDataReader):
         def __init__(self) -> None:
@@ -188,16 +188,15 @@ def calibrate(model: ir.Model, data: Feeds, folder: Path) -> Path:
             return next(self._left, None)
 
     source, ranges = folder / "calibrated.onnx", folder / "ranges.json"
-    save_model(model, source)
+    save_model(copy_of(model), source)
     try:
         with collected():
             calibrator = create_calibrator(
                 source,
-                list(QDQRegistry),
+                None,  # every floating-point value
                 augmented_model_path=str(folder / "augmented.onnx"),
                 calibrate_method=CalibrationMethod.MinMax,
                 use_external_data_format=(folder / "calibrated.onnx.data").exists(),
-                extra_options={"max_intermediate_outputs": 1},
             )
             calibrator.collect_data(Reader())
             save_tensors_data(calibrator.compute_data(), ranges)
@@ -248,7 +247,7 @@ def _check_kept(before: ir.Model, after: ir.Model, assignment: Assignment) -> li
         now = there.get(node.name)
         if now is not None and _same(node, now):
             continue
-        if node.name not in assignment:
+        if node.name not in assignment and weight_behind(node.outputs[0]) is None:
             raise CheckError(f"{node.name} should have been kept and was changed", reason="a kept node was changed")
         changed.append(node.name or "")
     return changed
