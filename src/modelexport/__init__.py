@@ -28,10 +28,12 @@ if TYPE_CHECKING:
     from modelexport.packages.measured_parts import profile_parts as profile_parts
     from modelexport.packages.packaging import PackageResult as PackageResult
     from modelexport.packages.packaging import export_package as export_package
+    from modelexport.packages.quantized_packages import quantize_package as quantize_package
     from modelexport.packages.verifying_generation import GenerationReport as GenerationReport
     from modelexport.packages.verifying_generation import verify_generation as verify_generation
     from modelexport.packages.verifying_pipelines import PipelineReport as PipelineReport
     from modelexport.packages.verifying_pipelines import verify_pipeline as verify_pipeline
+    from modelexport.precision.quantize import quantize as quantize
     from modelexport.pytorch.examples import example_inputs as example_inputs
     from modelexport.pytorch.overview import hierarchy as hierarchy
     from modelexport.surgery.adapting import adapters_as_inputs as adapters_as_inputs
@@ -95,6 +97,8 @@ _PUBLIC = {
     "hierarchy": "modelexport.pytorch.overview",
     "profile": "modelexport.measure.profiles",
     "profile_parts": "modelexport.packages.measured_parts",
+    "quantize": "modelexport.precision.quantize",
+    "quantize_package": "modelexport.packages.quantized_packages",
     "inline": "modelexport.tagged.flattening",
     "load": "modelexport.api",
     "retag": "modelexport.lineage.retagging",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -130,6 +130,7 @@ def write_retagged(
     changed: Path | None = None,
     inlined: bool = False,
     beside: Mapping[str, bytes] = MappingProxyType({}),
+    save: Callable[[ir.Model, Path, Mapping[str, bytes]], None] | None = None,
 ) -> RetagReport:
     """Restore the tags of a model in memory that was made from a tagged file, and write it.
 
@@ -138,6 +139,7 @@ def write_retagged(
         changed: The file that it was read from, if it may have been made from another one.
         inlined: Whether it had local functions.
         beside: What else is written with it: the end of each name to the content.
+        save: Writes the model to a file with its documents, if its weights go elsewhere.
 
     Raises:
         As :func:`retag`.
@@ -158,7 +160,10 @@ def write_retagged(
     _write(model, tagged, tags, inheritance, entries, lost)
     documents = _documents(tagged, model, tags, descent, inheritance, coverage)
     with written_together(output.parent) as staging:
-        save_model(model, staging / output.name, documents=documents)
+        if save is None:
+            save_model(model, staging / output.name, documents=documents)
+        else:
+            save(model, staging / output.name, documents)
         for suffix, document in {**documents, **beside}.items():
             (staging / output.name).with_suffix(suffix).write_bytes(document)
         files = [str(output.parent / file.name) for file in sorted(staging.iterdir())]

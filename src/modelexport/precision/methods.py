@@ -59,7 +59,7 @@ class Row:
     """Operators to the input that has to be a constant; ``None`` if the method takes every node."""
     options: Mapping[str, Option] = field(default_factory=dict)
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The words that an option of text may have."""
+    """What an option may be, where not every text or number will do."""
     needs_data: bool = False
 
 
@@ -222,7 +222,7 @@ _BLOCKS: Mapping[str, Option] = {
     "accuracy_level": 4,
     "embeddings": False,
 }
-_ALGORITHMS = {"algorithm": ("rtn", "hqq", "k_quant")}
+_WORDS = {"algorithm": ("rtn", "hqq", "k_quant"), "block": ("16", "32", "64", "128", "256")}
 
 METHODS: Mapping[str, Row] = {
     "int8-dynamic": Row(
@@ -238,7 +238,7 @@ METHODS: Mapping[str, Row] = {
         {"per_channel": False, "reduce_range": False, "operators": "all"},
         needs_data=True,
     ),
-    "int8-weights": Row("int8 weights by blocks, float activations", _blockwise(8), _MATRICES, _BLOCKS, _ALGORITHMS),
-    "int4": Row("4-bit weights by blocks, float activations", _blockwise(4), _MATRICES, _BLOCKS, _ALGORITHMS),
+    "int8-weights": Row("int8 weights by blocks, float activations", _blockwise(8), _MATRICES, _BLOCKS, _WORDS),
+    "int4": Row("4-bit weights by blocks, float activations", _blockwise(4), _MATRICES, _BLOCKS, _WORDS),
     "float16": Row("half precision, inputs and outputs unchanged", _float16),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ from modelexport.format import documents
 from modelexport.graph.copies import copy_of
 from modelexport.graph.nodes import initializers
 from modelexport.lineage.retagging import write_retagged
+from modelexport.precision.data import read_data
 from modelexport.precision.groups import weighted_nodes
 from modelexport.precision.methods import Method, apply_method
 from modelexport.precision.pieces import Pieces, cut_piece, weight_behind
-from modelexport.precision.recipes import Assignment, Recipe, encode_recipe, make_recipe, read_recipe, resolve
+from modelexport.precision.recipes import Assignment, Recipe, Resolved, chosen_recipe, encode_recipe, resolve
 from modelexport.runtime.sessions import open_session
-from modelexport.tagged.file import read_tagged
+from modelexport.tagged.file import TaggedFile, read_tagged
 
 RECIPE_SUFFIX = ".recipe.yaml"
 """The end of the name of the recipe that is written beside a quantized file."""
@@ -44,8 +46,7 @@ class QuantizeResult(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     files: list[str]
-    recipe: str
-    """The file of the recipe that gives this result again."""
+    """With the recipe that gives this result again."""
     coverage: documents.Coverage
     methods: dict[str, int]
     """Method to the number of nodes of the source that it has replaced."""
@@ -66,7 +67,9 @@ def quantize(
     keep: Iterable[str] = (),
     only: Iterable[str] = (),
     recipe: Recipe | str | Path | None = None,
-    data: Feeds | None = None,
+    data: Feeds | str | Path | None = None,
+    processor: str | Path | None = None,
+    check_runtime: bool = True,
 ) -> QuantizeResult:
     """Quantize modules of a tagged file, and write the result with its tags and its recipe.
 
@@ -77,48 +80,73 @@ def quantize(
         keep: Selectors of modules that stay bit for bit what they are.
         only: Selectors of the modules that get the method; by default all.
         recipe: A recipe or the file of one, instead of ``to``, ``keep`` and ``only``.
-        data: Inputs for methods that measure ranges.
+        data: Inputs for methods that measure ranges, or a file or folder of them (:func:`.data.read_data`).
+        processor: The folder of the tokenizer or image processor that ``data`` needs; by default that of ``file``.
+        check_runtime: Refuse methods for which the runtime of this machine has no kernel.
 
     Raises:
         UsageError: A selector matches nothing, a method does not exist or has no kernel, or data are needed.
         FileFormatError: The file or the recipe cannot be read.
         OutputError: The output cannot be written. An existing file of that name is unchanged.
     """
-    file, output, keep, only = Path(file), Path(output), list(keep), list(only)
+    file, output = Path(file), Path(output)
     check_writable(output, [file])
-    if recipe is not None and (to or keep or only):
-        raise UsageError("a recipe has its own methods: give --recipe, or --to with --keep and --only")
-    if recipe is None:
-        recipe = make_recipe(to, keep, only)
-    elif not isinstance(recipe, Recipe):
-        recipe = read_recipe(Path(recipe))
+    rules = chosen_recipe(to, keep, only, recipe)
     tagged = read_tagged(file)
-    check_files(tagged.model)
-    resolved = resolve(recipe, tagged)
-    methods = set(resolved.assignment.values())
-    if any(method.row.needs_data for method in methods) and not data:
-        raise UsageError("int8-static measures ranges on inputs like those that the model will get: give --data")
-    check_kernels(tagged.model, resolved.assignment)
-    with scratch(output.parent) as folder:
-        ranges = calibrate(tagged.model, data, folder) if data and any(m.row.needs_data for m in methods) else None
-        model = quantize_model(tagged.model, resolved.assignment, ranges=ranges)
-    replaced = _check_kept(tagged.model, model, resolved.assignment)
-    before, after = _bytes(tagged.model), _bytes(model)
-    report = write_retagged(model, tagged, output, beside={RECIPE_SUFFIX: encode_recipe(recipe)})
-    counts: dict[str, int] = defaultdict(int)
-    for name in replaced:
-        counts[str(resolved.assignment[name])] += 1
+    feeds = (
+        read_data(Path(data), tagged.model, Path(processor or file.parent)) if isinstance(data, str | Path) else data
+    )
+    made = quantized(tagged, rules, data=feeds, folder=output.parent, check=check_runtime)
+    report = write_retagged(made.model, tagged, output, beside={RECIPE_SUFFIX: encode_recipe(rules)})
     return QuantizeResult(
         path=report.path,
         files=report.files,
-        recipe=str(output.with_suffix(RECIPE_SUFFIX)),
         coverage=report.coverage,
-        methods=dict(counts),
-        kept=resolved.kept,
-        joined=resolved.joined,
-        bytes_before=before,
-        bytes_after=after,
+        methods=made.methods,
+        kept=made.resolved.kept,
+        joined=made.resolved.joined,
+        bytes_before=weights_size(tagged.model),
+        bytes_after=weights_size(made.model),
     )
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A quantized model in memory."""
+
+    model: ir.Model
+    resolved: Resolved
+    methods: dict[str, int]
+    """Method to the number of nodes of the source that it has replaced."""
+
+
+def quantized(
+    tagged: TaggedFile, recipe: Recipe, *, data: Feeds | None = None, folder: Path, check: bool = True
+) -> Quantized:
+    """Quantize a tagged file in memory; what is kept is compared with what it was.
+
+    Args:
+        folder: Where files may be written that are removed again.
+        check: Refuse methods for which the runtime of this machine has no kernel.
+
+    Raises:
+        UsageError: A selector matches nothing, a method does not exist or has no kernel, or data are needed.
+        FileFormatError: A weights file is missing or has changed.
+    """
+    check_files(tagged.model)
+    resolved = resolve(recipe, tagged)
+    measured = sorted({str(method) for method in resolved.assignment.values() if method.row.needs_data})
+    if measured and not data:
+        raise UsageError(f"{measured[0]} measures ranges on inputs like those that the model will get: give --data")
+    with scratch(folder) as place:
+        if check:
+            check_kernels(tagged.model, resolved.assignment, place)
+        ranges = calibrate(tagged.model, data, place) if data and measured else None
+        model = quantize_model(tagged.model, resolved.assignment, ranges=ranges)
+    counts: dict[str, int] = defaultdict(int)
+    for name in _replaced(tagged.model, model, resolved.assignment):
+        counts[str(resolved.assignment[name])] += 1
+    return Quantized(model, resolved, dict(counts))
 
 
 def quantize_model(
@@ -206,8 +234,11 @@ def calibrate(model: ir.Model, data: Feeds, folder: Path) -> Path:
     return ranges
 
 
-def check_kernels(model: ir.Model, assignment: Assignment) -> None:
+def check_kernels(model: ir.Model, assignment: Assignment, folder: Path) -> None:
     """Refuse methods for which the runtime has no kernels, by one node of each operator.
+
+    Args:
+        folder: Where files may be written.
 
     Raises:
         UsageError: It cannot load a quantized node.
@@ -221,13 +252,15 @@ def check_kernels(model: ir.Model, assignment: Assignment) -> None:
             if key not in probed or _weight(node) < _weight(probed[key]):
                 probed[key] = node
     for (method, (_, operator, _)), node in probed.items():
-        changed = ir.serde.deserialize_model(apply_method(cut_piece(model, [node]), method))
+        file = folder / "probe.onnx"
+        onnx.save(apply_method(cut_piece(model, [node]), method), file)
         try:
-            open_session(changed)
+            open_session(file)
         except UsageError as error:
             raise UsageError(
                 f"the runtime has no kernel for {operator} ({node.name}) in {method}: {error}; "
-                "choose another method, or keep the module with --keep"
+                "choose another method, keep the module with --keep, or write the file for another runtime with "
+                "--no-runtime-check"
             ) from error
 
 
@@ -235,7 +268,7 @@ def _weight(node: ir.Node) -> int:
     return sum(value.const_value.size for value in node.inputs if value is not None and value.const_value is not None)
 
 
-def _check_kept(before: ir.Model, after: ir.Model, assignment: Assignment) -> list[str]:
+def _replaced(before: ir.Model, after: ir.Model, assignment: Assignment) -> list[str]:
     """Compare every kept node with its weights; returns the names of the nodes that are no longer there as they were.
 
     Raises:
@@ -271,5 +304,6 @@ def _same(one: ir.Node, other: ir.Node) -> bool:
     return True
 
 
-def _bytes(model: ir.Model) -> int:
+def weights_size(model: ir.Model) -> int:
+    """Bytes of all initializers."""
     return sum(value.const_value.nbytes for value in initializers(model) if value.const_value is not None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,7 +13,7 @@ from modelexport.files.regular import read_regular
 from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import owner_of
 from modelexport.precision.groups import Group, find_groups
-from modelexport.precision.methods import KEEP, Method, parse_method
+from modelexport.precision.methods import KEEP, METHODS, Method, parse_method
 from modelexport.tagged.file import TaggedFile
 
 Assignment = Mapping[str, Method]
@@ -28,7 +28,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A method with its options, or ``keep``."""
 
 
-class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Rules, of which the first that picks a call counts; a call that none picks is kept."""
 
     rules: tuple[Rule, ...]
@@ -46,21 +46,30 @@ class Resolved(msgspec.Struct, frozen=True):
     """The addresses of the calls that no method is for, without those inside of other kept ones."""
 
 
-def make_recipe(to: str | None, keep: Sequence[str] = (), only: Sequence[str] = ()) -> Recipe:
-    """The recipe for one method.
+def chosen_recipe(
+    to: str | None, keep: Iterable[str] = (), only: Iterable[str] = (), recipe: Recipe | str | Path | None = None
+) -> Recipe:
+    """The recipe that is given, or the one for a single method.
 
     Args:
         to: The method.
         keep: Selectors of modules that stay what they are.
         only: Selectors of the modules that get the method; without any, all.
+        recipe: A recipe or the file of one, instead of all these.
 
     Raises:
-        UsageError: No method is given.
+        UsageError: No method is given, or a recipe as well.
+        FileFormatError: The file cannot be read.
     """
-    if to is None:
-        raise UsageError("give a method with --to, or a recipe with --recipe")
-    rules = [Rule(selector, KEEP) for selector in keep]
-    return Recipe((*rules, *(Rule(selector, to) for selector in only or ["."])))
+    keep, only = list(keep), list(only)
+    if recipe is None and to is not None:
+        rules = [Rule(selector, KEEP) for selector in keep]
+        return Recipe((*rules, *(Rule(selector, to) for selector in only or ["."])))
+    if recipe is None:
+        raise UsageError(f"give a method with --to ({', '.join(METHODS)}), or a recipe with --recipe")
+    if to or keep or only:
+        raise UsageError("a recipe has its own methods: give --recipe, or --to with --keep and --only")
+    return recipe if isinstance(recipe, Recipe) else read_recipe(Path(recipe))
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -83,6 +92,27 @@ def read_recipe(path: Path) -> Recipe:
 def encode_recipe(recipe: Recipe) -> bytes:
     """A recipe as YAML."""
     return msgspec.yaml.encode(recipe)
+
+
+def of_parts(recipe: Recipe, parts: Mapping[str, TaggedFile]) -> dict[str, Recipe]:
+    """The rules for each part of a package: those that pick a module in it.
+
+    Raises:
+        UsageError: A selector matches nothing in any part.
+    """
+    found: dict[str, list[Rule]] = {name: [] for name in parts}
+    for rule in recipe.rules:
+        failures = []
+        for name, tagged in parts.items():
+            try:
+                tagged.select(rule.select)
+            except UsageError as error:
+                failures.append(error)
+            else:
+                found[name].append(rule)
+        if len(failures) == len(parts):
+            raise failures[0]
+    return {name: Recipe(tuple(rules), recipe.notes) for name, rules in found.items()}
 
 
 def resolve(recipe: Recipe, tagged: TaggedFile, groups: Sequence[Group] | None = None) -> Resolved:
