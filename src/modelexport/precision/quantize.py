@@ -189,11 +189,17 @@ def _parts(model: ir.Model, assignment: Assignment) -> list[tuple[Method, list[i
         if method is None:
             continue
         if (weights := method.row.weights) is None:
-            if weight_behind(node.outputs[0]) is None:  # a transposed weight is read where it is used
+            # A transposed weight is read where it is used; what computes in half precision already is left alone.
+            if weight_behind(node.outputs[0]) is None and not _is_half(node):
                 parts[method, None].append(node)
         elif node in weighted and node.op_type in weights:
             parts[method, weighted[node].name].append(node)
     return [(method, nodes) for (method, _), nodes in parts.items()]
+
+
+def _is_half(node: ir.Node) -> bool:
+    half = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+    return any(value is not None and value.dtype in half for value in (*node.inputs, *node.outputs))
 
 
 def calibrate(model: ir.Model, data: Feeds, folder: Path) -> Path:

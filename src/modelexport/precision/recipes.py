@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+import onnx_ir as ir
 
 from modelexport.core.limits import SETTINGS_BYTES
 from modelexport.errors import UsageError
@@ -140,7 +141,7 @@ def resolve(recipe: Recipe, tagged: TaggedFile, groups: Sequence[Group] | None =
     of_node: dict[str, int] = {}
     for node in tagged.model.graph:
         owner = owner_of(node)
-        if owner is not None and not nested_graphs(node):
+        if owner is not None and not nested_graphs(node) and not is_quantized(node):
             of_node[node.name or ""] = combined({of_call[call] for call in owner.calls})
     joined: list[str] = []
     for group in find_groups(tagged) if groups is None else groups:
@@ -155,3 +156,18 @@ def resolve(recipe: Recipe, tagged: TaggedFile, groups: Sequence[Group] | None =
     kept = {call for call, index in of_call.items() if index == last or methods[index] is None}
     tops = [str(t.call) for t in tagged.calls if t.call in kept and t.parent not in kept]
     return Resolved(assignment, joined, tops)
+
+
+def is_quantized(node: ir.Node) -> bool:
+    """Whether a node takes or makes numbers of at most eight bits: it is quantized already, and is left alone."""
+    return node.op_type in _QUANTIZERS or any(
+        value is not None and value.dtype in _QUANTIZED for value in (*node.inputs, *node.outputs)
+    )
+
+
+_QUANTIZERS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
+_QUANTIZED = frozenset(
+    dtype
+    for dtype in ir.DataType
+    if dtype not in (ir.DataType.UNDEFINED, ir.DataType.STRING, ir.DataType.BOOL) and dtype.bitwidth <= 8
+)
