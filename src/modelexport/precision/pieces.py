@@ -105,7 +105,7 @@ class Pieces:
         graph, there = self._model.graph, self._there
         piece = ir.serde.deserialize_model(changed)
         piece.graph.sort()  # some libraries append new nodes at the end
-        self._import(piece)
+        import_operators(self._model, piece)
         leaving = outputs_of(nodes)
         taken = {value.name: value for node in nodes for value in node.inputs if value is not None}
         values: dict[ir.Value, ir.Value] = {value: taken[value.name] for value in piece.graph.inputs}
@@ -174,14 +174,19 @@ class Pieces:
         self._names.add(name)
         return name
 
-    def _import(self, piece: ir.Model) -> None:
-        versions = self._model.opset_imports
-        for domain, version in piece.opset_imports.items():
-            if versions.setdefault(domain, version) != version:
-                raise UsageError(
-                    f"the library needs version {version} of the operators of '{domain or 'ai.onnx'}', and the file "
-                    f"has {versions[domain]}: export it with --opset {version}"
-                )
+
+def import_operators(model: ir.Model, piece: ir.Model) -> None:
+    """Add the sets of operators that a changed piece uses to those of a model.
+
+    Raises:
+        UsageError: It uses another version than the model.
+    """
+    for domain, version in piece.opset_imports.items():
+        if (has := model.opset_imports.setdefault(domain, version)) != version:
+            raise UsageError(
+                f"the library needs version {version} of the operators of '{domain or 'ai.onnx'}', and the file has "
+                f"{has}: export it with --opset {version}"
+            )
 
 
 def _copied(value: ir.Value) -> ir.Value:
