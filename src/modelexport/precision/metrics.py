@@ -37,7 +37,7 @@ class Metric:
         """How far the figure is from that of equal arrays; infinite if it is not a number."""
         ideal = self.measure(right, right) if self.ideal is None else self.ideal
         lost = abs(self.measure(right, found) - ideal)
-        return lost if lost == lost else float("inf")
+        return float("inf") if np.isnan(lost) else lost
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from modelexport.graph.owners import owner_of
 from modelexport.precision.groups import find_groups, weighted_nodes
 from modelexport.precision.methods import Method, apply_method
 from modelexport.precision.pieces import cut_piece, import_operators, weight_behind
+from modelexport.precision.recipes import is_quantized
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import TaggedFile
 
@@ -60,7 +61,7 @@ def find_units(tagged: TaggedFile, methods: Collection[Method]) -> list[Unit]:
 
 def _takes(method: Method, node: ir.Node, weighted: Collection[ir.Node]) -> bool:
     """Whether a method is for a node: as :func:`.quantize_model` decides it."""
-    if nested_graphs(node):
+    if nested_graphs(node) or is_quantized(node):
         return False
     if (operators := method.row.weights) is None:
         return weight_behind(node.outputs[0]) is None
