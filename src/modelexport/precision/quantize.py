@@ -154,7 +154,7 @@ def quantized(
 def quantize_model(
     model: ir.Model, assignment: Assignment, *, ranges: Path | None = None, made: Made | None = None
 ) -> ir.Model:
-    """A copy of a model in memory, quantized; its nodes have the owners that they had, and new ones have none.
+    """A copy of a model in memory, quantized; its nodes have owners.
 
     Args:
         model: A model without local functions, whose nodes have unique names.
