@@ -22,7 +22,7 @@ from modelexport.format import documents, keys
 from modelexport.graph.coverage import count_coverage
 from modelexport.graph.names import name_nodes_apart
 from modelexport.graph.nodes import all_nodes, initializers, is_sorted
-from modelexport.graph.owners import owner_of
+from modelexport.graph.owners import owner_of, set_owner
 from modelexport.graph.snapshot import take_snapshot
 from modelexport.lineage.descent import Descent, Reason, trace_owners
 from modelexport.lineage.inheritance import Inheritance, inherited
@@ -135,7 +135,7 @@ def write_retagged(
     """Restore the tags of a model in memory that was made from a tagged file, and write it.
 
     Args:
-        model: Changed in place; it has no local functions.
+        model: Changed in place; it has no local functions. If all of its nodes have owners, they keep them.
         changed: The file that it was read from, if it may have been made from another one.
         inlined: Whether it had local functions.
         beside: What else is written with it: the end of each name to the content.
@@ -146,7 +146,11 @@ def write_retagged(
     """
     forget_tags(model)
     before = take_snapshot(tagged.model)
+    owners = {node: owner_of(node) for node in all_nodes(model)}
     descent = trace_owners(before, model)
+    if None not in owners.values():
+        for node, owner in owners.items():
+            set_owner(node, owner)
     if changed is not None:
         _check_related(changed, tagged, descent)
     coverage, untagged = count_coverage(model)

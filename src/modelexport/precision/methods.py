@@ -272,7 +272,7 @@ METHODS: Mapping[str, Row] = {
         "int8 weights and activations, with ranges measured on data",
         _static,
         None,
-        {"per_channel": False, "reduce_range": False, "operators": "all"},
+        {"per_channel": True, "reduce_range": False, "operators": "Conv+ConvTranspose+Gather+Gemm+MatMul"},
         needs_data=True,
     ),
     "int8-weights": Row("int8 weights by blocks, float activations", _blockwise(8), _MATRICES, _BLOCKS, _WORDS),

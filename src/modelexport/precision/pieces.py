@@ -12,9 +12,11 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from modelexport.core.owners import Evidence, Owner
 from modelexport.errors import UsageError
 from modelexport.files.onnx_models import inside_file
 from modelexport.files.protos import to_proto
+from modelexport.graph.owners import owner_of, set_owner
 
 
 def cut_piece(model: ir.Model, nodes: Sequence[ir.Node]) -> onnx.ModelProto:
@@ -92,12 +94,14 @@ class Pieces:
         self._model = model
         self._there = {value.name: value for node in model.graph for value in node.outputs}
         self._names = {node.name for node in model.graph}
+        self._new: set[ir.Node] = set()
 
     def put(self, nodes: Sequence[ir.Node], changed: onnx.ModelProto) -> None:
         """Put a changed piece in the place of the nodes that it was made from.
 
-        A node or an initializer that another piece has brought already (two pieces quantize the same activation) is not
-        brought twice.
+        Each node gets the owners of the nodes that it leads to: what quantizes an activation belongs to the call that
+        is quantized. A node or an initializer that another piece has brought already (two pieces quantize the same
+        activation) is not brought twice.
 
         Raises:
             UsageError: The library has changed the version of ONNX's operators.
@@ -118,6 +122,7 @@ class Pieces:
                 values[value] = created = _copied(value)
                 created.const_value = value.const_value
                 fresh.append(created)
+        owners = _owners(piece, nodes)
         for node in nodes:
             self._names.discard(node.name)
             for value in node.outputs:
@@ -127,6 +132,8 @@ class Pieces:
             inputs = [None if value is None else values[value] for value in node.inputs]
             twin = there[node.outputs[0].name].producer() if node.outputs[0].name in there else None
             if twin is not None and _is_same(twin, node, inputs):
+                if twin in self._new:
+                    set_owner(twin, _together([owner_of(twin), owners[node]]))
                 values.update(zip(node.outputs, twin.outputs, strict=True))
                 continue
             results = [_copied(value) for value in node.outputs]
@@ -136,9 +143,10 @@ class Pieces:
                 there[value.name] = value
             values.update(zip(node.outputs, results, strict=True))
             attributes = list(node.attributes.values())
-            made.append(
-                ir.Node(node.domain, node.op_type, inputs, attributes, outputs=results, name=self._fresh(node.name))
-            )
+            name = self._fresh(node.name)
+            made.append(ir.Node(node.domain, node.op_type, inputs, attributes, outputs=results, name=name))
+            set_owner(made[-1], owners[node])
+        self._new.update(made)
         by_name = {value.name: values[value] for value in piece.graph.outputs}
         arriving = [by_name[value.name] for value in leaving]
         ir.convenience.replace_nodes_and_values(graph, nodes[-1], list(nodes), made, leaving, arriving)
@@ -187,6 +195,31 @@ def import_operators(model: ir.Model, piece: ir.Model) -> None:
                 f"the library needs version {version} of the operators of '{domain or 'ai.onnx'}', and the file has "
                 f"{has}: export it with --opset {version}"
             )
+
+
+def _owners(piece: ir.Model, replaced: Sequence[ir.Node]) -> dict[ir.Node, Owner | None]:
+    """The owner of each node of a changed piece: of the replaced node with its result, or of the nodes it leads to."""
+    before = {value.name: node for node in replaced for value in node.outputs}
+    found: dict[ir.Node, Owner | None] = {}
+    for node in reversed(piece.graph):
+        source = next((before[value.name] for value in node.outputs if value.name in before), None)
+        if source is None:
+            found[node] = _together([found[user] for value in node.outputs for user in value.consumers()])
+        elif node.op_identifier() == source.op_identifier():
+            found[node] = owner_of(source)
+        else:
+            found[node] = _together([owner_of(source)])
+    for node in piece.graph:  # what leads to nothing: the scale of a result
+        if found[node] is None:
+            makers = [value.producer() for value in node.inputs if value is not None]
+            found[node] = _together([found[maker] for maker in makers if maker is not None])
+    return found
+
+
+def _together(owners: Sequence[Owner | None]) -> Owner | None:
+    """All calls of some owners, derived."""
+    calls = dict.fromkeys(call for owner in owners if owner is not None for call in owner.calls)
+    return Owner(tuple(calls), Evidence.DERIVED) if calls else None
 
 
 def _copied(value: ir.Value) -> ir.Value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,8 @@ from modelexport.precision.groups import weighted_nodes
 from modelexport.precision.methods import Method, apply_method
 from modelexport.precision.pieces import Pieces, cut_piece, weight_behind
 from modelexport.precision.recipes import Assignment, Recipe, Resolved, chosen_recipe, encode_recipe, resolve
-from modelexport.runtime.sessions import open_session
+from modelexport.runtime.random_inputs import make_random_inputs
+from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import TaggedFile, read_tagged
 
 RECIPE_SUFFIX = ".recipe.yaml"
@@ -152,7 +154,7 @@ def quantized(
 def quantize_model(
     model: ir.Model, assignment: Assignment, *, ranges: Path | None = None, made: Made | None = None
 ) -> ir.Model:
-    """A copy of a model in memory, quantized; its nodes have the owners that they had, and new ones have none.
+    """A copy of a model in memory, quantized; its nodes have owners.
 
     Args:
         model: A model without local functions, whose nodes have unique names.
@@ -257,16 +259,22 @@ def check_kernels(model: ir.Model, assignment: Assignment, folder: Path) -> None
             key = method, node.op_identifier()
             if key not in probed or _weight(node) < _weight(probed[key]):
                 probed[key] = node
+    file = folder / "probe.onnx"
     for (method, (_, operator, _)), node in probed.items():
-        file = folder / "probe.onnx"
-        onnx.save(apply_method(cut_piece(model, [node]), method), file)
+        piece = cut_piece(model, [node])
+        onnx.save(piece, file)
+        feeds: dict[str, Any] = {}
+        with contextlib.suppress(UsageError):  # then it is not run
+            feeds = make_random_inputs(ir.serde.deserialize_model(piece), open_session(file))
+        onnx.save(apply_method(piece, method), file)
         try:
-            open_session(file)
+            session = open_session(file)
+            if feeds:
+                run_session(session, feeds)
         except UsageError as error:
             raise UsageError(
-                f"the runtime has no kernel for {operator} ({node.name}) in {method}: {error}; "
-                "choose another method, keep the module with --keep, or write the file for another runtime with "
-                "--no-runtime-check"
+                f"the runtime has no kernel for {operator} ({node.name}) in {method}: keep the module with --keep, "
+                f"choose another method, or write the file for another runtime with --no-runtime-check ({error})"
             ) from error
 
 
@@ -294,7 +302,7 @@ def _replaced(before: ir.Model, after: ir.Model, assignment: Assignment) -> list
 
 def _same(one: ir.Node, other: ir.Node) -> bool:
     """Whether two nodes compute the same from the same weights, bit for bit."""
-    if one.op_identifier() != other.op_identifier() or one.attributes != other.attributes:
+    if one.op_identifier() != other.op_identifier() or _written(one) != _written(other):
         return False
     for before, after in zip(one.inputs, other.inputs, strict=True):
         if before is None or after is None:
@@ -308,6 +316,12 @@ def _same(one: ir.Node, other: ir.Node) -> bool:
         ):
             return False
     return True
+
+
+def _written(node: ir.Node) -> list[bytes]:
+    """The attributes of a node, with nested graphs, as they are written."""
+    attributes = [node.attributes[name] for name in sorted(node.attributes)]
+    return [ir.serde.serialize_attribute(one).SerializeToString(deterministic=True) for one in attributes]
 
 
 def weights_size(model: ir.Model) -> int:

@@ -154,7 +154,10 @@ def resolve(recipe: Recipe, tagged: TaggedFile, groups: Sequence[Group] | None =
             of_node.update(dict.fromkeys(group.nodes, chosen))
     assignment = {name: method for name, index in of_node.items() if index < last and (method := methods[index])}
     kept = {call for call, index in of_call.items() if index == last or methods[index] is None}
-    tops = [str(t.call) for t in tagged.calls if t.call in kept and t.parent not in kept]
+    for traced in reversed(tagged.calls.calls):  # callees before callers
+        if traced.call not in kept and traced.parent is not None:
+            kept.discard(traced.parent)
+    tops = [str(traced.call) for traced in tagged.calls if traced.call in kept and traced.parent not in kept]
     return Resolved(assignment, joined, tops)
 
 
