@@ -56,6 +56,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     metric: str
     bound: str
     """The bound on the error, or the number of bytes."""
+    saved: Saved
     met: bool
     judged: float
     """The figure of the quantized model on the inputs that nothing was chosen by."""
@@ -174,7 +175,7 @@ def search(
     save: Saved = "size",
     keep: Iterable[str] = (),
     only: Iterable[str] = (),
-    output: str | None = None,
+    output_name: str | None = None,
     processor: str | Path | None = None,
     stages: Stages | None = None,
 ) -> SearchResult:
@@ -189,7 +190,7 @@ def search(
         metric: What ``budget`` is to keep small.
         save: What is to be small: the bytes of weights, or the time of a run on this machine.
         keep, only: Selectors of modules that are kept, and of the only ones that are not.
-        output: The output that is compared; by default the first of floating-point numbers.
+        output_name: The output that is compared; by default the first of floating-point numbers.
         processor: The folder of the tokenizer or image processor that ``data`` needs; by default that of ``file``.
         stages: Is told what is being done.
 
@@ -213,7 +214,7 @@ def search(
     choosing, judging = feeds[: len(feeds) // 2], feeds[len(feeds) // 2 :]
     units, kept = _split(tagged, find_units(tagged, methods), list(keep), list(only))
     with stages("quantize every module by every method"):
-        switched = open_switched(tagged, units, methods, choosing, output)
+        switched = open_switched(tagged, units, methods, choosing, output_name)
         runs = _Runs(switched, measured, choosing)
     with stages("measure each module alone"):
         pairs = [(unit, method) for unit in range(len(units)) for method in methods]
@@ -242,7 +243,7 @@ def search(
     judgements = 0
     while True:
         choice = ladder.choice(steps)
-        recipe = recipe_for(tagged, [*units, *kept], choice, [_note(methods, bound or f"at most {budget} bytes", save)])
+        recipe = recipe_for(tagged, [*units, *kept], choice)
         with stages("judge"):
             made = quantized(tagged, recipe, data=choosing, folder=tagged.path.parent, check=False).model
             judged = _judge(tagged, made, switched, measured, judging)
@@ -253,10 +254,16 @@ def search(
         steps = ladder.steps[: max(len(steps) + 1, len(ladder.fewest(within_bound(limit))))]
     after = weights_size(made)
     last = {step.unit: step.option for step in steps}
+    wanted = str(bound or f"at most {budget} bytes of weights")
+    notes = (
+        f"the {'quickest' if save == 'time' else 'smallest'} of {', '.join(map(str, methods))} and keep with {wanted}",
+        f"{measured.name} {judged:.4g} on {len(judging)} inputs that it was not chosen by",
+    )
     return SearchResult(
-        recipe=recipe,
+        recipe=Recipe(recipe.rules, notes),
+        saved=save,
         metric=measured.name,
-        bound=str(bound or budget),
+        bound=wanted,
         met=bound.holds(judged) if bound is not None else after <= (budget or 0),
         judged=judged,
         seen=runs.figure(choice),
@@ -278,7 +285,7 @@ def search(
     )
 
 
-def recipe_for(tagged: TaggedFile, units: Sequence[Unit], choice: Choice, notes: Iterable[str] = ()) -> Recipe:
+def recipe_for(tagged: TaggedFile, units: Sequence[Unit], choice: Choice) -> Recipe:
     """The recipe that gives units the methods of a choice, with a rule for a whole module where one will do."""
     method_of = {address: str(choice.get(index, KEEP)) for index, unit in enumerate(units) for address in unit.calls}
     needed: dict[ModuleCall | None, Counter[str]] = defaultdict(Counter)
@@ -293,7 +300,7 @@ def recipe_for(tagged: TaggedFile, units: Sequence[Unit], choice: Choice, notes:
         default[traced.call] = own = method_of.get(str(traced.call), most)
         if own != around:
             rules.append(Rule(str(traced.call), own))
-    return Recipe(tuple(reversed(rules)), tuple(notes))
+    return Recipe(tuple(reversed(rules)))
 
 
 def _split(
@@ -344,7 +351,3 @@ def _stricter(bound: Bound, runs: _Runs, seen: float, judged: float) -> Bound:
     ideal = mean_figure(bound.metric, runs.rights, runs.rights)
     allowed = abs(seen - ideal) * abs(bound.limit - ideal) / max(abs(judged - ideal), 1e-30) * _STRICTER
     return replace(bound, limit=ideal + (allowed if bound.limit >= ideal else -allowed))
-
-
-def _note(methods: Sequence[Method], bound: object, save: Saved) -> str:
-    return f"the {'quickest' if save == 'time' else 'smallest'} of {', '.join(map(str, methods))} and keep with {bound}"

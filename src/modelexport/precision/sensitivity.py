@@ -60,7 +60,7 @@ def sensitivity(
     to: str,
     data: Feeds | str | Path,
     metric: str = "error",
-    output: str | None = None,
+    output_name: str | None = None,
     processor: str | Path | None = None,
     steady: float = STEADY,
 ) -> SensitivityReport:
@@ -71,7 +71,7 @@ def sensitivity(
         to: The method.
         data: Inputs, or a file or folder of them.
         metric: ``error``, ``cosine``, ``kl``, ``top1``, or ``file.py:function`` of the right array and the one found.
-        output: The output that is compared; by default the first of floating-point numbers.
+        output_name: The output that is compared; by default the first of floating-point numbers.
         processor: The folder of the tokenizer or image processor that ``data`` needs; by default that of ``file``.
         steady: No further run is used once a run orders the modules as those before did, by rank correlation. With 2,
             all are used.
@@ -86,7 +86,7 @@ def sensitivity(
         raise UsageError("nothing changes if modules are kept: give a method")
     feeds = given_feeds(tagged, data, processor)
     units = find_units(tagged, [method])
-    switched = open_switched(tagged, units, [method], feeds, output)
+    switched = open_switched(tagged, units, [method], feeds, output_name)
     losses, agreement = measure_alone(switched, [(i, method) for i in range(len(units))], feeds, measured, steady)
     mean = losses.mean(axis=0)
     found = [

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from modelexport.core.text import nearest
 from modelexport.errors import UsageError
 from modelexport.graph.copies import copy_of
-from modelexport.graph.nodes import nested_graphs
+from modelexport.graph.nodes import all_nodes, nested_graphs
 from modelexport.graph.owners import owner_of
 from modelexport.precision.groups import find_groups, weighted_nodes
 from modelexport.precision.methods import Method, apply_method
@@ -104,11 +104,13 @@ class Switched:
         self.added: dict[tuple[int, Method], int] = {}
         """Units and methods to the bytes of weights that come with the method, or go (negative)."""
         weighted, nodes = weighted_nodes(model), {node.name: node for node in model.graph}
-        used = {id(node) for node in _before(model.graph.outputs)}
+        used = set(_before(model.graph.outputs))
+        users = _users(model)
         for index, unit in enumerate(units):
             held: dict[Method | None, dict[str | None, int]] = defaultdict(dict)
             for node in (nodes[name] for name in unit.nodes):
-                float_weights = _sizes(weight for value in node.inputs if (weight := weight_behind(value)) is not None)
+                weights = (weight for value in node.inputs if (weight := weight_behind(value)) is not None)
+                float_weights = _sizes(weight for weight in weights if users[weight.name].issubset(unit.nodes))
                 held[None] |= float_weights
                 branches: list[tuple[str, ir.Model]] = []
                 for method in methods:
@@ -119,7 +121,7 @@ class Switched:
                     import_operators(model, piece)
                     held[method] |= _sizes(piece.graph.initializers.values())
                     branches.append((_switch(index, method), piece))
-                if branches and id(node) in used:
+                if branches and node in used:
                     _put(model.graph, node, branches)
             self.added |= {(index, m): sum(held[m].values()) - sum(held[None].values()) for m in methods}
         self._switches = [value.name or "" for value in model.graph.inputs if value.type is _CONDITION]
@@ -167,6 +169,17 @@ def _before(values: Iterable[ir.Value | None]) -> Iterator[ir.Node]:
             seen.add(node)
             yield node
             pending += [*node.inputs, *(v for g in nested_graphs(node) for n in g for v in n.inputs)]
+
+
+def _users(model: ir.Model) -> dict[str | None, set[str | None]]:
+    """Names of weights to those of the nodes that read them, as they are or transposed."""
+    found: dict[str | None, set[str | None]] = defaultdict(set)
+    for node in all_nodes(model):
+        for value in node.inputs:
+            weight = weight_behind(value)
+            if weight is not None and weight_behind(node.outputs[0]) is None:
+                found[weight.name].add(node.name)
+    return found
 
 
 def _sizes(weights: Iterable[ir.Value]) -> dict[str | None, int]:
