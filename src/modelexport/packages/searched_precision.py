@@ -1,4 +1,4 @@
-"""``quantize`` within a bound: methods are searched for a file, or for the graph of a package, which is then written."""
+"""``quantize`` within a bound: methods are searched for a file or for the graph of a package, which is written."""
 
 from __future__ import annotations
 

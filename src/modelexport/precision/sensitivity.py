@@ -17,7 +17,7 @@ from modelexport.files.linked import check_files
 from modelexport.graph.owners import owner_of
 from modelexport.measure import columns
 from modelexport.measure.node_data import explorer_places
-from modelexport.measure.table import NodeFigures, Table
+from modelexport.measure.table import NodeFigures, Table, share_out
 from modelexport.precision.data import read_data
 from modelexport.precision.methods import Method, parse_method
 from modelexport.precision.metrics import Metric, find_metric
@@ -176,15 +176,13 @@ def _table(
     shown = replace(columns.SENSITIVITY, unit=metric.unit or f"change of {metric.name}")
     places = explorer_places(tagged)
     nodes = []
-    counted: set[int] = set()
+    saved = [iter(share_out(one.saved_bytes, len(unit.nodes))) for unit, one in zip(units, found, strict=True)]
     for node in tagged.nodes:
         owner = owner_of(node)
         figures: Mapping[str, Any] = {}
         index = of_node.get(node.name or "")
         if index is not None:
-            saved = 0 if index in counted else found[index].saved_bytes
-            counted.add(index)
-            figures = {shown.name: found[index].loss, SAVED_BYTES.name: saved}
+            figures = {shown.name: found[index].loss, SAVED_BYTES.name: next(saved[index])}
         calls = owner.calls if owner is not None else ()
         nodes.append(NodeFigures(node.name or "", node.op_type, calls, figures, place=places.get(node, ("", ""))))
     return Table(

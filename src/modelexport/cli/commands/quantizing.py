@@ -92,7 +92,7 @@ def quantize(
     ],
     *,
     rules: Rules,
-    within: Within,
+    bounds: Within,
     calibration: Data,
     no_runtime_check: Annotated[
         bool, typer.Option("--no-runtime-check", help="The result is for a runtime that has other kernels.")
@@ -113,8 +113,8 @@ def quantize(
         "check_runtime": not no_runtime_check,
     }
     stages = Stages(LINE.tell)
-    if within.within is not None or within.budget is not None:
-        _search(file, output, rules, within, how | {"stages": stages}, as_json=as_json)
+    if bounds.within is not None or bounds.budget is not None:
+        _search(file, output, rules, bounds, how | {"stages": stages}, as_json=as_json)
         return
     if rules.to and len(rules.to) > 1:
         raise UsageError("several --to are for a search: give --within or --budget, or a recipe with --recipe")
@@ -127,7 +127,7 @@ def quantize(
         print(show_quantized.format_quantized(results, file, output))
 
 
-def _search(file: Path, output: Path, rules: Rules, within: Within, how: dict[str, Any], *, as_json: bool) -> None:
+def _search(file: Path, output: Path, rules: Rules, bounds: Within, how: dict[str, Any], *, as_json: bool) -> None:
     from modelexport.cli import show_quantized
     from modelexport.packages.searched_precision import quantize_within
 
@@ -139,11 +139,11 @@ def _search(file: Path, output: Path, rules: Rules, within: Within, how: dict[st
         file,
         output,
         to=rules.to or [],
-        within=within.within,
-        budget=parsed_bytes(within.budget) if within.budget is not None else None,
-        metric=within.metric,
-        save=within.save,
-        output_name=within.compared,
+        within=bounds.within,
+        budget=parsed_bytes(bounds.budget) if bounds.budget is not None else None,
+        metric=bounds.metric,
+        save=bounds.save,
+        output_name=bounds.compared,
         **how,
     )
     if as_json:
