@@ -9,6 +9,7 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.core.limits import SETTINGS_BYTES
+from modelexport.core.text import nearest
 from modelexport.errors import UsageError
 from modelexport.files.regular import read_regular
 from modelexport.graph.nodes import nested_graphs
@@ -103,17 +104,21 @@ def of_parts(recipe: Recipe, parts: Mapping[str, TaggedFile]) -> dict[str, Recip
     """
     found: dict[str, list[Rule]] = {name: [] for name in parts}
     for rule in recipe.rules:
-        failures = []
-        for name, tagged in parts.items():
-            try:
-                tagged.select(rule.select)
-            except UsageError as error:
-                failures.append(error)
-            else:
-                found[name].append(rule)
-        if len(failures) == len(parts):
-            raise failures[0]
+        matched = [name for name, tagged in parts.items() if _picks(rule, tagged)]
+        if not matched:
+            known = {str(call) for tagged in parts.values() for call in tagged.tags}
+            raise UsageError(f"no part has a module that '{rule.select}' picks{nearest(rule.select, known)}")
+        for name in matched:
+            found[name].append(rule)
     return {name: Recipe(tuple(rules), recipe.notes) for name, rules in found.items()}
+
+
+def _picks(rule: Rule, tagged: TaggedFile) -> bool:
+    try:
+        tagged.select(rule.select)
+    except UsageError:
+        return False
+    return True
 
 
 def resolve(recipe: Recipe, tagged: TaggedFile, groups: Sequence[Group] | None = None) -> Resolved:
