@@ -39,7 +39,7 @@ def _names(nodes: Nodes) -> list[str]:
 
 
 def _names_for_ort(nodes: Nodes) -> list[str]:
-    """With the name that a ``Gemm`` has when the quantizer, which makes it a ``MatMul`` first, looks what to exclude."""
+    """With the name that a ``Gemm`` has when the quantizer has made it a ``MatMul`` and looks what to exclude."""
     names = ([node.name, f"{node.name}_MatMul"] if node.op_type == "Gemm" else [node.name] for node in nodes)
     return [name or "" for of_node in names for name in of_node]
 
