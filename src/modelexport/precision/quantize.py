@@ -303,19 +303,15 @@ def _replaced(before: ir.Model, after: ir.Model, assignment: Assignment) -> list
 
 
 def _same(one: ir.Node, other: ir.Node) -> bool:
-    """Whether two nodes compute the same from the same weights, bit for bit."""
-    if one.op_identifier() != other.op_identifier() or _written(one) != _written(other):
+    """Whether two nodes compute the same from the same values, with the same weights, bit for bit."""
+    names, now = ([value and value.name for value in (*node.inputs, *node.outputs)] for node in (one, other))
+    if one.op_identifier() != other.op_identifier() or names != now or _written(one) != _written(other):
         return False
     for before, after in zip(one.inputs, other.inputs, strict=True):
-        if before is None or after is None:
-            if before is not after:
-                return False
+        if before is None or after is None or not before.is_initializer():
             continue
         a, b = before.const_value, after.const_value
-        if before.is_initializer() and (
-            not after.is_initializer()
-            or (a is not b and (a is None or b is None or a.dtype != b.dtype or a.tobytes() != b.tobytes()))
-        ):
+        if a is not b and (a is None or b is None or a.dtype != b.dtype or a.tobytes() != b.tobytes()):
             return False
     return True
 
