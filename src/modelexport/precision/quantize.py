@@ -29,7 +29,7 @@ from modelexport.precision.methods import Method, apply_method
 from modelexport.precision.pieces import Pieces, cut_piece, weight_behind
 from modelexport.precision.recipes import Assignment, Recipe, Resolved, chosen_recipe, encode_recipe, resolve
 from modelexport.runtime.random_inputs import make_random_inputs
-from modelexport.runtime.sessions import open_session, run_session
+from modelexport.runtime.sessions import open_session, run_session, with_outputs
 from modelexport.tagged.file import TaggedFile, read_tagged
 
 RECIPE_SUFFIX = ".recipe.yaml"
@@ -136,6 +136,7 @@ def quantized(
         FileFormatError: A weights file is missing or has changed.
     """
     check_files(tagged.model)
+    infer_types(tagged.model)
     resolved = resolve(recipe, tagged)
     measured = sorted({str(method) for method in resolved.assignment.values() if method.row.needs_data})
     if measured and not data:
@@ -149,6 +150,22 @@ def quantized(
     for name in _replaced(tagged.model, model, resolved.assignment):
         counts[str(resolved.assignment[name])] += 1
     return Quantized(model, resolved, dict(counts))
+
+
+def infer_types(model: ir.Model) -> None:
+    """Give every value of the main graph its type, in place, as ONNX Runtime finds it: optimizers leave out many.
+
+    Raises:
+        UsageError: ONNX Runtime cannot load the model.
+    """
+    untyped = {
+        value.name: value for node in model.graph for value in node.outputs if value.name and value.dtype is None
+    }
+    if untyped:
+        for found in open_session(with_outputs(model, list(untyped.values()))).get_outputs():
+            if (value := untyped.get(found.name)) is not None and found.type.startswith("tensor("):
+                value.dtype = ir.DataType[found.type.removeprefix("tensor(").removesuffix(")").upper()]
+                value.shape = ir.Shape(found.shape) if value.shape is None else value.shape
 
 
 def quantize_model(
