@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnxruntime.quantization import quantize_dynamic
 
+import modelexport
 from commands import run
 from exports import Exporter
 from modelexport.tagged.file import read_tagged
@@ -42,6 +44,13 @@ def test_quantize_measures_ranges_on_a_file_of_inputs(exported: Exporter, tmp_pa
     done = run("quantize", file, "-o", tmp_path / "no.onnx", "--to", "int8-static", "--data", tmp_path / "wrong.jsonl")
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "wrong.jsonl does not fit" in done.stderr
     assert not (tmp_path / "no.onnx").exists()
+
+
+def test_what_a_library_prints_is_not_in_the_document(tmp_path: Path) -> None:
+    modelexport.export(torch.nn.Sequential(torch.nn.Linear(64, 64)), (torch.randn(2, 64),), tmp_path / "linear.onnx")
+    how = ["--to", "int4:algorithm=k_quant", "--json"]
+    done = run("quantize", tmp_path / "linear.onnx", "-o", tmp_path / "out.onnx", *how)
+    assert json.loads(done.stdout)["methods"] == {"int4:algorithm=k_quant": 1}
 
 
 @pytest.mark.parametrize(
