@@ -108,7 +108,7 @@ def rows(file: Path, calibration: list[Any], judged: list[Any], cases: Any) -> l
         others = ", ".join(f"`{selector}`: {method}" for selector, method in rules[:-1])
         lines.append(
             f"| {rules[-1][1]} | {others} | {result.bytes_after / 1e6:.1f} | {cosine.mean():.4f}, {cosine.min():.4f} "
-            f"| {error:.3f} | {ratio:.2f} |"
+            f"| {f'{error:.3f}' if error >= 0.005 else f'{error:.1e}'} | {ratio:.2f} |"
         )
         print(lines[-1], file=sys.stderr, flush=True)
     return lines
@@ -141,9 +141,8 @@ def vision(folder: Path) -> list[str]:
 
     torch.manual_seed(0)
     config = ViTConfig(hidden_size=192, intermediate_size=768, num_hidden_layers=6, num_attention_heads=6)
-    modelexport.export(
-        ViTModel(config).eval(), folder / "vit.onnx", inputs={"pixel_values": torch.randn(1, 3, 224, 224)}
-    )
+    pixels = {"pixel_values": torch.randn(1, 3, 224, 224)}
+    modelexport.export(ViTModel(config).eval(), pixels, folder / "vit.onnx")
     random = np.random.default_rng(0)
     data = [{"pixel_values": random.standard_normal((1, 3, 224, 224), dtype=np.float32)} for _ in range(8)]
     return rows(folder / "vit.onnx", data, data, VIT)

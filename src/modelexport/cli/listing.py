@@ -36,7 +36,7 @@ COMMANDS = {
     "replace": Listed("change", "operating", "replace modules by a model, an operator or nothing"),
     "rename": Listed("change", "operating", "name nodes after their modules"),
     "update-weights": Listed("change", "changing", "put other weights or LoRA adapters into a file"),
-    "quantize": Listed("change", "quantizing", "quantize modules, and keep others bit for bit", True),
+    "quantize": Listed("change", "quantizing", "quantize modules, and keep others bit for bit"),
     "optimize": Listed("change", "changing", "run another package's optimizer, and keep the tags"),
     "retag": Listed("change", "changing", "restore the tags of a file that a tool changed"),
     "adopt": Listed("change", "changing", "tag a file that another exporter wrote"),

@@ -24,7 +24,7 @@ def format_quantized(results: Mapping[str, QuantizeResult], source: Path, output
         if not result.methods:
             lines.append("  no node was quantized: the methods do not quantize what these modules consist of")
         if result.kept:
-            lines.append(f"  kept, bit for bit: {first_few(result.kept)}")
+            lines.append(f"  kept, bit for bit: {first_few(result.kept, 3)}")
         lines += [f"  {shortened(line, 200)}" for line in result.joined[:10]]
         if len(result.joined) > 10:
             lines.append(f"  and {len(result.joined) - 10} more; --json lists all")

@@ -120,7 +120,9 @@ def format_losses(report: AgainstReport, most: int = 20) -> str:
         f"{one.difference.name}: {one.difference.status}, {' of norm '.join(_loss_cells(one))}"
         for one in report.outputs
     ]
-    return "\n".join([align(rows, right={3, 4, 5, 6, 7}), *([left] if left else []), "", *outputs, summary])
+    first = report.first_beyond
+    beyond = f"first beyond {report.bound:g} of its norm, end to end: {first or 'none'}"
+    return "\n".join([align(rows, right={3, 4, 5, 6, 7}), *([left] if left else []), "", beyond, *outputs, summary])
 
 
 def against_document(report: AgainstReport) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import msgspec
+import onnx
 import onnx_ir as ir
 
 from modelexport.graph.owners import owner_of
@@ -129,15 +130,11 @@ def _attentions(model: ir.Model, weighted: Mapping[ir.Node, ir.Value]) -> Iterat
 
 
 def _is_fused_attention(node: ir.Node) -> bool:
-    """Whether a node is an operator that computes a whole attention: its schema names a query, a key and a value."""
-    try:
-        import onnx
-
-        schema = onnx.defs.get_schema(node.op_type, domain=node.domain)
-        names = {given.name.lower() for given in schema.inputs}
-    except Exception:
+    """Whether a node is an operator of a whole attention: of a query, a key and a value; ONNX Runtime has several."""
+    if not onnx.defs.has(node.op_type, domain=node.domain):
         return node.op_type.endswith("Attention")
-    return {"q", "k", "v"} <= names
+    schema = onnx.defs.get_schema(node.op_type, domain=node.domain)
+    return {"Q", "K", "V"} <= {given.name for given in schema.inputs}
 
 
 def _group(together: list[ir.Node], weights: Mapping[ir.Node, ir.Value], why: Why) -> Group:

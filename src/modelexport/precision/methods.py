@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from copy import deepcopy
 from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -126,18 +127,19 @@ def apply_method(model: onnx.ModelProto, method: Method, ranges: Path | None = N
         reason = " ".join(str(error).split())[:300] or "it gives no reason"
         nodes = ", ".join(node.name for node in model.graph.node[:3])
         raise UsageError(
-            f"ONNX Runtime cannot quantize {nodes} to {method}: {reason}; keep them with --keep"
+            f"ONNX Runtime cannot quantize {nodes} to {method}: keep the module with --keep ({reason})"
         ) from error
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Undo what importing the quantizer of weights does to the root logger: it lets it print, from INFO on."""
+    """Undo what importing the quantizer of weights does to the root logger; k-quant prints its progress."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     root.handlers[:] = [logging.NullHandler()]
     try:
-        yield
+        with redirect_stdout(StringIO()):
+            yield
     finally:
         root.handlers[:] = handlers
         root.setLevel(level)

@@ -29,7 +29,7 @@ from modelexport.precision.methods import Method, apply_method
 from modelexport.precision.pieces import Pieces, cut_piece, weight_behind
 from modelexport.precision.recipes import Assignment, Recipe, Resolved, chosen_recipe, encode_recipe, resolve
 from modelexport.runtime.random_inputs import make_random_inputs
-from modelexport.runtime.sessions import open_session, run_session
+from modelexport.runtime.sessions import open_session, run_session, with_outputs
 from modelexport.tagged.file import TaggedFile, read_tagged
 
 RECIPE_SUFFIX = ".recipe.yaml"
@@ -136,6 +136,7 @@ def quantized(
         FileFormatError: A weights file is missing or has changed.
     """
     check_files(tagged.model)
+    infer_types(tagged.model)
     resolved = resolve(recipe, tagged)
     measured = sorted({str(method) for method in resolved.assignment.values() if method.row.needs_data})
     if measured and not data:
@@ -149,6 +150,22 @@ def quantized(
     for name in _replaced(tagged.model, model, resolved.assignment):
         counts[str(resolved.assignment[name])] += 1
     return Quantized(model, resolved, dict(counts))
+
+
+def infer_types(model: ir.Model) -> None:
+    """Give every value of the main graph its type, in place, as ONNX Runtime finds it: optimizers leave out many.
+
+    Raises:
+        UsageError: ONNX Runtime cannot load the model.
+    """
+    untyped = {
+        value.name: value for node in model.graph for value in node.outputs if value.name and value.dtype is None
+    }
+    if untyped:
+        for found in open_session(with_outputs(model, list(untyped.values()))).get_outputs():
+            if (value := untyped.get(found.name)) is not None and found.type.startswith("tensor("):
+                value.dtype = ir.DataType[found.type.removeprefix("tensor(").removesuffix(")").upper()]
+                value.shape = ir.Shape(found.shape) if value.shape is None else value.shape
 
 
 def quantize_model(
@@ -294,26 +311,24 @@ def _replaced(before: ir.Model, after: ir.Model, assignment: Assignment) -> list
         now = there.get(node.name)
         if now is not None and _same(node, now):
             continue
-        if node.name not in assignment and weight_behind(node.outputs[0]) is None:
+        if weight_behind(node.outputs[0]) is not None:
+            continue  # a transposed weight goes when nothing uses it any more
+        if node.name not in assignment:
             raise CheckError(f"{node.name} should have been kept and was changed", reason="a kept node was changed")
         changed.append(node.name or "")
     return changed
 
 
 def _same(one: ir.Node, other: ir.Node) -> bool:
-    """Whether two nodes compute the same from the same weights, bit for bit."""
-    if one.op_identifier() != other.op_identifier() or _written(one) != _written(other):
+    """Whether two nodes compute the same from the same values, with the same weights, bit for bit."""
+    names, now = ([value and value.name for value in (*node.inputs, *node.outputs)] for node in (one, other))
+    if one.op_identifier() != other.op_identifier() or names != now or _written(one) != _written(other):
         return False
     for before, after in zip(one.inputs, other.inputs, strict=True):
-        if before is None or after is None:
-            if before is not after:
-                return False
+        if before is None or after is None or not before.is_initializer():
             continue
         a, b = before.const_value, after.const_value
-        if before.is_initializer() and (
-            not after.is_initializer()
-            or (a is not b and (a is None or b is None or a.dtype != b.dtype or a.tobytes() != b.tobytes()))
-        ):
+        if a is not b and (a is None or b is None or a.dtype != b.dtype or a.tobytes() != b.tobytes()):
             return False
     return True
 

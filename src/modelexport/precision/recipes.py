@@ -9,6 +9,7 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.core.limits import SETTINGS_BYTES
+from modelexport.core.text import nearest
 from modelexport.errors import UsageError
 from modelexport.files.regular import read_regular
 from modelexport.graph.nodes import nested_graphs
@@ -22,11 +23,16 @@ Assignment = Mapping[str, Method]
 
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The modules that a selector picks get a method, or are kept."""
+    """The modules that selectors pick get a method, or are kept."""
 
-    select: str
+    select: str | tuple[str, ...]
+    """One selector, or several, which are a union; ``!`` takes away."""
     method: str
     """A method with its options, or ``keep``."""
+
+    @property
+    def selectors(self) -> tuple[str, ...]:
+        return (self.select,) if isinstance(self.select, str) else self.select
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -64,8 +70,8 @@ def chosen_recipe(
     """
     keep, only = list(keep), list(only)
     if recipe is None and to is not None:
-        rules = [Rule(selector, KEEP) for selector in keep]
-        return Recipe((*rules, *(Rule(selector, to) for selector in only or ["."])))
+        rules = [Rule(keep[0] if len(keep) == 1 else tuple(keep), KEEP)] if keep else []
+        return Recipe((*rules, Rule(tuple(only) if len(only) > 1 else only[0] if only else ".", to)))
     if recipe is None:
         raise UsageError(f"give a method with --to ({', '.join(METHODS)}), or a recipe with --recipe")
     if to or keep or only:
@@ -103,17 +109,22 @@ def of_parts(recipe: Recipe, parts: Mapping[str, TaggedFile]) -> dict[str, Recip
     """
     found: dict[str, list[Rule]] = {name: [] for name in parts}
     for rule in recipe.rules:
-        failures = []
-        for name, tagged in parts.items():
-            try:
-                tagged.select(rule.select)
-            except UsageError as error:
-                failures.append(error)
-            else:
-                found[name].append(rule)
-        if len(failures) == len(parts):
-            raise failures[0]
+        words = {name: [w for w in rule.selectors if _picks(w, tagged)] for name, tagged in parts.items()}
+        if missing := set(rule.selectors).difference(*words.values()):
+            known, word = {str(call) for tagged in parts.values() for call in tagged.tags}, min(missing)
+            raise UsageError(f"no part has a module that '{word}' picks{nearest(word, known)}")
+        for name, there in words.items():
+            if any(not word.startswith("!") for word in there) or there == list(rule.selectors):
+                found[name].append(Rule(tuple(there), rule.method))
     return {name: Recipe(tuple(rules), recipe.notes) for name, rules in found.items()}
+
+
+def _picks(word: str, tagged: TaggedFile) -> bool:
+    try:
+        tagged.select(word)
+    except UsageError:
+        return False
+    return True
 
 
 def resolve(recipe: Recipe, tagged: TaggedFile, groups: Sequence[Group] | None = None) -> Resolved:
@@ -126,7 +137,7 @@ def resolve(recipe: Recipe, tagged: TaggedFile, groups: Sequence[Group] | None =
         UsageError: A selector matches nothing, or a method does not exist.
     """
     methods = [parse_method(rule.method) for rule in recipe.rules]
-    inside = [tagged.select(rule.select).inside for rule in recipe.rules]
+    inside = [tagged.select(*rule.selectors).inside for rule in recipe.rules]
     last = len(methods)
     of_call = {
         traced.call: next((index for index, picked in enumerate(inside) if traced.call in picked), last)

@@ -36,6 +36,12 @@ class Other:
     against: Annotated[
         Path | None, typer.Option("--against", metavar="OTHER.onnx", help="A tagged descendant of FILE.")
     ] = None
+    bound: Annotated[
+        float | None,
+        typer.Option(
+            "--bound", metavar="SHARE", help="With --against: name the first call further off than this. [0.05]"
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,11 +104,16 @@ def verify(
     stages = Stages(LINE.tell)
     found: VerifyReport | AgainstReport
     if other.against is not None:
-        from modelexport.verify.against import verify_against
+        from modelexport.verify.against import BOUND, verify_against
 
         with stages("verify"):
             found = losses = verify_against(
-                file, other.against, modules=extent.modules or (), provider=extent.provider, seed=loading.seed
+                file,
+                other.against,
+                modules=extent.modules or (),
+                provider=extent.provider,
+                seed=loading.seed,
+                bound=BOUND if other.bound is None else other.bound,
             )
         document, text = show_verification.against_document(losses), show_verification.format_losses(losses)
     else:
@@ -127,6 +138,8 @@ def verify(
 def _check_options(other: Other, inputs: Path | None, extent: Extent, loading: Loading, shown: Shown) -> None:
     if other.model is not None and other.against is not None:
         raise UsageError("give --model or --against, not both")
+    if other.against is None and other.bound is not None:
+        raise UsageError("--bound goes with --against")
     if other.model is None and (inputs is not None or loading.asked):
         raise UsageError("--inputs, --model-class, --dtype and --trust-remote-code go with --model")
     if other.model is None and (extent.weights_sample is not None or extent.perturb is not None):
