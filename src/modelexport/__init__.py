@@ -30,12 +30,16 @@ if TYPE_CHECKING:
     from modelexport.packages.measured_parts import profile_parts as profile_parts
     from modelexport.packages.packaging import PackageResult as PackageResult
     from modelexport.packages.packaging import export_package as export_package
+    from modelexport.packages.quantized_packages import quantize_package as quantize_package
+    from modelexport.packages.searched_precision import quantize_within as quantize_within
     from modelexport.packages.transformers_backend import register_transformers_backend as register_transformers_backend
     from modelexport.packages.verifying import verify as verify
     from modelexport.packages.verifying_generation import GenerationReport as GenerationReport
     from modelexport.packages.verifying_generation import verify_generation as verify_generation
     from modelexport.packages.verifying_pipelines import PipelineReport as PipelineReport
     from modelexport.packages.verifying_pipelines import verify_pipeline as verify_pipeline
+    from modelexport.precision.quantize import quantize as quantize
+    from modelexport.precision.sensitivity import sensitivity as sensitivity
     from modelexport.pytorch.examples import example_inputs as example_inputs
     from modelexport.pytorch.overview import hierarchy as hierarchy
     from modelexport.surgery.adapting import adapters_as_inputs as adapters_as_inputs
@@ -101,6 +105,10 @@ _PUBLIC = {
     "register_transformers_backend": "modelexport.packages.transformers_backend",
     "profile": "modelexport.measure.profiles",
     "profile_parts": "modelexport.packages.measured_parts",
+    "quantize": "modelexport.precision.quantize",
+    "quantize_within": "modelexport.packages.searched_precision",
+    "sensitivity": "modelexport.precision.sensitivity",
+    "quantize_package": "modelexport.packages.quantized_packages",
     "inline": "modelexport.tagged.flattening",
     "load": "modelexport.api",
     "retag": "modelexport.lineage.retagging",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -37,6 +38,17 @@ InputsOption = Annotated[
 ]
 ProviderOption = Annotated[str, typer.Option(metavar="NAME", help="The execution provider of ONNX Runtime.")]
 OutputOption = Annotated[Path, typer.Option("-o", "--output", metavar="OUT.onnx", help="The file to write."), WRITTEN]
+
+
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([kMG]i?)?B?")
+_UNITS = {None: 1, "k": 10**3, "M": 10**6, "G": 10**9, "ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+
+
+def parsed_bytes(text: str) -> int:
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise UsageError(f"'{text}' is not a size: write a number of bytes, kB, MB or GB, as in 25MB")
+    return round(float(found[1]) * _UNITS[found[2]])
 
 
 def parsed_sizes(texts: list[str]) -> dict[str, int]:

@@ -129,8 +129,10 @@ def format_losses(report: AgainstReport, most: int = 20) -> str:
         f"{one.difference.name}: {one.difference.status}, {' of norm '.join(_loss_cells(one))}"
         for one in report.outputs
     ]
+    first = report.first_beyond
+    beyond = f"first beyond {report.bound:g} of its norm, end to end: {first or 'none'}"
     table = [align(rows, right={3, 4, 5, 6, 7}), *([left] if left else []), *([_LOSSES] if ranked else [])]
-    return "\n".join([*table, "", *outputs, summary])
+    return "\n".join([*table, "", beyond, *outputs, summary])
 
 
 def against_document(report: AgainstReport) -> dict[str, Any]:

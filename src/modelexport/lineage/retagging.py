@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 import onnx_ir as ir
@@ -22,7 +23,7 @@ from modelexport.format import documents, keys
 from modelexport.graph.coverage import count_coverage
 from modelexport.graph.names import name_nodes_apart
 from modelexport.graph.nodes import all_nodes, initializers, is_sorted
-from modelexport.graph.owners import owner_of
+from modelexport.graph.owners import owner_of, set_owner
 from modelexport.graph.snapshot import take_snapshot
 from modelexport.lineage.descent import Descent, Reason, trace_owners
 from modelexport.lineage.inheritance import Inheritance, inherited
@@ -117,9 +118,40 @@ def retag(changed: Source, *, source: Source, output: str | Path) -> RetagReport
     model, inlined = _flat(changed, tagged)
     _check_outputs(changed, model)
     check_files(model)
+    return write_retagged(model, tagged, output, changed=changed, inlined=inlined)
+
+
+def write_retagged(
+    model: ir.Model,
+    tagged: TaggedFile,
+    output: Path,
+    *,
+    changed: Path | None = None,
+    inlined: bool = False,
+    beside: Mapping[str, bytes] = MappingProxyType({}),
+    save: Callable[[ir.Model, Path, Mapping[str, bytes]], None] | None = None,
+) -> RetagReport:
+    """Restore the tags of a model in memory that was made from a tagged file, and write it.
+
+    Args:
+        model: Changed in place; it has no local functions. If all of its nodes have owners, they keep them.
+        changed: The file that it was read from, if it may have been made from another one.
+        inlined: Whether it had local functions.
+        beside: What else is written with it: the end of each name to the content.
+        save: Writes the model to a file with its documents, if its weights go elsewhere.
+
+    Raises:
+        As :func:`retag`.
+    """
+    forget_tags(model)
     before = take_snapshot(tagged.model)
+    owners = {node: owner_of(node) for node in all_nodes(model)}
     descent = trace_owners(before, model)
-    _check_related(changed, tagged, descent)
+    if None not in owners.values():
+        for node, owner in owners.items():
+            set_owner(node, owner)
+    if changed is not None:
+        _check_related(changed, tagged, descent)
     coverage, untagged = count_coverage(model)
     if untagged and not tagged.coverage.untagged:
         raise UntaggedNodeError(untagged)
@@ -131,8 +163,11 @@ def retag(changed: Source, *, source: Source, output: str | Path) -> RetagReport
     _write(model, tagged, tags, inheritance, entries, lost)
     documents = _documents(tagged, model, tags, descent, inheritance, coverage)
     with written_together(output.parent) as staging:
-        save_model(model, staging / output.name, documents=documents)
-        for suffix, document in documents.items():
+        if save is None:
+            save_model(model, staging / output.name, documents=documents)
+        else:
+            save(model, staging / output.name, documents)
+        for suffix, document in {**documents, **beside}.items():
             (staging / output.name).with_suffix(suffix).write_bytes(document)
         files = [str(output.parent / file.name) for file in sorted(staging.iterdir())]
     return _report(output, files, tagged, model, coverage, descent, inheritance, lost, inlined=inlined)
@@ -198,16 +233,20 @@ def _flat(path: Path, tagged: TaggedFile) -> tuple[ir.Model, bool]:
             model.graph.sort()
     except ValueError as error:
         raise FileFormatError(f"{path} is damaged: its nodes form a cycle") from error
-    stores = [node.metadata_props for node in all_nodes(model)]
-    stores += [value.metadata_props for value in initializers(model)]
-    for store in (model.metadata_props, *stores):
-        for key in [key for key in store if key.startswith("modelexport.")]:
-            del store[key]
     if tagged.encoding == "attributes":
         for node in all_nodes(model):
             node.attributes.pop(keys.SOURCE_MODULE_ATTRIBUTE, None)
             node.attributes.pop(keys.HIERARCHY_TAGS_ATTRIBUTE, None)
     return model, inlined
+
+
+def forget_tags(model: ir.Model) -> None:
+    """Remove our properties from a model that was changed, in place: they may no longer hold for it."""
+    stores = [node.metadata_props for node in all_nodes(model)]
+    stores += [value.metadata_props for value in initializers(model)]
+    for store in (model.metadata_props, *stores):
+        for key in [key for key in store if key.startswith("modelexport.")]:
+            del store[key]
 
 
 def _cause(error: BaseException) -> str:

@@ -45,7 +45,7 @@ def update_package(folder: Path, state_dict: Path, output: Path) -> UpdateResult
     written: dict[tuple[int, int], str] = {}
     weights = WeightsInFile(state_dict)
     with written_together(output, [folder, state_dict], make=True, package=True) as staging:
-        _copy_folder(folder, staging)
+        copy_folder(folder, staging)
         for part, file in package.files.items():
             model = load_onnx(file)
             plans, tied, read = planned(file, model, weights)
@@ -88,7 +88,7 @@ def merge_adapters_into_package(folder: Path, adapters: Sequence[str | Path], ou
     written: set[tuple[str, int]] = set()
     unused: dict[str, int] = {}
     with written_together(output, [folder], make=True, package=True) as staging:
-        _copy_folder(folder, staging)
+        copy_folder(folder, staging)
         for part, file in package.files.items():
             work = AdaptedFile(file, adapters, output / file.name, None)
             for value in work.touched:
@@ -123,7 +123,7 @@ def merge_adapters_into_package(folder: Path, adapters: Sequence[str | Path], ou
     )
 
 
-def _copy_folder(folder: Path, target: Path) -> None:
+def copy_folder(folder: Path, target: Path) -> None:
     """Copy the regular files of a folder into another, symbolic links to them as files; what else is there is left.
 
     A file that is there under several names (weights of several parts) is one in the copy as well.
@@ -176,7 +176,7 @@ def retag_package(changed: Path, *, source: Path, output: Path) -> dict[str, Ret
     check_package_folder(output, [source, changed])
     reports = {}
     with written_together(output, [source, changed], make=True, package=True) as staging:
-        _copy_folder(source, staging)
+        copy_folder(source, staging)
         for part in package.manifest.parts:
             report = retag(changed / part.file, source=source / part.file, output=staging / part.file)
             files = [str(output / Path(file).relative_to(staging)) for file in report.files]

@@ -10,14 +10,15 @@ from modelexport.core.calls import ModuleCall
 from modelexport.core.text import plural
 from modelexport.files.atomic import check_writable
 from modelexport.measure import columns
+from modelexport.measure.beside import AGAINST, RATIO, profile_against
 from modelexport.measure.costs import cost
 from modelexport.measure.page import Page, Section, write_page
 from modelexport.measure.table import NodeFigures, Table
-from modelexport.packages.measured_parts import DECODE, cost_parts, profile_parts
+from modelexport.packages.measured_parts import DECODE, cost_parts, profile_parts, profile_same
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.package import read_package
 from modelexport.traces.reference import reference_path
-from modelexport.verify.against import AgainstReport, Loss
+from modelexport.verify.against import AgainstReport, Loss, verify_against
 from modelexport.verify.reference import verify_reference
 from modelexport.verify.verdicts import VerifyReport
 
@@ -42,7 +43,12 @@ def error_table(file: str | Path, report: VerifyReport | AgainstReport) -> Table
 
 
 def write_report_page(
-    path: str | Path, output: Path, *, sizes: Mapping[str, int] | None = None, profiled: bool = False
+    path: str | Path,
+    output: Path,
+    *,
+    sizes: Mapping[str, int] | None = None,
+    profiled: bool = False,
+    against: Path | None = None,
 ) -> None:
     """Write one page with the tree, coverage, cost and, if reference values are beside the file, verification.
 
@@ -51,6 +57,8 @@ def write_report_page(
     Args:
         sizes: Names of dynamic axes to sizes.
         profiled: Also run it, and show the time of its modules.
+        against: A file that was made from this one, such as a quantized one: its error by module is on the page instead
+            of the verification, and with ``profiled`` its time.
 
     Raises:
         FileFormatError: A file is missing or has no tags.
@@ -61,17 +69,24 @@ def write_report_page(
     files = read_package(path).files if Path(path).is_dir() else {"": Path(path)}
     tables = cost_parts(path, sizes)
     times = profile_parts(path, sizes=sizes) if profiled else {}
+    if against is not None and profiled:
+        others = profile_same(against, times)
+        times = {name: profile_against(one, others[name]) for name, one in times.items()}
     pages = []
     for name, table in tables.items():
         # A part that takes prompts and single tokens alike is there twice.
         tagged = read_tagged(files.get(name) or files[DECODE])
-        pages.append(_page(name, table, tagged, times[name].table if profiled else None))
+        pages.append(_page(name, table, tagged, times[name].table if profiled else None, against))
     write_page(output, *pages)
 
 
-def _page(part: str, table: Table, tagged: TaggedFile, measured: Table | None) -> Page:
+def _page(part: str, table: Table, tagged: TaggedFile, measured: Table | None, against: Path | None) -> Page:
     sections: list[Section] = [_facts(tagged)]
-    if reference_path(tagged.path).exists() and tagged.hierarchy is not None:
+    if against is not None:
+        losses = verify_against(tagged.path, against)
+        table = with_errors(table, losses)
+        sections.append(_losses(against, losses))
+    elif reference_path(tagged.path).exists() and tagged.hierarchy is not None:
         verified = verify_reference(tagged.path)
         table = with_errors(table, verified)
         sections.append(_verification(verified))
@@ -79,18 +94,20 @@ def _page(part: str, table: Table, tagged: TaggedFile, measured: Table | None) -
         return Page(table, columns.FLOPS.name, sections, part)
     table = replace(
         table,
-        columns=(columns.SECONDS, columns.NODE_SECONDS, columns.SHARE, *table.columns),
+        columns=(*(c for c in measured.columns if c.name in _TIMES), *table.columns),
         nodes=(*table.nodes, *(_timed_only(measured))),
         notes=(*table.notes, *measured.notes),
     )
     return Page(table, columns.SECONDS.name, sections, part)
 
 
+_TIMES = (columns.SECONDS.name, columns.NODE_SECONDS.name, columns.SHARE.name, AGAINST.name, RATIO.name)
+
+
 def _timed_only(table: Table) -> list[NodeFigures]:
     """The nodes of a profile, with their seconds alone: cost has its own peak memory."""
-    kept = (columns.SECONDS.name, columns.NODE_SECONDS.name)
     return [
-        replace(node, figures={name: node.figures[name] for name in kept if name in node.figures}, runs=())
+        replace(node, figures={name: node.figures[name] for name in _TIMES if name in node.figures}, runs=())
         for node in table.nodes
     ]
 
@@ -106,6 +123,18 @@ def _facts(tagged: TaggedFile) -> Section:
         ("inputs", ", ".join(f"{value.name} {value.shape}" for value in model.graph.inputs)),
         ("outputs", ", ".join(f"{value.name} {value.shape}" for value in model.graph.outputs)),
     ]
+
+
+def _losses(against: Path, report: AgainstReport) -> Section:
+    lines = [
+        ("file", against.name),
+        ("first beyond", f"{report.first_beyond or 'none'}, of {report.bound:g} of its norm"),
+    ]
+    for loss in report.outputs:
+        norm = f"{loss.norm:.1e} of its norm" if loss.norm is not None else ""
+        cosine = f"cosine {loss.cosine:.6f}" if loss.cosine is not None else ""
+        lines.append((loss.difference.name, ", ".join(filter(None, [loss.difference.status, norm, cosine]))))
+    return "Against another file", lines
 
 
 def _verification(report: VerifyReport) -> Section:

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 
-from modelexport.core.calls import ModuleCall
+from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.results import Rows, Shown, entry_of, error_text
 from modelexport.errors import InputsError, UsageError
 from modelexport.files.given import Source
@@ -31,6 +31,9 @@ from modelexport.traces.differences import ALLOWED, Difference, Verdict, compare
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.reference import open_reference, reference_path
 from modelexport.verify.verdicts import CallStatus
+
+BOUND = 0.05
+"""The loss beyond which the first call is named, as a share of a value's norm."""
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +71,9 @@ class AgainstReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
     inputs: str
     """``reference values`` of the first file, or ``random``."""
     provider: str
+    bound: float
+    first_beyond: str | None
+    """The address of the first call to return values that are further off than ``bound``, end to end."""
 
     def __repr__(self) -> str:
         worst = f"; the largest loss in {ranked[0].address or '.'}" if (ranked := self.ranked) else ""
@@ -106,7 +112,13 @@ class AgainstReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verify_against(
-    path: Source, other: Source, *, modules: Sequence[str] = (), provider: str = CPU, seed: int = 0
+    path: Source,
+    other: Source,
+    *,
+    modules: Sequence[str] = (),
+    provider: str = CPU,
+    seed: int = 0,
+    bound: float = BOUND,
 ) -> AgainstReport:
     """Compare a tagged file with one that was made from it, module by module, without PyTorch.
 
@@ -119,6 +131,7 @@ def verify_against(
         modules: Selectors of the calls to compare, with those inside them; by default all.
         provider: The execution provider of ONNX Runtime for the outputs.
         seed: For random inputs.
+        bound: A loss as a share of a value's norm; the report has the first call beyond it.
 
     Raises:
         FileFormatError: A file is missing or has no tags.
@@ -136,12 +149,26 @@ def verify_against(
     outputs = _outputs(one, two, given, fed, provider)
     right = _values(one, given, pairs.values())
     end_to_end, per_module = _losses(two, fed, {b: right[a] for b, a in pairs.items()})
+    calls = list(_calls(one, two, pairs, end_to_end, per_module, chosen))
+    beyond = {ModuleCall.parse(call.address) for call in calls if _weight(call.end_to_end) > bound}
     return AgainstReport(
         outputs=outputs,
-        calls=list(_calls(one, two, pairs, end_to_end, per_module, chosen)),
+        calls=calls,
         inputs=source,
         provider=provider,
+        bound=bound,
+        first_beyond=next((str(call) for call in _as_they_end(one.calls) if call in beyond), None),
     )
+
+
+def _as_they_end(calls: CallTree) -> Iterator[ModuleCall]:
+    """The calls in the order in which they end: callees before their caller."""
+    running: list[ModuleCall] = []
+    for traced in calls:
+        while running and running[-1] != traced.parent:
+            yield running.pop()
+        running.append(traced.call)
+    yield from reversed(running)
 
 
 def _inputs(tagged: TaggedFile, provider: str, seed: int) -> tuple[Mapping[str, Any], str]:

@@ -159,14 +159,23 @@ def report(
     ],
     size: SizeOption = None,
     profiled: Annotated[bool, typer.Option("--profile", help="Also run it, and show the time of each module.")] = False,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            "--against", metavar="OTHER.onnx", help="A quantized FILE: show its error, and with --profile its time."
+        ),
+        READ,
+    ] = None,
 ) -> None:
     """Write the tree of FILE, its coverage, its verification and its cost to one page."""
     from modelexport.core.stages import Stages
     from modelexport.packages.report_page import write_report_page
 
     stages = Stages(LINE.tell)
+    if against is not None and file.is_dir():
+        raise UsageError(f"{file} is a folder: give --against with one of its parts")
     with stages("report"):
-        write_report_page(file, output, sizes=parsed_sizes(size or []), profiled=profiled)
+        write_report_page(file, output, sizes=parsed_sizes(size or []), profiled=profiled, against=against)
     print(output)
 
 

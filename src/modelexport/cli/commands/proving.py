@@ -34,6 +34,12 @@ class Other:
     against: Annotated[
         Path | None, typer.Option("--against", metavar="OTHER.onnx", help="A tagged descendant of FILE.")
     ] = None
+    bound: Annotated[
+        float | None,
+        typer.Option(
+            "--bound", metavar="SHARE", help="With --against: name the first call further off than this. [0.05]"
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +111,8 @@ def _check_options(
 ) -> None:
     if other.model is not None and other.against is not None:
         raise UsageError("give --model or --against, not both")
+    if (other.against is None or file.is_dir()) and other.bound is not None:
+        raise UsageError("--bound goes with --against OTHER.onnx")
     if other.model is None and (inputs is not None or loading.asked):
         raise UsageError("--inputs, --model-class, --dtype and --trust-remote-code go with --model")
     if other.model is None and (extent.weights_sample is not None or extent.perturb is not None):
@@ -128,6 +136,7 @@ def _compared(file: Path, other: Other, inputs: Path | None, extent: Extent, loa
     if other.model is None:
         if other.against is not None:
             how |= {"against": other.against, "seed": loading.seed}
+            how |= {} if other.bound is None else {"bound": other.bound}
         with stages("verify"):
             alone: Report = run(file, **how)
         return alone

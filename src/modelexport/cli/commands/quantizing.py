@@ -1,0 +1,215 @@
+"""Precision by module: `quantize`, and `select` for those who quantize with another tool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from modelexport.cli.commands.measuring import SelectorsOption, Shown, show
+from modelexport.cli.guards import READ, WRITTEN
+from modelexport.cli.options import FileArgument, FileOrFolderArgument, JsonOption, SelectorsArgument, parsed_bytes
+from modelexport.cli.progress import LINE
+from modelexport.cli.running import print_json
+from modelexport.errors import UsageError
+
+Saved = Literal["size", "time"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """Which module gets which method: --to with --keep or --only, or --recipe"""
+
+    to: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--to",
+            metavar="METHOD",
+            help="int8-dynamic, int8-static, int8-weights, int4, float16, bfloat16; with options as in int4:block=64.",
+        ),
+    ] = None
+    keep: Annotated[
+        list[str] | None,
+        typer.Option("--keep", metavar="SELECTOR", help="Modules that stay bit for bit what they are."),
+    ] = None
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="SELECTOR", help="The modules to quantize; the others are kept."),
+    ] = None
+    recipe: Annotated[
+        Path | None,
+        typer.Option("--recipe", metavar="RECIPE.yaml", help="Rules of selector and method; the first match wins."),
+        READ,
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Inputs for methods that measure ranges"""
+
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data", metavar="DATA", help=".npz, .safetensors, .jsonl, text (a run a line), a folder of images."
+        ),
+        READ,
+    ] = None
+    processor: Annotated[
+        Path | None,
+        typer.Option("--processor", metavar="FOLDER", help="Where tokenizer.json is, if not beside FILE."),
+        READ,
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Within:
+    """A search for the cheapest methods: several --to may be given, and every module may be kept"""
+
+    within: Annotated[
+        str | None,
+        typer.Option("--within", metavar="BOUND", help="error<=0.05, cosine>=0.999, kl<=0.01, top1>=0.99, f.py:f<=1."),
+    ] = None
+    save: Annotated[Saved, typer.Option("--for", help="What is to be small within the bound.")] = "size"
+    budget: Annotated[
+        str | None,
+        typer.Option("--budget", metavar="SIZE", help="The least error with weights of this size: 25MB."),
+    ] = None
+    metric: Annotated[
+        str, typer.Option("--metric", metavar="METRIC", help="The error for --budget, as --within names it.")
+    ] = "error"
+    compared: Annotated[
+        str | None,
+        typer.Option("--compare", metavar="NAME", help="The output that is compared; by default the first."),
+    ] = None
+
+
+def quantize(
+    file: FileOrFolderArgument,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="OUT.onnx|OUT/", help="The file or folder to write."), WRITTEN
+    ],
+    *,
+    rules: Rules,
+    bounds: Within,
+    calibration: Data,
+    no_runtime_check: Annotated[
+        bool, typer.Option("--no-runtime-check", help="The result is for a runtime that has other kernels.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Quantize modules of FILE by ONNX Runtime's quantizers; all others stay bit for bit what they are."""
+    from modelexport.cli import show_quantized
+    from modelexport.core.stages import Stages
+    from modelexport.packages.quantized_packages import quantize_package
+    from modelexport.precision.quantize import quantize as run
+
+    how: dict[str, Any] = {
+        "keep": rules.keep or (),
+        "only": rules.only or (),
+        "data": calibration.data,
+        "processor": calibration.processor,
+        "check_runtime": not no_runtime_check,
+    }
+    stages = Stages(LINE.tell)
+    if bounds.within is not None or bounds.budget is not None:
+        _search(file, output, rules, bounds, how | {"stages": stages}, as_json=as_json)
+        return
+    if rules.to and len(rules.to) > 1:
+        raise UsageError("several --to are for a search: give --within or --budget, or a recipe with --recipe")
+    how |= {"to": rules.to[0] if rules.to else None, "recipe": rules.recipe}
+    with stages(f"quantize to {how['to'] or rules.recipe}"):
+        results = quantize_package(file, output, **how) if file.is_dir() else {"": run(file, output, **how)}
+    if as_json:
+        print_json({"parts": results} if file.is_dir() else results[""])
+    else:
+        print(show_quantized.format_quantized(results, file, output))
+
+
+def _search(file: Path, output: Path, rules: Rules, bounds: Within, how: dict[str, Any], *, as_json: bool) -> None:
+    from modelexport.cli import show_quantized
+    from modelexport.packages.searched_precision import quantize_within
+
+    if rules.recipe is not None:
+        raise UsageError("a recipe says which method a module gets: give --recipe, or --within or --budget")
+    if how["data"] is None:
+        raise UsageError("a search measures errors on inputs like those that the model will get: give --data")
+    found, written = quantize_within(
+        file,
+        output,
+        to=rules.to or [],
+        within=bounds.within,
+        budget=parsed_bytes(bounds.budget) if bounds.budget is not None else None,
+        metric=bounds.metric,
+        save=bounds.save,
+        output_name=bounds.compared,
+        **how,
+    )
+    if as_json:
+        print_json({"search": found, "written": written or None})
+    else:
+        print(show_quantized.format_search(found))
+        if written:
+            print(show_quantized.format_quantized(written, file, output))
+    if not found.met:
+        raise typer.Exit(1)
+
+
+def sensitivity(
+    file: FileOrFolderArgument,
+    to: Annotated[str, typer.Option("--to", metavar="METHOD", help="The method, as for quantize.")],
+    selectors: SelectorsOption = None,
+    metric: Annotated[
+        str, typer.Option("--metric", metavar="METRIC", help="error, cosine, kl, top1, or file.py:function.")
+    ] = "error",
+    compared: Annotated[
+        str | None,
+        typer.Option("--compare", metavar="NAME", help="The output that is compared; by default the first."),
+    ] = None,
+    every_run: Annotated[
+        bool, typer.Option("--every-run", help="Use all inputs, also when further ones would not change the order.")
+    ] = False,
+    *,
+    calibration: Data,
+    shown: Shown,
+) -> None:
+    """Show how much the output of FILE changes when one module alone is quantized."""
+    import msgspec
+
+    from modelexport.core.stages import Stages
+    from modelexport.packages.searched_precision import graph_of
+    from modelexport.precision.sensitivity import STEADY
+    from modelexport.precision.sensitivity import sensitivity as measure
+
+    if calibration.data is None:
+        raise UsageError("errors are measured on inputs like those that the model will get: give --data")
+    with Stages(LINE.tell)("measure"):
+        found = measure(
+            graph_of(file),
+            to=to,
+            data=calibration.data,
+            metric=metric,
+            output_name=compared,
+            processor=calibration.processor or (file if file.is_dir() else None),
+            steady=2.0 if every_run else STEADY,
+        )
+    facts = {"runs": found.runs, "agreement": found.agreement, "groups": msgspec.to_builtins(found.units)}
+    show({"": found.table}, "sensitivity", selectors, shown, {"": facts})
+
+
+def select(
+    file: FileArgument,
+    selectors: SelectorsArgument,
+    form: Annotated[
+        str, typer.Option("--as", metavar="TOOL", help="ort, modelopt, olive, trt or nncf: the form that it takes.")
+    ],
+) -> None:
+    """Print the nodes of modules in the form that another tool's option takes, to exclude or include them there."""
+    from modelexport.core.text import nearest
+    from modelexport.precision.exclusions import FORMS, excluded
+    from modelexport.tagged.file import read_tagged
+
+    if form not in FORMS:
+        raise UsageError(f"there is no form '{form}'{nearest(form, FORMS)}; the forms are {', '.join(FORMS)}")
+    print(excluded(read_tagged(file), selectors, form), end="")

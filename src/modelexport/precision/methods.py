@@ -1,0 +1,284 @@
+"""What a module can be quantized to: a table of methods, each of them done by ONNX Runtime's own quantizers.
+
+A method is written ``NAME`` or ``NAME:OPTION=VALUE,...``: ``int4``, ``int4:block=64,algorithm=hqq``, ``float16``. It is
+applied to a small model, which contains the nodes that it is meant for and no other (:mod:`.pieces`).
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from copy import deepcopy
+from dataclasses import dataclass, field
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from modelexport.core.extras import missing_extra
+from modelexport.core.messages import collected
+from modelexport.core.text import nearest
+from modelexport.errors import ModelExportError, UsageError
+
+KEEP = "keep"
+"""The word for no method: the module stays bit for bit what it is."""
+
+Option = int | bool | str
+
+
+class Method(msgspec.Struct, frozen=True, order=True):
+    """A method by its name, with the options that are not the default."""
+
+    name: str
+    options: tuple[tuple[str, Option], ...] = ()
+
+    def __str__(self) -> str:
+        texts = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in self.options]
+        return f"{self.name}:{','.join(texts)}" if texts else self.name
+
+    @property
+    def row(self) -> Row:
+        """What the table says about it."""
+        return METHODS[self.name]
+
+    def option(self, name: str) -> Any:
+        """The value of an option: the default, if the method does not name it."""
+        return dict(self.options).get(name, self.row.options[name])
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table of methods."""
+
+    what: str
+    apply: Callable[[onnx.ModelProto, Method, Path | None], onnx.ModelProto]
+    """Called with a model, the method, and the file of the ranges that calibration measured, if ``needs_data``."""
+    weights: Mapping[str, int] | None = None
+    """Operators to the input that has to be a constant; ``None`` if the method takes every node."""
+    options: Mapping[str, Option] = field(default_factory=dict)
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What an option may be, where not every text or number will do."""
+    needs_data: bool = False
+
+
+def parse_method(text: str) -> Method | None:
+    """The method that a text names; ``None`` for ``keep``.
+
+    Raises:
+        UsageError: There is no such method or option, or the option cannot have this value.
+    """
+    name, _, rest = text.strip().partition(":")
+    if name == KEEP and not rest:
+        return None
+    if name not in METHODS:
+        raise UsageError(f"there is no method '{name}'{nearest(name, METHODS)}; the methods are {', '.join(METHODS)}")
+    row = METHODS[name]
+    options: dict[str, Option] = {}
+    for part in filter(None, rest.split(",")):
+        key, given, value = part.partition("=")
+        if key not in row.options:
+            known = ", ".join(f"{key}={value}" for key, value in row.options.items()) or "none"
+            raise UsageError(f"{name} has no option '{key}'{nearest(key, row.options)}; it has {known}")
+        options[key] = _value(f"{name}:{key}", row.options[key], value if given else "true", row.choices.get(key))
+    return Method(
+        name,
+        tuple((key, options[key]) for key in row.options if options.get(key, default := row.options[key]) != default),
+    )
+
+
+def _value(where: str, default: Option, text: str, choices: tuple[str, ...] | None) -> Option:
+    if isinstance(default, bool):
+        choices = ("true", "false")
+    if choices and text not in choices:
+        raise UsageError(f"{where} is {' or '.join(choices)}, not '{text}'")
+    if isinstance(default, bool):
+        return text == "true"
+    if isinstance(default, int):
+        if not text.isdecimal():
+            raise UsageError(f"{where} is a number, not '{text}'")
+        return int(text)
+    return text
+
+
+def apply_method(model: onnx.ModelProto, method: Method, ranges: Path | None = None) -> onnx.ModelProto:
+    """Quantize every node of a model that a method can quantize; the names of its inputs and outputs are unchanged.
+
+    Args:
+        model: May be changed.
+        ranges: The file of the ranges that calibration measured, for methods that need data.
+
+    Raises:
+        UsageError: The library that does it fails, or lacks a package.
+    """
+    try:
+        with collected(), _quiet():
+            return method.row.apply(model, method, ranges)
+    except ModelExportError:
+        raise
+    except ImportError as error:
+        raise UsageError(missing_extra(error) or f"{method} needs another package ({error})") from error
+    except Exception as error:  # whatever the library raises
+        reason = " ".join(str(error).split())[:300] or "it gives no reason"
+        nodes = ", ".join(node.name for node in model.graph.node[:3])
+        raise UsageError(
+            f"ONNX Runtime cannot quantize {nodes} to {method}: keep the module with --keep ({reason})"
+        ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Undo what importing the quantizer of weights does to the root logger; k-quant prints its progress."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    root.handlers[:] = [logging.NullHandler()]
+    try:
+        with redirect_stdout(StringIO()):
+            yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+
+
+def _dynamic(model: onnx.ModelProto, method: Method, ranges: Path | None) -> onnx.ModelProto:
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    with tempfile.TemporaryDirectory(prefix="modelexport-") as folder:
+        file = Path(folder) / "model.onnx"
+        quantize_dynamic(
+            model,
+            file,
+            per_channel=method.option("per_channel"),
+            reduce_range=method.option("reduce_range"),
+            weight_type=QuantType.QInt8,
+        )
+        return onnx.load(file)
+
+
+def _static(model: onnx.ModelProto, method: Method, ranges: Path | None) -> onnx.ModelProto:
+    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
+
+    operators = method.option("operators")
+    with tempfile.TemporaryDirectory(prefix="modelexport-") as folder:
+        file = Path(folder) / "model.onnx"
+        quantize_static(
+            model,
+            file,
+            None,
+            quant_format=QuantFormat.QDQ,
+            op_types_to_quantize=None if operators == "all" else operators.split("+"),
+            per_channel=method.option("per_channel"),
+            reduce_range=method.option("reduce_range"),
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            calibration_cache_path=ranges,
+        )
+        return onnx.load(file)
+
+
+def _blockwise(bits: int) -> Callable[[onnx.ModelProto, Method, Path | None], onnx.ModelProto]:
+    def run(model: onnx.ModelProto, method: Method, ranges: Path | None) -> onnx.ModelProto:
+        from onnxruntime.quantization import matmul_nbits_quantizer as library
+        from onnxruntime.quantization.onnx_model import ONNXModel
+
+        whole = ONNXModel(model)
+        whole.replace_gemm_with_matmul()
+        block, symmetric, level = map(method.option, ("block", "symmetric", "accuracy_level"))
+        operators = ("MatMul", "Gather") if method.option("embeddings") else ("MatMul",)
+        kind = method.option("algorithm")
+        config: library.WeightOnlyQuantConfig
+        if kind == "rtn":
+            config = library.DefaultWeightOnlyQuantConfig(
+                block, symmetric, level, op_types_to_quantize=operators, bits=bits
+            )
+        elif kind == "hqq":
+            config = library.HQQWeightOnlyQuantConfig(block, bits, op_types_to_quantize=operators)
+        else:
+            config = library.KQuantWeightOnlyQuantConfig(
+                customized_weight_config={node.name: {"bits": bits} for node in whole.model.graph.node}
+            )
+        quantizer = library.MatMulNBitsQuantizer(
+            whole.model, bits, block, is_symmetric=symmetric, accuracy_level=level, algo_config=config
+        )
+        quantizer.process()
+        result: onnx.ModelProto = quantizer.model.model
+        return result
+
+    return run
+
+
+def _float16(model: onnx.ModelProto, method: Method, ranges: Path | None) -> onnx.ModelProto:
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    result: onnx.ModelProto = convert_float_to_float16(model, keep_io_types=True)
+    return result
+
+
+def _bfloat16(model: onnx.ModelProto, method: Method, ranges: Path | None) -> onnx.ModelProto:
+    """ONNX Runtime's conversion to half precision, with the other type: it puts the casts where they belong.
+
+    Weights and constants are rounded from their own numbers, since half precision has a smaller range.
+    """
+    exact = ir.serde.deserialize_model(deepcopy(model))
+    constants = {node.name: node.attributes for node in exact.graph}
+    changed = ir.serde.deserialize_model(_float16(model, method, ranges))
+    for value in changed.graph.initializers.values():
+        if value.dtype == ir.DataType.FLOAT16:
+            value.const_value = _rounded(exact.graph.initializers[value.name or ""].const_value)
+            value.dtype = ir.DataType.BFLOAT16
+    for node in changed.graph:
+        for name, attribute in node.attributes.items():
+            if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype == ir.DataType.FLOAT16:
+                before = constants[node.name][name].as_tensor()
+                node.attributes[name] = ir.AttrTensor(name, _rounded(before))
+            elif node.op_type == "Cast" and attribute.name == "to" and attribute.as_int() == ir.DataType.FLOAT16:
+                node.attributes[name] = ir.AttrInt64(name, ir.DataType.BFLOAT16)
+        for value in node.outputs:
+            if value.dtype == ir.DataType.FLOAT16:
+                value.dtype = ir.DataType.BFLOAT16
+    return ir.serde.serialize_model(changed)
+
+
+def _rounded(tensor: ir.TensorProtocol | None) -> ir.TensorProtocol:
+    """A tensor in bfloat16; no finite number becomes infinite: a mask's lowest number times 0 has to stay 0."""
+    assert tensor is not None
+    array, dtype = tensor.numpy(), ir.DataType.BFLOAT16.numpy()
+    largest = np.array(ir.DataType.BFLOAT16.max).astype(array.dtype)
+    clipped = np.where(np.isfinite(array), np.clip(array, -largest, largest), array)
+    return ir.tensor(clipped.astype(dtype), name=tensor.name)
+
+
+_MATRICES = {"MatMul": 1, "Gemm": 1}
+_BLOCKS: Mapping[str, Option] = {
+    "algorithm": "rtn",
+    "block": 32,
+    "symmetric": False,
+    "accuracy_level": 4,
+    "embeddings": False,
+}
+_WORDS = {"algorithm": ("rtn", "hqq", "k_quant"), "block": ("16", "32", "64", "128", "256")}
+
+METHODS: Mapping[str, Row] = {
+    "int8-dynamic": Row(
+        "int8 weights, activations quantized at run time",
+        _dynamic,
+        {"MatMul": 1, "Gemm": 1, "Conv": 1, "Gather": 0, "LSTM": 1, "Attention": 1},
+        {"per_channel": True, "reduce_range": False},
+    ),
+    "int8-static": Row(
+        "int8 weights and activations, with ranges measured on data",
+        _static,
+        None,
+        {"per_channel": True, "reduce_range": False, "operators": "Conv+ConvTranspose+Gather+Gemm+MatMul"},
+        needs_data=True,
+    ),
+    "int8-weights": Row("int8 weights by blocks, float activations", _blockwise(8), _MATRICES, _BLOCKS, _WORDS),
+    "int4": Row("4-bit weights by blocks, float activations", _blockwise(4), _MATRICES, _BLOCKS, _WORDS),
+    "float16": Row("half precision, inputs and outputs unchanged", _float16),
+    "bfloat16": Row("bfloat16, inputs and outputs unchanged", _bfloat16),
+}

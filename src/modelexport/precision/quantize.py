@@ -1,0 +1,346 @@
+"""``quantize``: methods applied to the modules of a tagged file, group by group; the result is tagged."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import onnx
+import onnx_ir as ir
+
+from modelexport.core.messages import collected
+from modelexport.core.text import short_repr
+from modelexport.errors import CheckError, UsageError
+from modelexport.files.atomic import check_writable, scratch
+from modelexport.files.linked import check_files
+from modelexport.files.onnx_models import save_model
+from modelexport.format import documents
+from modelexport.graph.copies import copy_of
+from modelexport.graph.nodes import initializers
+from modelexport.lineage.retagging import write_retagged
+from modelexport.precision.data import read_data
+from modelexport.precision.groups import weighted_nodes
+from modelexport.precision.methods import Method, apply_method
+from modelexport.precision.pieces import Pieces, cut_piece, weight_behind
+from modelexport.precision.recipes import Assignment, Recipe, Resolved, chosen_recipe, encode_recipe, resolve
+from modelexport.runtime.random_inputs import make_random_inputs
+from modelexport.runtime.sessions import open_session, run_session
+from modelexport.tagged.file import TaggedFile, read_tagged
+
+RECIPE_SUFFIX = ".recipe.yaml"
+"""The end of the name of the recipe that is written beside a quantized file."""
+
+Feeds = Sequence[Mapping[str, Any]]
+"""Inputs of a file, one mapping of names to arrays a run."""
+Made = dict[tuple[Method, tuple[str, ...]], onnx.ModelProto]
+"""Methods and names of nodes to the pieces that came out; for callers that quantize one model often."""
+
+
+class QuantizeResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``quantize`` wrote."""
+
+    __repr__ = short_repr
+
+    path: str
+    files: list[str]
+    """With the recipe that gives this result again."""
+    coverage: documents.Coverage
+    methods: dict[str, int]
+    """Method to the number of nodes of the source that it has replaced."""
+    kept: list[str]
+    """The addresses of kept calls, without those inside of other kept ones; each is bit for bit what it was."""
+    joined: list[str]
+    """A line for each group of nodes that gets another method than the rules of some of its calls say."""
+    bytes_before: int
+    """Of the weights."""
+    bytes_after: int
+
+
+def quantize(
+    file: str | Path,
+    output: str | Path,
+    *,
+    to: str | None = None,
+    keep: Iterable[str] = (),
+    only: Iterable[str] = (),
+    recipe: Recipe | str | Path | None = None,
+    data: Feeds | str | Path | None = None,
+    processor: str | Path | None = None,
+    check_runtime: bool = True,
+) -> QuantizeResult:
+    """Quantize modules of a tagged file, and write the result with its tags and its recipe.
+
+    Args:
+        file: A tagged file.
+        output: The file to write.
+        to: A method (:data:`.methods.METHODS`), with options after a colon.
+        keep: Selectors of modules that stay bit for bit what they are.
+        only: Selectors of the modules that get the method; by default all.
+        recipe: A recipe or the file of one, instead of ``to``, ``keep`` and ``only``.
+        data: Inputs for methods that measure ranges, or a file or folder of them (:func:`.data.read_data`).
+        processor: The folder of the tokenizer or image processor that ``data`` needs; by default that of ``file``.
+        check_runtime: Refuse methods for which the runtime of this machine has no kernel.
+
+    Raises:
+        UsageError: A selector matches nothing, a method does not exist or has no kernel, or data are needed.
+        FileFormatError: The file or the recipe cannot be read.
+        OutputError: The output cannot be written. An existing file of that name is unchanged.
+    """
+    file, output = Path(file), Path(output)
+    check_writable(output, [file])
+    rules = chosen_recipe(to, keep, only, recipe)
+    tagged = read_tagged(file)
+    feeds = (
+        read_data(Path(data), tagged.model, Path(processor or file.parent)) if isinstance(data, str | Path) else data
+    )
+    made = quantized(tagged, rules, data=feeds, folder=output.parent, check=check_runtime)
+    report = write_retagged(made.model, tagged, output, beside={RECIPE_SUFFIX: encode_recipe(rules)})
+    return QuantizeResult(
+        path=report.path,
+        files=report.files,
+        coverage=report.coverage,
+        methods=made.methods,
+        kept=made.resolved.kept,
+        joined=made.resolved.joined,
+        bytes_before=weights_size(tagged.model),
+        bytes_after=weights_size(made.model),
+    )
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A quantized model in memory."""
+
+    model: ir.Model
+    resolved: Resolved
+    methods: dict[str, int]
+    """Method to the number of nodes of the source that it has replaced."""
+
+
+def quantized(
+    tagged: TaggedFile, recipe: Recipe, *, data: Feeds | None = None, folder: Path, check: bool = True
+) -> Quantized:
+    """Quantize a tagged file in memory; what is kept is compared with what it was.
+
+    Args:
+        folder: Where files may be written that are removed again.
+        check: Refuse methods for which the runtime of this machine has no kernel.
+
+    Raises:
+        UsageError: A selector matches nothing, a method does not exist or has no kernel, or data are needed.
+        FileFormatError: A weights file is missing or has changed.
+    """
+    check_files(tagged.model)
+    infer_types(tagged.model)
+    resolved = resolve(recipe, tagged)
+    measured = sorted({str(method) for method in resolved.assignment.values() if method.row.needs_data})
+    if measured and not data:
+        raise UsageError(f"{measured[0]} measures ranges on inputs like those that the model will get: give --data")
+    with scratch(folder) as place:
+        if check:
+            check_kernels(tagged.model, resolved.assignment, place)
+        ranges = calibrate(tagged.model, data, place) if data and measured else None
+        model = quantize_model(tagged.model, resolved.assignment, ranges=ranges)
+    counts: dict[str, int] = defaultdict(int)
+    for name in _replaced(tagged.model, model, resolved.assignment):
+        counts[str(resolved.assignment[name])] += 1
+    return Quantized(model, resolved, dict(counts))
+
+
+def infer_types(model: ir.Model) -> None:
+    """Give every value of the main graph its type, in place, as ONNX Runtime finds it: optimizers leave out many.
+
+    Raises:
+        UsageError: ONNX Runtime cannot load the model.
+    """
+    untyped = {
+        value.name: value for node in model.graph for value in node.outputs if value.name and value.dtype is None
+    }
+    if untyped:
+        copy = copy_of(model)  # its tensors are the model's
+        copy.graph.outputs[:] = [value for node in copy.graph for value in node.outputs if value.name in untyped]
+        for found in open_session(copy).get_outputs():
+            if (value := untyped.get(found.name)) is not None and found.type.startswith("tensor("):
+                value.dtype = ir.DataType[found.type.removeprefix("tensor(").removesuffix(")").upper()]
+                value.shape = ir.Shape(found.shape) if value.shape is None else value.shape
+
+
+def quantize_model(
+    model: ir.Model, assignment: Assignment, *, ranges: Path | None = None, made: Made | None = None
+) -> ir.Model:
+    """A copy of a model in memory, quantized; its nodes have owners.
+
+    Args:
+        model: A model without local functions, whose nodes have unique names.
+        ranges: What :func:`calibrate` measured, for methods that need it.
+        made: Pieces that were made before are taken from here, and new ones are put here.
+
+    Raises:
+        UsageError: A library fails.
+    """
+    copy = copy_of(model)
+    pieces = Pieces(copy)
+    for method, nodes in _parts(copy, assignment):
+        key = method, tuple(node.name or "" for node in nodes)
+        changed = made.get(key) if made is not None else None
+        if changed is None:
+            changed = apply_method(cut_piece(copy, nodes), method, ranges)
+            if made is not None:
+                made[key] = changed
+        pieces.put(nodes, changed)
+    copy.graph.sort()
+    return copy
+
+
+def _parts(model: ir.Model, assignment: Assignment) -> list[tuple[Method, list[ir.Node]]]:
+    """The nodes that are given to a library together, with their method.
+
+    Nodes that share a weight are, so that it is quantized once. A method that takes every node gets all of its nodes at
+    once, so that nothing is converted back between two of them.
+    """
+    weighted = weighted_nodes(model)
+    parts: dict[tuple[Method, str | None], list[ir.Node]] = defaultdict(list)
+    for node in model.graph:
+        method = assignment.get(node.name or "")
+        if method is None:
+            continue
+        if (weights := method.row.weights) is None:
+            # A transposed weight is read where it is used; what computes in half precision already is left alone.
+            if weight_behind(node.outputs[0]) is None and not _is_half(node):
+                parts[method, None].append(node)
+        elif node in weighted and node.op_type in weights:
+            parts[method, weighted[node].name].append(node)
+    return [(method, nodes) for (method, _), nodes in parts.items()]
+
+
+def _is_half(node: ir.Node) -> bool:
+    half = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+    return any(value is not None and value.dtype in half for value in (*node.inputs, *node.outputs))
+
+
+def calibrate(model: ir.Model, data: Feeds, folder: Path) -> Path:
+    """Measure the ranges of all values that a method may quantize; returns the file of them.
+
+    Args:
+        model: The model before it is quantized.
+        folder: Where files may be written.
+
+    Raises:
+        UsageError: The model does not run with the data.
+    """
+    from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, create_calibrator, save_tensors_data
+
+    class Reader(CalibrationDataReader):
+        def __init__(self) -> None:
+            self._left = iter(data)
+
+        def get_next(self) -> Mapping[str, Any] | None:
+            return next(self._left, None)
+
+    source, ranges = folder / "calibrated.onnx", folder / "ranges.json"
+    save_model(copy_of(model), source)
+    try:
+        with collected():
+            calibrator = create_calibrator(
+                source,
+                None,  # every floating-point value
+                augmented_model_path=str(folder / "augmented.onnx"),
+                calibrate_method=CalibrationMethod.MinMax,
+                use_external_data_format=(folder / "calibrated.onnx.data").exists(),
+            )
+            calibrator.collect_data(Reader())
+            save_tensors_data(calibrator.compute_data(), ranges)
+    except Exception as error:  # whatever the library raises
+        reason = " ".join(str(error).split())[:300]
+        raise UsageError(f"the ranges cannot be measured with these data: {reason}") from error
+    return ranges
+
+
+def check_kernels(model: ir.Model, assignment: Assignment, folder: Path) -> None:
+    """Refuse methods for which the runtime has no kernels, by one node of each operator.
+
+    Args:
+        folder: Where files may be written.
+
+    Raises:
+        UsageError: It cannot load a quantized node.
+    """
+    probed: dict[tuple[Method, ir.OperatorIdentifier], ir.Node] = {}
+    for method, nodes in _parts(model, assignment):
+        if method.row.needs_data:
+            continue  # a runtime without an int8 kernel computes in float between the nodes that quantize
+        for node in nodes:
+            key = method, node.op_identifier()
+            if key not in probed or _weight(node) < _weight(probed[key]):
+                probed[key] = node
+    file = folder / "probe.onnx"
+    for (method, (_, operator, _)), node in probed.items():
+        piece = cut_piece(model, [node])
+        onnx.save(piece, file)
+        feeds: dict[str, Any] = {}
+        with contextlib.suppress(UsageError):  # then it is not run
+            feeds = make_random_inputs(ir.serde.deserialize_model(piece), open_session(file))
+        onnx.save(apply_method(piece, method), file)
+        try:
+            session = open_session(file)
+            if feeds:
+                run_session(session, feeds)
+        except UsageError as error:
+            raise UsageError(
+                f"the runtime has no kernel for {operator} ({node.name}) in {method}: keep the module with --keep, "
+                f"choose another method, or write the file for another runtime with --no-runtime-check ({error})"
+            ) from error
+
+
+def _weight(node: ir.Node) -> int:
+    return sum(value.const_value.size for value in node.inputs if value is not None and value.const_value is not None)
+
+
+def _replaced(before: ir.Model, after: ir.Model, assignment: Assignment) -> list[str]:
+    """Compare every kept node with its weights; returns the names of the nodes that are no longer there as they were.
+
+    Raises:
+        CheckError: A kept node is not there, or not what it was.
+    """
+    there = {node.name: node for node in after.graph}
+    changed: list[str] = []
+    for node in before.graph:
+        now = there.get(node.name)
+        if now is not None and _same(node, now):
+            continue
+        if weight_behind(node.outputs[0]) is not None:
+            continue  # a transposed weight goes when nothing uses it any more
+        if node.name not in assignment:
+            raise CheckError(f"{node.name} should have been kept and was changed", reason="a kept node was changed")
+        changed.append(node.name or "")
+    return changed
+
+
+def _same(one: ir.Node, other: ir.Node) -> bool:
+    """Whether two nodes compute the same from the same values, with the same weights, bit for bit."""
+    names, now = ([value and value.name for value in (*node.inputs, *node.outputs)] for node in (one, other))
+    if one.op_identifier() != other.op_identifier() or names != now or _written(one) != _written(other):
+        return False
+    for before, after in zip(one.inputs, other.inputs, strict=True):
+        if before is None or after is None or not before.is_initializer():
+            continue
+        a, b = before.const_value, after.const_value
+        if a is not b and (a is None or b is None or a.dtype != b.dtype or a.tobytes() != b.tobytes()):
+            return False
+    return True
+
+
+def _written(node: ir.Node) -> list[bytes]:
+    """The attributes of a node, with nested graphs, as they are written."""
+    attributes = [node.attributes[name] for name in sorted(node.attributes)]
+    return [ir.serde.serialize_attribute(one).SerializeToString(deterministic=True) for one in attributes]
+
+
+def weights_size(model: ir.Model) -> int:
+    """Bytes of all initializers."""
+    return sum(value.const_value.nbytes for value in initializers(model) if value.const_value is not None)

@@ -1,0 +1,190 @@
+"""``sensitivity``: how much the outputs change when one module alone is quantized."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from modelexport.core.text import plural
+from modelexport.errors import InputsError, UsageError
+from modelexport.files.atomic import scratch
+from modelexport.files.linked import check_files
+from modelexport.graph.owners import owner_of
+from modelexport.measure import columns
+from modelexport.measure.node_data import explorer_places
+from modelexport.measure.table import NodeFigures, Table, share_out
+from modelexport.precision.data import read_data
+from modelexport.precision.methods import Method, parse_method
+from modelexport.precision.metrics import Metric, find_metric
+from modelexport.precision.quantize import Feeds, calibrate
+from modelexport.precision.switched import Switched, Unit, find_units
+from modelexport.tagged.file import TaggedFile, read_tagged
+
+STEADY = 0.95
+"""The rank correlation with the runs before from which another run would not change the order of the modules."""
+SAVED_BYTES = columns.Column("saved_bytes", "bytes")
+
+
+class Sensitivity(msgspec.Struct, frozen=True):
+    """How much a unit's quantization alone changes the output."""
+
+    calls: tuple[str, ...]
+    """The addresses of calls that get one method."""
+    loss: float
+    """The mean over the runs."""
+    saved_bytes: int
+    """What their weights get smaller by."""
+
+
+@dataclass(frozen=True)
+class SensitivityReport:
+    """The result of :func:`sensitivity`."""
+
+    table: Table
+    units: list[Sensitivity]
+    """Largest loss first."""
+    runs: int
+    """The runs that were used, of those that the data has."""
+    agreement: float | None
+    """The rank correlation of the last run with the mean of those before; ``None`` of one run."""
+
+
+def sensitivity(
+    file: str | Path,
+    *,
+    to: str,
+    data: Feeds | str | Path,
+    metric: str = "error",
+    output_name: str | None = None,
+    processor: str | Path | None = None,
+    steady: float = STEADY,
+) -> SensitivityReport:
+    """How much the quantization of each module alone changes the output of a tagged file.
+
+    Args:
+        file: A tagged file.
+        to: The method.
+        data: Inputs, or a file or folder of them.
+        metric: ``error``, ``cosine``, ``kl``, ``top1``, or ``file.py:function`` of the right array and the one found.
+        output_name: The output that is compared; by default the first of floating-point numbers.
+        processor: The folder of the tokenizer or image processor that ``data`` needs; by default that of ``file``.
+        steady: No further run is used once a run orders the modules as those before did, by rank correlation. With 2,
+            all are used.
+
+    Raises:
+        UsageError: There is no such method, metric or output, or no module can be quantized.
+        FileFormatError: The file or the data cannot be read.
+        InputsError: The data do not fit.
+    """
+    tagged, method, measured = read_tagged(file), parse_method(to), find_metric(metric)
+    if method is None:
+        raise UsageError("nothing changes if modules are kept: give a method")
+    feeds = given_feeds(tagged, data, processor)
+    units = find_units(tagged, [method])
+    switched = open_switched(tagged, units, [method], feeds, output_name)
+    losses, agreement = measure_alone(switched, [(i, method) for i in range(len(units))], feeds, measured, steady)
+    mean = losses.mean(axis=0)
+    found = [
+        Sensitivity(unit.calls, float(mean[index]), -switched.added[index, method]) for index, unit in enumerate(units)
+    ]
+    notes = [f"{measured.name} of {switched.output} with one module in {method}, the mean of {_runs(losses, feeds)}"]
+    if agreement is not None:
+        notes.append(f"the last run orders the modules as those before: rank correlation {agreement:.2f}")
+    order = sorted(found, key=lambda one: -one.loss)
+    return SensitivityReport(_table(tagged, units, found, measured, notes), order, len(losses), agreement)
+
+
+def _runs(losses: Any, feeds: Feeds) -> str:
+    return plural(len(losses), "run") if len(losses) == len(feeds) else f"{len(losses)} of {len(feeds)} runs"
+
+
+def given_feeds(tagged: TaggedFile, data: Feeds | str | Path, processor: str | Path | None) -> Feeds:
+    """Inputs, read if ``data`` is a path.
+
+    Raises:
+        FileFormatError: They cannot be read.
+        InputsError: They do not fit, or there are none.
+    """
+    if isinstance(data, str | Path):
+        return read_data(Path(data), tagged.model, Path(processor or tagged.path.parent))
+    if not data:
+        raise InputsError("there are no inputs to measure with")
+    return data
+
+
+def open_switched(
+    tagged: TaggedFile, units: Sequence[Unit], methods: Sequence[Method], feeds: Feeds, output: str | None
+) -> Switched:
+    """A session in which every unit can have every method.
+
+    Raises:
+        UsageError: No module can be quantized, or a library fails.
+    """
+    check_files(tagged.model)
+    if not units:
+        names = ", ".join(map(str, methods))
+        raise UsageError(f"{tagged.path} has no module that {names} can quantize: no node has a weight it is for")
+    with scratch(tagged.path.parent) as folder:
+        measured = any(method.row.needs_data for method in methods)
+        ranges = calibrate(tagged.model, feeds, folder) if measured else None
+        return Switched(tagged, units, methods, ranges=ranges, output=output)
+
+
+def measure_alone(
+    switched: Switched, choices: Sequence[tuple[int, Method]], feeds: Feeds, metric: Metric, steady: float = STEADY
+) -> tuple[Any, float | None]:
+    """The loss of each choice alone in each run, and how the last run agrees with those before it.
+
+    One run tells nearly as much about the order of the modules as many; so runs are used until they agree.
+    """
+    losses: list[list[float]] = []
+    agreement = None
+    for inputs in feeds:
+        right = switched.run(inputs)
+        losses.append([metric.loss(right, switched.run(inputs, {index: method})) for index, method in choices])
+        if len(losses) > 1:
+            agreement = rank_correlation(np.mean(losses[:-1], axis=0), losses[-1])
+            if agreement >= steady:
+                break
+    return np.array(losses), agreement
+
+
+def rank_correlation(one: Iterable[float], other: Iterable[float]) -> float:
+    """Spearman's coefficient: equal figures share their mean rank; 0 if all of one side are equal."""
+    first, second = (_ranks(np.array(list(figures), dtype=np.float64)) for figures in (one, other))
+    size = float(np.linalg.norm(first) * np.linalg.norm(second))
+    return float(first @ second) / size if size else 0.0
+
+
+def _ranks(figures: Any) -> Any:
+    """Ranks around zero."""
+    _, place, count = np.unique(figures, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(count) - (count + 1) / 2)[place]
+    return ranks - ranks.mean()
+
+
+def _table(
+    tagged: TaggedFile, units: Sequence[Unit], found: Sequence[Sensitivity], metric: Metric, notes: Sequence[str]
+) -> Table:
+    """The table of the figures: a call has those of the unit that its nodes are in."""
+    of_node = {name: index for index, unit in enumerate(units) for name in unit.nodes}
+    shown = replace(columns.SENSITIVITY, unit=metric.unit or f"change of {metric.name}")
+    places = explorer_places(tagged)
+    nodes = []
+    saved = [iter(share_out(one.saved_bytes, len(unit.nodes))) for unit, one in zip(units, found, strict=True)]
+    for node in tagged.nodes:
+        owner = owner_of(node)
+        figures: Mapping[str, Any] = {}
+        index = of_node.get(node.name or "")
+        if index is not None:
+            figures = {shown.name: found[index].loss, SAVED_BYTES.name: next(saved[index])}
+        calls = owner.calls if owner is not None else ()
+        nodes.append(NodeFigures(node.name or "", node.op_type, calls, figures, place=places.get(node, ("", ""))))
+    return Table(
+        tagged.calls, tagged.tags, (shown, SAVED_BYTES), tuple(nodes), name=tagged.path.name, notes=tuple(notes)
+    )

@@ -1,0 +1,153 @@
+"""Data to calibrate with: every form is read, and what does not fit is one line that says what the model takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from safetensors.numpy import save_file
+
+from modelexport.errors import FileFormatError, UsageError
+from modelexport.precision.data import LENGTH, read_data
+
+
+def model_of(**inputs: tuple[ir.DataType, list[int | str]]) -> ir.Model:
+    values = [
+        ir.Value(name=n, type=ir.TensorType(dtype), shape=ir.Shape(shape)) for n, (dtype, shape) in inputs.items()
+    ]
+    return ir.Model(ir.Graph(values, [], nodes=[]), ir_version=10)
+
+
+FEATURES = model_of(x=(ir.DataType.FLOAT, ["batch", 3]))
+TOKENS = model_of(
+    input_ids=(ir.DataType.INT64, ["batch", "sequence"]), attention_mask=(ir.DataType.INT64, ["batch", "sequence"])
+)
+FIXED = model_of(input_ids=(ir.DataType.INT64, [2, 6]), attention_mask=(ir.DataType.INT64, [2, 6]))
+CACHED = model_of(
+    input_ids=(ir.DataType.INT64, ["batch", "sequence"]),
+    position_ids=(ir.DataType.INT64, ["batch", "sequence"]),
+    past=(ir.DataType.FLOAT, ["batch", 4, "past_sequence", 8]),
+)
+PIXELS = model_of(pixel_values=(ir.DataType.FLOAT, [1, 3, 4, 6]))
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> Path:
+    """A folder with a tokenizer that knows a few words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    vocabulary = {word: number for number, word in enumerate(["[UNK]", "a", "cat", "sat", "on", "mat"])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+def written(path: Path, arrays: dict[str, Any]) -> Path:
+    np.savez(path, **arrays) if path.suffix == ".npz" else save_file(arrays, path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["data.npz", "data.safetensors"])
+def test_arrays_are_one_run_or_have_an_axis_of_runs_in_front(tmp_path: Path, name: str) -> None:
+    (run,) = read_data(written(tmp_path / name, {"x": np.ones((2, 3))}), FEATURES, tmp_path)
+    assert run["x"].shape == (2, 3) and run["x"].dtype == np.float32
+    runs = read_data(written(tmp_path / name, {"x": np.arange(12.0).reshape(4, 1, 3)}), FEATURES, tmp_path, limit=3)
+    assert [float(run["x"][0, 0]) for run in runs] == [0, 3, 6]
+
+
+def test_each_line_of_jsonl_is_a_run(tmp_path: Path, words: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"x": [[1, 2, 3]]}\n\n{"x": [[4, 5, 6], [7, 8, 9]]}\n')
+    assert [len(run["x"]) for run in read_data(path, FEATURES, tmp_path)] == [1, 2]
+    path.write_text(json.dumps({"text": "a cat"}))
+    (run,) = read_data(path, TOKENS, words)
+    assert run["input_ids"].tolist() == [[1, 2]]
+
+
+def test_each_line_of_a_text_is_a_run_of_tokens(tmp_path: Path, words: Path) -> None:
+    path = tmp_path / "some.txt"
+    path.write_text("a cat sat\n\non a mat in" + " cat" * LENGTH)
+    runs = read_data(path, TOKENS, words)
+    assert [run["input_ids"].shape[1] for run in runs] == [3, LENGTH, 4], "a long line makes several runs"
+    assert runs[0]["input_ids"].tolist() == [[1, 2, 3]] and runs[0]["attention_mask"].tolist() == [[1, 1, 1]]
+
+
+def test_texts_fill_the_sizes_that_a_file_fixes(tmp_path: Path, words: Path) -> None:
+    path = tmp_path / "some.txt"
+    path.write_text("a cat\nsat on a mat\na")
+    (run,) = read_data(path, FIXED, words)
+    assert run["input_ids"].tolist() == [[1, 2, 0, 0, 0, 0], [3, 4, 1, 5, 0, 0]]
+    assert run["attention_mask"].sum() == 6
+
+
+def test_a_cache_begins_empty(tmp_path: Path, words: Path) -> None:
+    path = tmp_path / "some.txt"
+    path.write_text("a cat sat")
+    (run,) = read_data(path, CACHED, words)
+    assert run["past"].shape == (1, 4, 0, 8) and run["position_ids"].tolist() == [[0, 1, 2]]
+
+
+def test_images_are_resized_and_normalized_as_the_processor_says(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number, colour in enumerate([(255, 0, 0), (0, 0, 255)]):
+        image.new("RGB", (20, 10), colour).save(folder / f"{number}.png")
+    (folder / "notes.txt").write_text("not an image")
+    settings = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    first, second = read_data(folder, PIXELS, tmp_path)
+    assert first["pixel_values"].shape == (1, 3, 4, 6)
+    assert np.allclose(first["pixel_values"][0, :, 0, 0], [1, -1, -1])
+    assert np.allclose(second["pixel_values"][0, :, 0, 0], [-1, -1, 1])
+
+
+Write = Callable[[Path], Path]
+
+
+def text(content: str, name: str = "data.jsonl") -> Write:
+    def write(folder: Path) -> Path:
+        (folder / name).write_text(content)
+        return folder / name
+
+    return write
+
+
+def arrays(**values: Any) -> Write:
+    return lambda folder: written(folder / "data.npz", values)
+
+
+@pytest.mark.parametrize(
+    ("write", "model", "message"),
+    [
+        (arrays(y=np.ones((1, 3))), FEATURES, "does not fit: x missing; the model takes x"),
+        (arrays(x=np.ones((1, 3)), z=np.ones(2)), FEATURES, "does not fit: the model has no input z"),
+        (arrays(x=np.ones((1, 4))), FEATURES, r"x has the shape \[1, 4\], and the model takes \[batch, 3\]"),
+        (arrays(x=np.array([["a", "b", "c"]])), FEATURES, "x has <U1, and the model takes float32"),
+        (arrays(input_ids=np.ones((1, 2)), attention_mask=np.ones((1, 2))), TOKENS, "input_ids has float64, and"),
+        (text('{"x": [[1, 2, 3]]}\n{"x": [[1, 2]]}'), FEATURES, r"x has the shape \[1, 2\].* \(run 2\)"),
+        (text('{"x": [[1, 2, 3]]}\n{"x": '), FEATURES, "line 2 of .* is not an object of inputs by name"),
+        (text("a cat", "some.txt"), TOKENS, "is text, and there is no tokenizer.json in .*: name its folder"),
+        (text("\n \n", "empty.jsonl"), FEATURES, "has no inputs for the model"),
+        (lambda folder: folder, TOKENS, "has images: give arrays"),
+        (lambda folder: folder / "nothing.npz", FEATURES, "there is no file"),
+    ],
+)
+def test_data_that_do_not_fit_are_refused_in_one_line(
+    tmp_path: Path, write: Write, model: ir.Model, message: str
+) -> None:
+    with pytest.raises((UsageError, FileFormatError), match=message) as refused:
+        read_data(write(tmp_path), model, tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+def test_bytes_that_are_not_text_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "data.bin").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(FileFormatError, match="is not text: give"):
+        read_data(tmp_path / "data.bin", TOKENS, tmp_path)

@@ -1,0 +1,108 @@
+"""`quantize` and `select` on the command line."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnxruntime.quantization import quantize_dynamic
+
+import modelexport
+from commands import run
+from exports import Exporter
+from modelexport.tagged.file import read_tagged
+
+
+def test_quantize_says_what_it_did_and_how_to_check_it(exported: Exporter, tmp_path: Path) -> None:
+    file, output = exported("bert").path, tmp_path / "out.onnx"
+    done = run("quantize", file, "-o", output, "--to", "int8-dynamic", "--keep", "pooler", "--keep", "class:LayerNorm")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"out.onnx: [\d.]+ MB of weights, from [\d.]+ MB", done.stdout)
+    assert "kept, bit for bit: embeddings.LayerNorm" in done.stdout and "0 inferred, 0 untagged" in done.stdout
+    assert f"next: modelexport verify {file} --against {output}" in done.stdout
+    against = run("verify", file, "--against", output)
+    assert against.returncode == 1 and "encoder.layer.0" in against.stdout
+    profiled = run("profile", file, "--against", output, "--runs", "1", "--depth", "1")
+    assert profiled.returncode == 0 and "AGAINST SECONDS" in profiled.stdout
+
+
+def test_quantize_measures_ranges_on_a_file_of_inputs(exported: Exporter, tmp_path: Path) -> None:
+    file = exported("bert").path
+    shapes = {value.name: [int(size) for size in value.shape or ()] for value in read_tagged(file).model.graph.inputs}
+    np.savez(tmp_path / "data.npz", **{name: np.ones(shape, dtype=np.int64) for name, shape in shapes.items()})
+    done = run(
+        "quantize", file, "-o", tmp_path / "out.onnx", "--to", "int8-static", "--data", tmp_path / "data.npz", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["methods"].keys() == {"int8-static"}
+    (tmp_path / "wrong.jsonl").write_text('{"input_ids": [[1]]}')
+    done = run("quantize", file, "-o", tmp_path / "no.onnx", "--to", "int8-static", "--data", tmp_path / "wrong.jsonl")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "wrong.jsonl does not fit" in done.stderr
+    assert not (tmp_path / "no.onnx").exists()
+
+
+def test_what_a_library_prints_is_not_in_the_document(tmp_path: Path) -> None:
+    modelexport.export(torch.nn.Sequential(torch.nn.Linear(64, 64)), (torch.randn(2, 64),), tmp_path / "linear.onnx")
+    how = ["--to", "int4:algorithm=k_quant", "--json"]
+    done = run("quantize", tmp_path / "linear.onnx", "-o", tmp_path / "out.onnx", *how)
+    assert json.loads(done.stdout)["methods"] == {"int4:algorithm=k_quant": 1}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--to", "int4", "--keep", "poler"], "did you mean pooler"),
+        (["--to", "int4", "--recipe", "recipe.yaml"], "give --recipe, or --to"),
+        (["--recipe", "recipe.yaml"], "recipe.yaml is not a recipe (Object contains unknown field `ruls`"),
+        (["--recipe", "nothing.yaml"], "there is no file nothing.yaml"),
+        (["--to", "bfloat16"], "the runtime has no kernel for"),
+        ([], "give a method with --to (int8-dynamic, int8-static"),
+    ],
+)
+def test_a_wrong_command_is_one_line_and_status_2(
+    exported: Exporter, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    (tmp_path / "recipe.yaml").write_text("ruls: []\n")
+    done = run("quantize", exported("bert").path, "-o", "out.onnx", *arguments, cwd=tmp_path)
+    assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "out.onnx").exists()
+
+
+def test_select_prints_names_that_the_quantizer_of_onnx_runtime_takes(exported: Exporter, tmp_path: Path) -> None:
+    file = exported("bert").path
+    done = run("select", file, "encoder.layer.0", "pooler", "--as", "ort")
+    assert done.returncode == 0, done.stderr
+    quantize_dynamic(onnx.load(file), tmp_path / "out.onnx", nodes_to_exclude=json.loads(done.stdout))
+    run("retag", tmp_path / "out.onnx", "--from", file, "-o", tmp_path / "tagged.onnx")
+    tagged = read_tagged(tmp_path / "tagged.onnx")
+    quantized = {
+        call: sum(node.op_type == "MatMulInteger" for node in tagged.nodes_of(tagged.find(call)))
+        for call in ("encoder.layer.0", "encoder.layer.1", "pooler")
+    }
+    assert quantized == {"encoder.layer.0": 0, "encoder.layer.1": 6, "pooler": 0}
+
+
+def test_select_prints_the_forms_of_other_tools(exported: Exporter) -> None:
+    file = exported("bert").path
+    names = [node.name for node in read_tagged(file).nodes_of(read_tagged(file).find("pooler"))]
+
+    def printed(form: str) -> str:
+        done = run("select", file, "pooler", "--as", form)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert json.loads(printed("ort")) == json.loads(printed("olive"))["nodes_to_exclude"]
+    assert set(names) < set(json.loads(printed("ort"))), "a Gemm has another name when ONNX Runtime looks for it"
+    assert json.loads(printed("nncf")) == {"names": names}
+    patterns = [pattern.strip("'") for pattern in printed("modelopt").split()]
+    assert [re.match(pattern, name) is not None for pattern, name in zip(patterns, names, strict=True)] == [True] * len(
+        names
+    )
+    assert printed("trt").split("--layerPrecisions=")[1].strip() == ",".join(f"'{name}':fp32" for name in names)
+    done = run("select", file, "pooler", "--as", "tensorrt")
+    assert done.returncode == 2 and "the forms are ort, modelopt, olive, trt, nncf" in done.stderr

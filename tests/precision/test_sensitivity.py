@@ -1,0 +1,203 @@
+"""What a session that holds all methods computes is what `quantize` writes; and few runs order the modules."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import modelexport
+from commands import run
+from exports import Exporter
+from feeds import apart, feeds_of
+from modelexport.errors import InputsError, UsageError
+from modelexport.precision.methods import Method, parse_method
+from modelexport.precision.metrics import METRICS, find_metric, parse_bound
+from modelexport.precision.quantize import quantize_model, weights_size
+from modelexport.precision.recipes import resolve
+from modelexport.precision.search import recipe_for
+from modelexport.precision.sensitivity import measure_alone, open_switched, rank_correlation
+from modelexport.precision.switched import Unit, find_units
+from modelexport.runtime.sessions import open_session, run_session
+from modelexport.tagged.file import TaggedFile, read_tagged
+
+NAMES = ["bert", "resnet", "tied-weights"]
+
+
+def method_of(text: str) -> Method:
+    method = parse_method(text)
+    assert method is not None
+    return method
+
+
+def assigned(tagged: TaggedFile, units: list[Unit], choice: dict[int, Method]) -> dict[str, Method]:
+    """Names of nodes to their methods."""
+    return {name: method for index, method in choice.items() for name in units[index].nodes}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("text", ["int8-dynamic", "int4", "float16"])
+def test_a_switched_unit_computes_what_the_quantized_file_does(exported: Exporter, name: str, text: str) -> None:
+    case, method = exported(name), method_of(text)
+    tagged, feeds = read_tagged(case.path), feeds_of(case, 1)
+    units = find_units(tagged, [method])
+    if not units:
+        pytest.skip(f"{name} has nothing for {text}")
+    switched = open_switched(tagged, units, [method], feeds, None)
+    right = run_session(open_session(tagged.model, optimized=True), feeds[0])[switched.output]
+    assert apart(right, switched.run(feeds[0])) < 1e-6
+    for index in random.Random(name).sample(range(len(units)), min(3, len(units))):
+        model = quantize_model(tagged.model, assigned(tagged, units, {index: method}))
+        expected = run_session(open_session(model, optimized=True), feeds[0])[switched.output]
+        found = switched.run(feeds[0], {index: method})
+        lost = apart(right, expected)
+        # Where every node is converted, the runtime fuses the nodes of a unit and rounds fewer values.
+        assert lost / 2 - 1e-6 <= apart(right, found) <= 2 * lost + 1e-6
+        if method.row.weights is not None:
+            assert apart(expected, found) <= 1e-6 + lost / 50
+            assert weights_size(model) - weights_size(tagged.model) == switched.added[index, method]
+
+
+def test_static_ranges_are_measured_once_for_all_modules(exported: Exporter) -> None:
+    case, method = exported("bert"), method_of("int8-static")
+    feeds = feeds_of(case, 2)
+    report = modelexport.sensitivity(case.path, to=str(method), data=feeds)
+    assert max(one.loss for one in report.units) > 0
+    assert all(np.isfinite(one.loss) for one in report.units)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_order_is_that_of_every_run_of_every_module(exported: Exporter, name: str) -> None:
+    """Against the truth: a model for each module, quantized by itself, run on everything."""
+    case, method = exported(name), method_of("int8-dynamic")
+    tagged, feeds = read_tagged(case.path), feeds_of(case)
+    report = modelexport.sensitivity(case.path, to=str(method), data=feeds)
+    found = {one.calls: one.loss for one in report.units}
+    units = find_units(tagged, [method])
+    floats = open_session(tagged.model, optimized=True)
+    output = floats.get_outputs()[0].name
+    truth = []
+    for index in range(len(units)):
+        session = open_session(quantize_model(tagged.model, assigned(tagged, units, {index: method})), optimized=True)
+        errors = [apart(run_session(floats, one)[output], run_session(session, one)[output]) for one in feeds]
+        truth.append(np.mean(errors))
+    if len(units) > 2:
+        assert rank_correlation(truth, [found[unit.calls] for unit in units]) >= 0.9
+
+
+def test_runs_end_when_they_agree(exported: Exporter) -> None:
+    case, method = exported("bert"), method_of("int8-dynamic")
+    tagged, feeds = read_tagged(case.path), feeds_of(case, 3)
+    units = find_units(tagged, [method])
+    switched = open_switched(tagged, units, [method], feeds, None)
+    pairs = [(index, method) for index in range(len(units))]
+    few, agreement = measure_alone(switched, pairs, feeds, METRICS["error"], steady=-1)
+    every, _ = measure_alone(switched, pairs, feeds, METRICS["error"], steady=2)
+    assert len(few) == 2 and len(every) == 3
+    assert agreement is not None and -1 <= agreement <= 1
+    assert np.array_equal(few, every[:2])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_says_any_choice_of_methods(exported: Exporter, name: str) -> None:
+    tagged = read_tagged(exported(name).path)
+    methods = [method_of("int8-dynamic"), method_of("float16")]
+    units = find_units(tagged, methods)
+    assert len({name for unit in units for name in unit.nodes}) == sum(len(unit.nodes) for unit in units)
+    draw = random.Random(0)
+    for _ in range(20):
+        picks = {index: draw.choice([None, *methods]) for index in range(len(units))}
+        choice = {index: method for index, method in picks.items() if method is not None}
+        resolved = resolve(recipe_for(tagged, units, choice), tagged).assignment
+        expected = assigned(tagged, units, choice)
+        assert {name: resolved.get(name) for unit in units for name in unit.nodes} == {
+            name: expected.get(name) for unit in units for name in unit.nodes
+        }
+
+
+def test_query_key_and_value_are_one_unit(exported: Exporter) -> None:
+    units = find_units(read_tagged(exported("bert").path), [method_of("int4")])
+    attention = "encoder.layer.0.attention.self"
+    assert (f"{attention}.query", f"{attention}.key", f"{attention}.value") in [unit.calls for unit in units]
+
+
+RIGHT = np.array([[0.0, 1.0, 2.0], [4.0, 0.0, 0.0]])
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "figure"),
+    [
+        ("error", RIGHT * 1.1, 0.1),
+        ("cosine", RIGHT * 3, 1.0),
+        ("cosine", RIGHT[:, ::-1], 0.1),
+        ("kl", RIGHT + 7, 0.0),
+        ("top1", np.array([[0.0, 3.0, 2.0], [4.0, 0.0, 0.0]]), 0.5),
+    ],
+)
+def test_metrics_of_known_arrays(name: str, found: Any, figure: float) -> None:
+    metric = METRICS[name]
+    assert metric.measure(RIGHT, found) == pytest.approx(figure)
+    assert metric.loss(RIGHT, RIGHT) == 0
+    assert metric.loss(RIGHT, RIGHT * np.nan) == float("inf") or name == "top1"
+
+
+def test_kl_is_that_of_the_definition() -> None:
+    one, other = np.log([[0.5, 0.5]]), np.log([[0.9, 0.1]])
+    assert METRICS["kl"].measure(one, other) == pytest.approx(0.5 * np.log(0.5 / 0.9) + 0.5 * np.log(0.5 / 0.1))
+
+
+def test_a_metric_may_be_a_function_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def largest(right, found):\n    return abs(right - found).max()\n")
+    metric = find_metric(f"{tmp_path}/mine.py:largest")
+    assert metric.loss(RIGHT, RIGHT + 2) == 2
+    assert parse_bound(f"{tmp_path}/mine.py:largest <= 1e-3").limit == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("cosine", "is not a bound: write a metric, a sign and a number"),
+        ("cosin>=0.9", "there is no metric 'cosin'; did you mean cosine?"),
+        ("cosine<=0.9", "is not even met by equal outputs"),
+        ("kl<=1e", "is not a number"),
+        ("missing.py:f<=1", "cannot be loaded"),
+    ],
+)
+def test_what_is_not_a_bound_is_refused(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message.replace("?", r"\?")):
+        parse_bound(text)
+
+
+def test_rank_correlation() -> None:
+    assert rank_correlation([1, 2, 3, 4], [10, 20, 30, 40]) == pytest.approx(1)
+    assert rank_correlation([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1)
+    assert rank_correlation([1, 2, 2, 3], [1, 2, 2, 3]) == pytest.approx(1)
+    assert rank_correlation([1, 1, 1], [1, 2, 3]) == 0
+
+
+def test_the_command_shows_the_table_and_refuses_what_does_not_fit(exported: Exporter, tmp_path: Path) -> None:
+    case = exported("bert")
+    feeds = feeds_of(case, 2)
+    data = tmp_path / "data.npz"
+    np.savez(data, **{name: np.stack([one[name] for one in feeds]) for name in feeds[0]})
+    shown = run("sensitivity", case.path, "--to", "int4", "--data", data, "encoder.layer.0")
+    assert "SENSITIVITY TOTAL" in shown.stdout and "Linear.query" in shown.stdout
+    for arguments, message in (
+        (["--to", "keep", "--data", data], "give a method"),
+        (["--to", "int4"], "give --data"),
+        (["--to", "int4", "--data", data, "--compare", "logit"], "has no output 'logit'"),
+        (["--to", "int4", "--data", tmp_path / "none.npz"], "none.npz"),
+    ):
+        refused = run("sensitivity", case.path, *arguments)
+        assert refused.returncode == 2 and message in refused.stderr and refused.stderr.count("\n") == 1
+
+
+def test_a_model_without_weights_to_quantize_is_refused(exported: Exporter) -> None:
+    case = exported("resnet")
+    with pytest.raises(UsageError, match="can quantize"):
+        modelexport.sensitivity(case.path, to="int4:embeddings=true", data=feeds_of(case, 1)[:1])
+    with pytest.raises(InputsError, match="no inputs"):
+        modelexport.sensitivity(case.path, to="int8-dynamic", data=[])
