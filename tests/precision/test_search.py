@@ -97,7 +97,7 @@ def test_selectors_keep_modules_out_of_the_search(exported: Exporter) -> None:
     found = search(case.path, to=["int4"], data=feeds_of(case, 2), within="error<=10", keep=["encoder.layer.0"])
     tagged = read_tagged(case.path)
     inside = tagged.select("encoder.layer.0").inside
-    kept = [rule.select for rule in found.recipe.rules if rule.method == KEEP]
+    kept = [selector for rule in found.recipe.rules if rule.method == KEEP for selector in rule.selectors]
     assert kept and {str(call) for call in inside}.issuperset(kept)
 
 

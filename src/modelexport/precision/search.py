@@ -7,6 +7,7 @@ the bound is met is found by runs, and the result is judged on inputs that nothi
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -300,7 +301,11 @@ def recipe_for(tagged: TaggedFile, units: Sequence[Unit], choice: Choice) -> Rec
         default[traced.call] = own = method_of.get(str(traced.call), most)
         if own != around:
             rules.append(Rule(str(traced.call), own))
-    return Recipe(tuple(reversed(rules)))
+    together = (
+        (method, tuple(selector for rule in found for selector in rule.selectors))
+        for method, found in itertools.groupby(reversed(rules), key=lambda rule: rule.method)
+    )
+    return Recipe(tuple(Rule(found[0] if len(found) == 1 else found, method) for method, found in together))
 
 
 def _split(
