@@ -191,6 +191,26 @@ class UsesViews(nn.Module):
         return self.part(x).unsqueeze(0).permute(0, 2, 1, 3).contiguous().cos()
 
 
+class Summed(nn.Module):
+    """Python's sum begins with 0: an addition of the same operator as a linear layer's, which is removed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Dropout()) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return sum(part(x) for part in self.parts) * 2
+
+
+def test_what_adds_nothing_to_a_result_leaves_its_owner_alone(tmp_path: Path) -> None:
+    result = export(Summed().eval(), (torch.rand(2, 3, 4),), tmp_path / "m.onnx", frontend="dynamo", verify=True)
+    calls = {call.address: call for call in result.hierarchy.calls}
+    values = [calls[f"parts.0{inside}"].outputs[0].value for inside in ("", ".0", ".1")]
+    assert len({*values}) == 1
+    assert [node.calls for node in result.hierarchy.nodes if node.call.startswith("parts")] == [[]] * 4
+    assert result.verified is not None and result.verified.agrees
+
+
 class WritesIntoItsInput(nn.Module):
     """Writes into a view that another call returned."""
 

@@ -11,7 +11,7 @@ import msgspec
 import onnx
 
 from modelexport.core.stages import Stages
-from modelexport.core.text import plural
+from modelexport.core.text import first_few, plural
 from modelexport.errors import CheckError, UsageError
 from modelexport.exporting.fixed_axes import FixedAxesError, find_fixed_axes, told_of_fixed
 from modelexport.exporting.options import Options
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from onnxruntime import InferenceSession
     from torch import nn
 
+    from modelexport.traces.trace import Trace
     from modelexport.verify.compared import Compared
+    from modelexport.verify.sides import Sides
 
 CheckStep = Literal["onnx.checker", "loading", "running", "outputs", "other sizes"]
 
@@ -148,7 +150,7 @@ def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], 
     largest = max((one.relative or 0.0 for one in found), default=0.0)
     wrong = [one for one in found if one.status == "differ"]
     compared = sides.compare(inputs, {}, truth)
-    told = "; ".join(filter(None, (_declared_otherwise(runs, results), _doubts(compared))))
+    told = "; ".join(filter(None, (_declared_otherwise(runs, results), _lost_calls(sides, truth), _doubts(compared))))
     if not wrong:
         return FileCheck(status="passed", reason=told, largest=largest)
     if sides.wide and not compared.located.pairs and compared.end_to_end.trace.failed is None:
@@ -172,6 +174,17 @@ def _declared_otherwise(runs: InferenceSession, results: Mapping[str, Any]) -> s
 
 
 _ROUNDING = "in float64 it is PyTorch's: in the types of the file rounding grows, or kernels are less exact"
+
+
+def _lost_calls(sides: Sides, truth: Trace) -> str:
+    """The calls that PyTorch makes and the export did not; empty if there are none."""
+    lost = [call for call, parent in truth.parents.items() if call not in sides.tagged.calls and parent is not None]
+    if not lost:
+        return ""
+    return (
+        f"the file lacks {plural(len(lost), 'call')} that PyTorch makes ({first_few(map(str, lost), 3)}): the model "
+        "runs other code while it is exported"
+    )
 
 
 def _doubts(compared: Compared) -> str:

@@ -26,7 +26,7 @@ from modelexport.format import documents
 from modelexport.graph.coverage import check_coverage
 from modelexport.graph.initializers import bind_tensors, order_uses
 from modelexport.graph.names import name_nodes_apart, with_unique_names
-from modelexport.graph.nodes import all_nodes
+from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.graph.path_names import name_nodes_by_path, name_values_by_path
 from modelexport.graph.requested import record_exposed
 from modelexport.graph.snapshot import SourceGraph, take_snapshot
@@ -197,13 +197,16 @@ def describe(
 ) -> Described:
     """The documents of an export."""
     tree = tagged.tags.tree
+    present = {*exported.model.graph.inputs, *initializers(exported.model)}
+    present.update(value for node in all_nodes(exported.model) for value in node.outputs)
+    values = {port: tagged.values.get(name) for port, name in exported.values.items()}
     hierarchy = hierarchy_document(
         name=name or tree.root.class_name,
         model=exported.model,
         source=before.source,
         tree=tree,
         calls=exported.calls,
-        values={port: tagged.values[name] for port, name in exported.values.items() if name in tagged.values},
+        values={port: value for port, value in values.items() if value is not None and value in present},
         tags=tagged.tags,
         comparison=compare_hierarchies(tree, exported.calls, containers(model)),
         origins=tagged.origins,

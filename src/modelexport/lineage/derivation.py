@@ -50,7 +50,13 @@ def derive_owners(source: SourceGraph, changed: ir.Model) -> dict[str, ir.Value]
     enclosing = enclosing_nodes(scopes)
     place_new_nodes([node for node in scopes if node not in state.matches], enclosing)
     infer_from_neighbours(scopes, enclosing)
+    for name in source.producer:
+        if name not in state.values and (value := state.values.get(state.unchanged(name))) is not None:
+            state.values[name] = value
     return state.values
+
+
+_IDENTITY: ir.OperatorIdentifier = ("", "Identity", "")
 
 
 @dataclass
@@ -93,13 +99,28 @@ class _State:
     def _record_input(self, value: ir.Value, producer: ir.Node, index: int, name: str) -> None:
         replaced = self.matches.setdefault(producer, [])
         expected = self.source.nodes[index].op
-        if not replaced or expected == self.source.nodes[replaced[0]].op == producer.op_identifier():
+        is_equal = replaced and expected == self.source.nodes[replaced[0]].op == producer.op_identifier()
+        if not replaced or (is_equal and not self._takes(index, replaced[0])):
             if index not in replaced:
                 replaced.append(index)
             self._record_outputs(self.source.nodes[index], producer)
         elif value.shape is not None and self.source.types.get(name) == (value.dtype, value.shape):
             # The source node returned its input, and was removed.
             self.values[name] = value
+
+    def _takes(self, index: int, maker: int) -> bool:
+        """Whether a source node takes what another one makes, so that it is not a duplicate of it."""
+        made = self.source.nodes[maker].outputs
+        return any(self.unchanged(name) in made for name in self.source.nodes[index].inputs if name is not None)
+
+    def unchanged(self, name: str) -> str:
+        """The value that a source value is a copy of; itself if it is not one."""
+        while (index := self.source.producer.get(name)) is not None:
+            node = self.source.nodes[index]
+            if node.op != _IDENTITY or node.inputs[0] is None:
+                break
+            name = node.inputs[0]
+        return name
 
     def _record_outputs(self, before: SourceNode, node: ir.Node) -> None:
         """Record the outputs of a matched node: by position if the operator is the same, and by name."""
