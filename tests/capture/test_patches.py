@@ -156,7 +156,8 @@ def test_a_version_outside_the_tested_range_is_said_once(monkeypatch: pytest.Mon
 
 def test_the_tested_range_has_the_versions_that_are_pinned_and_no_others_are_required() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = [*project["dependencies"], *project["optional-dependencies"]["transformers"]]
+    extras = project["optional-dependencies"]
+    asked = [*project["dependencies"], *extras["torch"], *extras["transformers"]]
     required = {one.name: one.specifier for one in map(Requirement, asked)}
     pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
     for one in map(Requirement, project["optional-dependencies"]["tested"]):
