@@ -34,9 +34,7 @@ from modelexport.tagged.package import read_package
 CONFIGS: dict[str, Callable[[], Any]] = {
     "llama": lambda: transformers.LlamaConfig(**SMALL),
     "sliding window": lambda: transformers.MistralConfig(**SMALL, sliding_window=8),
-    "one layer with a window": lambda: transformers.MistralConfig(
-        **{**SMALL, "num_hidden_layers": 1}, sliding_window=8
-    ),
+    "one layer": lambda: transformers.MistralConfig(**{**SMALL, "num_hidden_layers": 1}, sliding_window=8),
     "gpt2": lambda: transformers.GPT2Config(
         vocab_size=128, n_embd=32, n_layer=2, n_head=4, n_positions=256, bos_token_id=1, eos_token_id=None
     ),

@@ -215,7 +215,7 @@ def test_numbers_scales_and_zero_points_are_those_of_the_checkpoint(name: str, m
         assert (found.zeros == plain.zeros[:, groups[::block]]).all()
 
 
-@pytest.mark.parametrize("name", ["bitsandbytes nf4", "bitsandbytes fp4"])
+@pytest.mark.parametrize("name", ["bitsandbytes nf4", pytest.param("bitsandbytes fp4", marks=pytest.mark.slow)])
 def test_numbers_and_scales_of_a_table_are_those_of_the_checkpoint(name: str, made: Callable[[str], Made]) -> None:
     model = onnx.load(made(name).path)
     values = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
