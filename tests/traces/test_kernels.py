@@ -119,3 +119,13 @@ def test_a_pool_of_nan_is_nan() -> None:
     array = np.array([[[1, np.nan, 2, 3]]], np.float32)
     run = FileRun(ir.serde.deserialize_model(one_node("MaxPool", (array,), {"kernel_shape": [2]})), wide=None)
     np.testing.assert_array_equal(run.run({"x0": array})["y"], [[[np.nan, np.nan, 3]]])
+
+
+def test_attributes_are_numbers_of_float64() -> None:
+    """The weights of a cubic interpolation, which are made of an attribute and of places, add up to one."""
+    array, sizes = np.full((1, 1, 240), 0.3), np.array([1, 1, 224])
+    attributes = {"mode": "cubic", "cubic_coeff_a": -0.7, "coordinate_transformation_mode": "half_pixel"}
+    proto = one_node("Resize", (array.astype(np.float32), sizes), attributes)
+    proto.graph.node[0].input[:] = ["x0", "", "", "x1"]
+    (found,) = FileRun(ir.serde.deserialize_model(proto), wide="float32").run({"x0": array, "x1": sizes}).values()
+    np.testing.assert_allclose(found, np.full((1, 1, 224), 0.3), rtol=1e-14)

@@ -254,9 +254,12 @@ class FileRun:
                     made = kernel(proto, nothing, schema)
                 except TypeError:  # some constructors do not take a schema
                     made = kernel(proto, nothing)
-                for name, number in vars(made).items() if self._nudge else ():
-                    if type(number) is float:
-                        setattr(made, name, float(nudge(np.array(number), self._nudge, _generator())))
+                for name, number in [*vars(made).items()]:
+                    numbers = np.array(number) if isinstance(number, list | np.float32) else np.array(0)
+                    if numbers.dtype == np.float32:  # among themselves, these would be computed in float32
+                        numbers = numbers.astype(np.float64)
+                        numbers = nudge(numbers, self._nudge, _generator()) if self._nudge else numbers
+                        setattr(made, name, numbers.tolist())
                 return made.run  # type: ignore[no-any-return]
             except (NotImplementedError, onnx.defs.SchemaError):
                 pass
