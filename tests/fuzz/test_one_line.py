@@ -19,6 +19,7 @@ from onnx import helper, numpy_helper
 from corpus import copied
 from limited import run
 from modelexport.files import serialized
+from modelexport.format import keys
 from test_faults import TORCHSCRIPT
 
 FAILING = """
@@ -244,3 +245,106 @@ def test_a_file_of_millions_of_fields_is_refused(field: bytes, place: Path, monk
     Path("x.onnx").write_bytes(field * 2000)
     for command in (["tree", "x.onnx"], ["cost", "x.onnx"]):
         assert "not an ONNX file, or damaged" in line(*command)
+
+
+def with_size(formula: str) -> None:
+    """Write ``x.onnx``, whose input has a first size that is a formula."""
+    model = onnx.load("plain.onnx")
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = formula
+    del model.graph.value_info[:]
+    onnx.save(model, "x.onnx")
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        "(a+b+c+d+e+f)**40",
+        "*".join(f"(a{i}+b{i})" for i in range(30)),
+        "floor(" + "*".join(f"(a{i}+b{i})" for i in range(30)) + "/7)",
+        "(a+b)**5",
+        "+".join(f"Mod(a{i}, b)*Max(a{i}, c)" for i in range(25)),
+    ],
+)
+def test_a_size_of_many_terms_is_not_multiplied_out(formula: str, place: Path) -> None:
+    with_size(formula)
+    for command in (["cost", "x.onnx"], ["compare", "x.onnx", "plain.onnx"]):
+        assert run(*command).status == 0
+
+
+def no_operator_set(model: onnx.ModelProto) -> None:
+    del model.opset_import[:]
+    model.opset_import.add(domain="com.microsoft", version=1)
+
+
+def without_tags(model: onnx.ModelProto) -> None:
+    del model.graph.node[1].metadata_props[:]
+
+
+def without_parameters(model: onnx.ModelProto) -> None:
+    for tensor in model.graph.initializer:
+        for entry in tensor.metadata_props:
+            if entry.key == keys.PARAMETER:
+                entry.value = "[]"
+
+
+@pytest.mark.parametrize(
+    ("change", "command", "reason"),
+    [
+        (no_operator_set, ["retag", "flat.onnx", "--from", "x.onnx", "-o", "out.onnx"], "which the model does not"),
+        (no_operator_set, ["rename", "x.onnx", "-o", "out.onnx"], "which the model does not import"),
+        (without_tags, ["rename", "x.onnx", "-o", "out.onnx"], "has no tags"),
+        (without_parameters, ["update-weights", "x.onnx", "new.safetensors", "-o", "out.onnx"], "from no parameter"),
+    ],
+)
+def test_what_a_damaged_file_lacks_is_named(
+    change: Callable[[onnx.ModelProto], None], command: list[str], reason: str, place: Path
+) -> None:
+    model = onnx.load("plain.onnx")
+    change(model)
+    onnx.save(model, "x.onnx")
+    for suffix in (".dag.json", ".operations.json"):
+        shutil.copy(f"plain{suffix}", f"x{suffix}")
+    assert reason in line(*command)
+
+
+def test_the_other_name_of_the_standard_operators_is_known(place: Path) -> None:
+    model = onnx.load("plain.onnx")
+    model.opset_import[0].domain = "ai.onnx"
+    onnx.save(model, "x.onnx")
+    for command in (["cost", "x.onnx"], ["rename", "x.onnx", "-o", "out.onnx"]):
+        assert run(*command).status == 0
+
+
+@pytest.mark.parametrize("key", ["parts", "files"])
+def test_a_manifest_of_very_many_files_is_refused(key: str, place: Path) -> None:
+    manifest = json.loads(Path("package/modelexport.json").read_text())
+    part = manifest["parts"][0]
+    many = [{**part, "name": f"part_{n}"} if key == "parts" else f"{n}.onnx" for n in range(200_000)]
+    Path("package/modelexport.json").write_text(json.dumps(manifest | {key: many}))
+    assert f"names 200,0{'00' if key == 'parts' else '01'} {key}" in line("tree", "package")
+
+
+def test_an_adapter_is_read_where_the_output_exists(place: Path) -> None:
+    for _ in range(2):
+        ended = run("update-weights", "plain.onnx", "--adapter", "adapter", "-o", "out.onnx")
+        assert ended.status == 0, ended.err
+    Path("adapter/adapter_config.json").write_text("[1]")
+    assert "adapter_config.json is damaged" in line(
+        "update-weights", "plain.onnx", "--adapter", "adapter", "-o", "out.onnx"
+    )
+
+
+NAMED = """
+import torch
+from torch import nn
+def second():
+    model = nn.Sequential(nn.Linear(4, 4))
+    model.add_module("0@1", nn.Linear(4, 4))
+    return model, {"x": torch.rand(2, 4)}
+"""
+
+
+def test_a_module_with_the_name_of_another_ones_call_is_refused(place: Path) -> None:
+    Path("named.py").write_text(NAMED)
+    for command in (["export", "named.py:second", "-o", "out.onnx"], ["hierarchy", "named.py:second"]):
+        assert "the module '0@1' has the name of call 2 of '0'" in line(*command)

@@ -13,6 +13,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.utils.rnn import PackedSequence
 
 from modelexport.errors import UsageError
+from modelexport.pytorch.private_torch import DynamicOutputShapeException
 
 
 def way_out(model: nn.Module, error: BaseException) -> str:
@@ -28,6 +29,11 @@ def way_out(model: nn.Module, error: BaseException) -> str:
         return "; packed sequences cannot be exported: give the model padded sequences with a mask"
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         return "; a module is a ScriptModule: export the model as it was before torch.jit.script"
+    if _is_caused_by(error, DynamicOutputShapeException):
+        return (
+            "; the size of its result depends on the values of the inputs: leave it out of forward, as a loss that "
+            "only training needs, and compute it from the model's outputs"
+        )
     if "dynamo-optimized" in str(error):
         return "; a trace cannot see through torch.compile: compile the model after the export"
     return ""
@@ -97,6 +103,12 @@ def _is_packed(module: nn.Module) -> bool:
     if isinstance(module, torch.jit.ScriptModule):
         return False
     return any(isinstance(value, torch.ScriptObject) for value in vars(module).values())
+
+
+def _is_caused_by(error: BaseException | None, kind: type[BaseException]) -> bool:
+    while error is not None and not isinstance(error, kind):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _has_local(error: BaseException | None, kind: type) -> bool:

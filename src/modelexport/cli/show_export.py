@@ -302,5 +302,7 @@ def print_warnings(result: ExportResult, options: Options) -> None:
             "onnx.checker and ONNX Runtime refuse tags as attributes; "
             f"`modelexport strip {result.path} -o OUT.onnx` makes a file that they accept"
         )
+    if result.check is not None and result.check.status == "passed" and result.check.reason:
+        lines.append(f"check: {result.check.reason}")
     for line in lines:
         print(f"modelexport: warning: {line}", file=sys.stderr)

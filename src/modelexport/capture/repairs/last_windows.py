@@ -18,7 +18,7 @@ _POOLS = ("AveragePool", "LpPool", "MaxPool")
 def without_last_windows(model: ir.Model) -> Iterator[ir.Node]:
     """Change each such node, in place; yields it after that."""
     for node in all_nodes(model):
-        if node.op_type in _POOLS and node.domain == "" and node.attributes.get_int("ceil_mode", 0) != 0:
+        if node.op_type in _POOLS and node.domain == "" and node.attributes.get_int("ceil_mode", 0) == 1:
             ends = _ends(node)
             if ends is not None:
                 pads = list(node.attributes.get_ints("pads", [0] * 2 * len(ends)))
@@ -54,5 +54,5 @@ def _ends(node: ir.Node) -> list[int] | None:
         longer |= needed > end
         ends.append(max(needed, end))
     # The average of a window divides by the padding in it too, but not by what lies behind the padding.
-    counts_padding = any(pads) and attributes.get_int("count_include_pad", 0) != 0
+    counts_padding = any(pads) and attributes.get_int("count_include_pad", 0) == 1
     return ends if left_out and not (longer and counts_padding) else None

@@ -115,8 +115,10 @@ def check_inputs(model: torch.nn.Module, inputs: Mapping[str, Any] | tuple[Any, 
     where = f"in {call}: " if call not in (None, ROOT) else ""
     named = inputs if isinstance(inputs, Mapping) else {f"argument {i}": value for i, value in enumerate(inputs)}
     reason = error_line(runner.first_error)
+    lacks = isinstance(runner.first_error, ImportError)
+    way_out = "install the package that its code imports" if lacks else "give other inputs"
     raise InputsError(
-        f"{type(model).__name__} does not run with {_describe(named)}: {where}{reason}; give other inputs"
+        f"{type(model).__name__} does not run with {_describe(named)}: {where}{reason}; {way_out}"
     ) from runner.first_error
 
 
