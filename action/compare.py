@@ -68,7 +68,8 @@ def main() -> None:
     text, differs = compared(given.model, given.base, folder, given.fail_on, shlex.split(given.options))
     folder.mkdir(parents=True, exist_ok=True)
     comparison = folder / "comparison.md"
-    comparison.write_text(f"{text.rstrip()}\n", encoding="utf-8")
+    mark = f"<!-- modelexport {given.model.replace('-->', '')} -->"  # the action finds its earlier comment by it
+    comparison.write_text(f"{mark}\n{text.rstrip()}\n", encoding="utf-8")
     print(text)
     outputs = f"differs={str(differs).lower()}\ncomparison={comparison}\n"
     for variable, lines in (("GITHUB_STEP_SUMMARY", f"{text}\n"), ("GITHUB_OUTPUT", outputs)):

@@ -45,7 +45,8 @@ def compare(repository: Path, *words: str, model: str = "nets.py:make") -> tuple
     environment = os.environ | {"GITHUB_STEP_SUMMARY": str(summary), "GITHUB_OUTPUT": str(outputs)}
     done = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert Path(folder / "comparison.md").read_text().strip() == summary.read_text().strip()
+    mark, text = Path(folder / "comparison.md").read_text().split("\n", 1)
+    assert (mark, text.strip()) == (f"<!-- modelexport {model} -->", summary.read_text().strip())
     return summary.read_text(), dict(line.split("=", 1) for line in outputs.read_text().splitlines())
 
 
@@ -74,6 +75,28 @@ def test_a_model_that_cannot_be_exported_fails(repository: Path) -> None:
     text, outputs = compare(repository)
     assert text.startswith("### nets.py:make cannot be exported\n\n    modelexport: ") and "no weights" in text
     assert outputs["differs"] == "true"
+
+
+GH = """#!/bin/sh
+echo "$@" >> calls
+case "$*" in *--jq*) [ "$MARK" = "<!-- modelexport m -->" ] && cat earlier;; esac
+"""
+
+
+@pytest.mark.parametrize("earlier", ["", "7\n9\n"])
+def test_the_action_changes_its_earlier_comment_and_no_other(tmp_path: Path, earlier: str) -> None:
+    """With a `gh` that says which comments have the mark."""
+    steps = (ACTION / "action.yml").read_text().split("run: |\n")
+    (script,) = [step.split("\n    - ")[0] for step in steps if "MARK=" in step]
+    for name, text in (("gh", GH), ("earlier", earlier), ("comparison.md", "<!-- modelexport m -->\n### m\n")):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "gh").chmod(0o755)
+    variables = {"GITHUB_REPOSITORY": "o/r", "NUMBER": "3", "COMPARISON": "comparison.md"}
+    environment = os.environ | variables | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(["bash", "-e", "-c", script], cwd=tmp_path, env=environment, check=True)
+    written = (tmp_path / "calls").read_text().splitlines()[1]
+    where = "--method PATCH repos/o/r/issues/comments/7" if earlier else "repos/o/r/issues/3/comments"
+    assert written == f"api --silent {where} --field body=@comparison.md"
 
 
 def test_the_action_passes_its_inputs_by_the_environment_alone() -> None:
