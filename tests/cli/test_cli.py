@@ -147,8 +147,8 @@ def test_calls_have_one_order_though_the_model_iterates_over_a_set(tmp_path: Pat
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, env=without, check=True)
     order = [sys.executable, "-c", "print(*set('abcdefgh'))"]
     fixed = subprocess.run(order, capture_output=True, env=without | {"PYTHONHASHSEED": "0"}, check=True)
-    called = [step["address"] for step in json.loads(done.stdout)["trace"]]
-    assert called == [".", *(f"letters.{letter}" for letter in fixed.stdout.decode().split())]
+    _, *called = dict.fromkeys(step["address"] for step in json.loads(done.stdout)["trace"])
+    assert called == [f"letters.{letter}" for letter in fixed.stdout.decode().split()]
 
 
 def test_tree_does_not_import_torch(exported: Exporter) -> None:
