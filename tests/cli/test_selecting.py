@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -16,6 +21,8 @@ from modelexport.cli.grouped import app
 from modelexport.errors import UsageError
 from modelexport.measure.changes import check_changes
 from modelexport.packages.measured_parts import cost_parts
+from modelexport.runtime.random_inputs import make_random_inputs
+from modelexport.runtime.sessions import open_session
 from modelexport.surgery.placing import Rule, place
 from modelexport.surgery.replacing import replace
 from modelexport.surgery.splitting import split
@@ -29,6 +36,16 @@ PICKED = ["encoder.layer.1.attention", "encoder.layer.1.output"]
 NOTHING = "encoder.layers.0.output"
 NEAR = "did you mean encoder.layer."
 
+
+@functools.cache
+def data_for(file: Path) -> str:
+    """A file with the inputs of one run."""
+    folder = Path(tempfile.mkdtemp(prefix="modelexport-test-"))
+    atexit.register(shutil.rmtree, folder)
+    np.savez(folder / "data.npz", **make_random_inputs(read_tagged(file).model, open_session(file)))
+    return str(folder / "data.npz")
+
+
 Arguments = Callable[[Path, list[str]], list[str]]
 COMMANDS: dict[str, Arguments] = {
     "nodes": lambda file, words: [str(file), *words],
@@ -38,6 +55,7 @@ COMMANDS: dict[str, Arguments] = {
     "compare": lambda file, words: [str(file), str(file), *words],
     "cost": lambda file, words: [str(file), *words],
     "profile": lambda file, words: [str(file), *words, "--runs", "1"],
+    "sensitivity": lambda file, words: [str(file), *words, "--to", "int4", "--data", data_for(file)],
     "split": lambda file, words: [str(file), "-o", "stages/", *(f"--at={word}" for word in words)],
     "replace": lambda file, words: [str(file), *words, "--with-identity", "-o", "replaced.onnx"],
     "quantize": lambda file, words: [
@@ -75,7 +93,7 @@ def test_a_command_takes_a_union_without_what_is_taken_away(
     inside = {call.address for call in tagged.select(*PICKED).inside}
     assert {call.address for call in tagged.select(*UNION).inside} == inside
     document = json.loads(done.stdout)
-    if name in ("cost", "profile"):
+    if name in ("cost", "profile", "sensitivity"):
         assert {row["address"] for row in document["rows"]} == inside
     if name == "nodes":
         assert all(inside & {row["call"], *row["also"]} for row in document)

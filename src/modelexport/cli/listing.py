@@ -28,7 +28,7 @@ COMMANDS = {
     "nodes": Listed("look", "reading", "list the nodes of modules"),
     "cost": Listed("look", "measuring", "parameters, operations and memory of each module"),
     "profile": Listed("look", "measuring", "run a file, and show the time of each module", True),
-    "sensitivity": Listed("look", "quantizing", "how much quantizing each module changes the output", True),
+    "sensitivity": Listed("look", "quantizing", "how much quantizing each module changes the output"),
     "report": Listed("look", "measuring", "write tree, cost and verification to an HTML page"),
     "verify": Listed("check", "proving", "compare a file with PyTorch, module by module", True),
     "compare": Listed("check", "reading", "show how two files differ, module by module"),

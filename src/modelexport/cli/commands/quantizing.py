@@ -181,12 +181,16 @@ def sensitivity(
     from modelexport.packages.searched_precision import graph_of
     from modelexport.precision.sensitivity import STEADY
     from modelexport.precision.sensitivity import sensitivity as measure
+    from modelexport.tagged.file import read_tagged
 
     if calibration.data is None:
         raise UsageError("errors are measured on inputs like those that the model will get: give --data")
+    graph = graph_of(file)
+    if selectors:
+        read_tagged(graph).select(*selectors)  # before the work, not after it
     with Stages(LINE.tell)("measure"):
         found = measure(
-            graph_of(file),
+            graph,
             to=to,
             data=calibration.data,
             metric=metric,
