@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from modelexport.errors import UsageError
+from modelexport.files.given import Source, as_path
 from modelexport.packages.quantized_packages import quantize_package
 from modelexport.precision.quantize import Feeds, QuantizeResult, quantize
 from modelexport.precision.search import SearchResult, search
@@ -24,7 +25,7 @@ class Searched(NamedTuple):
 
 
 def quantize_within(
-    file: str | Path,
+    file: Source,
     output: str | Path,
     *,
     to: Sequence[str],
@@ -45,7 +46,8 @@ def quantize_within(
     Raises:
         UsageError, FileFormatError, InputsError, OutputError: As for :func:`.search` and :func:`.quantize`.
     """
-    graph = graph_of(file)
+    path = as_path(file)
+    graph = graph_of(path)
     feeds = given_feeds(read_tagged(graph), data, processor)
     found = search(graph, to=to, data=feeds, **options)
     if not found.met:
@@ -55,9 +57,9 @@ def quantize_within(
         "data": feeds[: found.runs[0]],
         "check_runtime": check_runtime,
     }
-    if Path(file).is_dir():
-        return Searched(found, quantize_package(file, output, **how))
-    return Searched(found, {"": quantize(file, output, **how)})
+    if path.is_dir():
+        return Searched(found, quantize_package(path, output, **how))
+    return Searched(found, {"": quantize(path, output, **how)})
 
 
 def graph_of(file: str | Path) -> Path:

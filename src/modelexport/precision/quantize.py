@@ -17,6 +17,7 @@ from modelexport.core.messages import collected
 from modelexport.core.text import short_repr
 from modelexport.errors import CheckError, UsageError
 from modelexport.files.atomic import check_writable, scratch
+from modelexport.files.given import Source, as_path
 from modelexport.files.linked import check_files
 from modelexport.files.onnx_models import save_model
 from modelexport.format import documents
@@ -62,7 +63,7 @@ class QuantizeResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def quantize(
-    file: str | Path,
+    file: Source,
     output: str | Path,
     *,
     to: str | None = None,
@@ -91,12 +92,12 @@ def quantize(
         FileFormatError: The file or the recipe cannot be read.
         OutputError: The output cannot be written. An existing file of that name is unchanged.
     """
-    file, output = Path(file), Path(output)
-    check_writable(output, [file])
+    path, output = as_path(file), Path(output)
+    check_writable(output, [path])
     rules = chosen_recipe(to, keep, only, recipe)
-    tagged = read_tagged(file)
+    tagged = read_tagged(path)
     feeds = (
-        read_data(Path(data), tagged.model, Path(processor or file.parent)) if isinstance(data, str | Path) else data
+        read_data(Path(data), tagged.model, Path(processor or path.parent)) if isinstance(data, str | Path) else data
     )
     made = quantized(tagged, rules, data=feeds, folder=output.parent, check=check_runtime)
     report = write_retagged(made.model, tagged, output, beside={RECIPE_SUFFIX: encode_recipe(rules)})

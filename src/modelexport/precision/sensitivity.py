@@ -13,6 +13,7 @@ import numpy as np
 from modelexport.core.text import plural
 from modelexport.errors import InputsError, UsageError
 from modelexport.files.atomic import scratch
+from modelexport.files.given import Source
 from modelexport.files.linked import check_files
 from modelexport.graph.owners import owner_of
 from modelexport.measure import columns
@@ -55,7 +56,7 @@ class SensitivityReport:
 
 
 def sensitivity(
-    file: str | Path,
+    file: Source,
     *,
     to: str,
     data: Feeds | str | Path,
