@@ -348,3 +348,8 @@ def test_a_module_with_the_name_of_another_ones_call_is_refused(place: Path) -> 
     Path("named.py").write_text(NAMED)
     for command in (["export", "named.py:second", "-o", "out.onnx"], ["hierarchy", "named.py:second"]):
         assert "the module '0@1' has the name of call 2 of '0'" in line(*command)
+
+
+def test_a_name_that_is_not_text_is_refused(place: Path) -> None:
+    told = line("export", "factory.py:make", "--input-names", "\udcff", "-o", "out.onnx", *TORCHSCRIPT)
+    assert "is not UTF-8" in told

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,9 +111,19 @@ def _renamed(names: Sequence[str], given: Mapping[str, str] | Sequence[str], wha
         if name not in names:
             raise UsageError(f"the model has no {what} {name}{nearest(name, names)}; it has {', '.join(names)}")
     renamed = {name: given.get(name, name) for name in names}
+    _check_text(renamed.values())
     if twice := [name for name in renamed.values() if list(renamed.values()).count(name) > 1]:
         raise UsageError(f"two {what}s would have the name {twice[0]}: give each a different name")
     return renamed
+
+
+def _check_text(names: Iterable[str]) -> None:
+    """Refuse names that no file can hold: bytes of a command line that are not UTF-8."""
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(f"the name {name!r} is not UTF-8: give another one") from error
 
 
 def _kept(names: Sequence[str], patterns: Sequence[str]) -> list[int]:
@@ -129,6 +139,7 @@ def _symbols(exported: Exported, axes: Mapping[tuple[str, int], str]) -> dict[st
     inputs = {value.name or "": value for value in exported.model.graph.inputs}
     found: dict[str, str] = {}
     asked: dict[str, str] = {}
+    _check_text(axes.values())
     for (name, axis), symbol in axes.items():
         if name not in inputs:
             raise UsageError(f"the model has no input {name}{nearest(name, list(inputs))}; it has {', '.join(inputs)}")
