@@ -40,6 +40,7 @@ CASES = {
     "adopt": Case(["copied.onnx"], ["-o"], DATA),
     "retag": Case(["copied.onnx", "--from", "plain.onnx"], ["-o"], [*DATA, "plain.onnx"]),
     "optimize": Case(["copied.onnx", "--with", "onnxscript"], ["-o"], DATA),
+    "quantize": Case(["copied.onnx", "--to", "int8-weights"], ["-o"], DATA),
     "update-weights": Case(["copied.onnx", "new.safetensors"], ["-o"], [*DATA, "new.safetensors"]),
     "extract": Case(["copied.onnx", "blocks.0"], ["-o"], DATA),
     "replace": Case(["copied.onnx", "head", "--with", "sub.onnx"], ["-o"], [*DATA, "sub.onnx"]),

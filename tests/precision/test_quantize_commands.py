@@ -27,6 +27,14 @@ def test_quantize_says_what_it_did_and_how_to_check_it(exported: Exporter, tmp_p
     assert f"next: modelexport verify {file} --against {output}" in done.stdout
     against = run("verify", file, "--against", output)
     assert against.returncode == 1 and "encoder.layer.0" in against.stdout
+    assert "first beyond 0.05 of its norm, end to end: none" in against.stdout
+    strict = run("verify", file, "--against", output, "--bound", "1e-4")
+    assert "first beyond 0.0001 of its norm, end to end: embeddings.word_embeddings" in strict.stdout
+    assert run("verify", file, "--bound", "1").stderr.startswith("modelexport: --bound goes with --against")
+    page = run("report", file, "--against", output, "--profile", "-o", tmp_path / "out.html")
+    assert page.returncode == 0, page.stderr
+    text = (tmp_path / "out.html").read_text()
+    assert all(word in text for word in ("against_seconds", "against_ratio", "error", "Against another file"))
     profiled = run("profile", file, "--against", output, "--runs", "1", "--depth", "1")
     assert profiled.returncode == 0 and "AGAINST SECONDS" in profiled.stdout
 

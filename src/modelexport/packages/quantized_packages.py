@@ -26,7 +26,7 @@ from modelexport.graph.nodes import initializers
 from modelexport.lineage.retagging import write_retagged
 from modelexport.packages.folders import copy_folder, write_manifest
 from modelexport.precision.data import read_data
-from modelexport.precision.quantize import Feeds, QuantizeResult, quantized, weights_size
+from modelexport.precision.quantize import Feeds, QuantizeResult, quantized, result_of
 from modelexport.precision.recipes import Recipe, chosen_recipe, encode_recipe, of_parts
 from modelexport.tagged.file import read_tagged
 from modelexport.tagged.package import read_package
@@ -86,16 +86,9 @@ def quantize_package(
         for entry in package.manifest.parts:
             file, one, tagged = staging / entry.file, made[entry.name], parts[entry.name]
             report = write_retagged(one.model, tagged, file, save=shared[file.parent].save)
-            results[entry.name] = QuantizeResult(
-                path=str(output / entry.file),
-                files=[str(output / Path(written).relative_to(staging)) for written in report.files],
-                coverage=report.coverage,
-                methods=one.methods,
-                kept=one.resolved.kept,
-                joined=one.resolved.joined,
-                bytes_before=weights_size(tagged.model),
-                bytes_after=weights_size(one.model),
-            )
+            files = [str(output / Path(written).relative_to(staging)) for written in report.files]
+            result = result_of(report, one)
+            results[entry.name] = msgspec.structs.replace(result, path=str(output / entry.file), files=files)
         (staging / RECIPE).write_bytes(encode_recipe(rules))
         names = [weights.path.relative_to(staging).as_posix() for weights in shared.values()]
         write_manifest(msgspec.structs.replace(package.manifest, weights=names), staging)

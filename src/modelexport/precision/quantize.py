@@ -22,7 +22,7 @@ from modelexport.files.onnx_models import save_model
 from modelexport.format import documents
 from modelexport.graph.copies import copy_of
 from modelexport.graph.nodes import initializers
-from modelexport.lineage.retagging import write_retagged
+from modelexport.lineage.retagging import RetagReport, write_retagged
 from modelexport.precision.data import read_data
 from modelexport.precision.groups import weighted_nodes
 from modelexport.precision.methods import Method, apply_method
@@ -100,6 +100,11 @@ def quantize(
     )
     made = quantized(tagged, rules, data=feeds, folder=output.parent, check=check_runtime)
     report = write_retagged(made.model, tagged, output, beside={RECIPE_SUFFIX: encode_recipe(rules)})
+    return result_of(report, made)
+
+
+def result_of(report: RetagReport, made: Quantized) -> QuantizeResult:
+    """The result for a file that was written."""
     return QuantizeResult(
         path=report.path,
         files=report.files,
@@ -107,7 +112,7 @@ def quantize(
         methods=made.methods,
         kept=made.resolved.kept,
         joined=made.resolved.joined,
-        bytes_before=weights_size(tagged.model),
+        bytes_before=made.bytes_before,
         bytes_after=weights_size(made.model),
     )
 
@@ -120,6 +125,7 @@ class Quantized:
     resolved: Resolved
     methods: dict[str, int]
     """Method to the number of nodes of the source that it has replaced."""
+    bytes_before: int
 
 
 def quantized(
@@ -149,7 +155,7 @@ def quantized(
     counts: dict[str, int] = defaultdict(int)
     for name in _replaced(tagged.model, model, resolved.assignment):
         counts[str(resolved.assignment[name])] += 1
-    return Quantized(model, resolved, dict(counts))
+    return Quantized(model, resolved, dict(counts), weights_size(tagged.model))
 
 
 def infer_types(model: ir.Model) -> None:
