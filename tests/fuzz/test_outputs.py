@@ -57,6 +57,11 @@ CASES = {
         ["--html", "--node-data"],
         [*DATA, "arrays.npz", "plain.onnx"],
     ),
+    "sensitivity": Case(
+        ["copied.onnx", "--to", "int8-dynamic", "--data", "arrays.npz"],
+        ["--html", "--node-data"],
+        [*DATA, "arrays.npz"],
+    ),
     "report": Case(["copied.onnx"], ["-o"], DATA),
     "inputs": Case(["factory.py:make", "--inputs", "inputs.json"], ["-o"], ["factory.py", "inputs.json"]),
     "export": Case(
@@ -158,7 +163,9 @@ def test_an_output_that_is_no_regular_file_is_refused(name: str, place: Path) ->
     assert Path("/dev/null").is_char_device()
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in ("split", "profile", "optimize")])
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if name not in ("split", "profile", "sensitivity", "optimize")]
+)
 def test_a_link_is_followed_where_that_is_asked_for(name: str, place: Path) -> None:
     case = CASES[name]
     store = place.parent / "store"
