@@ -51,6 +51,12 @@ def test_what_costs_too_much_is_left_out_of_a_budget() -> None:
     assert [step.unit for step in ladder.most(50)] == [1]
 
 
+def test_a_large_module_may_be_worth_more_than_many_small_steps() -> None:
+    sizes = [(100, 90), *((10, 10) for _ in range(4))]
+    ladder = make_ladder([[Option(0, 0, None), Option(-size, loss, INT4)] for size, loss in sizes])
+    assert [step.unit for step in ladder.most(100)] == [0]
+
+
 def test_the_judged_figure_is_that_of_the_file(exported: Exporter, tmp_path: Path) -> None:
     case = exported("bert")
     feeds = feeds_of(case, 6)

@@ -120,15 +120,30 @@ class Ladder:
         return self.steps[:low]
 
     def most(self, left: float) -> list[Step]:
-        """The steps that can be paid: those that cost too much are left out. ``left`` is what the start leaves."""
-        paid = {unit: option.cost for unit, option in enumerate(self.start)}
+        """The steps that can be paid and leave the least loss: in order, or after a step that would not fit any more.
+
+        Args:
+            left: What the start leaves.
+        """
+        first = self._paid(left, self.steps)
+        skipped = [step for step in self.steps if step not in first]
+        return min([first, *(self._paid(left, [step, *self.steps]) for step in skipped)], key=self._loss)
+
+    def _paid(self, left: float, steps: Iterable[Step]) -> list[Step]:
+        """The steps, in this order, that can be paid; a step back is left out."""
+        has = dict(enumerate(self.start))
         taken = []
-        for step in self.steps:
-            if step.option.cost - paid[step.unit] <= left:
-                left -= step.option.cost - paid[step.unit]
-                paid[step.unit] = step.option.cost
+        for step in steps:
+            cost = step.option.cost - has[step.unit].cost
+            if step.option.loss < has[step.unit].loss and cost <= left:
+                left -= cost
+                has[step.unit] = step.option
                 taken.append(step)
         return taken
+
+    def _loss(self, steps: Iterable[Step]) -> float:
+        options = dict(enumerate(self.start)) | {step.unit: step.option for step in steps}
+        return sum(option.loss for option in options.values())
 
 
 def make_ladder(options: Sequence[Sequence[Option]]) -> Ladder:
