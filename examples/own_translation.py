@@ -37,6 +37,6 @@ table = {torch.ops.acme.scaled_tanh.default: translated}
 x = torch.randn(3, 8)
 program = torch.onnx.export(Net().eval(), (x,), dynamo=True, custom_translation_table=table, verbose=False)
 modelexport.adopt(program, "net.onnx")
-for view in modelexport.load("net.onnx"):
+for view in modelexport.load("net.onnx").values():
     if view.own_nodes:
         print(view.address, *(node.op_type for node in view.own_nodes))

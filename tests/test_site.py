@@ -34,7 +34,7 @@ def expected(file: Path) -> list[list[str]]:
     """Address, tag, operators and entries of each call, as ``modelexport`` reads them."""
     tagged = modelexport.load(file)
     first = {}
-    for view in tagged:
+    for view in tagged.values():
         own = [node for node in view.own_nodes if node.metadata_props["modelexport.call"] == view.call.address]
         keys = dict.fromkeys(
             key

@@ -77,7 +77,7 @@ def test_no_command_that_takes_selectors_is_left_out() -> None:
         for parameter in command.params
         if "SELECTOR" in (parameter.metavar or "")
     }
-    assert found == set(COMMANDS)
+    assert found - {"export"} == set(COMMANDS)  # whose modules are those of a model: tests/exporting/test_expose.py
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -190,8 +190,8 @@ TWICE = Block()
             id="a dictionary",
         ),
         pytest.param(
-            Model("a.u/v a.w@1 a.u%2Fv", a=nn.ModuleDict({"u/v": Block(), "w@1": Block(), "u%2Fv": Block()})),
-            {"a.u/v": "/Model/Block.u%2Fv", "a.w@1": "/Model/Block.w%401", "a.u%2Fv": "/Model/Block.u%252Fv"},
+            Model("a.u/v a.w@x a.u%2Fv", a=nn.ModuleDict({"u/v": Block(), "w@x": Block(), "u%2Fv": Block()})),
+            {"a.u/v": "/Model/Block.u%2Fv", "a.w@x": "/Model/Block.w%40x", "a.u%2Fv": "/Model/Block.u%252Fv"},
             id="keys with the characters that mean something in a tag",
         ),
         pytest.param(

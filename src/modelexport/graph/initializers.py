@@ -15,6 +15,12 @@ def bind_tensors(tensors: Mapping[ir.Value, ir.TensorProtocol]) -> None:
         value.const_value = tensor
 
 
+def share_tensor(value: ir.Value, other: ir.Value) -> None:
+    """Assign a value the tensor that another one has, in place."""
+    if other.const_value is not None:
+        bind_tensors({value: other.const_value})
+
+
 def detach_tensors(values: Iterable[ir.Value]) -> dict[ir.Value, ir.TensorProtocol]:
     """Detach the tensors of initializers, in place, so that no pass can read their elements.
 

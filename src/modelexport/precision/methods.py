@@ -25,6 +25,7 @@ from modelexport.core.extras import missing_extra
 from modelexport.core.messages import collected
 from modelexport.core.text import nearest
 from modelexport.errors import ModelExportError, UsageError
+from modelexport.graph.initializers import bind_tensors
 
 KEEP = "keep"
 """The word for no method: the module stays bit for bit what it is."""
@@ -229,7 +230,7 @@ def _bfloat16(model: onnx.ModelProto, method: Method, ranges: Path | None) -> on
     changed = ir.serde.deserialize_model(_float16(model, method, ranges))
     for value in changed.graph.initializers.values():
         if value.dtype == ir.DataType.FLOAT16:
-            value.const_value = _rounded(exact.graph.initializers[value.name or ""].const_value)
+            bind_tensors({value: _rounded(exact.graph.initializers[value.name or ""].const_value)})
             value.dtype = ir.DataType.BFLOAT16
     for node in changed.graph:
         for name, attribute in node.attributes.items():

@@ -16,6 +16,7 @@ from modelexport.core.owners import Evidence, Owner
 from modelexport.errors import UsageError
 from modelexport.files.onnx_models import inside_file
 from modelexport.files.protos import to_proto
+from modelexport.graph.initializers import bind_tensors, share_tensor
 from modelexport.graph.owners import owner_of, set_owner
 
 
@@ -35,7 +36,7 @@ def cut_piece(model: ir.Model, nodes: Sequence[ir.Node]) -> onnx.ModelProto:
                 continue
             values[value] = copied = _copied(value)
             if weight_behind(value) is not None:
-                copied.const_value = _tensor(value)
+                bind_tensors({copied: _tensor(value)})
                 held.append(copied)
             else:
                 inputs.append(copied)
@@ -120,7 +121,7 @@ class Pieces:
                 values[value] = before
             else:
                 values[value] = created = _copied(value)
-                created.const_value = value.const_value
+                share_tensor(created, value)
                 fresh.append(created)
         owners = _owners(piece, nodes)
         for node in nodes:

@@ -18,6 +18,7 @@ import onnx_ir as ir
 from modelexport.core.text import nearest
 from modelexport.errors import UsageError
 from modelexport.graph.copies import copy_of
+from modelexport.graph.initializers import share_tensor
 from modelexport.graph.nodes import all_nodes, nested_graphs
 from modelexport.graph.owners import owner_of
 from modelexport.precision.groups import find_groups, weighted_nodes
@@ -213,7 +214,7 @@ def _branch(graph: ir.Graph, node: ir.Node, piece: ir.Model, live: Sequence[ir.V
     values = {value: taken[value.name] for value in piece.graph.inputs}
     for value in piece.graph.initializers.values():
         values[value] = created = _named(value, f"{node.name} {switch}")
-        created.const_value = value.const_value
+        share_tensor(created, value)
         graph.register_initializer(created)
     nodes = []
     for one in piece.graph:
