@@ -16,8 +16,10 @@ from typing import Any
 import onnx_ir as ir
 import torch
 from torch import nn
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from modelexport.capture.patches import private, usable
+from modelexport.core.attributes import attribute_set
 from modelexport.pytorch.pretrained import is_pretrained
 from modelexport.pytorch.values import copied
 
@@ -50,7 +52,8 @@ def _silent_exporter(translation: contextlib.ExitStack) -> Any:
 
     class Captured(DynamoExporter):
         def export_program(self, *args: Any, **kwargs: Any) -> Any:
-            captured = super().export_program(*args, **kwargs)
+            with _averages_of_hidden_rows():
+                captured = super().export_program(*args, **kwargs)
             translation.enter_context(contextlib.redirect_stdout(io.StringIO()))
             return captured
 
@@ -58,6 +61,34 @@ def _silent_exporter(translation: contextlib.ExitStack) -> Any:
         pass
 
     return Silent()
+
+
+@contextlib.contextmanager
+def _averages_of_hidden_rows() -> Iterator[None]:
+    """Inside, an attention gives what PyTorch does where its mask has the smallest number for every key: an average.
+
+    transformers' exporter writes zeros there, as PyTorch does only where the mask is infinite. Its checks of sizes
+    stay.
+    """
+    functional = torch.nn.functional
+    patched = functional.scaled_dot_product_attention
+
+    def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if attn_mask is None or attn_mask.dtype == torch.bool:
+            return patched(query, key, value, attn_mask, *args, **kwargs)
+        torch._check(key.shape[-2] == value.shape[-2])
+        if guard_or_false(attn_mask.shape[-1] != 1):
+            torch._check(attn_mask.shape[-1] == key.shape[-2])
+        hidden = (attn_mask > float("-inf")).to(query.dtype).sum(dim=-1, keepdim=True) < 1
+        found = _ATTENTION(query, key, value, attn_mask, *args, **kwargs)
+        return torch.where(hidden, torch.zeros((), dtype=found.dtype, device=found.device), found)
+
+    with attribute_set(functional, "scaled_dot_product_attention", patched if patched is _ATTENTION else attention):
+        yield
+
+
+_ATTENTION = torch.nn.functional.scaled_dot_product_attention
+"""As it is outside of an export."""
 
 
 def export_around_pretrained(
@@ -68,7 +99,7 @@ def export_around_pretrained(
     from transformers.exporters.utils import apply_fx_node_fixes, apply_patches
 
     with _prepared(model), apply_patches("onnx"):
-        with torch.no_grad(), apply_patches("dynamo"):
+        with torch.no_grad(), apply_patches("dynamo"), _averages_of_hidden_rows():
             program = torch.export.export(model, copied(args), copied(kwargs), dynamic_shapes=shapes, strict=False)
         apply_fx_node_fixes("onnx", program.graph_module)
         exported = torch.onnx.export(
