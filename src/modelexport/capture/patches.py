@@ -105,6 +105,8 @@ TABLE: Mapping[str, Row] = {
         "which operators of complex numbers torch.onnx translates", "no exports of complex numbers"),
     "converter": Row("dynamo", "torch._export.converter:TS2EPConverter", "ts_model sample_args ...",
         "converts parts that are ScriptModules", "no exports of such parts"),
+    "check": Row("dynamo", "torch:_check", "cond message ...",
+        "the lengths of keys, values and masks are one dynamic size", "fewer attentions with dynamic sizes are fused"),
     "transformers": Row("dynamo", "transformers.exporters.exporter_onnx:_ONNX_TRANSLATION_TABLE", None,
         "a model of transformers in another module is translated as alone", "fewer exports of such modules"),
     "packing": Row("dynamo", "torch:_VF._pack_padded_sequence", None,

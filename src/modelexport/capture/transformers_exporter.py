@@ -76,9 +76,10 @@ def _averages_of_hidden_rows() -> Iterator[None]:
     def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
         if attn_mask is None or attn_mask.dtype == torch.bool:
             return patched(query, key, value, attn_mask, *args, **kwargs)
-        torch._check(key.shape[-2] == value.shape[-2])
+        check = private("check") if usable("check") else lambda same: None
+        check(key.shape[-2] == value.shape[-2])
         if guard_or_false(attn_mask.shape[-1] != 1):
-            torch._check(attn_mask.shape[-1] == key.shape[-2])
+            check(attn_mask.shape[-1] == key.shape[-2])
         hidden = (attn_mask > float("-inf")).to(query.dtype).sum(dim=-1, keepdim=True) < 1
         found = _ATTENTION(query, key, value, attn_mask, *args, **kwargs)
         return torch.where(hidden, torch.zeros((), dtype=found.dtype, device=found.device), found)
