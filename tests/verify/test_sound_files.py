@@ -54,13 +54,14 @@ def test_a_parameter_without_elements(tmp_path: Path) -> None:
 
 def test_a_mask_that_hides_all_of_a_row_by_the_smallest_number(tmp_path: Path) -> None:
     """Doge: PyTorch averages there; transformers' exporter writes zeros."""
-    sizes = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 24}
+    sizes = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 24}
     model = models.pretrained(
         "DogeForCausalLM", **sizes, num_attention_heads=2, num_key_value_heads=1, use_cache=False
     )()
-    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
-    report = proven(model, {"input_ids": torch.randint(0, 50, (2, 5)), "attention_mask": mask}, tmp_path)
+    inputs = {"input_ids": torch.randint(0, 50, (2, 7)), "attention_mask": torch.ones(2, 7, dtype=torch.long)}
+    report = proven(model, inputs, tmp_path)
     assert report.agrees, report
+    assert any("mask" in other.what for other in report.others)
 
 
 class Normalized(nn.Module):

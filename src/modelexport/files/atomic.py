@@ -1,4 +1,8 @@
-"""Writing files so that a failed run leaves existing files unchanged."""
+"""Writing files so that a failed run leaves existing files unchanged.
+
+It is longer than other files because the order of the moves, what undoes them, and what signals may not interrupt
+are one argument: split, nobody could check that no mixture of old and new files is left at any of its steps.
+"""
 
 from __future__ import annotations
 
