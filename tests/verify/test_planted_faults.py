@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 import pytest
+import torch
 from torch import nn
 
 from exports import Exporter
-from modelexport import verify
+from modelexport import export, verify
 from modelexport.errors import FileFormatError
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.format import keys
@@ -344,6 +345,30 @@ def test_a_fault_is_found_in_its_call(row: Row, sound: Callable[[str], Sound], t
     assert report.diverging is not None
     expected = row.call if row.expected is None else row.expected
     assert report.diverging.address == expected, report.diverging.reason
+
+
+class HardlyDepends(nn.Module):
+    """What follows from the first layer is, in one place, as exact as PyTorch's whatever the layer computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        made = self.first(x)
+        return x.tanh() + made * 1e-8, self.last(made)
+
+
+def test_what_hardly_depends_on_a_value_does_not_vouch_for_it(tmp_path: Path) -> None:
+    model, inputs = HardlyDepends(), {"x": torch.randn(4, 8)}
+    path = export(model, inputs, tmp_path / "m.onnx").path
+    file = load_onnx(path)
+    row = Row("", "first", "Gemm", "a thousandth more", weight(lambda array: array * np.float32(1.001)))
+    row.plant(find(file, row))
+    save_model(file, tmp_path / "faulty.onnx")
+    report = verify(model, inputs, tmp_path / "faulty.onnx")
+    assert report.diverging is not None
+    assert report.diverging.address == "first"
 
 
 @pytest.mark.parametrize("name", ["blocks", "bert", "gpt2", "t5", "vit", "unet"])

@@ -181,18 +181,10 @@ def _worst(compared: Compared, call: ModuleCall, *, replaced: bool) -> Differenc
             value = wrong[content]
             error = located.errors[value]
             if not replaced:
-                error = _apart(matches, value, tensor)
+                error = matches.error_of(value, tensor)
             status: Verdict = "agree" if error <= matches.room(value) else "differ"
             found.append(Difference(**facts, status=status, relative=error, allowed=matches.room(value)))
         elif content in matches.nearest:
             value, error = matches.nearest[content]
             found.append(Difference(**facts, status="agree", relative=error, allowed=matches.room(value)))
     return max(found, key=lambda one: one.relative or 0.0, default=None)
-
-
-def _apart(matches: Matches, value: ir.Value, tensor: SeenTensor) -> float:
-    prints = matches.trace.prints.get(value)
-    its = tensor.content.fingerprint
-    if not prints or prints[-1].size != its.size or not its.norm:
-        return float("inf")
-    return prints[-1].distance(its) / its.norm

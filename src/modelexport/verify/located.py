@@ -64,17 +64,17 @@ def find_pairs(matches: Matches, outputs: Sequence[tuple[ir.Value, SeenTensor]])
         candidates = [
             value
             for value in matches.tagged.boundaries[call].outputs
-            if value in matches.trace.prints
-            and value not in pairs
-            and value not in matches.right
-            and not matches.is_random(value)
+            if value in matches.trace.prints and value not in pairs and not matches.is_random(value)
         ]
+        suspects = [value for value in candidates if value not in matches.right]
         for tensor in missing[call]:
             if tensor.content in taken:
                 continue
-            fitting = [value for value in candidates if value not in pairs and _fits(matches, value, tensor)]
-            if not fitting and len(missing[call]) == len(candidates) == 1:
-                fitting = candidates
+            fitting = [value for value in suspects if value not in pairs and _fits(matches, value, tensor)]
+            if not fitting and len(missing[call]) == len(suspects) == 1:
+                fitting = suspects
+            # What follows from a value may hardly depend on it, as the shares of attention do: it vouches for nothing.
+            fitting += [value for value in candidates if value not in pairs and _is_near(matches, value, tensor)]
             if fitting:
                 pairs[fitting[0]] = Wrong(fitting[0], tensor, call)
                 taken.add(tensor.content)
@@ -89,6 +89,15 @@ def _is_equal(matches: Matches, value: ir.Value, tensor: SeenTensor) -> bool:
 
 def _fits(matches: Matches, value: ir.Value, tensor: SeenTensor) -> bool:
     return matches.trace.shapes.get(value) == tensor.shape
+
+
+def _is_near(matches: Matches, value: ir.Value, tensor: SeenTensor) -> bool:
+    """Whether a value is the tensor but for a small error."""
+    return _fits(matches, value, tensor) and matches.error_of(value, tensor) < _NEAR
+
+
+_NEAR = 1e-2
+"""How far off a value may be, as a share of its size, that is taken for the tensor."""
 
 
 def replacements(pairs: Mapping[ir.Value, Wrong]) -> dict[ir.Value, Any]:

@@ -74,6 +74,14 @@ class Matches:
                     found[content] = value, error
         return found
 
+    def error_of(self, value: ir.Value, tensor: SeenTensor) -> float:
+        """How far off a value is from a tensor of PyTorch, as a share of its size."""
+        prints = self.trace.prints.get(value)
+        its = tensor.content.fingerprint
+        if not prints or prints[-1].size != its.size or not its.norm:
+            return float("inf")
+        return prints[-1].distance(its) / its.norm
+
     def is_telling(self, value: ir.Value) -> bool:
         """Whether a value's numbers are not those of many unrelated ones."""
         return any(each.telling for each in self.trace.prints.get(value, ()))
