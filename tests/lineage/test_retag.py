@@ -47,7 +47,7 @@ CASES = (
     ToolCase("ort-basic", models=("bert", "resnet", "condition")),
     ToolCase("ort-extended", models=("bert", "resnet", "condition")),
     ToolCase("ort-all", models=("bert", "resnet", "albert")),
-    ToolCase("ort-bert"),
+    ToolCase("ort-bert", models=("bert", "resnet", "vit")),
     ToolCase("ort-gpt2", models=("gpt2", "albert")),
     ToolCase("quantize-dynamic", lossless=False, models=("bert", "resnet", "condition")),
     ToolCase("quantize-qdq", lossless=False),
@@ -484,3 +484,13 @@ def test_the_commands_print_a_document(
     document = json.loads(command("optimize", path, "--with", "ort-basic", "-o", tmp_path / "o.onnx", "--json"))
     assert document["coverage"]["untagged"] == 0
     assert set(document) == set(RetagReport.__struct_fields__)
+
+
+def test_a_tool_that_loses_what_nodes_use_is_named(exported: Exporter, tmp_path: Path) -> None:
+    source, lost = exported("condition").path, tmp_path / "lost.onnx"
+    model = onnx.load(source)
+    del model.graph.initializer[0]
+    onnx.save(model, lost)
+    with pytest.raises(FileFormatError, match=r"use .*, which nothing computes: the tool lost it"):
+        retag(lost, source=source, output=tmp_path / "out.onnx")
+    assert not (tmp_path / "out.onnx").exists()

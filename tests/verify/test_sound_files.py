@@ -11,8 +11,9 @@ from torch import nn
 
 import models
 from exports import Exporter
-from modelexport import export, verify
+from modelexport import export, load, verify
 from modelexport.capture import FrontEnd
+from modelexport.lineage.tools import optimize_file
 from modelexport.verify.verdicts import VerifyReport
 
 NAMES = (
@@ -194,3 +195,22 @@ def test_an_encoder_that_takes_another_path_without_hooks(tmp_path: Path) -> Non
     padding = torch.zeros(2, 5, dtype=torch.bool)
     padding[1, 3:] = True
     assert proven(Padded().eval(), {"x": torch.randn(2, 5, 16), "padding": padding}, tmp_path).agrees
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Identity()
+        self.between, self.after = nn.LayerNorm(8), nn.LayerNorm(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        added = x + self.first(x)
+        return self.after(self.last(added + self.second(self.between(added))))
+
+
+def test_documents_of_a_fused_file_name_no_output_that_has_no_name(tmp_path: Path) -> None:
+    model, inputs = Residual(), {"x": torch.randn(2, 5, 8)}
+    optimize_file(export(model, inputs, tmp_path / "m.onnx").path, "ort-bert", tmp_path / "fused.onnx")
+    fused = load(tmp_path / "fused.onnx")
+    assert any(not value.name for node in fused.nodes for value in node.outputs)
+    assert verify(model, inputs, tmp_path / "fused.onnx").claims == []

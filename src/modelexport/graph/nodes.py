@@ -108,6 +108,13 @@ def may_be(one: ir.Shape | None, other: ir.Shape | None) -> bool:
     )
 
 
+def undefined_values(model: ir.Model) -> list[str]:
+    """The names of the values that nodes use and that nothing computes; a runtime refuses such a model."""
+    used = (value for node in all_nodes(model) for value in node.inputs if value is not None)
+    undefined = (one for one in used if one.producer() is None and not (one.is_graph_input() or one.is_initializer()))
+    return list(dict.fromkeys(one.name or "" for one in undefined))
+
+
 def values_taken(node: ir.Node) -> Iterator[ir.Value]:
     """The values that a node takes from outside, including those that its nested graphs use."""
     yield from (value for value in node.inputs if value is not None)

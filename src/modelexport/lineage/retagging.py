@@ -14,6 +14,7 @@ import onnx_ir.passes.common as passes
 from modelexport.core.calls import ModuleCall
 from modelexport.core.garbage import NEVER, only_new_garbage
 from modelexport.core.results import Written
+from modelexport.core.text import shortened
 from modelexport.errors import FileFormatError, UntaggedNodeError, UsageError
 from modelexport.files.atomic import check_writable, written_together
 from modelexport.files.given import Source, as_path
@@ -22,7 +23,7 @@ from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.format import documents, keys
 from modelexport.graph.coverage import count_coverage
 from modelexport.graph.names import name_nodes_apart
-from modelexport.graph.nodes import all_nodes, initializers, is_sorted
+from modelexport.graph.nodes import all_nodes, initializers, is_sorted, undefined_values
 from modelexport.graph.owners import owner_of, set_owner
 from modelexport.graph.snapshot import take_snapshot
 from modelexport.lineage.descent import Descent, Reason, trace_owners
@@ -233,6 +234,9 @@ def _flat(path: Path, tagged: TaggedFile) -> tuple[ir.Model, bool]:
             model.graph.sort()
     except ValueError as error:
         raise FileFormatError(f"{path} is damaged: its nodes form a cycle") from error
+    if undefined := undefined_values(model):
+        names = shortened(", ".join(undefined), 200)
+        raise FileFormatError(f"{path} is damaged: its nodes use {names}, which nothing computes: the tool lost it")
     if tagged.encoding == "attributes":
         for node in all_nodes(model):
             node.attributes.pop(keys.SOURCE_MODULE_ATTRIBUTE, None)

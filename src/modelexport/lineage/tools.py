@@ -14,7 +14,7 @@ import onnx_ir as ir
 from modelexport.core.extras import missing_extra
 from modelexport.core.messages import collected
 from modelexport.core.text import nearest
-from modelexport.errors import ModelExportError, UsageError
+from modelexport.errors import FileFormatError, ModelExportError, UsageError
 from modelexport.files.atomic import NO_ROOM, check_writable, scratch
 from modelexport.files.given import Source, as_path
 from modelexport.files.linked import check_files
@@ -91,7 +91,10 @@ def optimize_file(path: Source, tool: str, output: str | Path) -> RetagReport:
             raise UsageError(missing_extra(error) or str(_refusal(tool, path, error))) from error
         except Exception as error:  # whatever another package raises
             raise _refusal(tool, path, error) from error
-        return retag(target, source=path, output=output)
+        try:
+            return retag(target, source=path, output=output)
+        except FileFormatError as error:
+            raise UsageError(f"{tool} fails on {path}: {str(error).replace(str(target), 'its result')}") from error
 
 
 def _refusal(tool: str, path: Path, error: Exception) -> UsageError:

@@ -272,7 +272,7 @@ class _Right:
     @cached_property
     def _values(self) -> Mapping[str, ir.Value]:
         made = [value for node in self.tagged.nodes for value in node.outputs]
-        return {v.name or "": v for v in (*made, *initializers(self.tagged.model), *self.tagged.model.graph.inputs)}
+        return {v.name: v for v in (*made, *initializers(self.tagged.model), *self.tagged.model.graph.inputs) if v.name}
 
 
 def _lists(text: str) -> Any:
