@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ def format_table(
     sort: str | None = None,
     colour: bool = False,
     blocks: bool = True,
+    width: int | None = None,
 ) -> str:
     """The table as an indented tree, or sorted, with a bar for each row's total of the main column.
 
@@ -40,6 +42,7 @@ def format_table(
         main: The column of the bars and of the own figures.
         colour: Whether to add terminal color codes.
         blocks: Whether bars use block characters; otherwise ``#``, for outputs that cannot encode them.
+        width: How long a line may be: columns beyond it are left out, and named below.
     """
     rows = table.rows(by, depth=depth, only=only)
     flat = sort is not None or by == "class"
@@ -65,18 +68,32 @@ def format_table(
     if not body:
         return "\n".join(["no module has figures in this table", *table.notes])
     right = set(range(1, len(header))) - {header.index("")}
-    lines = align([header, *body], right=right).splitlines()
+    cut = _fitting([header, *body], width, least=header.index("") + 2)
+    lines = align([cells[:cut] for cells in (header, *body)], right=right).splitlines()
     if colour:
         lines[1:] = [_coloured(line, share) for line, share in zip(lines[1:], bars, strict=True)]
     hidden = len(rows) - len([row for row in rows if any(row.total.values())])
     below = [f"{plural(hidden, 'row')} without figures not shown"] if hidden else []
+    if cut < len(header):
+        below.append(f"not shown, the window is too narrow: {', '.join(header[cut:]).lower()}; --csv shows all")
     return "\n".join([*lines, "", *below, *table.notes]).rstrip()
 
 
-def terminal_options() -> dict[str, bool]:
-    """Colour where standard output is a terminal that wants it, and bars that it can show."""
+def _fitting(rows: Sequence[Sequence[str]], width: int | None, *, least: int) -> int:
+    """How many columns fit in a line, two spaces between them, and not fewer than ``least``."""
+    used, cut = 0, 0
+    for cut, column in enumerate(zip(*rows, strict=True)):  # noqa: B007
+        used += max(map(len, column)) + 2
+        if width is not None and used - 2 > width and cut >= least:
+            return cut
+    return cut + 1
+
+
+def terminal_options() -> dict[str, Any]:
+    """Colour where standard output is a terminal that wants it, bars that it can show, and its width."""
     blocks = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    return {"colour": wants_colour(), "blocks": blocks}
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return {"colour": wants_colour(), "blocks": blocks, "width": width}
 
 
 def format_csv(tables: Mapping[str, tuple[Table, Sequence[Row]]]) -> str:
