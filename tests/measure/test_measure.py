@@ -21,7 +21,7 @@ import modelexport
 import models
 from commands import run
 from exports import Exporter
-from modelexport.cli.show_table import format_csv, format_table
+from modelexport.cli.show_table import Screen, format_csv, format_table
 from modelexport.cli.terminal import rendered
 from modelexport.core.calls import CallTree, ModuleCall, TracedCall
 from modelexport.core.text import printable
@@ -145,9 +145,9 @@ def test_a_tree_has_bars_and_colour_only_where_asked() -> None:
     plain = format_table(table, "work")
     assert "\x1b" not in plain
     assert "█" in plain
-    assert "\x1b[31m" in rendered(format_table(table, "work", colour=True), printable)
-    assert "#" in format_table(table, "work", blocks=False)
-    assert "█" not in format_table(table, "work", blocks=False)
+    assert "\x1b[31m" in rendered(format_table(table, "work", screen=Screen(colour=True)), printable)
+    assert "#" in format_table(table, "work", screen=Screen(blocks=False))
+    assert "█" not in format_table(table, "work", screen=Screen(blocks=False))
 
 
 @pytest.mark.parametrize("name", COUNTED)
