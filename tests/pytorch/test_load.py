@@ -169,6 +169,9 @@ def damage(directory: Path, what: str) -> None:
     match what:
         case "no config":
             (directory / "config.json").unlink()
+        case "gguf":
+            (directory / "config.json").unlink()
+            weights.rename(directory / "model.q4.gguf")
         case "broken config":
             (directory / "config.json").write_text('{"model_type": ')
         case "config is a list":
@@ -193,6 +196,7 @@ def damage(directory: Path, what: str) -> None:
     ("what", "said"),
     [
         ("no config", "has no config.json"),
+        ("gguf", "gguf_file='model.q4.gguf'"),
         ("broken config", "cannot be read as JSON"),
         ("config is a list", "not a JSON object"),
         ("no weights", "has no weights: put model.safetensors"),

@@ -217,7 +217,7 @@ def _read_config(directory: Path) -> dict[str, Any]:
             raise ModelLoadError(f"{directory} is a pipeline of several models: export it to a folder, -o OUT/")
         if gguf := next(directory.glob("*.gguf"), None):
             raise ModelLoadError(
-                f"the weights in {directory} are a GGUF file: give file.py:factory, a function that returns the model of "
+                f"the weights in {directory} are a GGUF file: give file.py:factory, a function that returns "
                 f"from_pretrained({str(directory)!r}, gguf_file={gguf.name!r})"
             )
         raise ModelLoadError(f"{directory} has no config.json: give {_LOCAL}")
