@@ -193,8 +193,10 @@ def test_two_files_are_beside_each_other(exported: Exporter, window: Browser, tm
     of_the_file = window.count("#nodes tr")
     window.click('#tree [data-column="seconds"]')
     assert 0 < window.count("#nodes tr") < of_the_file  # as ONNX Runtime ran them, some of them fused
-    window.resize(390, 844)
-    assert window.run("return document.documentElement.scrollWidth <= innerWidth")
+    window.click('#tree [data-address="."]')
+    for width in (1300, 1001, 390):
+        window.resize(width, 844)
+        assert window.run("return document.documentElement.scrollWidth <= innerWidth")
     window.resize(1300, 1000)
     assert window.complaints() == []
 
