@@ -159,6 +159,17 @@ PAGES = [
 ]
 
 
+ELSEWHERE = {
+    "adapters": "surgery/test_adapters.py",
+    "examples": "test_examples.py",
+    "generating-loop": "packages/test_states.py",
+    "pipelines": "packages/test_pipelines.py",
+    "quantized-checkpoints": "weights/test_packed.py",
+    "testing": "test_testing.py",
+}
+"""Pages whose snippets need checkpoints, adapters or pipelines, and the test that runs the same with small ones."""
+
+
 def feeds() -> dict[str, Any]:
     return {name: x.numpy() for name, x in bert_tiny()["inputs"].items()}
 
@@ -182,6 +193,13 @@ def steps(text: str) -> Iterator[tuple[str, str]]:
 
 def words_of(line: str) -> list[str]:
     return shlex.split(re.split(r"\s{2,}|\s#", line)[0])[1:]
+
+
+def runs(text: str) -> Iterator[tuple[str, str]]:
+    """The steps of a page without the commands in which the reader has to replace a word."""
+    for line, shown in steps(text):
+        if line == "python" or not any(STAND_IN.match(word) for word in words_of(line)):
+            yield line, shown
 
 
 def figures_left_out(text: str) -> str:
@@ -226,14 +244,14 @@ def test_what_a_page_shows_runs_and_prints_what_it_shows(page: Page) -> None:
         prepare()
     names = {"modelexport": modelexport} | page.names()
     outputs: dict[str, str] = {}
-    for line, shown in steps(text):
+    for line, shown in runs(text):
         if line == "python":
             if not any(start in shown for start in page.without):
                 exec(compile(shown, f"{page.name}.md", "exec"), names)
             continue
         words = words_of(line)
         called = " ".join(words)
-        if any(STAND_IN.match(word) for word in words) or called.startswith(tuple(page.without) or ("-",)):
+        if called.startswith(tuple(page.without) or ("-",)):
             continue
         done = run(*words)
         assert done.returncode == called.startswith(tuple(page.fails) or ("-",)), f"{line}\n{done.stdout}{done.stderr}"
@@ -241,3 +259,10 @@ def test_what_a_page_shows_runs_and_prints_what_it_shows(page: Page) -> None:
             outputs[shown] = outputs.get(shown, "") + done.stdout
     for shown, printed in outputs.items() if page.same else ():
         assert is_in(shown, printed), f"shown:\n{shown}\nprinted:\n{printed}"
+
+
+def test_every_page_with_something_to_run_is_run_here_or_in_the_test_that_is_named() -> None:
+    folders = (ROOT, ROOT / "docs")
+    pages = {path.stem for folder in folders for path in folder.glob("*.md") if any(runs(path.read_text("utf-8")))}
+    assert pages - {page.name for page in PAGES} == ELSEWHERE.keys()
+    assert [test for test in ELSEWHERE.values() if not (ROOT / "tests" / test).exists()] == []
