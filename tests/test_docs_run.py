@@ -161,7 +161,6 @@ PAGES = [
 
 ELSEWHERE = {
     "adapters": "surgery/test_adapters.py",
-    "examples": "test_examples.py",
     "generating-loop": "packages/test_states.py",
     "pipelines": "packages/test_pipelines.py",
     "quantized-checkpoints": "weights/test_packed.py",
