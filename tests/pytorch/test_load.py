@@ -366,3 +366,18 @@ def test_a_failed_file_leaves_no_module_behind(tmp_path: Path) -> None:
     assert "file_that_fails" not in sys.modules
     shutil.copy(__file__, tmp_path / "copied.txt")
     assert "is a file" in message(str(tmp_path / "copied.txt"))
+
+
+def test_a_model_of_the_hub_has_the_folder_of_its_tokenizer(
+    masked_lm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    kept = cache / "models--somebody--model"
+    shutil.copytree(masked_lm, kept / "snapshots" / "1")
+    (kept / "snapshots" / "1" / "tokenizer.json").write_text("{}")
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text("1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    loaded = load_model("somebody/model")
+    assert loaded.name == "somebody/model"
+    assert loaded.directory is not None and (loaded.directory / "tokenizer.json").exists()
