@@ -36,8 +36,9 @@ class SentenceEncoder(torch.nn.Module):
 tokenizer = AutoTokenizer.from_pretrained(FOLDER)
 inputs = dict(tokenizer(SENTENCES[:2], padding=True, return_tensors="pt"))
 del inputs["token_type_ids"]
-result = modelexport.export(SentenceEncoder(), inputs, "encoder.onnx", dynamic=True)
+result = modelexport.export(SentenceEncoder(), inputs, "encoder.onnx", dynamic=True, verify=True)
 print(f"nodes: {result.coverage.exact} exact, {result.coverage.derived} derived")
+print(result.verified)
 
 session = onnxruntime.InferenceSession("encoder.onnx")
 tokens = tokenizer(SENTENCES, padding=True, return_tensors="np")

@@ -136,8 +136,10 @@ def sweep() -> None:
 
 
 def pages() -> None:
-    """The HTML report, light, dark and on a phone, and the page of a package."""
+    """The HTML report, light, dark and on a phone, of two files, and of a package."""
     run("modelexport report bert.onnx -o report.html --profile")
+    run("modelexport quantize bert.onnx -o int8.onnx --to int8-dynamic --keep 'encoder.layer.1'")
+    run("modelexport report bert.onnx --against int8.onnx -o both.html --profile")
     save_a_decoder()
     run("modelexport export llama -o llama-onnx/ --separate-prefill")
     run("modelexport profile llama-onnx/ --html parts.html")
@@ -152,6 +154,11 @@ def pages() -> None:
         window.resize(390, 844)
         window.picture(IMAGES / "report-phone.png")
         window.resize(1300, 1000)
+        window.open(Path("both.html").resolve())
+        window.click('#tree [data-address="encoder.layer.0"]')
+        if window.run("return document.documentElement.classList.contains('dark')"):
+            window.click("#theme")
+        window.picture(IMAGES / "report-against.png")
         window.open(Path("parts.html").resolve())
         window.type("#part", "decode")
         window.picture(IMAGES / "package.png")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -63,6 +64,17 @@ def test_colours_are_for_terminals_that_want_them(exported: Exporter) -> None:
     for environment in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
         assert "\x1b[31m" not in on_terminal("cost", path, cwd=path.parent, **environment)
     assert "\x1b" not in run("cost", path).stdout
+
+
+def test_a_table_has_the_columns_that_fit_and_names_the_others(exported: Exporter) -> None:
+    path = exported("bert").path
+    text = on_terminal("cost", path, cwd=path.parent, NO_COLOR="1")
+    shown = [line for line in re.split(r"[\r\n]+|\x1b\[K", text) if line and not line.startswith("cost ...")]
+    assert max(map(len, shown)) <= 120
+    missing = next(line for line in shown if line.startswith("not shown"))
+    assert "peak bytes" in missing and "--csv shows all" in missing
+    assert "PRECISION" in shown[0] and "PEAK BYTES" not in shown[0]
+    assert "PEAK BYTES" in run("cost", path).stdout.splitlines()[0]
 
 
 def test_a_name_that_contains_a_colour_is_escaped_where_colours_are_shown() -> None:

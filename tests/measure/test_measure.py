@@ -17,14 +17,16 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+import modelexport
 import models
 from commands import run
 from exports import Exporter
-from modelexport.cli.show_table import format_csv, format_table
+from modelexport.cli.show_table import Screen, format_csv, format_table
 from modelexport.cli.terminal import rendered
 from modelexport.core.calls import CallTree, ModuleCall, TracedCall
 from modelexport.core.text import printable
 from modelexport.errors import UsageError
+from modelexport.lineage.tools import optimize_file
 from modelexport.measure.columns import Column, Kind
 from modelexport.measure.costs import cost
 from modelexport.measure.node_data import node_data_document
@@ -143,9 +145,9 @@ def test_a_tree_has_bars_and_colour_only_where_asked() -> None:
     plain = format_table(table, "work")
     assert "\x1b" not in plain
     assert "█" in plain
-    assert "\x1b[31m" in rendered(format_table(table, "work", colour=True), printable)
-    assert "#" in format_table(table, "work", blocks=False)
-    assert "█" not in format_table(table, "work", blocks=False)
+    assert "\x1b[31m" in rendered(format_table(table, "work", screen=Screen(colour=True)), printable)
+    assert "#" in format_table(table, "work", screen=Screen(blocks=False))
+    assert "█" not in format_table(table, "work", screen=Screen(blocks=False))
 
 
 @pytest.mark.parametrize("name", COUNTED)
@@ -333,3 +335,24 @@ def test_small_weights_in_a_linked_file_do_not_hide_shapes(tmp_path: Path) -> No
     graph = ir.Graph([x], node.outputs, nodes=[node], initializers=[weight], opset_imports={"": 20}, name="g")
     shapes = find_shapes(ir.Model(graph, ir_version=10))
     assert [str(size) for size in shapes.sizes["y"]] == ["batch", "4"]
+
+
+def test_the_precision_of_a_module_is_what_the_file_has_for_each_of_its_parameters(
+    exported: Exporter, tmp_path: Path
+) -> None:
+    for name in ("bert", "tied-weights"):
+        rows = cost(exported(name).path).rows()
+        assert {row.own.get("precision", 32) for row in rows if row.class_name in ("Linear", "LayerNorm")} == {32}
+    case, kept, out = exported("bert"), "encoder.layer.0.attention.self", tmp_path / "out.onnx"
+    for method, low, high in (("int4", 4, 8), ("int8-weights", 8, 16), ("float16", 16, 16)):
+        modelexport.quantize(case.path, out, to=method, only=["encoder"], keep=[kept])
+        found = {row.address: row.total.get("precision") for row in cost(out).rows()}
+        assert found[kept] == found["embeddings"] == 32
+        assert low <= found["encoder.layer.0.output.dense"] <= high
+
+
+def test_parameters_that_a_tool_made_one_weight_share_its_bits(exported: Exporter, tmp_path: Path) -> None:
+    """ONNX Runtime folds a normalization into the weight of the convolution before it."""
+    optimize_file(exported("resnet").path, "ort-basic", tmp_path / "out.onnx")
+    rows = [row for row in cost(tmp_path / "out.onnx").rows() if row.own["parameters"]]
+    assert all(0 < row.own["precision"] <= 32 for row in rows)

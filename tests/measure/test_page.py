@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import modelexport
 from browser import MISSING, Browser, browser
 from exports import Exporter
 from modelexport.core.calls import CallTree, ModuleCall, TracedCall
@@ -14,6 +15,7 @@ from modelexport.measure.columns import BYTES, SECONDS, SHARE
 from modelexport.measure.costs import cost
 from modelexport.measure.page import Page, Section, write_page
 from modelexport.measure.table import NodeFigures, Table
+from modelexport.packages.report_page import write_report_page
 
 needs_browser = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 
@@ -158,10 +160,45 @@ def first_address(window: Browser) -> str:
 def test_another_figure_is_a_click_away(exported: Exporter, window: Browser, tmp_path: Path) -> None:
     write_page(tmp_path / "page.html", Page(cost(exported("bert").path), "flops"))
     window.open(tmp_path / "page.html")
-    assert window.texts("#tree button.number") == ["flops", "parameters"]
+    assert window.texts("#tree button.number") == ["flops", "parameters", "precision"]
     window.click('#tree [data-column="parameters"]')
     assert window.run("return [column.name, document.querySelector('#column').value]") == ["parameters"] * 2
-    assert window.texts("#tree button.number") == ["parameters", "flops"]
+    assert window.texts("#tree button.number") == ["parameters", "precision", "flops"]
+
+
+@needs_browser
+def test_two_files_are_beside_each_other(exported: Exporter, window: Browser, tmp_path: Path) -> None:
+    case = exported("bert")
+    modelexport.quantize(case.path, tmp_path / "int4.onnx", to="int4", only=["encoder.layer.0"])
+    write_report_page(case.path, tmp_path / "page.html", profiled=True, against=tmp_path / "int4.onnx")
+    window.open(tmp_path / "page.html")
+    assert window.texts("h1") == ["bert.onnx \u2192 int4.onnx"]
+    assert window.texts("#tree button.number") == ["seconds", "bytes", "precision", "error"]
+    rows = window.run("return Object.fromEntries(rows.map(r => [r.address, r.total]))")
+    quantized, kept = rows["encoder.layer.0"], rows["encoder.layer.1"]
+    assert quantized["precision"] == kept["precision"] == kept["against_precision"] == 32
+    assert 4 < quantized["against_precision"] < 16  # norms and biases stay float32
+    assert quantized["against_bytes"] < quantized["bytes"]
+    assert kept["bytes"] == kept["against_bytes"]
+    assert quantized["error"] > kept["error"]
+    both = {row.address: row for row in cost(tmp_path / "int4.onnx").rows()}["encoder.layer.0"]
+    assert quantized["against_precision"] == pytest.approx(both.total["precision"])
+
+    line = "return [...document.querySelector(arguments[0]).children].map(e => e.textContent)"
+    cells = window.run(line, '#tree [data-address="encoder.layer.0"]')
+    assert all("\u2192" in cells[place] for place in (3, 5, 6))
+    window.click('#tree [data-column="precision"]')
+    window.click('#tree [data-address="encoder.layer.0"]')
+    assert f"32 \u2192 {both.total['precision']:.3g}" in window.texts("#detail td.number")
+    of_the_file = window.count("#nodes tr")
+    window.click('#tree [data-column="seconds"]')
+    assert 0 < window.count("#nodes tr") < of_the_file  # as ONNX Runtime ran them, some of them fused
+    window.click('#tree [data-address="."]')
+    for width in (1300, 1001, 390):
+        window.resize(width, 844)
+        assert window.run("return document.documentElement.scrollWidth <= innerWidth")
+    window.resize(1300, 1000)
+    assert window.complaints() == []
 
 
 @needs_browser

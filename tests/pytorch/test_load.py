@@ -169,6 +169,9 @@ def damage(directory: Path, what: str) -> None:
     match what:
         case "no config":
             (directory / "config.json").unlink()
+        case "gguf":
+            (directory / "config.json").unlink()
+            weights.rename(directory / "model.q4.gguf")
         case "broken config":
             (directory / "config.json").write_text('{"model_type": ')
         case "config is a list":
@@ -193,6 +196,7 @@ def damage(directory: Path, what: str) -> None:
     ("what", "said"),
     [
         ("no config", "has no config.json"),
+        ("gguf", "gguf_file='model.q4.gguf'"),
         ("broken config", "cannot be read as JSON"),
         ("config is a list", "not a JSON object"),
         ("no weights", "has no weights: put model.safetensors"),
@@ -362,3 +366,18 @@ def test_a_failed_file_leaves_no_module_behind(tmp_path: Path) -> None:
     assert "file_that_fails" not in sys.modules
     shutil.copy(__file__, tmp_path / "copied.txt")
     assert "is a file" in message(str(tmp_path / "copied.txt"))
+
+
+def test_a_model_of_the_hub_has_the_folder_of_its_tokenizer(
+    masked_lm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    kept = cache / "models--somebody--model"
+    shutil.copytree(masked_lm, kept / "snapshots" / "1")
+    (kept / "snapshots" / "1" / "tokenizer.json").write_text("{}")
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text("1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    loaded = load_model("somebody/model")
+    assert loaded.name == "somebody/model"
+    assert loaded.directory is not None and (loaded.directory / "tokenizer.json").exists()

@@ -42,8 +42,8 @@ def format_search(found: SearchResult) -> str:
     """What a search chose and why, and how far the result was from what was asked for."""
     chosen_by, judged_on = found.runs
     lines = [
-        f"{found.metric} {found.judged:.4g} on {plural(judged_on, 'input')} that nothing was chosen by",
-        f"  {found.seen:.4g} on the {chosen_by} that it was chosen by, where every module at its cheapest "
+        f"{found.metric} {found.judged:.4g} on {plural(judged_on, 'input')} that were not used to choose",
+        f"  {found.seen:.4g} on the {chosen_by} used to choose, where every module at its cheapest "
         f"has {found.cheapest:.4g}",
         f"  {found.bytes_after / 1e6:,.1f} MB of weights, from {found.bytes_before / 1e6:,.1f} MB",
     ]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from modelexport.cli.terminal import Style, styled, wants_colour
 from modelexport.core.text import align, indent, plural, shortened
@@ -23,6 +25,22 @@ _STEPS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _COLOURS: tuple[Style, ...] = ("green", "yellow", "red")
 
 
+class Screen(NamedTuple):
+    """What a table is written to."""
+
+    colour: bool = False
+    blocks: bool = True
+    """Whether bars are block characters; otherwise ``#``, where the encoding has none."""
+    width: int | None = None
+    """How long a line may be: columns beyond it are left out, and named below the table."""
+
+    @classmethod
+    def here(cls) -> Screen:
+        """Standard output."""
+        blocks = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+        return cls(wants_colour(), blocks, shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
+
+
 def format_table(
     table: Table,
     main: str,
@@ -31,16 +49,15 @@ def format_table(
     depth: int | None = None,
     only: Selection | None = None,
     sort: str | None = None,
-    colour: bool = False,
-    blocks: bool = True,
+    screen: Screen | None = None,
 ) -> str:
     """The table as an indented tree, or sorted, with a bar for each row's total of the main column.
 
     Args:
         main: The column of the bars and of the own figures.
-        colour: Whether to add terminal color codes.
-        blocks: Whether bars use block characters; otherwise ``#``, for outputs that cannot encode them.
+        screen: What is written to, by default a file.
     """
+    screen = screen or Screen()
     rows = table.rows(by, depth=depth, only=only)
     flat = sort is not None or by == "class"
     rows = table.sorted(rows, sort) if sort is not None else rows
@@ -54,29 +71,32 @@ def format_table(
         cells = [row.address.removeprefix("class:") if flat else indent(row.depth, row.tag.rpartition("/")[2])]
         cells += [f"{len(row.calls):,}"] if by != "call" else []
         bars.append(share := _share(column, row.own if sort is not None else row.total, main, most))
-        cells += [_cell(column, row.total.get(main)), _bar(share, blocks), _cell(column, row.own.get(main))]
+        cells += [_cell(column, row.total.get(main)), _bar(share, screen.blocks), _cell(column, row.own.get(main))]
         body.append([*cells, *(_cell(other, row.total.get(other.name)) for other in columns if other is not column)])
     for name, figures in table.outside_rows if only is None else ():
         if any(figures.values()):
             cells = [name, *([""] if by != "call" else [])]
             bars.append(share := _share(column, figures, main, most))
-            cells += [_cell(column, figures.get(main)), _bar(share, blocks), ""]
+            cells += [_cell(column, figures.get(main)), _bar(share, screen.blocks), ""]
             body.append([*cells, *(_cell(c, figures.get(c.name)) for c in columns if c is not column)])
     if not body:
         return "\n".join(["no module has figures in this table", *table.notes])
     right = set(range(1, len(header))) - {header.index("")}
-    lines = align([header, *body], right=right).splitlines()
-    if colour:
+    cut = _fitting([header, *body], screen.width, least=header.index("") + 2)
+    lines = align([cells[:cut] for cells in (header, *body)], right=right).splitlines()
+    if screen.colour:
         lines[1:] = [_coloured(line, share) for line, share in zip(lines[1:], bars, strict=True)]
     hidden = len(rows) - len([row for row in rows if any(row.total.values())])
     below = [f"{plural(hidden, 'row')} without figures not shown"] if hidden else []
+    if cut < len(header):
+        below.append(f"not shown, the window is too narrow: {', '.join(header[cut:]).lower()}; --csv shows all")
     return "\n".join([*lines, "", *below, *table.notes]).rstrip()
 
 
-def terminal_options() -> dict[str, bool]:
-    """Colour where standard output is a terminal that wants it, and bars that it can show."""
-    blocks = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    return {"colour": wants_colour(), "blocks": blocks}
+def _fitting(rows: Sequence[Sequence[str]], width: int | None, *, least: int) -> int:
+    """How many columns fit in a line, two spaces between them, and not fewer than ``least``."""
+    ends = list(accumulate(max(map(len, column)) + 2 for column in zip(*rows, strict=True)))
+    return max(least, sum(width is None or end - 2 <= width for end in ends))
 
 
 def format_csv(tables: Mapping[str, tuple[Table, Sequence[Row]]]) -> str:

@@ -46,6 +46,11 @@ class Column:
 
 PARAMETERS = Column("parameters", "elements")
 BYTES = Column("bytes", "bytes")
+BITS = Column("bits", "bits", hidden=True)
+"""Of the initializers that are parameters or computed from them, such as their scales."""
+HELD = Column("held", "elements", hidden=True)
+"""Elements of parameters that these hold, of a packed one those that it packs."""
+PRECISION = Column("precision", "bits an element", Kind.RATIO, of=("bits", "held"))
 MACS = Column("macs", "multiply-adds")
 FLOPS = Column("flops", "operations")
 ACTIVATION_BYTES = Column("activation_bytes", "bytes")

@@ -42,8 +42,9 @@ def cost(file: Source | TaggedFile, sizes: Mapping[str, int] | None = None) -> C
 
     Returns:
         A table of ``parameters`` (elements of the ``state_dict`` entries in the file), ``bytes`` (of all initializers),
-        ``macs`` and ``flops``, ``activation_bytes`` (of the outputs of nodes), ``intensity`` (operations for each byte
-        read or written) and ``peak_bytes`` (of the values alive at one time).
+        ``precision`` (bits of an element of a parameter, scales included), ``macs`` and ``flops``,
+        ``activation_bytes`` (of the outputs of nodes), ``intensity`` (operations for each byte read or written) and
+        ``peak_bytes`` (of the values alive at one time).
 
     Raises:
         FileFormatError: It is missing, or has no tags.
@@ -57,6 +58,9 @@ def cost(file: Source | TaggedFile, sizes: Mapping[str, int] | None = None) -> C
     shown: tuple[columns.Column, ...] = (
         columns.PARAMETERS,
         columns.BYTES,
+        columns.BITS,
+        columns.HELD,
+        columns.PRECISION,
         columns.MACS,
         columns.FLOPS,
         columns.ACTIVATION_BYTES,
@@ -134,7 +138,7 @@ def _total(sizes: Iterable[Size | None]) -> Size:
 
 
 def _stored(tagged: TaggedFile) -> tuple[dict[str, dict[ModuleCall, int]], list[NodeFigures]]:
-    """Parameters and bytes of the calls that own them, each initializer once, and of those without a call."""
+    """Parameters, bytes and bits of the calls that own them, each initializer once, and of those without a call."""
     users: dict[ir.Value, list[ModuleCall]] = {}
     for node in tagged.nodes:
         owner = owner_of(node)
@@ -150,6 +154,8 @@ def _stored(tagged: TaggedFile) -> tuple[dict[str, dict[ModuleCall, int]], list[
         by_path.setdefault(traced.call.path, []).append(traced.call)
     parameters: dict[ModuleCall, int] = {}
     sizes: dict[ModuleCall, int] = {}
+    bits: dict[ModuleCall, int] = {}
+    held: dict[ModuleCall, int] = {}
     counted: set[str] = set()
     unused = []
     for value in initializers(tagged.model):
@@ -162,15 +168,30 @@ def _stored(tagged: TaggedFile) -> tuple[dict[str, dict[ModuleCall, int]], list[
             unused.append(NodeFigures(value.name or "", "Initializer", (), {columns.BYTES.name: tensor.nbytes}))
             continue
         sizes[holder] = sizes.get(holder, 0) + tensor.nbytes
-        for names in plan.groups() if plan is not None else ():
+        if plan is None:
+            continue
+        packed = packed_size(plan.steps)
+        for names in plan.groups():
+            place = _holder(names, calls, by_path, tagged) or holder
+            # Several parameters that are one initializer have equal shares of it.
+            share = 8 * tensor.nbytes // len(plan.groups())
+            bits[place] = bits.get(place, 0) + share
+            if plan.recorded and packed is None:  # it may hold a part of the entry alone
+                held[place] = held.get(place, 0) + tensor.size // len(plan.groups())
             if counted.isdisjoint(names):
                 counted.update(names)
-                elements = packed_size(plan.steps) if plan is not None else None
+                elements = packed
                 if elements is None:
                     elements = _product(entries[names[0]].shape) if names[0] in entries else tensor.size
-                place = _holder(names, calls, by_path, tagged) or holder
                 parameters[place] = parameters.get(place, 0) + elements
-    return {columns.PARAMETERS.name: parameters, columns.BYTES.name: sizes}, unused
+                if not plan.recorded or (packed is not None and plan.steps[-1].op_type == "Codes"):
+                    held[place] = held.get(place, 0) + elements
+    return {
+        columns.PARAMETERS.name: parameters,
+        columns.BYTES.name: sizes,
+        columns.BITS.name: bits,
+        columns.HELD.name: held,
+    }, unused
 
 
 def _holder(

@@ -36,6 +36,8 @@ class Page:
     """What else to show, below the table."""
     part: str = ""
     """The name to choose it by where there are several."""
+    against: str = ""
+    """The other file, whose figures are in columns that begin with ``against_``."""
 
 
 def write_page(path: Path, *pages: Page) -> None:
@@ -70,6 +72,7 @@ def _data(page: Page) -> dict[str, Any]:
     return {
         "name": table.name,
         "part": page.part,
+        "against": page.against,
         "main": page.main,
         "columns": [
             {

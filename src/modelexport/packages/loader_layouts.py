@@ -17,20 +17,8 @@ from modelexport.packages.diffusion.components_module import MODEL_INDEX, Pipeli
 from modelexport.packages.genai import GENAI_CONFIG, GenaiError, make_genai_config
 from modelexport.packages.model_parts import ModelPart
 from modelexport.packages.multimodal import POSITIONS
+from modelexport.pytorch.loading.loaded import TOKENIZER_FILES
 from modelexport.pytorch.private_torch import tree_structure, treespec_dumps
-
-_COPIED = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab*",
-    "merges.txt",
-    "*.model",
-    "chat_template*",
-    "preprocessor_config.json",
-    "processor_config.json",
-)
-"""The files of a tokenizer or a processor, by all names that transformers uses."""
 
 
 def write_layouts(
@@ -44,7 +32,7 @@ def write_layouts(
     if isinstance(model, PipelineModules):
         _write_pipeline(model.pipeline, folder, parts)
         return []
-    for pattern in _COPIED if directory is not None else ():
+    for pattern in TOKENIZER_FILES if directory is not None else ():
         for file in sorted(directory.glob(pattern)) if directory is not None else ():
             if file.is_file():
                 shutil.copyfile(file, folder / file.name)

@@ -10,7 +10,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.core.text import plural
 from modelexport.files.atomic import check_writable
 from modelexport.measure import columns
-from modelexport.measure.beside import AGAINST, RATIO, profile_against
+from modelexport.measure.beside import AGAINST, RATIO, cost_against, profile_against
 from modelexport.measure.costs import cost
 from modelexport.measure.page import Page, Section, write_page
 from modelexport.measure.table import NodeFigures, Table
@@ -82,23 +82,24 @@ def write_report_page(
 
 def _page(part: str, table: Table, tagged: TaggedFile, measured: Table | None, against: Path | None) -> Page:
     sections: list[Section] = [_facts(tagged)]
+    other = against.name if against is not None else ""
     if against is not None:
         losses = verify_against(tagged.path, against)
-        table = with_errors(table, losses)
+        table = with_errors(cost_against(table, cost(against)), losses)
         sections.append(_losses(against, losses))
     elif reference_path(tagged.path).exists() and tagged.hierarchy is not None:
         verified = verify_reference(tagged.path)
         table = with_errors(table, verified)
         sections.append(_verification(verified))
     if measured is None:
-        return Page(table, columns.FLOPS.name, sections, part)
+        return Page(table, columns.FLOPS.name, sections, part, other)
     table = replace(
         table,
         columns=(*(c for c in measured.columns if c.name in _TIMES), *table.columns),
         nodes=(*table.nodes, *(_timed_only(measured))),
         notes=(*table.notes, *measured.notes),
     )
-    return Page(table, columns.SECONDS.name, sections, part)
+    return Page(table, columns.SECONDS.name, sections, part, other)
 
 
 _TIMES = (columns.SECONDS.name, columns.NODE_SECONDS.name, columns.SHARE.name, AGAINST.name, RATIO.name)

@@ -234,7 +234,7 @@ def _fitted(table: Table, main: str, only: Selection | None, shown: Shown) -> st
     flat = shown.sort is not None or shown.by == "class"
     levels = [] if flat else [row.depth for row in table.rows(shown.by, only=only) if any(row.total.values())]
     depth = fitting_depth(levels, shown.depth)
-    how: dict[str, Any] = {"by": shown.by, "depth": depth, "sort": shown.sort} | show_table.terminal_options()
+    how: dict[str, Any] = {"by": shown.by, "depth": depth, "sort": shown.sort, "screen": show_table.Screen.here()}
     more = left_out(levels, depth) if shown.depth is None else ""
     return "\n".join([show_table.format_table(table, main, only=only, **how), *([more] if more else [])])
 

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from modelexport.errors import FileFormatError, ModelLoadError, WeightsError, ra
 from modelexport.files.regular import read_regular
 from modelexport.files.safetensors_files import INDEX, SINGLE, SafetensorsFile, checkpoint
 from modelexport.pytorch.lazy_weights import build_without_weights, fill_weights
-from modelexport.pytorch.loading.loaded import LoadedModel
+from modelexport.pytorch.loading.loaded import TOKENIZER_FILES, LoadedModel
 from modelexport.pytorch.quantized import dequantized
 from modelexport.pytorch.trust import check_config, no_larger_than, no_questions
 from modelexport.weights.packed.formats import FORMATS, find_packed
@@ -64,7 +65,8 @@ def load_hugging_face(
             stay = weights == "files" or (weights == "auto" and sum(file.size for file in files) > LARGE)
             if stay or settings is not None:
                 packed = _find_packed(spec, settings, files)
-                return _without_weights(spec, directory, cls, files, notes, trust_remote_code, dtype, packed, stay)
+                built = _without_weights(spec, directory, cls, files, notes, trust_remote_code, dtype, packed, stay)
+                return replace(built, directory=directory or _tokenizer_folder(spec, local_only))
         most = no_larger_than(_weight_bytes(directory)) if directory is not None else nullcontext()
         with raised_as(lambda error: ModelLoadError(_why_no_weights(spec, directory, cls, error))), most:
             model, info = cls.from_pretrained(
@@ -77,7 +79,18 @@ def load_hugging_face(
                 dtype=dtype or "auto",
             )
     notes += _compare_keys(spec, model, info)
-    return LoadedModel(model.eval(), None, directory.resolve().name if directory else spec, directory, tuple(notes))
+    name = directory.resolve().name if directory else spec
+    return LoadedModel(model.eval(), None, name, directory or _tokenizer_folder(spec, local_only), tuple(notes))
+
+
+def _tokenizer_folder(spec: str, local_only: bool) -> Path | None:
+    """The folder in the cache with the tokenizer of a hub model, downloaded if necessary; ``None`` if it has none."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(spec, allow_patterns=[*TOKENIZER_FILES], local_files_only=local_only))
+    except Exception:  # the model is loaded, and can be exported without it
+        return None
 
 
 def _packing(spec: str, config: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -215,6 +228,11 @@ def _read_config(directory: Path) -> dict[str, Any]:
     if not path.is_file():
         if (directory / "model_index.json").is_file():
             raise ModelLoadError(f"{directory} is a pipeline of several models: export it to a folder, -o OUT/")
+        if gguf := next(directory.glob("*.gguf"), None):
+            raise ModelLoadError(
+                f"the weights in {directory} are a GGUF file: give file.py:factory, a function that returns "
+                f"from_pretrained({str(directory)!r}, gguf_file={gguf.name!r})"
+            )
         raise ModelLoadError(f"{directory} has no config.json: give {_LOCAL}")
     try:
         config = json.loads(read_regular(path, SETTINGS_BYTES))

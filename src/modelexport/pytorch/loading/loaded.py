@@ -10,6 +10,19 @@ import torch
 
 from modelexport.weights.sources import Weights
 
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab*",
+    "merges.txt",
+    "*.model",
+    "chat_template*",
+    "preprocessor_config.json",
+    "processor_config.json",
+)
+"""The files of a tokenizer or a processor, by all names that transformers uses."""
+
 
 @dataclass(frozen=True)
 class LoadedModel:
@@ -21,7 +34,7 @@ class LoadedModel:
     name: str
     """A short name for reports, without any path of this machine."""
     directory: Path | None = None
-    """The folder of a local Hugging Face model, with its tokenizer or processor."""
+    """The folder of a Hugging Face model, of one of the hub that in the cache, with its tokenizer or processor."""
     warnings: tuple[str, ...] = ()
     """Warnings about the weights, one line each: tensors that the checkpoint lacks, ..."""
     weights: Weights | None = None

