@@ -127,6 +127,30 @@ def test_a_model_in_half_precision(dtype: torch.dtype, tmp_path: Path) -> None:
     assert proven(case.build().to(dtype), case.inputs(), tmp_path).agrees
 
 
+class Autocast(nn.Module):
+    """Rounds to half precision in each of its layers, and returns it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.normalized, self.head = Normalized(), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.head(self.normalized(x))
+
+
+@pytest.mark.parametrize("around", [False, True])
+def test_a_model_under_autocast_is_exact_in_the_types_of_its_weights(around: bool, tmp_path: Path) -> None:
+    model, x = Autocast().eval(), torch.randn(3, 16)
+    with torch.autocast("cpu", enabled=around):
+        result = export(model, (x,), tmp_path / "x.onnx", verify=True)
+        assert torch.is_autocast_enabled("cpu") is around
+    assert [one.kind for one in result.unrepeatable] == ["autocast"]
+    assert result.verified is not None and result.verified.agrees
+    assert {output.dtype for output in result.verified.outputs} == {"float32"}
+    assert model(x).dtype is torch.bfloat16
+
+
 def test_a_fresh_router_chooses_among_equal_scores(tmp_path: Path) -> None:
     case = models.case("mixtral")
     model = case.build()

@@ -127,6 +127,7 @@ _FEW_KERNELS = ("float16", "bfloat16", "float64")
 def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], path: Path) -> FileCheck:
     from modelexport.pytorch.returned import returned_by
     from modelexport.runtime.sessions import CPU, open_session, run_session
+    from modelexport.verify.model_weights import changed_weights
     from modelexport.verify.sides import Sides, open_for
 
     own = returned_by(model, inputs)
@@ -154,6 +155,8 @@ def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], 
     largest = max((one.relative or 0.0 for one in found), default=0.0)
     wrong = [one for one in found if one.status == "differ"]
     compared = sides.compare(inputs, {}, truth)
+    if compared.contradictions and (changed := changed_weights(model, sides.tagged.model, None, [])):
+        compared = sides.compare(inputs, changed)  # fresh weights may give several calls one value
     told = "; ".join(filter(None, (_declared_otherwise(runs, results), _lost_calls(sides, truth), _doubts(compared))))
     if not wrong:
         return FileCheck(status="passed", reason=told, largest=largest)

@@ -219,7 +219,8 @@ class Sides:
         if worst and len(stepwise) == len(fused):
             self.notes.append(
                 f"as users run it, PyTorch returns something else, off by {worst:.1e} of its size: with its fused "
-                "operators, or without a mask that hides nothing; the file computes what its single steps compute"
+                "operators, torch.autocast, or without a mask that hides nothing; the file computes what its single "
+                "steps compute in the types of the weights"
             )
 
 
