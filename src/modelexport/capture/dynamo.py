@@ -67,6 +67,7 @@ def capture_by_dynamo(
     opset: int | None = None,
     constants: Collection[str] = (),
     stack_traces: bool = False,
+    says_so: bool = True,
 ) -> Exported:
     """Capture and translate a model. The model's state is restored afterwards, also after a failure.
 
@@ -76,6 +77,7 @@ def capture_by_dynamo(
         opset: The opset of the ONNX standard domain; ``None`` for the exporter's default.
         constants: Arguments whose values the graph keeps, instead of taking them as inputs.
         stack_traces: Record the lines of Python of each node, for those who keep the exporter's metadata.
+        says_so: Tell a model that asks that it is exported. If it then leaves out calls, it is captured as users run it.
 
     Raises:
         CaptureError: The exporter failed. Names the module call that was running.
@@ -87,10 +89,12 @@ def capture_by_dynamo(
     watcher = _TensorWatcher()
     recorder = CallRecorder(model, _annotated, watcher.watch, changed_caches())
     programs: list[Any] = []
+    asked: list[bool] = []
     captured, args, given = _bound(model, *by_name(model, *run_arguments(inputs)), constants)
     with (
         untouched(model, runs=False, captures=True),
         replaced(_replacements(recorder.seen, programs, stack_traces)),
+        replaced({"asks": lambda ask: lambda: asked.append(says_so) or (says_so and ask())}),
         recorder.attached(),  # inside, since it ends the annotations of calls that were running at a failure
         steps_open(),
         collected(),
@@ -106,6 +110,19 @@ def capture_by_dynamo(
         check_inputs(model, inputs if isinstance(inputs, Mapping) else tuple(inputs))
         raise failure from cause
     check_returned(translated)
+    if any(asked) and not {one.call for one in recorder.seen} >= {
+        one.call for one in trace_calls(model, *run_arguments(inputs)).calls
+    }:
+        with contextlib.suppress(CaptureError):
+            return capture_by_dynamo(
+                model,
+                inputs,
+                dynamic=dynamic,
+                opset=opset,
+                constants=constants,
+                stack_traces=stack_traces,
+                says_so=False,
+            )
     if captured is not model:
         _without_prefix(translated, "model.")
     try:

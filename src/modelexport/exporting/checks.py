@@ -155,9 +155,10 @@ def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], 
     largest = max((one.relative or 0.0 for one in found), default=0.0)
     wrong = [one for one in found if one.status == "differ"]
     compared = sides.compare(inputs, {}, truth)
+    doubted = compared
     if compared.contradictions and (changed := changed_weights(model, sides.tagged.model, None, [])):
-        compared = sides.compare(inputs, changed)  # fresh weights may give several calls one value
-    told = "; ".join(filter(None, (_declared_otherwise(runs, results), _lost_calls(sides, truth), _doubts(compared))))
+        doubted = sides.compare(inputs, changed)  # by fresh weights, several calls may compute one value
+    told = "; ".join(filter(None, (_declared_otherwise(runs, results), _lost_calls(sides, truth), _doubts(doubted))))
     if not wrong:
         return FileCheck(status="passed", reason=told, largest=largest)
     if sides.wide and not compared.located.pairs and compared.end_to_end.trace.failed is None:
