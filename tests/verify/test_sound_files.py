@@ -127,6 +127,28 @@ def test_a_model_in_half_precision(dtype: torch.dtype, tmp_path: Path) -> None:
     assert proven(case.build().to(dtype), case.inputs(), tmp_path).agrees
 
 
+class Roots(nn.Module):
+    """Divides by a root in one call, of which a file computes the root first, and later computes the root itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.divided, self.linear = Divided(), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.abs() + 1
+        return self.linear(self.divided(x)) * x.sqrt()
+
+
+class Divided(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.clamp(min=0.5).rsqrt()
+
+
+def test_a_step_that_pytorch_does_not_take_is_of_its_call_whatever_equals_it_later(tmp_path: Path) -> None:
+    report = proven(Roots().eval(), {"x": torch.randn(3, 8)}, tmp_path)
+    assert report.agrees, report
+
+
 class Autocast(nn.Module):
     """Rounds to half precision in each of its layers, and returns it."""
 

@@ -74,6 +74,11 @@ class Matches:
                     found[content] = value, error
         return found
 
+    @cached_property
+    def order(self) -> Mapping[Content, int]:
+        """The contents in the order in which PyTorch had them."""
+        return {content: place for place, content in enumerate(self.truth.contents)}
+
     def is_telling(self, value: ir.Value) -> bool:
         """Whether a value's numbers are not those of many unrelated ones."""
         return any(each.telling for each in self.trace.prints.get(value, ()))
