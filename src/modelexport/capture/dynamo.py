@@ -77,7 +77,7 @@ def capture_by_dynamo(
         opset: The opset of the ONNX standard domain; ``None`` for the exporter's default.
         constants: Arguments whose values the graph keeps, instead of taking them as inputs.
         stack_traces: Record the lines of Python of each node, for those who keep the exporter's metadata.
-        says_so: Tell a model that asks that it is exported. If it then leaves out calls, it is captured as users run it.
+        says_so: Tell a model that asks that it is exported. If it leaves out calls then, it is captured as users run it.
 
     Raises:
         CaptureError: The exporter failed. Names the module call that was running.
@@ -94,7 +94,7 @@ def capture_by_dynamo(
     with (
         untouched(model, runs=False, captures=True),
         replaced(_replacements(recorder.seen, programs, stack_traces)),
-        replaced({"asks": lambda ask: lambda: asked.append(says_so) or (says_so and ask())}),
+        replaced({"asks": lambda ask: _answering(ask, asked, says_so)}),
         recorder.attached(),  # inside, since it ends the annotations of calls that were running at a failure
         steps_open(),
         collected(),
@@ -110,19 +110,10 @@ def capture_by_dynamo(
         check_inputs(model, inputs if isinstance(inputs, Mapping) else tuple(inputs))
         raise failure from cause
     check_returned(translated)
-    if any(asked) and not {one.call for one in recorder.seen} >= {
-        one.call for one in trace_calls(model, *run_arguments(inputs)).calls
-    }:
+    if any(asked) and _lacks_calls(recorder.seen, model, inputs):
         with contextlib.suppress(CaptureError):
-            return capture_by_dynamo(
-                model,
-                inputs,
-                dynamic=dynamic,
-                opset=opset,
-                constants=constants,
-                stack_traces=stack_traces,
-                says_so=False,
-            )
+            others: Any = {"constants": constants, "stack_traces": stack_traces}
+            return capture_by_dynamo(model, inputs, dynamic=dynamic, opset=opset, says_so=False, **others)
     if captured is not model:
         _without_prefix(translated, "model.")
     try:
@@ -153,6 +144,22 @@ def _replacements(
         "lazy graphs": lambda _: True,
         "stack traces": lambda before: before or not stack_traces,
     }
+
+
+def _answering(ask: Callable[[], bool], asked: list[bool], says_so: bool) -> Callable[[], bool]:
+    """``is_in_onnx_export``, noted in a list when a model asks."""
+
+    def is_in_onnx_export() -> bool:
+        asked.append(says_so)
+        return says_so and ask()
+
+    return is_in_onnx_export
+
+
+def _lacks_calls(seen: Sequence[TracedCall], model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> bool:
+    """Whether a run of the model makes calls that its capture did not."""
+    made = trace_calls(model, *run_arguments(inputs)).calls
+    return not {one.call for one in made} <= {one.call for one in seen}
 
 
 def _bound(
