@@ -77,7 +77,7 @@ def capture_by_dynamo(
         opset: The opset of the ONNX standard domain; ``None`` for the exporter's default.
         constants: Arguments whose values the graph keeps, instead of taking them as inputs.
         stack_traces: Record the lines of Python of each node, for those who keep the exporter's metadata.
-        says_so: Tell a model that asks that it is exported. If it leaves out calls then, it is captured as users run it.
+        says_so: Tell a model that asks that it is exported; if it leaves out calls then, it is captured without.
 
     Raises:
         CaptureError: The exporter failed. Names the module call that was running.
