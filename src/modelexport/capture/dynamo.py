@@ -24,8 +24,10 @@ from modelexport.capture.arguments import READABLE, Bound, by_name, needs_bindin
 from modelexport.capture.exported import Exported
 from modelexport.capture.fx_owners import ADDRESS_KEY, PORTS_KEY, FxOwners, annotated_call, is_annotated
 from modelexport.capture.hints import (
+    DIFFERENTIATES,
     OTHER_OPERATIONS,
     check_returned,
+    differentiates,
     in_one_line,
     line_of,
     reason_of,
@@ -108,6 +110,8 @@ def capture_by_dynamo(
             failure, cause = _explained(error, recorder, way_out(model, error)), error
     if failure is not None:
         check_inputs(model, inputs if isinstance(inputs, Mapping) else tuple(inputs))
+        if differentiates(model, inputs):
+            failure = CaptureError(f"{failure.problem}{DIFFERENTIATES}", address=failure.address, reason=failure.reason)
         raise failure from cause
     check_returned(translated)
     if any(asked) and _lacks_calls(recorder.seen, model, inputs):
