@@ -184,6 +184,15 @@ def test_a_fresh_router_chooses_among_equal_scores(tmp_path: Path) -> None:
     assert report.agrees
 
 
+def test_a_model_that_loops_over_the_experts_that_were_chosen(tmp_path: Path) -> None:
+    """OpenAI's privacy filter does so unless it is told otherwise."""
+    case = models.case("mixtral")
+    model: Any = case.build()
+    model.set_experts_implementation("eager")
+    assert proven(model, case.inputs(), tmp_path).agrees
+    assert model.get_experts_implementation()[""] == "eager"
+
+
 class Noisy(nn.Module):
     """Draws numbers in one call, and computes from them in another."""
 

@@ -124,6 +124,12 @@ def as_exported(model: nn.Module, *, but: str = "") -> Iterator[None]:
         for what, made in (("mask", masks_kept()), ("fused", nothing_fused()), ("autocast", nothing_cast(model))):
             if what != but:
                 stack.enter_context(made)
+        for module in model.modules():
+            if "eager" in getattr(module, "get_experts_implementation", dict)().values():
+                from transformers.exporters.exporter_onnx import use_experts_implementation
+
+                # All experts at once: a loop over those that were chosen cannot be captured.
+                stack.enter_context(use_experts_implementation(module, "grouped_mm"))
         yield
 
 
