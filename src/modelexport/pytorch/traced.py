@@ -124,11 +124,19 @@ def as_exported(model: nn.Module, *, but: str = "") -> Iterator[None]:
         for what, made in (("mask", masks_kept()), ("fused", nothing_fused()), ("autocast", nothing_cast(model))):
             if what != but:
                 stack.enter_context(made)
-        for module in model.modules():
+        stack.enter_context(experts_at_once(model))
+        yield
+
+
+@contextmanager
+def experts_at_once(model: nn.Module) -> Iterator[None]:
+    """Inside, models of transformers compute all experts at once, not in a loop over those that were chosen."""
+    with ExitStack() as stack:
+        modules = list(model.modules())
+        for module in modules if any(hasattr(one, "has_gate") for one in modules) else ():  # experts have that
             if "eager" in getattr(module, "get_experts_implementation", dict)().values():
                 from transformers.exporters.exporter_onnx import use_experts_implementation
 
-                # All experts at once: a loop over those that were chosen cannot be captured.
                 stack.enter_context(use_experts_implementation(module, "grouped_mm"))
         yield
 
