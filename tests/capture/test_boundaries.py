@@ -123,9 +123,10 @@ class Regions(nn.Module):
         return x + 1
 
 
-def test_code_under_autocast_belongs_to_its_calls(tmp_path: Path) -> None:
-    model = nn.Sequential(Regions(), Regions()).eval()
-    result = export(model, (torch.linspace(-1, 1, 8).reshape(2, 4),), tmp_path / "m.onnx", verify=True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_code_under_autocast_belongs_to_its_calls(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = nn.Sequential(Regions(), Regions()).eval().to(dtype)
+    result = export(model, (torch.linspace(-1, 1, 8, dtype=dtype).reshape(2, 4),), tmp_path / "m.onnx", verify=True)
     found = [(node.call, node.op_type) for node in result.hierarchy.nodes]
     once = [(".linear", "Gemm"), ("", "Sin"), ("", "Cos"), ("", "Add")]
     assert found == [(f"{path}{name}", kind) for path in "01" for name, kind in once]

@@ -413,3 +413,21 @@ def test_auto_tells_both_reasons_where_both_fail(tmp_path: Path) -> None:
     case = models.case("data-dependent")
     with pytest.raises(CaptureError, match=r"(?s)GuardOnData.*the front end torchscript failed too:.*DecisionError"):
         export(case.build(), case.inputs(), tmp_path / "x.onnx")
+
+
+class Force(nn.Module):
+    """The derivative of an energy, as models of molecules return it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return -torch.autograd.grad(self.energy(x).tanh().sum(), x)[0]
+
+
+def test_a_model_that_differentiates_is_refused_with_a_way_out() -> None:
+    with pytest.raises(CaptureError, match="export the module that they are taken of"):
+        capture(Force().eval(), (torch.randn(2, 3),), "dynamo")

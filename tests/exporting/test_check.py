@@ -140,3 +140,11 @@ def test_the_command_ends_with_1_and_one_line(tmp_path: Path) -> None:
     kept = run(*command, "--keep-anyway")
     assert kept.returncode == 1
     assert output.exists()
+
+
+def test_a_result_that_is_rounding_alone_is_not_called_wrong(tmp_path: Path) -> None:
+    """The sum of normalized numbers, with a fresh normalization."""
+    normalized = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)).eval()
+    normalized.register_forward_hook(lambda module, given, output: output.sum(-1))
+    result = export(normalized, (torch.randn(2, 8),), tmp_path / "m.onnx")
+    assert result.check is not None and result.check.status == "passed"

@@ -128,6 +128,52 @@ def test_a_model_in_half_precision(dtype: torch.dtype, tmp_path: Path) -> None:
     assert proven(case.build().to(dtype), case.inputs(), tmp_path).agrees
 
 
+class Roots(nn.Module):
+    """Divides by a root in one call, of which a file computes the root first, and later computes the root itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.divided, self.linear = Divided(), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.abs() + 1
+        return self.linear(self.divided(x)) * x.sqrt()
+
+
+class Divided(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.clamp(min=0.5).rsqrt()
+
+
+def test_a_step_that_pytorch_does_not_take_is_of_its_call_whatever_equals_it_later(tmp_path: Path) -> None:
+    report = proven(Roots().eval(), {"x": torch.randn(3, 8)}, tmp_path)
+    assert report.agrees, report
+
+
+class Autocast(nn.Module):
+    """Rounds to half precision in each of its layers, and returns it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.normalized, self.head = Normalized(), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.head(self.normalized(x))
+
+
+@pytest.mark.parametrize("around", [False, True])
+def test_a_model_under_autocast_is_exact_in_the_types_of_its_weights(around: bool, tmp_path: Path) -> None:
+    model, x = Autocast().eval(), torch.randn(3, 16)
+    with torch.autocast("cpu", enabled=around):
+        result = export(model, (x,), tmp_path / "x.onnx", verify=True)
+        assert torch.is_autocast_enabled("cpu") is around
+    assert [one.kind for one in result.unrepeatable] == ["autocast"]
+    assert result.verified is not None and result.verified.agrees
+    assert {output.dtype for output in result.verified.outputs} == {"float32"}
+    assert model(x).dtype is torch.bfloat16
+
+
 def test_a_fresh_router_chooses_among_equal_scores(tmp_path: Path) -> None:
     case = models.case("mixtral")
     model = case.build()
@@ -137,6 +183,15 @@ def test_a_fresh_router_chooses_among_equal_scores(tmp_path: Path) -> None:
     export(model, case.inputs(), tmp_path / "x.onnx")
     report = verify(model, case.inputs(), tmp_path / "x.onnx", perturb=False)
     assert report.agrees
+
+
+def test_a_model_that_loops_over_the_experts_that_were_chosen(tmp_path: Path) -> None:
+    """OpenAI's privacy filter does so unless it is told otherwise."""
+    case = models.case("mixtral")
+    model: Any = case.build()
+    model.set_experts_implementation("eager")
+    assert proven(model, case.inputs(), tmp_path).agrees
+    assert model.get_experts_implementation()[""] == "eager"
 
 
 class Noisy(nn.Module):

@@ -24,8 +24,10 @@ from modelexport.capture.arguments import READABLE, Bound, by_name, needs_bindin
 from modelexport.capture.exported import Exported
 from modelexport.capture.fx_owners import ADDRESS_KEY, PORTS_KEY, FxOwners, annotated_call, is_annotated
 from modelexport.capture.hints import (
+    DIFFERENTIATES,
     OTHER_OPERATIONS,
     check_returned,
+    differentiates,
     in_one_line,
     line_of,
     reason_of,
@@ -67,6 +69,7 @@ def capture_by_dynamo(
     opset: int | None = None,
     constants: Collection[str] = (),
     stack_traces: bool = False,
+    says_so: bool = True,
 ) -> Exported:
     """Capture and translate a model. The model's state is restored afterwards, also after a failure.
 
@@ -76,6 +79,7 @@ def capture_by_dynamo(
         opset: The opset of the ONNX standard domain; ``None`` for the exporter's default.
         constants: Arguments whose values the graph keeps, instead of taking them as inputs.
         stack_traces: Record the lines of Python of each node, for those who keep the exporter's metadata.
+        says_so: Tell a model that asks that it is exported; if it leaves out calls then, it is captured without.
 
     Raises:
         CaptureError: The exporter failed. Names the module call that was running.
@@ -87,10 +91,12 @@ def capture_by_dynamo(
     watcher = _TensorWatcher()
     recorder = CallRecorder(model, _annotated, watcher.watch, changed_caches())
     programs: list[Any] = []
+    asked: list[bool] = []
     captured, args, given = _bound(model, *by_name(model, *run_arguments(inputs)), constants)
     with (
         untouched(model, runs=False, captures=True),
         replaced(_replacements(recorder.seen, programs, stack_traces)),
+        replaced({"asks": lambda ask: _answering(ask, asked, says_so)}),
         recorder.attached(),  # inside, since it ends the annotations of calls that were running at a failure
         steps_open(),
         collected(),
@@ -104,8 +110,14 @@ def capture_by_dynamo(
             failure, cause = _explained(error, recorder, way_out(model, error)), error
     if failure is not None:
         check_inputs(model, inputs if isinstance(inputs, Mapping) else tuple(inputs))
+        if differentiates(model, inputs):
+            failure = CaptureError(f"{failure.problem}{DIFFERENTIATES}", address=failure.address, reason=failure.reason)
         raise failure from cause
     check_returned(translated)
+    if any(asked) and _lacks_calls(recorder.seen, model, inputs):
+        with contextlib.suppress(CaptureError):
+            others: Any = {"constants": constants, "stack_traces": stack_traces}
+            return capture_by_dynamo(model, inputs, dynamic=dynamic, opset=opset, says_so=False, **others)
     if captured is not model:
         _without_prefix(translated, "model.")
     try:
@@ -136,6 +148,22 @@ def _replacements(
         "lazy graphs": lambda _: True,
         "stack traces": lambda before: before or not stack_traces,
     }
+
+
+def _answering(ask: Callable[[], bool], asked: list[bool], says_so: bool) -> Callable[[], bool]:
+    """``is_in_onnx_export``, noted in a list when a model asks."""
+
+    def is_in_onnx_export() -> bool:
+        asked.append(says_so)
+        return says_so and ask()
+
+    return is_in_onnx_export
+
+
+def _lacks_calls(seen: Sequence[TracedCall], model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> bool:
+    """Whether a run of the model makes calls that its capture did not."""
+    made = trace_calls(model, *run_arguments(inputs)).calls
+    return not {one.call for one in made} <= {one.call for one in seen}
 
 
 def _bound(

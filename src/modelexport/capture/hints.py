@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -12,8 +15,11 @@ from torch.ao.quantization import FakeQuantizeBase
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.utils.rnn import PackedSequence
 
+from modelexport.core.messages import collected
 from modelexport.errors import UsageError
 from modelexport.pytorch.private_torch import DynamicOutputShapeException
+from modelexport.pytorch.traced import untouched
+from modelexport.pytorch.values import run_arguments
 
 
 def way_out(model: nn.Module, error: BaseException) -> str:
@@ -37,6 +43,27 @@ def way_out(model: nn.Module, error: BaseException) -> str:
     if "dynamo-optimized" in str(error):
         return "; a trace cannot see through torch.compile: compile the model after the export"
     return ""
+
+
+DIFFERENTIATES = (
+    "; it computes derivatives in forward, which cannot be captured: export the module that they are taken of, or "
+    "write them out as operations"
+)
+
+
+def differentiates(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> bool:
+    """Whether a run of the model reads what PyTorch keeps for derivatives."""
+    read: list[torch.Tensor] = []
+
+    def noted(tensor: torch.Tensor) -> torch.Tensor:
+        read.append(tensor)
+        return tensor
+
+    args, kwargs = run_arguments(inputs)
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, noted)
+    with untouched(model), collected(), contextlib.suppress(Exception), hooks:
+        model(*args, **kwargs)
+    return bool(read)
 
 
 def line_of(error: BaseException) -> str:

@@ -184,6 +184,7 @@ def told_of(kind: str) -> str:
         "something else",
         "fused": "it computes every position; PyTorch's fused operator of encoder layers gives zeros where a mask "
         "hides padding",
+        "autocast": "it computes in the types of the weights; torch.autocast rounds to half precision",
         "buffer": "it always computes with the value that the buffer had before the run",
         "no output": "it returns nothing",
         "empty output": "it returns an empty tensor, or omits the output",

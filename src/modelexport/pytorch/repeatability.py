@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -13,11 +13,13 @@ import torch
 from torch import nn
 
 from modelexport.core.messages import collected
-from modelexport.pytorch.traced import masks_kept, nothing_fused, untouched
+from modelexport.pytorch.traced import as_exported, untouched
 from modelexport.pytorch.values import output_tensors, run_arguments
 from modelexport.pytorch.variations import padded_at_the_end
 
-Kind = Literal["random", "buffer", "mask", "fused", "no output", "empty output"]
+Changed = Literal["mask", "fused", "autocast"]
+"""What is another way in a run of users than in an export."""
+Kind = Literal["random", "buffer", Changed, "no output", "empty output"]
 
 
 class Unrepeatable(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,16 +44,16 @@ def find_unrepeatable(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any
     """
 
     def run() -> dict[str, torch.Tensor]:
-        return _run(model, inputs)
+        return {name: tensor.clone() for name, tensor in _run(model, inputs).items()}
 
     found: list[Unrepeatable] = []
     with untouched(model, masks=False), collected():
         before = {name: buffer.clone() for name, buffer in model.named_buffers() if not buffer.is_meta}
         try:
-            with masks_kept(), nothing_fused():
+            with as_exported(model):
                 torch.manual_seed(1)
                 state = _generator_states(model)
-                first = {name: tensor.clone() for name, tensor in run().items()}
+                first = run()
                 draws = _generator_states(model) != state
             found += [
                 Unrepeatable(kind="buffer", where=name)
@@ -60,21 +62,22 @@ def find_unrepeatable(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any
             ]
             _put_back(model, before)
             torch.manual_seed(2)
-            plain = {name: tensor.clone() for name, tensor in run().items()}
-            second = fused = plain
+            plain = run()
+            second, without = plain, dict[Changed, dict[str, torch.Tensor]]()
             if not _all_same(first, plain):
                 _put_back(model, before)
-                with masks_kept(), nothing_fused():
+                with as_exported(model):
                     torch.manual_seed(2)
                     second = run()
-                _put_back(model, before)
-                with masks_kept():
-                    torch.manual_seed(2)
-                    fused = run()
+                for kind in get_args(Changed):
+                    _put_back(model, before)
+                    with as_exported(model, but=kind):
+                        torch.manual_seed(2)
+                        without[kind] = run()
             hidden = _hidden(model, inputs, before)
             other = second
             if draws and _all_same(first, second):
-                with masks_kept(), nothing_fused():
+                with as_exported(model):
                     other = _run_with_others(model, inputs, before, first, _MORE_SEEDS)
         except Exception:  # capture reports why a model does not run
             return []
@@ -88,13 +91,19 @@ def find_unrepeatable(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any
             if name not in other or not _same(tensor, other[name])
         ]
         found += [
-            Unrepeatable(kind="mask" if name in fused and _close(tensor, fused[name]) else "fused", where=name)
+            Unrepeatable(kind=_another_way(name, tensor, without), where=name)
             for name, tensor in second.items()
             if name in plain and not _close(tensor, plain[name])
         ]
         told = {one.where for one in found}
         found += [Unrepeatable(kind="fused", where=name) for name in hidden if name not in told]
     return found
+
+
+def _another_way(name: str, right: torch.Tensor, without: Mapping[Changed, Mapping[str, torch.Tensor]]) -> Changed:
+    """What an export has to change for an output to be as it is there."""
+    kinds = (kind for kind, found in without.items() if name not in found or not _close(right, found[name]))
+    return next(kinds, "fused")
 
 
 def _hidden(
@@ -108,7 +117,7 @@ def _hidden(
     torch.manual_seed(2)
     fused = {name: tensor.clone() for name, tensor in _run(model, padded).items()}
     _put_back(model, before)
-    with masks_kept(), nothing_fused():
+    with as_exported(model):
         torch.manual_seed(2)
         plain = _run(model, padded)
     return [name for name, tensor in plain.items() if name in fused and not _close(tensor, fused[name])]
@@ -173,11 +182,12 @@ def _all_same(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tens
 
 def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether no more than rounding is between two tensors."""
-    if one.shape != other.shape or not one.is_floating_point():
+    if one.shape != other.shape or one.dtype != other.dtype or not one.is_floating_point():
         return _same(one, other)
     a, b = (torch.nan_to_num(tensor.double(), posinf=0.0, neginf=0.0) for tensor in (one, other))
     return bool((a - b).norm() <= 1e-3 * max(float(a.norm()), 1e-6))
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return bool(one.shape == other.shape and torch.equal(torch.nan_to_num(one), torch.nan_to_num(other)))
+    same = one.shape == other.shape and one.dtype == other.dtype
+    return same and bool(torch.equal(torch.nan_to_num(one), torch.nan_to_num(other)))

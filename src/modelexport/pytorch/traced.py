@@ -79,7 +79,7 @@ def untouched(
     Args:
         runs: The model computes real values in the block, so a module may overwrite its own parameters.
         captures: ``torch.export`` captures the model in the block, which may take the compiler's front end.
-        masks: The model computes as it is exported: with masks that hide nothing, and without fused operators.
+        masks: The model computes as it is exported (:func:`as_exported`).
         guarded: Watch for such writes in every operation, not by copies of the parameters of every module. It is
             several times faster.
         in_mode: The caller, who has a mode that sees every operation, calls the guard that it gets before each.
@@ -97,8 +97,7 @@ def untouched(
         if not captures:
             stack.enter_context(run_as_python(bodies=bodies))
         if masks:
-            stack.enter_context(masks_kept())
-            stack.enter_context(nothing_fused())
+            stack.enter_context(as_exported(model))
         stack.enter_context(torch.random.fork_rng(devices=devices))
         changed = stack.enter_context(_model_kept(model))
         guard = Guard(tensors, changed) if runs and guarded else None
@@ -112,6 +111,34 @@ def untouched(
             stack.callback(module.register_forward_pre_hook(keeper.before).remove)
             stack.callback(module.register_forward_hook(keeper.after, always_call=True).remove)
         yield guard
+
+
+@contextmanager
+def as_exported(model: nn.Module, *, but: str = "") -> Iterator[None]:
+    """Inside, a model computes as it is exported: with masks that hide nothing, without fused operators and autocast.
+
+    Args:
+        but: One of these that is as users have it: ``mask``, ``fused`` or ``autocast``.
+    """
+    with ExitStack() as stack:
+        for what, made in (("mask", masks_kept()), ("fused", nothing_fused()), ("autocast", nothing_cast(model))):
+            if what != but:
+                stack.enter_context(made)
+        stack.enter_context(experts_at_once(model))
+        yield
+
+
+@contextmanager
+def experts_at_once(model: nn.Module) -> Iterator[None]:
+    """Inside, models of transformers compute all experts at once, not in a loop over those that were chosen."""
+    with ExitStack() as stack:
+        modules = list(model.modules())
+        for module in modules if any(hasattr(one, "has_gate") for one in modules) else ():  # experts have that
+            if "eager" in getattr(module, "get_experts_implementation", dict)().values():
+                from transformers.exporters.exporter_onnx import use_experts_implementation
+
+                stack.enter_context(use_experts_implementation(module, "grouped_mm"))
+        yield
 
 
 @contextmanager
@@ -134,6 +161,21 @@ def nothing_fused() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
+
+
+@contextmanager
+def nothing_cast(model: nn.Module) -> Iterator[None]:
+    """Inside, ``torch.autocast`` changes nothing: the types that it casts to are those that few runtimes have.
+
+    Not if the model has weights of such types, which it may be able to use only under autocast.
+    """
+    with ExitStack() as stack:
+        if not any(one.dtype in (torch.float16, torch.bfloat16) for one in model.parameters()):
+            for device in filter(torch.is_autocast_enabled, ("cpu", "cuda")):
+                stack.enter_context(torch.autocast(device, enabled=False))
+            stack.enter_context(attribute_set(torch.autocast, "__enter__", lambda self: self))
+            stack.enter_context(attribute_set(torch.autocast, "__exit__", lambda self, *raised: False))
+        yield
 
 
 _Changed = list[tuple[torch.Tensor, torch.Tensor]]

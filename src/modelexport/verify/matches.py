@@ -82,6 +82,11 @@ class Matches:
             return float("inf")
         return prints[-1].distance(its) / its.norm
 
+    @cached_property
+    def order(self) -> Mapping[Content, int]:
+        """The contents in the order in which PyTorch had them."""
+        return {content: place for place, content in enumerate(self.truth.contents)}
+
     def is_telling(self, value: ir.Value) -> bool:
         """Whether a value's numbers are not those of many unrelated ones."""
         return any(each.telling for each in self.trace.prints.get(value, ()))

@@ -8,7 +8,7 @@ takes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Literal, NamedTuple
 
 import onnx_ir as ir
@@ -18,6 +18,7 @@ from modelexport.core.owners import Evidence
 from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.owners import owner_of
 from modelexport.traces.file_trace import MOVES
+from modelexport.traces.trace import Content
 from modelexport.verify.matches import Matches
 from modelexport.verify.verdicts import OwnerCounts
 
@@ -63,6 +64,8 @@ def _state(matches: Matches, node: ir.Node) -> tuple[OwnerState, str]:
         wrong = [call for call in owner.calls if call not in calls]
         if wrong and (not calls or _moves(matches, node, value)):  # elements may be moved before a call or in it
             continue
+        if wrong and _is_earlier(matches, value, owner.calls, contents):
+            continue
         if len(wrong) == len(owner.calls) or (wrong and owner.evidence is Evidence.EXACT):
             named = ", ".join(sorted(str(call) for call in calls)[:3])
             return "contradicted", f"PyTorch computes {value.name} in {named}, not in {wrong[0]}"
@@ -97,6 +100,17 @@ def _moves(matches: Matches, node: ir.Node, value: ir.Value) -> bool:
         if given is not None
         for one, other in zip(matches.trace.prints.get(given, ()), made, strict=False)
     )
+
+
+def _is_earlier(
+    matches: Matches, value: ir.Value, owners: Collection[ModuleCall], contents: Collection[Content]
+) -> bool:
+    """Whether its owners computed what the file makes of a value before PyTorch had an equal one: they took a step that
+    PyTorch does not take, and the equal tensor is another.
+    """
+    made = (one for user in _users(value) for output in user.outputs for one in matches.same.get(output, ()))
+    order = [matches.order[one] for one in made if not one.computed.keys().isdisjoint(owners)]
+    return min(order, default=len(matches.order)) < min(matches.order[one] for one in contents)
 
 
 def _crossing(matches: Matches, node: ir.Node, value: ir.Value) -> ModuleCall | None:

@@ -167,7 +167,7 @@ class Sides:
         if plain.draws:  # other numbers are drawn in float64
             return
         own, exact = self._own(inputs), plain.outputs
-        apart = [error_of(right, one) if is_floating(one) else 0.0 for right, one in zip(exact, own, strict=False)]
+        apart = [error_of(one, right) if is_floating(one) else 0.0 for right, one in zip(exact, own, strict=False)]
         if all(error <= _MOST * ALLOWED.get(self.dtype, 0.0) for error in apart):
             return
         nudged = returned_by(self.model, inputs, nudged=True)
@@ -219,7 +219,8 @@ class Sides:
         if worst and len(stepwise) == len(fused):
             self.notes.append(
                 f"as users run it, PyTorch returns something else, off by {worst:.1e} of its size: with its fused "
-                "operators, or without a mask that hides nothing; the file computes what its single steps compute"
+                "operators, torch.autocast, or without a mask that hides nothing; the file computes what its single "
+                "steps compute in the types of the weights"
             )
 
 
