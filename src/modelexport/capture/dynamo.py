@@ -19,6 +19,7 @@ import torch
 import torch.fx.traceback
 from torch import nn
 
+from modelexport.capture import USUAL_FORM, QuantizedForm
 from modelexport.capture.aliases import is_written_later, passed_on
 from modelexport.capture.arguments import READABLE, Bound, by_name, needs_binding, only_tensors, state_dict_names
 from modelexport.capture.exported import Exported
@@ -39,8 +40,9 @@ from modelexport.capture.patches import private, replaced, require, usable
 from modelexport.capture.repairs.decompositions import outputs_converted_back, with_decompositions
 from modelexport.capture.repairs.functions import reading_no_values
 from modelexport.capture.repairs.last_windows import without_last_windows
+from modelexport.capture.repairs.quantized import opset_for
 from modelexport.capture.repairs.recurrent import steps_open
-from modelexport.capture.repairs.table import with_translations
+from modelexport.capture.repairs.table import Table, translations, with_translations
 from modelexport.capture.transformers_exporter import (
     changed_caches,
     export_around_pretrained,
@@ -67,6 +69,7 @@ def capture_by_dynamo(
     opset: int | None = None,
     constants: Collection[str] = (),
     stack_traces: bool = False,
+    form: QuantizedForm = USUAL_FORM,
 ) -> Exported:
     """Capture and translate a model. The model's state is restored afterwards, also after a failure.
 
@@ -76,13 +79,15 @@ def capture_by_dynamo(
         opset: The opset of the ONNX standard domain; ``None`` for the exporter's default.
         constants: Arguments whose values the graph keeps, instead of taking them as inputs.
         stack_traces: Record the lines of Python of each node, for those who keep the exporter's metadata.
+        form: How the layers of a quantized checkpoint are written.
 
     Raises:
         CaptureError: The exporter failed. Names the module call that was running.
         InputsError: The model has lazy parameters.
-        UsageError: The opset does not exist.
+        UsageError: The opset does not exist, or quantized layers cannot be written so.
     """
     require("dynamo")
+    opset = opset_for(model, opset, form)
     translated_in = translated_opset(opset)
     watcher = _TensorWatcher()
     recorder = CallRecorder(model, _annotated, watcher.watch, changed_caches())
@@ -90,7 +95,7 @@ def capture_by_dynamo(
     captured, args, given = _bound(model, *by_name(model, *run_arguments(inputs)), constants)
     with (
         untouched(model, runs=False, captures=True),
-        replaced(_replacements(recorder.seen, programs, stack_traces)),
+        replaced(_replacements(recorder.seen, programs, stack_traces, translations(form))),
         recorder.attached(),  # inside, since it ends the annotations of calls that were running at a failure
         steps_open(),
         collected(),
@@ -120,7 +125,7 @@ def capture_by_dynamo(
 
 
 def _replacements(
-    calls: Sequence[TracedCall], programs: list[Any], stack_traces: bool
+    calls: Sequence[TracedCall], programs: list[Any], stack_traces: bool, translated: Table
 ) -> Mapping[str, Callable[[Any], Any]]:
     """Rows of the table of patches to what takes their place; what ``torch.onnx.export`` returns is in ``programs``."""
     return {
@@ -131,7 +136,7 @@ def _replacements(
         "print": lambda _: lambda *text, **options: None,
         "decompose": lambda whole: decomposed_once(with_decompositions(whole), calls, ADDRESS_KEY),
         "prepare": outputs_converted_back,
-        "translate": lambda export: with_translations(export, programs),
+        "translate": lambda export: with_translations(export, programs, translated),
         "promote": promoted_once,
         "lazy graphs": lambda _: True,
         "stack traces": lambda before: before or not stack_traces,

@@ -42,6 +42,12 @@ class QuantizedLinear(nn.Module):
         return f"{self.in_features}, {self.out_features}, {scheme.format}, bits={scheme.bits}, group={scheme.group}"
 
 
+def packed_schemes(model: nn.Module) -> list[Scheme]:
+    """The schemes of the packed layers of a model."""
+    layers = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
+    return [msgspec.json.decode(layer._scheme, type=Scheme) for layer in layers]
+
+
 def is_linear(module: nn.Module) -> bool:
     """Whether a module computes what ``nn.Linear`` does with its weight and bias, if need be by its own ``forward``."""
     if type(module).forward is nn.Linear.forward or not isinstance(module, nn.Linear):
