@@ -457,6 +457,13 @@ def test_weights_that_are_not_of_linear_layers_are_dense_and_named(tmp_path: Pat
     assert sum(node.op_type == "MatMulNBits" for node in onnx.load(tmp_path / "model.onnx").graph.node) == 4
 
 
+def test_few_bits_for_each_number_are_not_taken_for_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("modelexport.pytorch.trust.SPARE_ELEMENTS", 0)
+    pack = partial(by_gptq, bits=2, group=64, symmetric=True)
+    packing.write(tmp_path / "model", build("llama", vocab_size=16, num_hidden_layers=4).half(), gptq(2, 64), pack)
+    assert load_model(str(tmp_path / "model")).warnings == ()
+
+
 def test_cost_counts_the_bits_that_the_file_has(made: Callable[[str], Made]) -> None:
     table = cost(made("awq").path)
     row = next(row for row in table.rows() if row.address == "model.layers.0.mlp.down_proj")
