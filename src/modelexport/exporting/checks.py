@@ -143,8 +143,9 @@ def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], 
             return FileCheck(status="failed", step=step, reason=str(error)[:_REASON])
         reason = f"{str(error)[:_REASON]}; other providers may run {', '.join(sorted(types))}, and float32 runs on all"
         return FileCheck(status="skipped", step=step, reason=reason)
-    properties = runs.get_modelmeta().custom_metadata_map
+    properties, otherwise = runs.get_modelmeta().custom_metadata_map, _declared_otherwise(runs, results)
     returned, outputs = requested_outputs(properties, own), len(runs.get_outputs()) - len(exposed_outputs(properties))
+    del runs  # its weights, and the copies of them that its kernels prefer
     if len(returned) != outputs:
         reason = f"PyTorch returns {len(returned)} tensors, the file {outputs}"
         return FileCheck(status="failed", step="outputs", reason=reason)
@@ -154,7 +155,7 @@ def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], 
     largest = max((one.relative or 0.0 for one in found), default=0.0)
     wrong = [one for one in found if one.status == "differ"]
     compared = sides.compare(inputs, {}, truth)
-    told = "; ".join(filter(None, (_declared_otherwise(runs, results), _lost_calls(sides, truth), _doubts(compared))))
+    told = "; ".join(filter(None, (otherwise, _lost_calls(sides, truth), _doubts(compared))))
     if not wrong:
         return FileCheck(status="passed", reason=told, largest=largest)
     if sides.wide and not compared.located.pairs and compared.end_to_end.trace.failed is None:

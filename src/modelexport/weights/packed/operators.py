@@ -139,11 +139,6 @@ def packed_size(steps: Sequence[TransformStep]) -> int | None:
     )
 
 
-def numbers_of(scheme: Scheme, tensors: Tensors) -> np.ndarray:
-    """``uint8[rows, columns]`` in the columns' own order."""
-    return unpack(FORMATS[scheme.format].codes.compute(scheme, tensors), scheme.bits, scheme.columns)
-
-
 def _codes(wanted: Packing, tensors: Tensors) -> np.ndarray:
     packed = FORMATS[wanted.format].codes.compute(wanted, tensors)
     if is_table(wanted):
