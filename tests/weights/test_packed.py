@@ -21,7 +21,8 @@ import packing
 from commands import run
 from decoders import SMALL
 from modelexport import export
-from modelexport.errors import ModelLoadError, WeightsError
+from modelexport.capture import QuantizedAs
+from modelexport.errors import ModelLoadError, UsageError, WeightsError
 from modelexport.files.onnx_models import load_onnx
 from modelexport.graph.nodes import all_nodes
 from modelexport.measure.costs import cost
@@ -145,12 +146,12 @@ class Made:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Made]:
     """The checkpoint of a case and the file that it was exported to, made once."""
-    known: dict[str, Made] = {}
+    known: dict[tuple[str, str], Made] = {}
 
-    def get(name: str) -> Made:
-        if name not in known:
+    def get(name: str, quantized_as: QuantizedAs = "nbits") -> Made:
+        if (name, quantized_as) not in known:
             case, folder = CASES[name], tmp_path_factory.mktemp("packed")
             written = packing.write(folder / "model", build(case.model), case.settings, case.pack)
             loaded = load_model(str(folder / "model"))
@@ -162,9 +163,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
                 dynamic=True,
                 check=False,
                 source=loaded.weights,
+                quantized_as=quantized_as,
             )
-            known[name] = Made(written, folder / "model.onnx")
-        return known[name]
+            known[name, quantized_as] = Made(written, folder / "model.onnx")
+        return known[name, quantized_as]
 
     return get
 
@@ -266,14 +268,109 @@ def test_without_its_activation_order_a_file_would_be_wrong(made: Callable[[str]
     assert error(model) > 0.5
 
 
-def test_sizes_of_groups_without_a_kernel_are_dequantized(tmp_path: Path) -> None:
-    pack = partial(by_gptq, bits=4, group=8, symmetric=False)
-    written = packing.write(tmp_path / "model", build("llama"), gptq(4, 8), pack)
+TYPES = {
+    "awq": ir.DataType.UINT4,
+    "compressed-tensors with activation order": ir.DataType.UINT4,
+    "compressed-tensors of 4 bits": ir.DataType.INT4,
+    "torchao int8": ir.DataType.UINT8,
+}
+"""Checkpoints to the type of their numbers in DequantizeLinear, which is signed where there are no zero points."""
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", TYPES)
+def test_as_operators_of_the_standard_numbers_scales_logits_and_new_weights_are_the_same(
+    name: str, made: Callable[..., Made], tmp_path: Path
+) -> None:
+    case, path = made(name, "qdq"), made(name, "qdq").path
+    nodes = {node.metadata_props["modelexport.call"]: node for node in layers(path, "DequantizeLinear")}
+    assert nodes.keys() == case.written.plain.keys()
+    for layer, plain in case.written.plain.items():
+        assert isinstance(plain, Plain)
+        node, order = nodes[layer], order_of(nodes[layer])
+        tensors = [value.const_value for value in node.inputs if value is not None and value.const_value is not None]
+        codes, scales, *zeros = (tensor.numpy().astype(np.float64) for tensor in tensors)
+        middle = 0 if zeros else 2 ** (plain.bits - 1)
+        assert tensors[0].dtype == TYPES[name] and bool(zeros) == (tensors[0].dtype != ir.DataType.INT4)
+        columns = np.arange(plain.numbers.shape[1]) if order is None else order
+        groups = plain.groups[columns][:: node.attributes["block_size"].as_int()]
+        assert (codes.T + middle == plain.numbers[:, columns]).all()
+        assert (plain.scales[:, groups].astype(np.float32) == scales.T).all()
+        assert (zeros[0].T if zeros else middle == plain.zeros[:, groups]).all()
+    with torch.no_grad():
+        expected = case.written.dense(input_ids=IDS).logits.numpy()
+        for parameter in case.written.dense.parameters():
+            parameter.mul_(-0.5)
+    assert np.linalg.norm(exact(path) - expected) < 2e-6 * np.linalg.norm(expected)
+
+    other = packing.write(tmp_path / "other", case.written.dense, CASES[name].settings, CASES[name].pack)
+    update_weights(path, other.folder / "model.safetensors", tmp_path / "new.onnx")
+    with torch.no_grad():
+        expected = other.dense(input_ids=IDS).logits.numpy()
+    assert np.linalg.norm(exact(tmp_path / "new.onnx") - expected) < 2e-6 * np.linalg.norm(expected)
+
+
+def layers(path: Path, op_type: str) -> list[ir.Node]:
+    return [node for node in all_nodes(load_onnx(path)) if node.op_type == op_type]
+
+
+def order_of(node: ir.Node) -> np.ndarray | None:
+    """The order of the columns of a weight that a node computes; ``None`` if it is their own."""
+    ((multiplied, _),) = node.outputs[0].uses()
+    gather = multiplied.inputs[0].producer() if multiplied.inputs[0] is not None else None
+    index = gather.inputs[1] if gather is not None and gather.op_type == "Gather" else None
+    return None if index is None or index.const_value is None else index.const_value.numpy()
+
+
+def exact(path: Path) -> np.ndarray:
+    """The logits of a file with ``DequantizeLinear``, for which ONNX Runtime by itself takes activations in 8 bits."""
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "0")
+    result: np.ndarray = onnxruntime.InferenceSession(path, options).run(None, {"input_ids": IDS.numpy()})[0]
+    return result
+
+
+@pytest.mark.parametrize("group", [8, 24])
+def test_sizes_of_groups_without_a_kernel_are_dequantized(group: int, tmp_path: Path) -> None:
+    pack = partial(by_gptq, bits=4, group=group, symmetric=False)
+    written = packing.write(tmp_path / "model", build("llama", **SIXTHS), gptq(4, group), pack)
     loaded = load_model(str(tmp_path / "model"))
-    result = export(loaded.model, {"input_ids": IDS}, tmp_path / "model.onnx")
+    result = export(loaded.model, {"input_ids": IDS}, tmp_path / "model.onnx", verify=True)
     assert result.check is not None and result.check.status == "passed"
-    operators = [node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node]
-    assert operators.count("DequantizeLinear") == len(written.plain) and "MatMulNBits" not in operators
+    assert result.verified is not None and result.verified.agrees
+    found = layers(tmp_path / "model.onnx", "DequantizeLinear")
+    assert len(found) == len(written.plain) and not layers(tmp_path / "model.onnx", "MatMulNBits")
+    assert {node.inputs[0].dtype for node in found if node.inputs[0] is not None} == {ir.DataType.UINT4}
+    with pytest.raises(
+        UsageError, match=f"groups of {group} numbers need DequantizeLinear with blocks, which opset 20"
+    ):
+        export(loaded.model, {"input_ids": IDS}, tmp_path / "model.onnx", opset=20)
+
+
+SIXTHS = {"hidden_size": 96, "intermediate_size": 96}
+
+
+def test_the_accuracy_level_is_that_of_the_provider_and_written_down(tmp_path: Path) -> None:
+    packing.write(tmp_path / "model", build("llama"), AWQ, partial(by_awq, group=32))
+    loaded = load_model(str(tmp_path / "model"))
+    for more, level in (({}, 0), ({"accuracy_level": "fast"}, 4), ({"accuracy_level": "fast", "fuse": "ort-cuda"}, 0)):
+        result = export(loaded.model, {"input_ids": IDS}, tmp_path / "model.onnx", check=False, **more)  # type: ignore[arg-type]
+        found = {n.attributes["accuracy_level"].value for n in layers(tmp_path / "model.onnx", "MatMulNBits")}
+        assert found == {level} and result.hierarchy.settings.accuracy_level == level
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--quantized-as", "qdq"), "nf4 is a table of values: leave out --quantized-as qdq"),
+        (("--quantized-as", "qdq", "--accuracy-level", "fast"), "accuracy_level is an attribute of MatMulNBits: leave"),
+    ],
+)
+def test_forms_that_do_not_exist_are_refused_with_status_2(options: tuple[str, ...], told: str, tmp_path: Path) -> None:
+    packing.write(tmp_path / "model", build("llama"), FOUR_BITS, CASES["bitsandbytes nf4"].pack)
+    result = run("export", tmp_path / "model", "-o", tmp_path / "model.onnx", *options)
+    assert result.returncode == 2 and result.stderr.count("\n") == 1 and told in result.stderr
+    assert not (tmp_path / "model.onnx").exists()
 
 
 def test_whole_rows_become_blocks_with_equal_scales(tmp_path: Path) -> None:
@@ -358,6 +455,13 @@ def test_weights_that_are_not_of_linear_layers_are_dense_and_named(tmp_path: Pat
     result = export(loaded.model, {"input_ids": IDS}, tmp_path / "model.onnx")
     assert result.check is not None and result.check.status == "passed"
     assert sum(node.op_type == "MatMulNBits" for node in onnx.load(tmp_path / "model.onnx").graph.node) == 4
+
+
+def test_few_bits_for_each_number_are_not_taken_for_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("modelexport.pytorch.trust.SPARE_ELEMENTS", 0)
+    pack = partial(by_gptq, bits=2, group=64, symmetric=True)
+    packing.write(tmp_path / "model", build("llama", vocab_size=16, num_hidden_layers=4).half(), gptq(2, 64), pack)
+    assert load_model(str(tmp_path / "model")).warnings == ()
 
 
 def test_cost_counts_the_bits_that_the_file_has(made: Callable[[str], Made]) -> None:

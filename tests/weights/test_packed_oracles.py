@@ -1,13 +1,18 @@
 """Packed weights as the formats' own libraries write and read them; skipped where a library is not installed.
 
-``pip install --no-deps --target FOLDER compressed-tensors torchao bitsandbytes`` and what compressed-tensors imports
-(loguru, psutil, pydantic and its parts), and ``PYTHONPATH=FOLDER``, run them all.
+``pip install --no-deps --target FOLDER compressed-tensors torchao bitsandbytes auto-gptq autoawq`` and what they import
+(loguru, psutil, pydantic and its parts, accelerate), and ``PYTHONPATH=FOLDER``, run them all. Of AutoGPTQ and AutoAWQ
+single files are imported: the packages import what exists in older versions of transformers only.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import sys
 import warnings
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -86,6 +91,62 @@ def test_torchao_dequantizes_the_same(kind: str, tmp_path: Any) -> None:
         tensors, notes = flatten_tensor_state_dict(model.state_dict())
         expected = model[0].weight.dequantize()
     assert torch.equal(read(tmp_path / "model.safetensors", {"quant_method": "torchao"}, tensors, notes), expected)
+
+
+def file_of(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A file of an installed package, without the ``__init__.py`` of the packages around it."""
+    package, *_ = name.split(".")
+    found = importlib.util.find_spec(package)
+    if found is None or found.submodule_search_locations is None:
+        pytest.skip(f"could not import {package!r}")
+    (folder,) = found.submodule_search_locations
+    parents = name.split(".")[:-1]
+    for depth in range(1, len(parents) + 1):
+        around = ModuleType(".".join(parents[:depth]))
+        around.__path__ = ["/".join([folder, *parents[1:depth]])]
+        monkeypatch.setitem(sys.modules, around.__name__, around)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return importlib.import_module(name)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_autogptq_packs_and_computes_the_same(
+    bits: int, ordered: bool, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = np.random.default_rng(0).permutation(64) if ordered else None
+    plain = packing.quantize(weight(64).numpy(), bits, 16, symmetric=False, order=order)
+    linear = nn.Linear(64, 64, bias=False)
+    linear.weight.data = torch.tensor(plain.weight())
+    packed = file_of("auto_gptq.nn_modules.qlinear.qlinear_cuda", monkeypatch).QuantLinear(bits, 16, 64, 64, bias=False)
+    packed.pack(linear, *(torch.tensor(one).float() for one in (plain.scales, plain.zeros)), torch.tensor(plain.groups))
+    settings = {"quant_method": "gptq", "bits": bits, "group_size": 16}
+    tensors = {f"0.{name}": tensor for name, tensor in packed.state_dict().items()}
+    actual = read(tmp_path / "model.safetensors", settings, tensors)
+    assert torch.equal(actual, torch.tensor(plain.weight()))
+    if bits != 8:  # where its own kernel for the CPU overflows
+        with torch.no_grad():
+            assert torch.equal(actual, packed(torch.eye(64)).T)
+    written = {name: torch.tensor(array) for name, array in packing.gptq(plain).items()}
+    assert all(torch.equal(tensors[f"0.{name}"], tensor) for name, tensor in written.items())
+
+
+def test_autoawq_packs_and_computes_the_same(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = packing.quantize(weight(64).numpy(), 4, 32, symmetric=False)
+    linear = nn.Linear(64, 64, bias=False)
+    linear.weight.data = torch.tensor(plain.weight())
+    library = file_of("awq.modules.linear.gemm", monkeypatch)
+    transposed = (torch.tensor(one).float().T.contiguous() for one in (plain.scales, plain.zeros))
+    packed = library.WQLinear_GEMM.from_linear(linear, 4, 32, False, *transposed)
+    settings = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}
+    tensors = {f"0.{name}": tensor for name, tensor in packed.state_dict().items()}
+    actual = read(tmp_path / "model.safetensors", settings, tensors)
+    assert torch.equal(actual, torch.tensor(plain.weight()))
+    expected = library.dequantize_gemm(packed.qweight, packed.qzeros, packed.scales, 4, 32).T
+    assert torch.equal(actual.half(), expected)
+    written = {name: torch.tensor(array) for name, array in packing.awq(plain).items()}
+    assert all(torch.equal(tensors[f"0.{name}"], tensor) for name, tensor in written.items())
 
 
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])

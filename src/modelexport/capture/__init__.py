@@ -1,10 +1,26 @@
 """Front ends: turn a module and its inputs into an unoptimized ONNX graph whose nodes know their calls."""
 
+from dataclasses import dataclass
 from typing import Literal
 
 from modelexport.errors import UsageError
 
 FrontEnd = Literal["auto", "dynamo", "torchscript"]
+
+QuantizedAs = Literal["nbits", "qdq"]
+"""What the layers of a quantized checkpoint become: ``MatMulNBits``, or ``DequantizeLinear`` and ``MatMul``."""
+
+
+@dataclass(frozen=True)
+class QuantizedForm:
+    """How the layers of a quantized checkpoint are written."""
+
+    quantized_as: QuantizedAs = "nbits"
+    accuracy_level: int = 0
+    """The attribute of ``MatMulNBits``."""
+
+
+USUAL_FORM = QuantizedForm()
 
 TRACED_OPSETS = range(9, 21)
 """The opsets that the TorchScript exporter writes."""

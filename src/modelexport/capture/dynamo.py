@@ -19,6 +19,7 @@ import torch
 import torch.fx.traceback
 from torch import nn
 
+from modelexport.capture import USUAL_FORM, QuantizedForm
 from modelexport.capture.aliases import is_written_later, passed_on
 from modelexport.capture.arguments import READABLE, Bound, by_name, needs_binding, only_tensors, state_dict_names
 from modelexport.capture.exported import Exported
@@ -41,8 +42,9 @@ from modelexport.capture.patches import private, replaced, require, usable
 from modelexport.capture.repairs.decompositions import outputs_converted_back, with_decompositions
 from modelexport.capture.repairs.functions import reading_no_values
 from modelexport.capture.repairs.last_windows import without_last_windows
+from modelexport.capture.repairs.quantized import opset_for
 from modelexport.capture.repairs.recurrent import steps_open
-from modelexport.capture.repairs.table import with_translations
+from modelexport.capture.repairs.table import Table, translations, with_translations
 from modelexport.capture.transformers_exporter import (
     changed_caches,
     export_around_pretrained,
@@ -70,6 +72,7 @@ def capture_by_dynamo(
     constants: Collection[str] = (),
     stack_traces: bool = False,
     says_so: bool = True,
+    form: QuantizedForm = USUAL_FORM,
 ) -> Exported:
     """Capture and translate a model. The model's state is restored afterwards, also after a failure.
 
@@ -80,13 +83,15 @@ def capture_by_dynamo(
         constants: Arguments whose values the graph keeps, instead of taking them as inputs.
         stack_traces: Record the lines of Python of each node, for those who keep the exporter's metadata.
         says_so: Tell a model that asks that it is exported; if it leaves out calls then, it is captured without.
+        form: How the layers of a quantized checkpoint are written.
 
     Raises:
         CaptureError: The exporter failed. Names the module call that was running.
         InputsError: The model has lazy parameters.
-        UsageError: The opset does not exist.
+        UsageError: The opset does not exist, or quantized layers cannot be written so.
     """
     require("dynamo")
+    opset = opset_for(model, opset, form)
     translated_in = translated_opset(opset)
     watcher = _TensorWatcher()
     recorder = CallRecorder(model, _annotated, watcher.watch, changed_caches())
@@ -95,7 +100,7 @@ def capture_by_dynamo(
     captured, args, given = _bound(model, *by_name(model, *run_arguments(inputs)), constants)
     with (
         untouched(model, runs=False, captures=True),
-        replaced(_replacements(recorder.seen, programs, stack_traces)),
+        replaced(_replacements(recorder.seen, programs, stack_traces, translations(form))),
         replaced({"asks": lambda ask: _answering(ask, asked, says_so)}),
         recorder.attached(),  # inside, since it ends the annotations of calls that were running at a failure
         steps_open(),
@@ -116,7 +121,7 @@ def capture_by_dynamo(
     check_returned(translated)
     if any(asked) and _lacks_calls(recorder.seen, model, inputs):
         with contextlib.suppress(CaptureError):
-            others: Any = {"constants": constants, "stack_traces": stack_traces}
+            others: Any = {"constants": constants, "stack_traces": stack_traces, "form": form}
             return capture_by_dynamo(model, inputs, dynamic=dynamic, opset=opset, says_so=False, **others)
     if captured is not model:
         _without_prefix(translated, "model.")
@@ -132,7 +137,7 @@ def capture_by_dynamo(
 
 
 def _replacements(
-    calls: Sequence[TracedCall], programs: list[Any], stack_traces: bool
+    calls: Sequence[TracedCall], programs: list[Any], stack_traces: bool, translated: Table
 ) -> Mapping[str, Callable[[Any], Any]]:
     """Rows of the table of patches to what takes their place; what ``torch.onnx.export`` returns is in ``programs``."""
     return {
@@ -143,7 +148,7 @@ def _replacements(
         "print": lambda _: lambda *text, **options: None,
         "decompose": lambda whole: decomposed_once(with_decompositions(whole), calls, ADDRESS_KEY),
         "prepare": outputs_converted_back,
-        "translate": lambda export: with_translations(export, programs),
+        "translate": lambda export: with_translations(export, programs, translated),
         "promote": promoted_once,
         "lazy graphs": lambda _: True,
         "stack traces": lambda before: before or not stack_traces,

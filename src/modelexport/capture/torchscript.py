@@ -27,7 +27,7 @@ import onnx_ir.passes.common as passes
 import torch
 from torch import nn
 
-from modelexport.capture import TRACED_OPSETS
+from modelexport.capture import TRACED_OPSETS, USUAL_FORM, QuantizedForm
 from modelexport.capture.arguments import by_name, state_dict_names, variable_inputs
 from modelexport.capture.decisions import NoDecisions
 from modelexport.capture.exported import Exported
@@ -62,6 +62,7 @@ def capture_by_tracing(
     opset: int | None = None,
     constants: Collection[str] = (),
     stack_traces: bool = False,
+    form: QuantizedForm = USUAL_FORM,
 ) -> Exported:
     """Trace and translate a model. The model's state is restored afterwards, also after a failure.
 
@@ -71,6 +72,7 @@ def capture_by_tracing(
         opset: The opset of the ONNX standard domain, from :data:`TRACED_OPSETS`; ``None`` for the exporter's default.
         constants: Arguments whose values the graph keeps, instead of taking them as inputs.
         stack_traces: Changes nothing: a trace has the lines of Python.
+        form: Changes nothing: the exporter does not translate these layers.
 
     Raises:
         CaptureError: The exporter failed, or the model's Python code depends on tensor values. Names the call and line.

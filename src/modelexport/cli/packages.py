@@ -32,6 +32,7 @@ def export_folder(choice: ModelChoice, folder: Path, options: Options, *, as_jso
     check_package_folder(folder, [Path(choice.model)])
     stages = Stages(LINE.tell)
     loaded, example = load_for_package(choice, options.package.parts or "auto", stages)
+    options.quantized.check_model(loaded.model)
     with only_new_garbage():
         result = export_package(
             loaded.model,

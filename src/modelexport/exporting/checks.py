@@ -144,8 +144,9 @@ def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], 
             return FileCheck(status="failed", step=step, reason=str(error)[:_REASON])
         reason = f"{str(error)[:_REASON]}; other providers may run {', '.join(sorted(types))}, and float32 runs on all"
         return FileCheck(status="skipped", step=step, reason=reason)
-    properties = runs.get_modelmeta().custom_metadata_map
+    properties, otherwise = runs.get_modelmeta().custom_metadata_map, _declared_otherwise(runs, results)
     returned, outputs = requested_outputs(properties, own), len(runs.get_outputs()) - len(exposed_outputs(properties))
+    del runs  # its weights, and the copies of them that its kernels prefer
     if len(returned) != outputs:
         reason = f"PyTorch returns {len(returned)} tensors, the file {outputs}"
         return FileCheck(status="failed", step="outputs", reason=reason)
@@ -158,7 +159,7 @@ def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], 
     doubted = compared
     if compared.contradictions and (changed := changed_weights(model, sides.tagged.model, None, [])):
         doubted = sides.compare(inputs, changed)  # by fresh weights, several calls may compute one value
-    told = "; ".join(filter(None, (_declared_otherwise(runs, results), _lost_calls(sides, truth), _doubts(doubted))))
+    told = "; ".join(filter(None, (otherwise, _lost_calls(sides, truth), _doubts(doubted))))
     if not wrong:
         return FileCheck(status="passed", reason=told, largest=largest)
     if sides.wide and not compared.located.pairs and compared.end_to_end.trace.failed is None:

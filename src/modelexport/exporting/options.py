@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from modelexport.capture import FrontEnd, check_opset
+from modelexport.capture import FrontEnd, QuantizedAs, QuantizedForm, check_opset
 from modelexport.core.declared import option
 from modelexport.core.tags import Granularity
 from modelexport.errors import UsageError
@@ -57,6 +57,46 @@ class GraphOptions:
     )
     row: str | None = None
     """The symbol of the batch, if the graph may refuse several new tokens after a cache for more than one row."""
+
+
+AccuracyLevel = Literal["exact", "fast"]
+_EIGHT_BITS = 4
+"""The ``accuracy_level`` with which ONNX Runtime's CPU computes with activations in 8 bits; CUDA ignores it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizedOptions:
+    """How the layers of a quantized checkpoint are written."""
+
+    quantized_as: QuantizedAs = option(
+        "nbits",
+        "nbits: MatMulNBits, or MatMulBnb4, of ONNX Runtime; qdq: DequantizeLinear and MatMul of opset 21.",
+    )
+    accuracy_level: AccuracyLevel = option(
+        "exact",
+        "fast: MatMulNBits computes with activations in 8 bits on a CPU (accuracy_level 4), about 1 % off.",
+    )
+
+    def check_model(self, model: Any) -> None:
+        """Refuse these options for a model that has no such layers.
+
+        Raises:
+            UsageError: It has none.
+        """
+        if self == QuantizedOptions():
+            return
+        from modelexport.pytorch.quantized import packed_schemes
+
+        if not hasattr(model, "modules") or not packed_schemes(model):
+            raise UsageError(
+                "--quantized-as and --accuracy-level are for a checkpoint whose config.json has a quantization_config "
+                "of a format that modelexport reads: leave them out"
+            )
+
+    def form(self, fuse: FuseFor | None) -> QuantizedForm:
+        """The same, for a provider: that for which nodes are fused, or the CPU."""
+        fast = self.accuracy_level == "fast" and fuse != "ort-cuda"
+        return QuantizedForm(self.quantized_as, _EIGHT_BITS if fast else 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +198,8 @@ class Keywords(TypedDict, total=False):
     optimized: bool
     fuse: FuseFor | None
     row: str | None
+    quantized_as: QuantizedAs
+    accuracy_level: AccuracyLevel
     granularity: Granularity
     include: Collection[str]
     exclude: Collection[str]
@@ -185,6 +227,7 @@ class Options:
 
     capture: CaptureOptions = CaptureOptions()
     graph: GraphOptions = GraphOptions()
+    quantized: QuantizedOptions = QuantizedOptions()
     tags: TagOptions = TagOptions()
     weights: WeightOptions = WeightOptions()
     checks: CheckOptions = CheckOptions()
@@ -214,6 +257,7 @@ class Options:
             "opset": capture.opset,
             "stack_traces": self.tags.keep_torch_metadata,
             "constants": capture.constants,
+            "form": self.quantized.form(self.graph.fuse),
         }
 
     def check_together(self, *, package: bool = False) -> None:
@@ -231,6 +275,10 @@ class Options:
             raise UsageError("an optimised graph is fused: leave out --no-optimize, or --fuse")
         if fused and self.tags.tags_as == "functions":
             raise UsageError("fused nodes are of several modules, and functions of one: leave out --tags-as, or --fuse")
+        if self.quantized == QuantizedOptions(quantized_as="qdq", accuracy_level="fast"):
+            raise UsageError(
+                "accuracy_level is an attribute of MatMulNBits: leave out --accuracy-level, or --quantized-as qdq"
+            )
         if not package and self.package != PackageOptions():
             raise UsageError("--parts, --static-cache and --separate-prefill go with a FOLDER/, not with a FILE.onnx")
         if package and self.tags.dag_dir is not None:
@@ -256,4 +304,6 @@ class Options:
             optimize=self.graph.optimized,
             fuse=self.graph.fuse or "",
             constants=dict(exported.constants),
+            quantized_as=self.quantized.quantized_as if self.quantized.quantized_as != "nbits" else "",
+            accuracy_level=self.quantized.form(self.graph.fuse).accuracy_level,
         )

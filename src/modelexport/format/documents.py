@@ -227,6 +227,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What its nodes were fused for (``ort-cpu``); absent if they were not."""
     constants: dict[str, str] = {}
     """Arguments of ``forward`` that the file does not take, to the values that it keeps; absent if there are none."""
+    quantized_as: str = ""
+    """``qdq`` if layers of a quantized checkpoint are ``DequantizeLinear`` and ``MatMul``; otherwise absent."""
+    accuracy_level: int = 0
+    """The attribute of ``MatMulNBits`` of these layers; absent if it is 0: float32."""
 
 
 class Hierarchy(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ call is one operator, so that an exporter can translate it as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,8 +15,8 @@ import torch
 from onnx_ir.tensor_adapters import TorchTensor
 from torch import nn
 
+from modelexport.weights.packed.bits import unpack
 from modelexport.weights.packed.formats import FORMATS, entry_name
-from modelexport.weights.packed.operators import is_table, numbers_of
 from modelexport.weights.packed.scheme import Scheme
 
 
@@ -42,6 +42,12 @@ class QuantizedLinear(nn.Module):
         return f"{self.in_features}, {self.out_features}, {scheme.format}, bits={scheme.bits}, group={scheme.group}"
 
 
+def packed_schemes(model: nn.Module) -> list[Scheme]:
+    """The schemes of the packed layers of a model."""
+    layers = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
+    return [msgspec.json.decode(layer._scheme, type=Scheme) for layer in layers]
+
+
 def is_linear(module: nn.Module) -> bool:
     """Whether a module computes what ``nn.Linear`` does with its weight and bias, if need be by its own ``forward``."""
     if type(module).forward is nn.Linear.forward or not isinstance(module, nn.Linear):
@@ -59,8 +65,11 @@ def is_linear(module: nn.Module) -> bool:
 def _computed(
     inputs: torch.Tensor, tensors: Sequence[torch.Tensor], bias: torch.Tensor | None, scheme: str
 ) -> torch.Tensor:
-    weight = dequantized(msgspec.json.decode(scheme, type=Scheme), tensors, inputs.dtype)
-    return nn.functional.linear(inputs, weight, bias)
+    parts = [
+        nn.functional.linear(inputs, weight, None if bias is None else bias[rows])
+        for weight, rows in _blocks(msgspec.json.decode(scheme, type=Scheme), tensors, inputs.dtype)
+    ]
+    return torch.cat(parts, dim=-1)
 
 
 def _shaped(
@@ -81,26 +90,41 @@ OPERATOR: Any = torch.ops.modelexport.quantized_linear.default
 
 def dequantized(scheme: Scheme, tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
     """The dense weight ``[rows, columns]``, computed in ``dtype``."""
+    return torch.cat([weight for weight, _ in _blocks(scheme, tensors, dtype)])
+
+
+_AT_ONCE = 2**22
+"""About how many elements of a dense weight are in memory at once."""
+
+
+def _blocks(
+    scheme: Scheme, tensors: Sequence[torch.Tensor], dtype: torch.dtype
+) -> Iterator[tuple[torch.Tensor, slice]]:
+    """The dense weight by blocks of rows, and which rows they are."""
     known = FORMATS[scheme.format]
     arrays = {role: _array(tensor) for role, tensor in zip(scheme.roles, tensors, strict=True)}
+    codes = known.codes.compute(scheme, arrays)
     scales = _tensor(known.scales.compute(scheme, arrays), dtype)
-    if is_table(scheme):
-        assert known.table is not None
-        packed = torch.from_numpy(known.codes.compute(scheme, arrays))
-        numbers = torch.stack([packed >> 4, packed & 15], dim=1).flatten().long()
-        values = _tensor(known.table(scheme), dtype)[numbers]
-        each = scales.repeat_interleave(scheme.group)[: values.numel()]
-        return (values * each).view(scheme.rows, scheme.columns)
-    # Whole numbers below 256 are exact in every floating-point type.
-    numbers = torch.from_numpy(numbers_of(scheme, arrays)).to(dtype)
     zeros = torch.full_like(scales, 2 ** (scheme.bits - 1))
     if known.zero_points is not None and set(known.zero_points.roles) <= set(arrays):
         zeros = _tensor(known.zero_points.compute(scheme, arrays), dtype)
+    table = _tensor(known.table(scheme), dtype) if known.table is not None else None
+    groups = torch.arange(scheme.columns) // scheme.group
     if scheme.ordered and known.groups is not None:
         groups = torch.from_numpy(known.groups.compute(scheme, arrays)).long()
-        return (numbers - zeros[:, groups]) * scales[:, groups]
-    steps = numbers.view(scheme.rows, -1, scheme.group) - zeros[..., None]
-    return steps.mul_(scales[..., None]).view(scheme.rows, scheme.columns)
+    step = 2 * max(_AT_ONCE // (2 * scheme.columns), 1)  # an even number of rows ends with a byte
+    for start in range(0, scheme.rows, step):
+        rows = slice(start, min(start + step, scheme.rows))
+        if table is not None:  # its blocks need not end with the rows
+            first, last = start * scheme.columns, rows.stop * scheme.columns
+            packed = torch.from_numpy(codes[first // 2 : last // 2])
+            numbers = torch.stack([packed >> 4, packed & 15], dim=1).flatten().long()
+            weight = table[numbers] * scales[torch.arange(first, last) // scheme.group]
+            yield weight.view(-1, scheme.columns), rows
+            continue
+        # Whole numbers below 256 are exact in every floating-point type.
+        weight = torch.from_numpy(unpack(codes[rows], scheme.bits, scheme.columns)).to(dtype)
+        yield weight.sub_(zeros[rows][:, groups]).mul_(scales[rows][:, groups]), rows
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:

@@ -76,12 +76,19 @@ def compare_as_run(
         return differences
 
     outputs = compare(found)
-    optimizer = ""
+    optimizer, notes = "", [told] if told else []
     if any(one.status == "differ" for one in outputs):
         optimizer = blamed_optimizer(
             path, inputs, lambda again: bool(again) and all(one.status == "agree" for one in compare(again)), provider
         )
-    return AsRun(outputs, optimizer, [told] if told else [])
+        if any(_computes_in_8_bits(node) for node in all_nodes(load_onnx(path))):
+            notes.append("MatMulNBits with accuracy_level 4 computes with activations in 8 bits")
+    return AsRun(outputs, optimizer, notes)
+
+
+def _computes_in_8_bits(node: ir.Node) -> bool:
+    level = node.attributes.get("accuracy_level")
+    return level is not None and level.value == 4
 
 
 def _open(path: Path, provider: str) -> tuple[onnxruntime.InferenceSession, str]:

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
+from modelexport.capture import USUAL_FORM, QuantizedForm
 from modelexport.capture.repairs import elements, linalg, losses, numbers, ordering, pooling, quantized, recurrent
 
 Table = dict[Callable[..., Any], Callable[..., Any]]
 
 
-def translations() -> Table:
+def translations(form: QuantizedForm = USUAL_FORM) -> Table:
     """FX operator to the function that makes its ONNX nodes."""
     aten, prims = torch.ops.aten, torch.ops.prims
     return {
@@ -66,7 +67,7 @@ def translations() -> Table:
         aten.searchsorted.Tensor: ordering.search,
         aten.bucketize.Tensor: ordering.bucket,
         aten.lstm.input: recurrent.lstm,
-        **quantized.linear(),
+        **quantized.linear(form),
     }
 
 
@@ -80,7 +81,7 @@ def overriding() -> Table:
     }
 
 
-def with_translations(export: Callable[..., Any], programs: list[Any]) -> Callable[..., Any]:
+def with_translations(export: Callable[..., Any], programs: list[Any], ours: Table) -> Callable[..., Any]:
     """``torch.onnx.export`` with these translations.
 
     The exporter of transformers gives it a table of its own. What ``torch.onnx.export`` returned is added to the list:
@@ -88,7 +89,7 @@ def with_translations(export: Callable[..., Any], programs: list[Any]) -> Callab
     """
 
     def with_more(*args: Any, custom_translation_table: Table | None = None, **kwargs: Any) -> Any:
-        table = {**translations(), **(custom_translation_table or {}), **overriding()}
+        table = {**ours, **(custom_translation_table or {}), **overriding()}
         programs.append(export(*args, custom_translation_table=table, **kwargs))
         return programs[-1]
 

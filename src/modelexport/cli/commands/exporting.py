@@ -73,6 +73,7 @@ def _export_file(
 
     interface = read_interface(names)
     loaded, example = choice.load(stages, weights="files" if options.weights.weights == "link" else "auto")
+    options.quantized.check_model(loaded.model)
     return run(
         loaded.model,
         widened(example, interface) if isinstance(example, Mapping) else example,

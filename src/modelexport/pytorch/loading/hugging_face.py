@@ -166,7 +166,8 @@ def _without_weights(
         if hasattr(cls, "from_config"):  # an Auto class, which needs the name of the model to load it
             with torch.device("meta"):
                 cls = type(cls.from_config(config, trust_remote_code=trust_remote_code))
-        with no_larger_than(sum(file.size for file in files)):
+        unpacked = sum(scheme.rows * scheme.columns for scheme in packed.values())
+        with no_larger_than(sum(file.size for file in files) + unpacked):
             model, info, weights = build_without_weights(cls, config, files, dtype, packed)
     notes += _compare_keys(spec, model, info)
     notes += _dense_notes(weights, packed)

@@ -1,12 +1,16 @@
-"""Operators that compute the tensors of ONNX Runtime's ``MatMulNBits`` and ``MatMulBnb4`` from those of a checkpoint.
+"""Operators that compute what a file has of a packed weight from the tensors of a checkpoint.
 
 A graph has them only between its capture and the folding of parameters; a file has them as steps of transforms.
 
-- ``Codes``: the numbers. By blocks uint8 ``[rows, blocks, block * bits / 8]``; by groups, each number in a byte, uint8
-  ``[rows * groups, group]``; of a table uint8 ``[rows * columns / 2]``. Columns are sorted by their groups.
-- ``Scales``: ``[rows, blocks]`` or ``[rows * groups]``, cast to ``dtype``. Blocks of one group have the same scale.
-- ``ZeroPoints``: uint8, packed ``[rows, ceil(blocks * bits / 8)]``, or ``[rows * groups]``.
+- ``Codes``: the numbers, of a table uint8 ``[rows * columns / 2]``. Columns are sorted by their groups.
+- ``Scales``: cast to ``dtype``.
+- ``ZeroPoints``
 - ``Order``: int64 ``[columns]``, the columns sorted by their groups.
+
+With blocks they are for ``MatMulNBits``: uint8 ``[rows, blocks, block * bits / 8]``, ``[rows, blocks]``, and uint8
+``[rows, ceil(blocks * bits / 8)]``; blocks of one group have the same scale. Without, they are for
+``DequantizeLinear``: ``[columns, rows]`` and ``[groups, rows]`` of the smallest integers of opset 21, which are signed
+if the weight has no zero points.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from modelexport.weights.packed.scheme import Part, Scheme, Tensors, consecutive
 
 DOMAIN, VERSION = "modelexport.packed", 1
 
+_NIBBLE = 4
 _SMALLEST_BLOCK, _LARGEST_BLOCK = 16, 256
 """The sizes of blocks for which ONNX Runtime has kernels; they are powers of two."""
 
@@ -35,7 +40,7 @@ class Packing(Scheme, frozen=True, kw_only=True):
     """A scheme, and the layout to compute: the attributes of an operator."""
 
     block: int
-    """Consecutive columns that have one scale in the file; 0: as many as the scheme says, in a layout by groups."""
+    """Consecutive columns that have one scale in the file; 0: as many as the scheme says, for ``DequantizeLinear``."""
     dtype: str = "float32"
     """The element type of scales."""
 
@@ -70,15 +75,24 @@ def result_type(operator: str, wanted: Packing) -> tuple[ir.DataType, tuple[int,
         case "Order":
             return ir.DataType.INT64, (columns,)
         case "Scales":
-            by_block = block and not is_table(wanted)
-            return parse_dtype(wanted.dtype), (rows, columns // block) if by_block else (groups,)
+            by_block = (rows, columns // block) if block else (columns // wanted.group, rows)
+            return parse_dtype(wanted.dtype), (groups,) if is_table(wanted) else by_block
+        case "ZeroPoints" if block:
+            return ir.DataType.UINT8, (rows, -(-(columns // block) * wanted.bits // 8))
         case "ZeroPoints":
-            return ir.DataType.UINT8, (rows, -(-(columns // block) * wanted.bits // 8)) if block else (groups,)
+            return _integers(wanted), (columns // wanted.group, rows)
         case _ if is_table(wanted):
             return ir.DataType.UINT8, (rows * columns * wanted.bits // 8,)
         case _ if block:
             return ir.DataType.UINT8, (rows, columns // block, block * wanted.bits // 8)
-    return ir.DataType.UINT8, (groups, wanted.group)
+    return _integers(wanted), (columns, rows)
+
+
+def _integers(wanted: Packing) -> ir.DataType:
+    """The type of numbers for ``DequantizeLinear``."""
+    if roles_of("ZeroPoints", wanted):
+        return ir.DataType.UINT8 if wanted.bits > _NIBBLE else ir.DataType.UINT4
+    return ir.DataType.INT8 if wanted.bits > _NIBBLE else ir.DataType.INT4
 
 
 def is_table(scheme: Scheme) -> bool:
@@ -89,7 +103,11 @@ def is_unchanged(operator: str, wanted: Packing, dtype: ir.DataType) -> bool:
     """Whether the bytes of the first input, of this type, are those of the result, which then need not be computed."""
     known = FORMATS[wanted.format]
     if operator == "Scales":
-        return known.scales.is_bytes and dtype == parse_dtype(wanted.dtype) and wanted.block in (0, wanted.group)
+        return (
+            known.scales.is_bytes
+            and dtype == parse_dtype(wanted.dtype)
+            and (is_table(wanted) or wanted.block == wanted.group)
+        )
     whole = wanted.columns * wanted.bits % 32 == 0 or is_table(wanted)
     return operator == "Codes" and known.codes.is_bytes and not wanted.ordered and wanted.block > 0 and whole
 
@@ -121,11 +139,6 @@ def packed_size(steps: Sequence[TransformStep]) -> int | None:
     )
 
 
-def numbers_of(scheme: Scheme, tensors: Tensors) -> np.ndarray:
-    """``uint8[rows, columns]`` in the columns' own order."""
-    return unpack(FORMATS[scheme.format].codes.compute(scheme, tensors), scheme.bits, scheme.columns)
-
-
 def _codes(wanted: Packing, tensors: Tensors) -> np.ndarray:
     packed = FORMATS[wanted.format].codes.compute(wanted, tensors)
     if is_table(wanted):
@@ -135,7 +148,10 @@ def _codes(wanted: Packing, tensors: Tensors) -> np.ndarray:
         return packed
     numbers = unpack(packed, wanted.bits, wanted.columns)
     numbers = numbers if order is None else numbers[:, order]
-    return pack(numbers, wanted.bits) if wanted.block else numbers
+    if wanted.block:
+        return pack(numbers, wanted.bits)
+    is_signed = _integers(wanted).is_signed()
+    return numbers.T.astype(np.int16) - (2 ** (wanted.bits - 1) if is_signed else 0)
 
 
 def _order(wanted: Packing, tensors: Tensors) -> np.ndarray | None:
@@ -166,7 +182,9 @@ def _ordered(wanted: Packing, tensors: Tensors) -> np.ndarray:
 
 def _by_block(wanted: Packing, part: Part, tensors: Tensors) -> np.ndarray:
     values = part.compute(wanted, tensors)
-    return np.repeat(values, wanted.group // wanted.block, axis=1) if wanted.block and not is_table(wanted) else values
+    if is_table(wanted):
+        return values
+    return np.repeat(values, wanted.group // wanted.block, axis=1) if wanted.block else values.T
 
 
 def _scales(wanted: Packing, tensors: Tensors) -> np.ndarray:
