@@ -123,7 +123,7 @@ STATES: Mapping[str, Mapping[str, Any]] = {
     },
     "Qwen3_5Text": {"num_hidden_layers": 4, "linear_num_key_heads": 2, **LINEAR},
     "OlmoHybrid": {"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 4, **LINEAR},
-    "xLSTM": {"num_heads": 4, "num_blocks": 2, "chunk_size": 16, "mlstm_round_up_to_multiple_of": 8},
+    "xLSTM": {"hidden_size": 128, "num_heads": 2, "num_blocks": 2, "chunk_size": 16},
     "MiniMax": {
         "layer_types": ["linear_attention", "full_attention"],
         "block_size": 4,

@@ -133,6 +133,7 @@ def export_package(
         asked = options.package
         form = DecoderForm(static_cache=asked.static_cache, separate_prefill=asked.separate_prefill)
         form.check()
+        given = inputs if isinstance(inputs, Mapping) else None
         kind, made = _parts_of(model, asked.parts or "auto", inputs, form, options.weights.to_check)
         forms = iter(made)
         best = next(forms)
@@ -150,7 +151,7 @@ def export_package(
             manifest = _manifest(kind, found, results, weights)
             if manifest.generation is not None:
                 with stages("generate"):
-                    left_out += run_once(model, manifest, staging, results, inputs, options)
+                    left_out += run_once(model, manifest, staging, results, given, options)
             notes = [*left_out, *_notes(found), *write_layouts(model, lies_in, staging, manifest, found)]
             write_manifest(manifest, staging)
             return _result(folder, staging, manifest, results, seconds, notes)
@@ -205,8 +206,7 @@ def _parts_of(
     they are asked for.
     """
     if parts == "generate" or (parts == "auto" and can_generate(model)):
-        sizes = inputs if isinstance(inputs, Mapping) else None
-        return "generate", generation_forms(model, form, sizes, weights)
+        return "generate", generation_forms(model, form, inputs if isinstance(inputs, Mapping) else None, weights)
     if form != DecoderForm():
         raise InputsError("--static-cache and --separate-prefill are for a model that generates: leave them out")
     if isinstance(model, PipelineModules):

@@ -17,8 +17,9 @@ from modelexport.exporting.options import Options
 from modelexport.exporting.result import ExportResult
 from modelexport.format.packages import Generation, Manifest
 from modelexport.packages.generator import Generator, Step
-from modelexport.packages.greedy import example_prompts, first_difference, generate_greedily, step_of
+from modelexport.packages.greedy import first_difference, generate_greedily, step_of
 from modelexport.packages.model_parts import with_weights
+from modelexport.packages.prompts import example_prompts
 from modelexport.runtime.sessions import CPU
 from modelexport.tagged.package import Package, read_package
 from modelexport.traces.differences import compare_arrays
@@ -182,14 +183,14 @@ def run_once(
     manifest: Manifest,
     folder: Path,
     results: Mapping[str, ExportResult],
-    sizes: Any,
+    given: Mapping[str, Any] | None,
     options: Options,
 ) -> list[str]:
     """Generate some tokens from prompts of other lengths, in batches of other sizes, and compare them with the model's.
 
     Args:
         results: The export of each part; if one could not be checked, the package cannot run either.
-        sizes: The size of images, for a model that takes it.
+        given: As in :func:`.example_of`.
 
     Returns:
         Notes, a line each.
@@ -202,7 +203,7 @@ def run_once(
         return []
     try:
         with with_weights(model, options.weights.lent):
-            fault = _fault(model, manifest, folder, sizes)
+            fault = _fault(model, manifest, folder, given)
     except ModelExportError as error:
         fault = error_line(error)
     if not fault:
@@ -216,10 +217,10 @@ def run_once(
     )
 
 
-def _fault(model: nn.Module, manifest: Manifest, folder: Path, sizes: Any) -> str:
+def _fault(model: nn.Module, manifest: Manifest, folder: Path, given: Mapping[str, Any] | None) -> str:
     assert manifest.generation is not None
     generator = Generator({part.name: folder / part.file for part in manifest.parts}, how=manifest.generation)
-    prompts = example_prompts(model, None, seed=1, sizes=sizes if isinstance(sizes, Mapping) else None)
+    prompts = example_prompts(model, None, seed=1, given=given, manifest=manifest)
     for batch in batches_of(prompts, manifest.generation):
         if told := first_difference(generator, generate_greedily(model, batch, _NEW_TOKENS)):
             lengths = ", ".join(str(len(next(iter(prompt.values()))[0])) for prompt in batch)
