@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,8 @@ class Example:
     inputs: Mapping[str, torch.Tensor]
     head: int = 0
     """How many tokens a prompt begins with in any case: those up to its last placeholder."""
+    given: Collection[str] = ()
+    """The inputs that were given, so that others cannot be drawn."""
 
     @property
     def beside(self) -> list[str]:
@@ -98,7 +100,7 @@ def example_of(model: nn.Module, given: Mapping[str, Any] | None = None) -> Exam
         inputs["attention_mask"] = torch.ones_like(ids)
         if head:
             inputs |= _types(model, inputs, placeholder)
-    return Example(inputs, head)
+    return Example(inputs, head, one.keys())
 
 
 def others_than_text(model: nn.Module) -> list[str]:
@@ -160,7 +162,8 @@ def example_prompts(
         manifest: Of a package, which may take text only.
     """
     if model.config.is_encoder_decoder and model.main_input_name != "input_ids":
-        example = Example({name: value[:1] for name, value in encoder_inputs(model, given).items()})
+        one = {name: value[:1] for name, value in encoder_inputs(model, given).items()}
+        example = Example(one, given=given or ())
         return [prompts_like(model, example, (0,), seed + index)[0] for index in range(4)]
     example = example_of(model, given)
     parts = manifest.parts if manifest is not None else ()
@@ -192,7 +195,7 @@ def prompts_like(model: nn.Module, example: Example, lengths: Sequence[int], see
                 prompt[name] = np.concatenate([array[:1, : example.head], after], axis=1)
             else:
                 one = array[: len(array) // len(ids)] if ids is not None else array
-                drawn = np.issubdtype(one.dtype, np.floating)
+                drawn = np.issubdtype(one.dtype, np.floating) and name not in example.given
                 prompt[name] = random.standard_normal(one.shape).astype(one.dtype) if drawn else one
         prompts.append(prompt)
     return prompts

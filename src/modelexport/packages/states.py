@@ -86,8 +86,7 @@ class State:
 
     def before(self) -> Any:
         """What the first call takes as the state."""
-        first = self.prompt.arguments.get(self.argument)
-        return with_tensors(first, {name: one.clone() for name, one in named_tensors(first).items()})
+        return with_tensors(self.prompt.arguments.get(self.argument), {})
 
     @contextmanager
     def put(self, model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
@@ -105,9 +104,9 @@ class State:
 
 
 def with_tensors(state: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """A copy of a state with other tensors, and the same where none are given."""
-    memo: dict[int, Any] = {id(old): tensors.get(name, old) for name, old in named_tensors(state).items()}
-    return copy.deepcopy(state, memo)
+    """A copy of a state with other tensors, and copies where none are given: models write into counters."""
+    found = named_tensors(state).items()
+    return copy.deepcopy(state, {id(old): tensors[name] if name in tensors else old.clone() for name, old in found})
 
 
 def count_tokens(arguments: Mapping[str, Any]) -> int:

@@ -189,7 +189,7 @@ def run_once(
     """Generate some tokens from prompts of other lengths, in batches of other sizes, and compare them with the model's.
 
     Args:
-        results: The export of each part; if one could not be checked, the package cannot run either.
+        results: The export of each part. Where one was not to be checked, or has no weights here, nothing is run.
         given: As in :func:`.example_of`.
 
     Returns:
@@ -198,22 +198,24 @@ def run_once(
     Raises:
         CheckError: The package does not run, or generates something else.
     """
-    checks = [result.check for result in results.values()]
-    if any(check is None or check.status != "passed" for check in checks) or manifest.generation is None:
+    checks = {name: result.check for name, result in results.items()}
+    cannot = [f"{name}: {one.reason}" for name, one in checks.items() if one and one.step in ("loading", "running")]
+    told, fault = "the package cannot run a prompt here", next(iter(cannot), "")
+    if not fault and any(one is None or one.status != "passed" for one in checks.values()):
         return []
-    try:
-        with with_weights(model, options.weights.lent):
-            fault = _fault(model, manifest, folder, given)
-    except ModelExportError as error:
-        fault = error_line(error)
+    if not fault:
+        told = "the package does not generate what the model does"
+        try:
+            with with_weights(model, options.weights.lent):
+                fault = _fault(model, manifest, folder, given)
+        except ModelExportError as error:
+            fault = error_line(error)
     if not fault:
         return []
     if options.checks.keep_anyway:
-        return [f"the package does not generate what the model does: {fault}"]
+        return [f"{told}: {fault}"]
     raise CheckError(
-        f"the package does not generate what the model does, and was not written: {fault}; --keep-anyway "
-        f"(keep_anyway=True) writes it nevertheless",
-        reason=fault,
+        f"{told}, and was not written: {fault}; --keep-anyway (keep_anyway=True) writes it nevertheless", reason=fault
     )
 
 
