@@ -16,12 +16,13 @@ import decoders
 import modelexport
 from commands import run
 from modelexport.errors import CaptureError, InputsError
-from modelexport.packages.generation_parts import generation_parts
+from modelexport.packages.generation_parts import generation_forms
 from modelexport.packages.generator import Generator
-from modelexport.packages.greedy import example_prompts, generate_greedily
+from modelexport.packages.greedy import generate_greedily
 from modelexport.packages.measured_parts import cost_parts, profile_parts
 from modelexport.packages.model_parts import with_weights
 from modelexport.packages.multimodal import Encode, Merge, find_modality
+from modelexport.packages.prompts import example_of, example_prompts
 from modelexport.pytorch.loading import load_model
 from modelexport.tagged.package import read_package
 
@@ -67,7 +68,7 @@ def scaled(model: Any) -> Any:
 
 def test_the_merge_puts_features_in_the_place_of_placeholders_in_order() -> None:
     model = llava()
-    modality = find_modality(model)
+    modality = find_modality(model, example_of(model))
     assert modality is not None
     ids = torch.tensor([[IMAGE, 7, IMAGE], [IMAGE, IMAGE, 9]])
     features = torch.arange(4)[:, None].expand(4, 32).float()
@@ -107,19 +108,19 @@ def qwen_3() -> Any:
 def test_a_model_whose_images_a_package_does_not_take_says_so_and_is_exported_for_text() -> None:
     model = qwen_3()
     with pytest.raises(CaptureError, match=r"Qwen3VLForConditionalGeneration takes images.* depends on the places"):
-        find_modality(model)
-    (part,) = generation_parts(model)
+        find_modality(model, example_of(model))
+    (part,) = next(generation_forms(model))
     assert "input_ids" in part.inputs
     assert [note for note in part.notes if note.startswith("takes text only: Qwen3VL")]
     with pytest.raises(InputsError, match=r"depends on the places.*leave out --inputs"):
-        generation_parts(model, sizes={"image_grid_thw": torch.tensor([[1, 4, 4]])})
+        next(generation_forms(model, given={"image_grid_thw": torch.tensor([[1, 4, 4]])}))
 
 
 @pytest.mark.parametrize("grid", [(1, 4, 4), (1, 4, 8), (1, 6, 2)])
 def test_positions_are_counted_without_reading_values(grid: tuple[int, int, int]) -> None:
     model = qwen()
     sizes = torch.tensor([grid])
-    modality = find_modality(model, {"image_grid_thw": sizes})
+    modality = find_modality(model, example_of(model, {"image_grid_thw": sizes}))
     assert modality is not None and modality.positions is not None
     assert modality.sizes == ("image_grid_thw",)
     tokens = grid[1] * grid[2] // 4
@@ -140,14 +141,14 @@ def test_without_its_weights_a_merge_is_not_compared_and_the_export_says_so() ->
     model = llava()
     for parameter in model.parameters():
         parameter.data.zero_()
-    modality = find_modality(model)
+    modality = find_modality(model, example_of(model))
     assert modality is not None and not modality.compared
-    notes = [note for part in generation_parts(model) for note in part.notes]
+    notes = [note for part in next(generation_forms(model)) for note in part.notes]
     assert notes == [
         "the merge of image features was not compared with the model's own, because the weights are not in memory: "
         "verify FOLDER/ --model compares it"
     ]
-    assert not [note for part in generation_parts(llava()) for note in part.notes]
+    assert not [note for part in next(generation_forms(llava())) for note in part.notes]
 
 
 def test_a_model_with_lent_weights_generates_what_it_does_with_its_own(tmp_path: Path) -> None:

@@ -23,9 +23,10 @@ from decoders import SMALL
 from exports import Shared
 from modelexport.errors import CheckError, FileFormatError, InputsError, OutputError, UsageError
 from modelexport.files.onnx_models import load_onnx
-from modelexport.packages.generation_parts import generation_parts
+from modelexport.packages.generation_parts import generation_forms
 from modelexport.packages.generator import Generator
-from modelexport.packages.greedy import example_prompts, first_difference, generate_greedily
+from modelexport.packages.greedy import first_difference, generate_greedily
+from modelexport.packages.prompts import example_prompts
 from modelexport.pytorch.loading import load_model
 from modelexport.pytorch.other_sizes import resized
 from modelexport.pytorch.prepared import prepare_inputs
@@ -191,7 +192,7 @@ def test_a_linked_package_that_is_wrong_is_not_written(llama: tuple[Path, Path],
 
 
 def test_other_sizes_of_a_step_fit_together(llama: tuple[Path, Path]) -> None:
-    (part,) = generation_parts(load_model(str(llama[0])).model)
+    (part,) = next(generation_forms(load_model(str(llama[0])).model))
     given = prepare_inputs(part.model, part.inputs).inputs
     changed = resized(given, load_onnx(llama[1] / "decode.onnx"))
     assert isinstance(given, dict) and isinstance(changed, dict)

@@ -19,7 +19,8 @@ from decoders import SMALL
 from modelexport.errors import ModelExportError, UsageError
 from modelexport.format.packages import Start
 from modelexport.packages.generator import Generator
-from modelexport.packages.greedy import generate_greedily, token_inputs
+from modelexport.packages.greedy import generate_greedily
+from modelexport.packages.prompts import Example, token_inputs
 from modelexport.packages.stateful_parts import stateful_parts
 from modelexport.packages.states import State, find_state
 from modelexport.tagged.package import read_package
@@ -63,7 +64,7 @@ def made(build: Callable[[], Any]) -> Any:
 
 
 def state_of(model: Any) -> State:
-    state = find_state(model, token_inputs(model))
+    state = find_state(model, Example(token_inputs(model)))
     assert state is not None
     return state
 
