@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from modelexport.packages.generator import Generator
 from modelexport.packages.greedy import generate_greedily
 from modelexport.packages.measured_parts import cost_parts, profile_parts
 from modelexport.packages.model_parts import with_weights
-from modelexport.packages.multimodal import Encode, Merge, find_modality
+from modelexport.packages.multimodal import Encode, Merge, find_modality, undivided
 from modelexport.packages.prompts import example_of, example_prompts
 from modelexport.pytorch.loading import load_model
 from modelexport.tagged.package import read_package
@@ -135,6 +136,106 @@ def test_positions_are_counted_without_reading_values(grid: tuple[int, int, int]
         ids, mm_token_type_ids=(ids == IMAGE).int(), image_grid_thw=sizes.repeat(6, 1), attention_mask=mask
     )
     assert (found == right)[:, mask.bool()].all()
+
+
+PATCHES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "image_size": 16,
+    "patch_size": 8,
+}
+
+
+def git() -> Any:
+    """Images come before the tokens, without placeholders."""
+    torch.manual_seed(0)
+    sizes = {key: value for key, value in TEXT.items() if key != "num_key_value_heads"}
+    return scaled(transformers.GitForCausalLM(transformers.GitConfig(**sizes, vision_config=PATCHES)))
+
+
+def paligemma() -> Any:
+    """A prompt attends to all of itself where its token types say so."""
+    torch.manual_seed(0)
+    config = transformers.PaliGemmaConfig(
+        vision_config={"model_type": "siglip_vision_model", **PATCHES},
+        text_config={"model_type": "gemma", **TEXT, "head_dim": 8, "tie_word_embeddings": False},
+        image_token_index=IMAGE,
+        projection_dim=32,
+        hidden_size=32,
+        tie_word_embeddings=False,
+    )
+    return scaled(transformers.PaliGemmaForConditionalGeneration(config))
+
+
+@pytest.mark.parametrize(("build", "beside"), [(git, set()), (paligemma, {"token_type_ids"})])
+def test_a_prompt_runs_as_a_whole_where_a_model_does_more_than_merge(build: Any, beside: set[str]) -> None:
+    prefill, decode = next(generation_forms(build()))
+    assert (prefill.name, decode.name, prefill.rows) == ("prefill", "decode", "padded")
+    assert set(prefill.inputs) == {"input_ids", "attention_mask", "position_ids", "pixel_values"} | beside
+    assert prefill.axes["pixel_values", 0] == "batch"
+    assert set(decode.inputs) == {"input_ids", "attention_mask", "position_ids", "past_key_values"}
+
+
+def mllama() -> Any:
+    """Layers attend to the image, as a mask of each token says."""
+    torch.manual_seed(0)
+    vision = {
+        "hidden_size": 32,
+        "attention_heads": 4,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_global_layers": 1,
+        "vision_output_dim": 64,
+        "image_size": 16,
+        "patch_size": 8,
+        "max_num_tiles": 1,
+        "intermediate_layers_indices": [0],
+        "supported_aspect_ratios": [[1, 1]],
+    }
+    rotation = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+    config = transformers.MllamaConfig(
+        vision_config=vision, text_config={**TEXT, **rotation, "cross_attention_layers": [1]}, image_token_index=IMAGE
+    )
+    model = scaled(transformers.MllamaForConditionalGeneration(config))
+    for parameter in model.parameters():
+        if parameter.numel() == 1:
+            parameter.data.fill_(0.7)  # the gates of images are closed until they are trained
+    return model
+
+
+def test_what_each_token_repeats_of_the_prompt_is_part_of_the_state() -> None:
+    given = {
+        "input_ids": torch.tensor([[5, IMAGE, 7, 9, 11, 13]]),
+        "pixel_values": torch.randn(1, 1, 1, 3, 16, 16),
+        "aspect_ratio_ids": torch.ones(1, 1, dtype=torch.long),
+        "aspect_ratio_mask": torch.ones(1, 1, 1, dtype=torch.long),
+        "cross_attention_mask": torch.ones(1, 6, 1, 1, dtype=torch.long),
+    }
+    prefill, decode = next(generation_forms(mllama(), given=given))
+    assert given.keys() <= prefill.inputs.keys()
+    assert decode.inputs["past_key_values"]["cross_attention_mask"].shape == (2, 1, 1, 1)
+
+
+def test_a_package_that_takes_text_only_says_so_where_no_image_can_be_made() -> None:
+    (form,) = itertools.islice(generation_forms(mllama()), 1)
+    told = "takes text only: MllamaForConditionalGeneration also takes images, of which no example can be made"
+    assert any(note.startswith(told) for part in form for note in part.notes)
+
+
+def test_features_that_are_split_by_the_sizes_in_a_tensor_stay_whole() -> None:
+    class Features(torch.nn.Module):
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            counts = (rows != 0).any(-1).view(-1, 1).sum(1)
+            return torch.cat([one * 2 for one in rows.split(counts.tolist())])
+
+    batch = {0: torch.export.Dim("batch")}
+    with undivided():
+        program = torch.export.export(Features(), (torch.ones(3, 4),), dynamic_shapes=(batch,))
+    assert program.module()(torch.ones(5, 4)).shape == (5, 4)
+    assert [len(one) for one in torch.ones(3, 1).split([1, 2])] == [1, 2]
+    assert torch.ones(1).item() == 1
 
 
 def test_without_its_weights_a_merge_is_not_compared_and_the_export_says_so() -> None:

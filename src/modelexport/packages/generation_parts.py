@@ -110,7 +110,7 @@ def generation_forms(
             reason = reason or error.reason
     if given:
         raise InputsError(f"{reason or f'{name} makes its own inputs'}: leave out --inputs ({', '.join(given)})")
-    notes = _text_only(model, reason)
+    notes = _text_only(model, reason if example.beside else "")
     if form != DecoderForm():
         yield _plain_parts(model, form, notes)
         return

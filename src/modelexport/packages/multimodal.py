@@ -238,7 +238,7 @@ class Encode:
     def __call__(self, **inputs: Any) -> dict[str, torch.Tensor]:
         modality = self._modality
         owner = _owner(self._model, modality.kind)
-        with nullcontext() if modality.sizes else _undivided():
+        with nullcontext() if modality.sizes else undivided():
             made = getattr(owner, f"get_{modality.kind}_features")(**{**modality.arguments, **inputs})
         features = getattr(made, "pooler_output", made)
         if isinstance(features, (list, tuple)):
@@ -247,7 +247,7 @@ class Encode:
 
 
 @contextmanager
-def _undivided() -> Iterator[None]:
+def undivided() -> Iterator[None]:
     """Inside, a tensor that is made a list of its rows, or split by sizes that another tensor has, stays whole.
 
     The features of several images are returned as a list, from which they are put together again. A capture would fix
