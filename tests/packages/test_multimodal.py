@@ -299,7 +299,7 @@ def test_three_graphs_generate_pytorchs_tokens_from_images(tmp_path: Path) -> No
     open_sizes = {str(symbol) for symbol in cost_parts(tmp_path / "out")["decode"].whole["macs"].free_symbols}
     assert open_sizes == {"batch", "past_sequence"}
     # The image decides: another one gives other logits.
-    generator = Generator(read_package(tmp_path / "out").files)
+    generator = Generator.of(read_package(tmp_path / "out"))
     ids = np.array([[5, *[IMAGE] * 4, 9, 12]])
     logits = [
         next(generator.steps({"input_ids": ids, "attention_mask": np.ones_like(ids), "pixel_values": image}, 1)).logits

@@ -151,7 +151,7 @@ def test_a_model_that_is_another_in_a_batch_takes_one_prompt(tmp_path: Path) -> 
     modelexport.export_package(model, tmp_path / "out")
     check_with_the_page(model, tmp_path / "out", (7,), (1,))
     package = read_package(tmp_path / "out")
-    generator = Generator(package.files, how=package.manifest.generation)
+    generator = Generator.of(package)
     two = {name: np.ones((2, 3), np.int64) for name in ("input_ids", "attention_mask")}
     with pytest.raises(UsageError, match="one prompt at a time"):
         list(generator.steps(two, 1))

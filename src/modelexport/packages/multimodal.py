@@ -290,11 +290,13 @@ class Merge:
     def __call__(self, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
         ids, features = inputs["input_ids"], inputs[self._modality.features]
         placeholder = ids == self._modality.token
-        embeds = self._model.get_input_embeddings()(ids.masked_fill(placeholder, 0))
-        # Placeholders take the features in order; the row of zeros lets a text without any have no features.
+        # Placeholders take the features in order. One without a feature, which a model may generate, is a token.
         places = placeholder.flatten().long().cumsum(0).view(ids.shape) * placeholder
+        places = torch.where(places <= features.shape[0], places, 0)
+        embeds = self._model.get_input_embeddings()(ids.masked_fill(places > 0, 0))
+        # The row of zeros lets a text without any have no features.
         rows = torch.cat([features.new_zeros(1, features.shape[-1]), features]).to(embeds.dtype)
-        return {EMBEDS: torch.where(placeholder[..., None], rows[places], embeds)}
+        return {EMBEDS: torch.where((places > 0)[..., None], rows[places], embeds)}
 
 
 def _check_merge(model: nn.Module, modality: Modality) -> bool:

@@ -32,7 +32,7 @@ from modelexport.packages.diffusion.components_module import (
 from modelexport.packages.diffusion.diffusion_parts import diffusion_parts, model_parts
 from modelexport.packages.diffusion.observing import observe_example
 from modelexport.packages.generation_parts import DecoderForm, can_generate, generation_forms
-from modelexport.packages.generator import Port, generation_of
+from modelexport.packages.generator import generation_of
 from modelexport.packages.loader_layouts import write_layouts
 from modelexport.packages.model_parts import ModelPart
 from modelexport.packages.part_names import BATCH, name_axes, name_generation, name_pipeline
@@ -306,10 +306,7 @@ def _manifest(
     if kind == "generate":
         described = {part.name: results[part.name].hierarchy for part in parts}
         how = generation_of(
-            {
-                name: [Port(one.name, one.dtype, one.shape) for one in one_of.inputs]
-                for name, one_of in described.items()
-            },
+            {name: one.inputs for name, one in described.items()},
             {name: [one.name for one in one_of.outputs] for name, one_of in described.items()},
             next((part.rows for part in parts if part.rows != "padded"), "padded"),
         )

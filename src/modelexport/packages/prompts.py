@@ -93,9 +93,8 @@ def example_of(model: nn.Module, given: Mapping[str, Any] | None = None) -> Exam
         if not inputs.keys() - text.inputs.keys():
             return text
         ids = inputs["input_ids"]
-        placeholder = sum(
-            (ids == token for kind in KINDS if (token := placeholder_of(model.config, kind)) is not None), ids < 0
-        )
+        tokens = [token for kind in KINDS if (token := placeholder_of(model.config, kind)) is not None]
+        placeholder = torch.isin(ids, torch.tensor(tokens, dtype=ids.dtype))
         head = int(placeholder.any(0).nonzero().max()) + 1 if placeholder.any() else 0
         inputs["attention_mask"] = torch.ones_like(ids)
         if head:

@@ -89,7 +89,7 @@ def verify_generation(
 
     Args:
         prompts: The inputs of ``generate`` for one prompt each, arrays of one row without padding; they run together,
-            padded on the left, and each alone.
+            padded on the left if the package takes such a batch, and each alone.
         new_tokens: The maximum for each prompt; in both, a row ends with the model's own end-of-text token.
 
     Raises:
@@ -99,8 +99,9 @@ def verify_generation(
     package = read_package(folder)
     if package.manifest.kind != "generate":
         raise UsageError(f"{folder} cannot generate: it is a package of kind {package.manifest.kind}")
-    generator = Generator(package.files, provider=provider)
-    batches: dict[str, Sequence[Mapping[str, Any]]] = {"batch": prompts} if len(prompts) > 1 else {}
+    generator = Generator.of(package, provider=provider)
+    together = len(prompts) > 1 and generator.how.rows == "padded"
+    batches: dict[str, Sequence[Mapping[str, Any]]] = {"batch": prompts} if together else {}
     batches |= {f"prompt {index}": [prompt] for index, prompt in enumerate(prompts)}
     runs = [_compare(model, package, generator, name, batch, new_tokens, provider) for name, batch in batches.items()]
     return GenerationReport(runs=runs, parameters_wrong=wrong_parameters(model, package))
@@ -221,7 +222,7 @@ def run_once(
 
 def _fault(model: nn.Module, manifest: Manifest, folder: Path, given: Mapping[str, Any] | None) -> str:
     assert manifest.generation is not None
-    generator = Generator({part.name: folder / part.file for part in manifest.parts}, how=manifest.generation)
+    generator = Generator({part.name: folder / part.file for part in manifest.parts}, manifest.generation)
     prompts = example_prompts(model, None, seed=1, given=given, manifest=manifest)
     for batch in batches_of(prompts, manifest.generation):
         if told := first_difference(generator, generate_greedily(model, batch, _NEW_TOKENS)):
