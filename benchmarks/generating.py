@@ -1,10 +1,11 @@
 """Types of models that generate, tiny and random: exported, run by the loop of docs/generating-loop.md, compared.
 
-    OMP_NUM_THREADS=1 python benchmarks/generating.py [TYPE...] [--tokens 24]
+    OMP_NUM_THREADS=1 python benchmarks/generating.py [TYPE...] [--tokens 24] [--rows ROWS.md]
 
 Each type is exported to a package. The loop, which knows only the manifest, generates from a batch of three prompts of
-different lengths, padded on the left, and from each prompt alone; the tokens have to be those of `generate`. A row of
-the table is a type.
+different lengths (padded on the left; those of an encoder on the right), and from each prompt alone; a model of images
+or sound gets one in each prompt, with all that its processor gives. The tokens have to be those of `generate`. A row of
+the table is a type. With `--rows` rows are added to a file, and the types that it has are not tried again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import re
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +125,7 @@ STATES: Mapping[str, Mapping[str, Any]] = {
     },
     "Qwen3_5Text": {"num_hidden_layers": 4, "linear_num_key_heads": 2, **LINEAR},
     "OlmoHybrid": {"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 4, **LINEAR},
-    "xLSTM": {"num_heads": 4, "num_blocks": 2, "chunk_size": 16, "mlstm_round_up_to_multiple_of": 8},
+    "xLSTM": {"hidden_size": 128, "num_heads": 2, "num_blocks": 2, "chunk_size": 16},
     "MiniMax": {
         "layer_types": ["linear_attention", "full_attention"],
         "block_size": 4,
@@ -178,17 +180,395 @@ DECODERS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def build(name: str, settings: Mapping[str, Any]) -> Any:
+IMAGE = 90
+"""The placeholder token."""
+UNTIED: Mapping[str, Any] = {"tie_word_embeddings": False}
+"""A model whose embeddings are also its last layer repeats its last token while its weights are random."""
+TEXT = {**COMMON, **UNTIED}
+PAIR = {
+    "vocab_size": 99,
+    "d_model": 32,
+    "max_position_embeddings": 128,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_layers": 2,
+    "decoder_attention_heads": 4,
+    "decoder_ffn_dim": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "decoder_start_token_id": 1,
+    **UNTIED,
+}
+T5 = {
+    "vocab_size": 99,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 64,
+    "num_layers": 2,
+    "num_heads": 4,
+    "decoder_start_token_id": 1,
+    "pad_token_id": 0,
+    "eos_token_id": 2,
+    **UNTIED,
+}
+SOUND = {key: value for key, value in PAIR.items() if key != "max_position_embeddings"}
+PATCHED = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "image_size": 16,
+    "patch_size": 8,
+}
+LLAMA, CLIP = {"model_type": "llama", **TEXT}, {"model_type": "clip_vision_model", **PATCHED}
+SIGLIP = {"model_type": "siglip_vision_model", **PATCHED}
+QWEN = {
+    "text_config": {
+        **TEXT,
+        "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0},
+    },
+    "image_token_id": IMAGE,
+    "video_token_id": 91,
+    "vision_start_token_id": 92,
+    "vision_end_token_id": 93,
+}
+PATCHES = {"depth": 1, "hidden_size": 32, "num_heads": 4, "patch_size": 4}
+PIXELS = {"pixel_values": (1, 3, 16, 16)}
+GRID: Mapping[str, Any] = {"pixel_values": (16, 96), "image_grid_thw": np.array([[1, 4, 4]])}
+SIZED: Mapping[str, Any] = {"pixel_values": (1, 3, 16, 16), "image_sizes": np.array([[16, 16]])}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A type of models with an encoder, or that takes images or sound."""
+
+    name: str
+    """Of the class, and of its configuration, without their ends."""
+    settings: Mapping[str, Any]
+    beside: Mapping[str, Any] = field(default_factory=dict)
+    """What belongs to a prompt besides tokens: shapes of random numbers, or arrays."""
+    placeholders: int | None = None
+    """The placeholder tokens of a prompt; ``None``: it has no tokens."""
+    types: str = ""
+    """The input that says of each token whether it is text: 1 for placeholders."""
+    given: Sequence[str] = ()
+    """The inputs of an example that `export` cannot make."""
+    ending: str = "ForConditionalGeneration"
+
+
+def vision_pair(encoder: str, settings: Mapping[str, Any], decoder: str, of_decoder: Mapping[str, Any]) -> Any:
+    first, second = (
+        getattr(transformers, f"{kind}Config")(**own) for kind, own in ((encoder, settings), (decoder, of_decoder))
+    )
+    config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(first, second)
+    config.decoder_start_token_id, config.pad_token_id, config.eos_token_id = 1, 0, 2
+    return transformers.VisionEncoderDecoderModel(config)
+
+
+GPT2 = {**UNTIED, "vocab_size": 99, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
+TROCR = {
+    "vocab_size": 99,
+    "d_model": 32,
+    "decoder_layers": 2,
+    "decoder_attention_heads": 4,
+    "decoder_ffn_dim": 64,
+    "max_position_embeddings": 64,
+    **UNTIED,
+}
+SWIN = {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 4], "window_size": 4}
+PAIRS: Mapping[str, tuple[Any, ...]] = {
+    "TrOCR": ("ViT", PATCHED, "TrOCR", TROCR),
+    "ViT-GPT2": ("ViT", PATCHED, "GPT2", GPT2),
+    "Donut": ("DonutSwin", SWIN, "MBart", {**PAIR, "is_decoder": True}),
+}
+FLATTENED = np.random.default_rng(1).standard_normal((1, 6, 50)).astype(np.float32)
+FLATTENED[..., 0], FLATTENED[..., 1] = np.arange(6) // 3 + 1, np.arange(6) % 3 + 1
+MLLAMA = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_global_layers": 1,
+    "attention_heads": 4,
+    "intermediate_size": 64,
+    "vision_output_dim": 64,
+    "image_size": 16,
+    "patch_size": 8,
+    "max_num_tiles": 1,
+    "intermediate_layers_indices": [0],
+    "supported_aspect_ratios": [[1, 1]],
+}
+IDEFICS = {"vision_config": PATCHED, "text_config": LLAMA, "image_token_id": IMAGE, "scale_factor": 1}
+MORE: Mapping[str, Case] = {
+    "T5": Case("T5", T5, placeholders=0),
+    "MT5": Case("MT5", T5, placeholders=0),
+    "BART": Case("Bart", PAIR, placeholders=0),
+    "MBart": Case("MBart", PAIR, placeholders=0),
+    "Pegasus": Case("Pegasus", PAIR, placeholders=0),
+    "Marian": Case("Marian", PAIR, placeholders=0, ending="MTModel"),
+    "M2M100": Case("M2M100", PAIR, placeholders=0),
+    "T5Gemma": Case("T5Gemma", {"encoder": TEXT, "decoder": TEXT, "vocab_size": 99, **UNTIED}, placeholders=0),
+    "Whisper": Case(
+        "Whisper",
+        {
+            **PAIR,
+            "num_mel_bins": 8,
+            "max_source_positions": 50,
+            "max_target_positions": 64,
+            "suppress_tokens": None,
+            "begin_suppress_tokens": None,
+        },
+        {"input_features": (1, 8, 100)},
+    ),
+    "Moonshine": Case(
+        "Moonshine",
+        {
+            "vocab_size": 99,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "max_position_embeddings": 128,
+            "encoder_num_hidden_layers": 2,
+            "encoder_num_attention_heads": 4,
+            "pad_token_id": 0,
+            "decoder_num_hidden_layers": 2,
+            "decoder_num_attention_heads": 4,
+            **UNTIED,
+        },
+        {"input_values": (1, 2000)},
+    ),
+    "Speech2Text": Case(
+        "Speech2Text",
+        {
+            **SOUND,
+            "num_conv_layers": 2,
+            "conv_channels": 16,
+            "input_feat_per_channel": 8,
+            "max_source_positions": 100,
+            "max_target_positions": 64,
+        },
+        {"input_features": (1, 40, 8)},
+    ),
+    "TrOCR": Case("", {}, PIXELS),
+    "ViT-GPT2": Case("", {}, PIXELS),
+    "Donut": Case("", {}, PIXELS),
+    "Pix2Struct": Case(
+        "Pix2Struct",
+        {
+            "text_config": {
+                "vocab_size": 99,
+                "hidden_size": 32,
+                "d_kv": 8,
+                "d_ff": 64,
+                "num_layers": 2,
+                "num_heads": 4,
+                "decoder_start_token_id": 1,
+                "pad_token_id": 0,
+                "eos_token_id": 2,
+            },
+            "vision_config": {
+                "hidden_size": 32,
+                "patch_embed_hidden_size": 48,
+                "d_ff": 64,
+                "d_kv": 8,
+                "seq_len": 16,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+            },
+        },
+        {"flattened_patches": FLATTENED},
+        given=("flattened_patches",),
+    ),
+    "BLIP": Case("Blip", {"text_config": {**TEXT, "encoder_hidden_size": 32}, "vision_config": PATCHED}, PIXELS, 0),
+    "GIT": Case(
+        "Git",
+        {
+            **{key: value for key, value in TEXT.items() if key not in ("num_key_value_heads", "head_dim")},
+            "vision_config": PATCHED,
+        },
+        PIXELS,
+        0,
+        ending="ForCausalLM",
+    ),
+    "LLaVA": Case(
+        "Llava",
+        {"vision_config": CLIP, "text_config": LLAMA, "image_token_index": IMAGE, "image_seq_length": 4},
+        PIXELS,
+        4,
+    ),
+    "LLaVA-NeXT": Case(
+        "LlavaNext",
+        {
+            "vision_config": CLIP,
+            "text_config": LLAMA,
+            "image_token_index": IMAGE,
+            "image_grid_pinpoints": [[16, 16]],
+            "image_seq_length": 4,
+        },
+        {"pixel_values": (1, 2, 3, 16, 16), "image_sizes": np.array([[16, 16]])},
+        10,
+        given=("pixel_values", "image_sizes"),
+    ),
+    "Qwen2-VL": Case(
+        "Qwen2VL",
+        {**QWEN, "vision_config": {**PATCHES, "embed_dim": 32, "mlp_ratio": 2}},
+        GRID,
+        4,
+        "mm_token_type_ids",
+        ("image_grid_thw",),
+    ),
+    "Qwen2.5-VL": Case(
+        "Qwen2_5_VL",
+        {
+            **QWEN,
+            "vision_config": {
+                **PATCHES,
+                "intermediate_size": 64,
+                "out_hidden_size": 32,
+                "window_size": 16,
+                "fullatt_block_indexes": [0],
+            },
+        },
+        GRID,
+        4,
+        "mm_token_type_ids",
+        ("image_grid_thw",),
+    ),
+    "Qwen3-VL": Case(
+        "Qwen3VL",
+        {
+            **QWEN,
+            "vision_config": {
+                **PATCHES,
+                "intermediate_size": 48,
+                "out_hidden_size": 32,
+                "num_position_embeddings": 16,
+                "deepstack_visual_indexes": [0],
+            },
+        },
+        GRID,
+        4,
+        "mm_token_type_ids",
+        ("image_grid_thw",),
+    ),
+    "PaliGemma": Case(
+        "PaliGemma",
+        {
+            "vision_config": SIGLIP,
+            "text_config": {"model_type": "gemma", **TEXT},
+            **UNTIED,
+            "image_token_index": IMAGE,
+            "projection_dim": 32,
+            "hidden_size": 32,
+            "vocab_size": 99,
+        },
+        {**PIXELS, "token_type_ids": 0},
+        4,
+    ),
+    "Gemma3": Case(
+        "Gemma3",
+        {
+            "vision_config": SIGLIP,
+            "text_config": {**TEXT, "sliding_window": 8},
+            **UNTIED,
+            "image_token_index": IMAGE,
+            "mm_tokens_per_image": 4,
+            "boi_token_index": 91,
+            "eoi_token_index": 92,
+        },
+        PIXELS,
+        4,
+        "token_type_ids",
+    ),
+    "Idefics3": Case("Idefics3", IDEFICS, {"pixel_values": (1, 1, 3, 16, 16)}, 4),
+    "SmolVLM": Case("SmolVLM", IDEFICS, {"pixel_values": (1, 1, 3, 16, 16)}, 4),
+    "Mistral3": Case(
+        "Mistral3",
+        {
+            "vision_config": {"model_type": "pixtral", **PATCHED, "patch_size": 4},
+            "text_config": {"model_type": "mistral", **TEXT, "sliding_window": None},
+            "image_token_index": IMAGE,
+            "spatial_merge_size": 2,
+            **UNTIED,
+        },
+        SIZED,
+        4,
+        given=("pixel_values", "image_sizes"),
+    ),
+    "Mllama": Case(
+        "Mllama",
+        {
+            "vision_config": MLLAMA,
+            "text_config": {
+                **{key: value for key, value in TEXT.items() if key != "head_dim"},
+                "num_hidden_layers": 3,
+                "cross_attention_layers": [1],
+                "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+            "image_token_index": IMAGE,
+        },
+        {
+            "pixel_values": (1, 1, 1, 3, 16, 16),
+            "aspect_ratio_ids": np.array([[1]]),
+            "aspect_ratio_mask": np.array([[[1]]]),
+            "cross_attention_mask": 1,
+        },
+        1,
+        given=("input_ids", "pixel_values", "aspect_ratio_ids", "aspect_ratio_mask", "cross_attention_mask"),
+    ),
+    "InternVL": Case(
+        "InternVL",
+        {
+            "vision_config": {**PATCHED, "image_size": [16, 16], "patch_size": [8, 8]},
+            "text_config": {"model_type": "qwen2", **TEXT},
+            "image_token_id": IMAGE,
+            **UNTIED,
+            "image_seq_length": 1,
+            "downsample_ratio": 0.5,
+        },
+        PIXELS,
+        1,
+    ),
+    "Voxtral": Case(
+        "Voxtral",
+        {
+            "audio_config": {
+                "hidden_size": 32,
+                "intermediate_size": 128,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 4,
+                "num_mel_bins": 8,
+                "max_source_positions": 16,
+            },
+            "text_config": LLAMA,
+            "audio_token_id": IMAGE,
+        },
+        {"input_features": (1, 8, 32)},
+        4,
+    ),
+}
+
+
+def build(name: str) -> Any:
     """A tiny model with random weights, large enough that its tokens differ."""
-    kind = getattr(transformers, f"{name}Config")
-    accepted = kind().to_dict()
-    config = kind(**{key: value for key, value in COMMON.items() if key in accepted} | dict(settings))
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    if name in PAIRS:
+        model = vision_pair(*PAIRS[name])
+    elif name in MORE:
+        case = MORE[name]
+        config = getattr(transformers, f"{case.name}Config")(**case.settings)
+        model = getattr(transformers, f"{case.name}{case.ending}")(config)
+    else:
+        kind = getattr(transformers, f"{name}Config")
+        accepted = kind().to_dict()
+        settings = {key: value for key, value in COMMON.items() if key in accepted}
+        config = kind(**settings | dict({**STATES, **DECODERS}.get(name, {})))
+        model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in model.eval().parameters():
             if parameter.dim() > 1 and parameter.std() < 0.05:
                 parameter.mul_(6)
+            elif parameter.numel() == 1 and not parameter.any():
+                parameter.fill_(0.7)  # a gate that is closed until it is trained
     return model
 
 
@@ -203,73 +583,119 @@ def loop_of_the_page() -> Callable[..., Any]:
 
 def right(model: Any, inputs: Mapping[str, Any], tokens: int) -> Any:
     """What `generate` gives, ends of text ignored."""
-    config = transformers.GenerationConfig(max_new_tokens=tokens, do_sample=False, pad_token_id=0, eos_token_id=None)
-    model.generation_config = config
+    starts = {"decoder_start_token_id": 1, "bos_token_id": 1} if model.config.is_encoder_decoder else {}
+    model.generation_config = transformers.GenerationConfig(
+        max_new_tokens=tokens, do_sample=False, pad_token_id=0, eos_token_id=None, **starts
+    )
     with torch.no_grad():
         made = model.generate(**{name: torch.from_numpy(value) for name, value in inputs.items()})
     return made[:, -tokens:].numpy()
 
 
-def padded(rows: list[Any]) -> dict[str, Any]:
-    longest = max(len(row) for row in rows)
-    ids, mask = np.zeros((2, len(rows), longest), np.int64)
-    for index, row in enumerate(rows):
-        ids[index, longest - len(row) :] = row
-        mask[index, longest - len(row) :] = 1
-    return {"input_ids": ids, "attention_mask": mask}
+def prompts(name: str) -> list[dict[str, Any]]:
+    """Three prompts of one row each, without padding."""
+    random, case = np.random.default_rng(3), MORE.get(name, Case("", {}, placeholders=0))
+    found = []
+    for length in PROMPTS:
+        row: dict[str, Any] = {}
+        if case.placeholders is not None:
+            start = [4, *[IMAGE] * case.placeholders] if case.placeholders else []
+            row["input_ids"] = np.array([[*start, *random.integers(3, IMAGE, length)]])
+        for key, value in case.beside.items():
+            if isinstance(value, tuple):
+                row[key] = random.standard_normal(value).astype(np.float32)
+            elif isinstance(value, int):  # for each token
+                ones = np.ones_like(row["input_ids"]) * value
+                row[key] = ones[..., None, None] if key == "cross_attention_mask" else ones
+            else:
+                row[key] = value
+        if case.types:
+            row[case.types] = (row["input_ids"] == IMAGE).astype(np.int64)
+        found.append(row)
+    return found
 
 
-def tried(name: str, settings: Mapping[str, Any], tokens: int) -> tuple[str, ...]:
-    """A row of the table: the form, padded batch, alone, seconds."""
-    generate = loop_of_the_page()
+def batch(rows: list[dict[str, Any]], *, left: bool) -> dict[str, Any]:
+    """Prompts in one batch, with the mask of their padding."""
+    if "input_ids" not in rows[0]:
+        return {key: np.concatenate([row[key] for row in rows]) for key in rows[0]}
+    longest = max(row["input_ids"].shape[1] for row in rows)
+    rows = [{**row, "attention_mask": np.ones_like(row["input_ids"])} for row in rows]
+    found = {}
+    for key in rows[0]:
+        of_text = key.endswith("token_type_ids") or key in ("input_ids", "attention_mask", "cross_attention_mask")
+        values = []
+        for row in rows:
+            missing = longest - row["input_ids"].shape[1] if of_text else 0
+            sides = [(0, 0), (missing, 0) if left else (0, missing)]
+            values.append(np.pad(row[key], [*sides, *[(0, 0)] * (row[key].ndim - 2)]) if missing else row[key])
+        found[key] = np.concatenate(values)
+    return found
+
+
+def tried(name: str, tokens: int) -> tuple[str, ...]:
+    """A row of the table: the parts, padded batch, alone, seconds."""
+    generate, rows = loop_of_the_page(), prompts(name)
     start = time.perf_counter()
     try:
-        model = build(name, settings)
+        model = build(name)
     except Exception as error:
         return "not built", f"{type(error).__name__}: {error}"[:160], "", ""
+    left = not model.config.is_encoder_decoder
+    given = {key: rows[0][key] for key in MORE[name].given} if name in MORE else {}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "package"
         try:
-            result = export_package(model, path)
+            result = export_package(model, path, inputs=given or None)
         except Exception as error:
             return "refused", " ".join(str(error).split())[:200], "", f"{time.perf_counter() - start:.0f}"
         how = result.manifest.generation
-        random = np.random.default_rng(3)
-        rows = [random.integers(3, 99, length) for length in PROMPTS]
-        alone = all(same(generate, path, model, padded([row]), tokens) for row in rows)
-        together = same(generate, path, model, padded(rows), tokens) if how.rows == "padded" else how.rows
+        assert how is not None
+        taken = {one for part in result.manifest.parts for one in part.inputs}
         form = "/".join(part.name for part in result.manifest.parts)
         form += " one by one" if how.first in how.one_by_one else ""
-        return form, told(together), told(alone), f"{time.perf_counter() - start:.0f}"
+        form += ", text only" if name in MORE and not taken.intersection(MORE[name].beside or taken) else ""
 
+        def same(*some: dict[str, Any]) -> str:
+            inputs = batch(list(some), left=left)
+            expected = right(model, inputs, tokens)
+            if not left:
+                inputs["decoder_input_ids"] = np.ones((len(some), 1), np.int64)
+            try:
+                return "equal" if np.array_equal(generate(path, inputs, tokens), expected) else "DIFFERENT"
+            except Exception as error:
+                return f"{type(error).__name__}: {error}".replace("\n", " ")[:120]
 
-def same(generate: Callable[..., Any], path: Path, model: Any, inputs: Mapping[str, Any], tokens: int) -> bool:
-    return bool(np.array_equal(generate(path, inputs, tokens), right(model, inputs, tokens)))
-
-
-def told(value: bool | str) -> str:
-    return {True: "equal", False: "DIFFERENT"}.get(value, str(value)) if isinstance(value, bool) else value
+        alone = sorted({same(row) for row in rows} - {"equal"})
+        together = same(*rows) if how.rows == "padded" else how.rows
+        return form, together, alone[0] if alone else "equal", f"{time.perf_counter() - start:.0f}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("types", nargs="*")
     parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--rows", type=Path)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
-    table = {**STATES, **DECODERS}
-    print("| type | parts | padded batch | alone | s |\n|---|---|---|---|---|")
-    equal = {"padded batch": 0, "alone": 0}
-    for name in arguments.types or table:
-        row = tried(name, table.get(name, {}), arguments.tokens)
-        equal["padded batch"] += row[1] == "equal"
-        equal["alone"] += row[2] == "equal"
-        print(f"| {name} | {' | '.join(row)} |", flush=True)
-    count = len(arguments.types or table)
-    print(
-        f"\nOf {count} types, {equal['alone']} give the tokens of `generate` alone, {equal['padded batch']} in a batch."
-    )
+    known = arguments.rows.read_text() if arguments.rows is not None and arguments.rows.exists() else ""
+    kept = {line.split("|")[1].strip(): line for line in known.splitlines() if line.startswith("| ")}
+    names, rows = arguments.types or [*STATES, *DECODERS, *MORE], []
+    for name in names:
+        if name not in kept:
+            kept[name] = f"| {name} | {' | '.join(tried(name, arguments.tokens))} |"
+            if arguments.rows is not None:
+                with arguments.rows.open("a") as opened:
+                    print(kept[name], file=opened)
+        rows.append(kept[name])
+    print("| type | parts | padded batch | alone | s |\n|---|---|---|---|---|", *rows, sep="\n")
+    for what, of in (("decoders", [*STATES, *DECODERS]), ("with an encoder, images or sound", list(MORE))):
+        own = [kept[name].split(" | ") for name in names if name in of]
+        whole = [row for row in own if "text only" not in row[1]]
+        alone, together = (sum(row[column] == "equal" for row in whole) for column in (3, 2))
+        if own:
+            print(f"\n{what}: of {len(own)}, {alone} give the tokens of `generate` alone, {together} in a batch.")
 
 
 if __name__ == "__main__":

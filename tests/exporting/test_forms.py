@@ -15,7 +15,7 @@ from test_packages import CACHE, ENCODER_DECODERS, decoder, static  # noqa: F401
 import modelexport
 from modelexport.errors import InputsError, UsageError
 from modelexport.packages.generator import Generator
-from modelexport.packages.greedy import example_prompts
+from modelexport.packages.prompts import example_prompts
 from modelexport.tagged.package import read_package
 from test_cli import run
 
@@ -60,7 +60,7 @@ def test_a_prompt_longer_than_the_static_cache_is_one_line(static: Path) -> None
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert f"static cache has {CACHE} positions, and 14 new tokens after a prompt of 12 need 25" in done.stderr
-    generator = Generator(read_package(static / "out").files)
+    generator = Generator.of(read_package(static / "out"))
     prompt = {name: np.ones((1, CACHE + 1), np.int64) for name in ("input_ids", "attention_mask")}
     with pytest.raises(UsageError, match="the prompt has 25 tokens, and the static cache 24 positions"):
         next(generator.steps(prompt, 1))
@@ -101,7 +101,7 @@ def test_a_separate_prefill_shares_the_weights_and_both_loaders_run_both_parts(t
     report = modelexport.verify_generation(model, tmp_path / "out", prompts, new_tokens=10)
     assert report.agrees, report
     ids = np.array([[5, 77, 23]])
-    steps = Generator(package.files).steps({"input_ids": ids, "attention_mask": np.ones_like(ids)}, 3)
+    steps = Generator.of(package).steps({"input_ids": ids, "attention_mask": np.ones_like(ids)}, 3)
     assert [step.part for step in steps] == ["prefill", "decode", "decode"]
     # What one part returns, the other takes.
     exported = ExportedModel.from_pretrained(tmp_path / "out")

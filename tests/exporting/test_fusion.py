@@ -20,7 +20,7 @@ from commands import run
 from exports import Shared
 from modelexport.errors import UsageError
 from modelexport.exporting import fusion
-from modelexport.packages.greedy import example_prompts
+from modelexport.packages.prompts import example_prompts
 from modelexport.pytorch.loading import load_model
 
 SMALL = {**decoders.SMALL, "hidden_size": 64}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,13 @@ import decoders
 import modelexport
 from commands import run
 from modelexport.errors import CaptureError, InputsError
-from modelexport.packages.generation_parts import generation_parts
+from modelexport.packages.generation_parts import generation_forms
 from modelexport.packages.generator import Generator
-from modelexport.packages.greedy import example_prompts, generate_greedily
+from modelexport.packages.greedy import generate_greedily
 from modelexport.packages.measured_parts import cost_parts, profile_parts
 from modelexport.packages.model_parts import with_weights
-from modelexport.packages.multimodal import Encode, Merge, find_modality
+from modelexport.packages.multimodal import Encode, Merge, find_modality, undivided
+from modelexport.packages.prompts import example_of, example_prompts
 from modelexport.pytorch.loading import load_model
 from modelexport.tagged.package import read_package
 
@@ -67,7 +69,7 @@ def scaled(model: Any) -> Any:
 
 def test_the_merge_puts_features_in_the_place_of_placeholders_in_order() -> None:
     model = llava()
-    modality = find_modality(model)
+    modality = find_modality(model, example_of(model))
     assert modality is not None
     ids = torch.tensor([[IMAGE, 7, IMAGE], [IMAGE, IMAGE, 9]])
     features = torch.arange(4)[:, None].expand(4, 32).float()
@@ -107,19 +109,19 @@ def qwen_3() -> Any:
 def test_a_model_whose_images_a_package_does_not_take_says_so_and_is_exported_for_text() -> None:
     model = qwen_3()
     with pytest.raises(CaptureError, match=r"Qwen3VLForConditionalGeneration takes images.* depends on the places"):
-        find_modality(model)
-    (part,) = generation_parts(model)
+        find_modality(model, example_of(model))
+    (part,) = next(generation_forms(model))
     assert "input_ids" in part.inputs
     assert [note for note in part.notes if note.startswith("takes text only: Qwen3VL")]
     with pytest.raises(InputsError, match=r"depends on the places.*leave out --inputs"):
-        generation_parts(model, sizes={"image_grid_thw": torch.tensor([[1, 4, 4]])})
+        next(generation_forms(model, given={"image_grid_thw": torch.tensor([[1, 4, 4]])}))
 
 
 @pytest.mark.parametrize("grid", [(1, 4, 4), (1, 4, 8), (1, 6, 2)])
 def test_positions_are_counted_without_reading_values(grid: tuple[int, int, int]) -> None:
     model = qwen()
     sizes = torch.tensor([grid])
-    modality = find_modality(model, {"image_grid_thw": sizes})
+    modality = find_modality(model, example_of(model, {"image_grid_thw": sizes}))
     assert modality is not None and modality.positions is not None
     assert modality.sizes == ("image_grid_thw",)
     tokens = grid[1] * grid[2] // 4
@@ -136,18 +138,118 @@ def test_positions_are_counted_without_reading_values(grid: tuple[int, int, int]
     assert (found == right)[:, mask.bool()].all()
 
 
+PATCHES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "image_size": 16,
+    "patch_size": 8,
+}
+
+
+def git() -> Any:
+    """Images come before the tokens, without placeholders."""
+    torch.manual_seed(0)
+    sizes = {key: value for key, value in TEXT.items() if key != "num_key_value_heads"}
+    return scaled(transformers.GitForCausalLM(transformers.GitConfig(**sizes, vision_config=PATCHES)))
+
+
+def paligemma() -> Any:
+    """A prompt attends to all of itself where its token types say so."""
+    torch.manual_seed(0)
+    config = transformers.PaliGemmaConfig(
+        vision_config={"model_type": "siglip_vision_model", **PATCHES},
+        text_config={"model_type": "gemma", **TEXT, "head_dim": 8, "tie_word_embeddings": False},
+        image_token_index=IMAGE,
+        projection_dim=32,
+        hidden_size=32,
+        tie_word_embeddings=False,
+    )
+    return scaled(transformers.PaliGemmaForConditionalGeneration(config))
+
+
+@pytest.mark.parametrize(("build", "beside"), [(git, set()), (paligemma, {"token_type_ids"})])
+def test_a_prompt_runs_as_a_whole_where_a_model_does_more_than_merge(build: Any, beside: set[str]) -> None:
+    prefill, decode = next(generation_forms(build()))
+    assert (prefill.name, decode.name, prefill.rows) == ("prefill", "decode", "padded")
+    assert set(prefill.inputs) == {"input_ids", "attention_mask", "position_ids", "pixel_values"} | beside
+    assert prefill.axes["pixel_values", 0] == "batch"
+    assert set(decode.inputs) == {"input_ids", "attention_mask", "position_ids", "past_key_values"}
+
+
+def mllama() -> Any:
+    """Layers attend to the image, as a mask of each token says."""
+    torch.manual_seed(0)
+    vision = {
+        "hidden_size": 32,
+        "attention_heads": 4,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_global_layers": 1,
+        "vision_output_dim": 64,
+        "image_size": 16,
+        "patch_size": 8,
+        "max_num_tiles": 1,
+        "intermediate_layers_indices": [0],
+        "supported_aspect_ratios": [[1, 1]],
+    }
+    rotation = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+    config = transformers.MllamaConfig(
+        vision_config=vision, text_config={**TEXT, **rotation, "cross_attention_layers": [1]}, image_token_index=IMAGE
+    )
+    model = scaled(transformers.MllamaForConditionalGeneration(config))
+    for parameter in model.parameters():
+        if parameter.numel() == 1:
+            parameter.data.fill_(0.7)  # the gates of images are closed until they are trained
+    return model
+
+
+def test_what_each_token_repeats_of_the_prompt_is_part_of_the_state() -> None:
+    given = {
+        "input_ids": torch.tensor([[5, IMAGE, 7, 9, 11, 13]]),
+        "pixel_values": torch.randn(1, 1, 1, 3, 16, 16),
+        "aspect_ratio_ids": torch.ones(1, 1, dtype=torch.long),
+        "aspect_ratio_mask": torch.ones(1, 1, 1, dtype=torch.long),
+        "cross_attention_mask": torch.ones(1, 6, 1, 1, dtype=torch.long),
+    }
+    prefill, decode = next(generation_forms(mllama(), given=given))
+    assert given.keys() <= prefill.inputs.keys()
+    assert decode.inputs["past_key_values"]["cross_attention_mask"].shape == (2, 1, 1, 1)
+
+
+def test_a_package_that_takes_text_only_says_so_where_no_image_can_be_made() -> None:
+    (form,) = itertools.islice(generation_forms(mllama()), 1)
+    told = "takes text only: MllamaForConditionalGeneration also takes images, of which no example can be made"
+    assert any(note.startswith(told) for part in form for note in part.notes)
+
+
+def test_features_that_are_split_by_the_sizes_in_a_tensor_stay_whole() -> None:
+    class Features(torch.nn.Module):
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            counts = (rows != 0).any(-1).view(-1, 1).sum(1)
+            return torch.cat([one * 2 for one in rows.split(counts.tolist())])
+
+    batch = {0: torch.export.Dim("batch")}
+    with undivided():
+        program = torch.export.export(Features(), (torch.ones(3, 4),), dynamic_shapes=(batch,))
+    assert program.module()(torch.ones(5, 4)).shape == (5, 4)
+    assert [len(one) for one in torch.ones(3, 1).split([1, 2])] == [1, 2]
+    assert torch.ones(1).item() == 1
+
+
 def test_without_its_weights_a_merge_is_not_compared_and_the_export_says_so() -> None:
     model = llava()
     for parameter in model.parameters():
         parameter.data.zero_()
-    modality = find_modality(model)
+    modality = find_modality(model, example_of(model))
     assert modality is not None and not modality.compared
-    notes = [note for part in generation_parts(model) for note in part.notes]
+    notes = [note for part in next(generation_forms(model)) for note in part.notes]
     assert notes == [
         "the merge of image features was not compared with the model's own, because the weights are not in memory: "
         "verify FOLDER/ --model compares it"
     ]
-    assert not [note for part in generation_parts(llava()) for note in part.notes]
+    assert not [note for part in next(generation_forms(llava())) for note in part.notes]
 
 
 def test_a_model_with_lent_weights_generates_what_it_does_with_its_own(tmp_path: Path) -> None:
@@ -197,7 +299,7 @@ def test_three_graphs_generate_pytorchs_tokens_from_images(tmp_path: Path) -> No
     open_sizes = {str(symbol) for symbol in cost_parts(tmp_path / "out")["decode"].whole["macs"].free_symbols}
     assert open_sizes == {"batch", "past_sequence"}
     # The image decides: another one gives other logits.
-    generator = Generator(read_package(tmp_path / "out").files)
+    generator = Generator.of(read_package(tmp_path / "out"))
     ids = np.array([[5, *[IMAGE] * 4, 9, 12]])
     logits = [
         next(generator.steps({"input_ids": ids, "attention_mask": np.ones_like(ids), "pixel_values": image}, 1)).logits

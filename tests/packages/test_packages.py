@@ -23,9 +23,10 @@ from decoders import SMALL
 from exports import Shared
 from modelexport.errors import CheckError, FileFormatError, InputsError, OutputError, UsageError
 from modelexport.files.onnx_models import load_onnx
-from modelexport.packages.generation_parts import generation_parts
+from modelexport.packages.generation_parts import generation_forms
 from modelexport.packages.generator import Generator
-from modelexport.packages.greedy import example_prompts, first_difference, generate_greedily
+from modelexport.packages.greedy import first_difference, generate_greedily
+from modelexport.packages.prompts import example_prompts
 from modelexport.pytorch.loading import load_model
 from modelexport.pytorch.other_sizes import resized
 from modelexport.pytorch.prepared import prepare_inputs
@@ -191,7 +192,7 @@ def test_a_linked_package_that_is_wrong_is_not_written(llama: tuple[Path, Path],
 
 
 def test_other_sizes_of_a_step_fit_together(llama: tuple[Path, Path]) -> None:
-    (part,) = generation_parts(load_model(str(llama[0])).model)
+    (part,) = next(generation_forms(load_model(str(llama[0])).model))
     given = prepare_inputs(part.model, part.inputs).inputs
     changed = resized(given, load_onnx(llama[1] / "decode.onnx"))
     assert isinstance(given, dict) and isinstance(changed, dict)
@@ -234,7 +235,7 @@ def test_verify_names_the_step_and_the_module_that_differ(llama: tuple[Path, Pat
 
 def test_a_package_of_another_model_generates_something_else(llama: tuple[Path, Path]) -> None:
     """What an export does before it says success."""
-    model, generator = decoder("llama"), Generator(read_package(llama[1]).files)
+    model, generator = decoder("llama"), Generator.of(read_package(llama[1]))
     prompts = example_prompts(model, None)[:2]
     assert first_difference(generator, generate_greedily(model, prompts, 2)) == ""
     model.lm_head.weight.data.mul_(1.01)
@@ -383,7 +384,7 @@ def test_transformers_loads_the_package_and_runs_its_part(llama: tuple[Path, Pat
 
 
 def test_a_row_that_has_ended_goes_on_with_padding(llama: tuple[Path, Path]) -> None:
-    generator = Generator(read_package(llama[1]).files)
+    generator = Generator.of(read_package(llama[1]))
     inputs = {"input_ids": np.array([[5, 6], [7, 8]]), "attention_mask": np.ones((2, 2), dtype=np.int64)}
     free = [step.tokens for step in generator.steps(inputs, 6)]
     ended = [step.tokens for step in generator.steps(inputs, 6, eos={int(free[1][0])}, pad=0)]
@@ -447,7 +448,7 @@ def test_a_folder_that_a_tool_changed_gets_its_tags_back(llama: tuple[Path, Path
     assert missing == {"decode.report.md"}
     inputs = {"input_ids": np.array([[5, 6, 9]]), "attention_mask": np.ones((1, 3), dtype=np.int64)}
     tokens = [
-        [step.tokens[0] for step in Generator(read_package(one).files).steps(inputs, 4)]
+        [step.tokens[0] for step in Generator.of(read_package(one)).steps(inputs, 4)]
         for one in (folder, tmp_path / "tagged")
     ]
     assert tokens[0] == tokens[1]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from test_multimodal import IMAGE, llava
+from test_multimodal import llava, paligemma, qwen
 from test_packages import decoder, llama, static  # noqa: F401
 
 import modelexport
@@ -19,9 +19,10 @@ from decoders import SMALL
 from modelexport.errors import ModelExportError, UsageError
 from modelexport.format.packages import Start
 from modelexport.packages.generator import Generator
-from modelexport.packages.greedy import generate_greedily, token_inputs
+from modelexport.packages.greedy import generate_greedily
+from modelexport.packages.prompts import Example, example_prompts, token_inputs
 from modelexport.packages.stateful_parts import stateful_parts
-from modelexport.packages.states import State, find_state
+from modelexport.packages.states import State, find_state, with_tensors
 from modelexport.tagged.package import read_package
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "generating-loop.md"
@@ -63,7 +64,7 @@ def made(build: Callable[[], Any]) -> Any:
 
 
 def state_of(model: Any) -> State:
-    state = find_state(model, token_inputs(model))
+    state = find_state(model, Example(token_inputs(model)))
     assert state is not None
     return state
 
@@ -150,7 +151,7 @@ def test_a_model_that_is_another_in_a_batch_takes_one_prompt(tmp_path: Path) -> 
     modelexport.export_package(model, tmp_path / "out")
     check_with_the_page(model, tmp_path / "out", (7,), (1,))
     package = read_package(tmp_path / "out")
-    generator = Generator(package.files, how=package.manifest.generation)
+    generator = Generator.of(package)
     two = {name: np.ones((2, 3), np.int64) for name in ("input_ids", "attention_mask")}
     with pytest.raises(UsageError, match="one prompt at a time"):
         list(generator.steps(two, 1))
@@ -162,16 +163,14 @@ def test_the_page_runs_a_decoder_and_a_static_cache(llama: tuple[Path, Path], st
 
 
 @pytest.mark.slow
-def test_the_page_runs_a_model_with_images(tmp_path: Path) -> None:
-    images = llava()
-    modelexport.export_package(images, tmp_path / "llava")
-    pixels = np.random.default_rng(2).standard_normal((2, 3, 16, 16)).astype(np.float32)
-    rows = [
-        {"input_ids": np.array([[IMAGE] * 4 + words]), "pixel_values": pixels[index : index + 1]}
-        for index, words in enumerate(([7, 9, 11], [5]))
-    ]
-    right = generate_greedily(images, rows, 8)
-    found = the_loop()(tmp_path / "llava", right.inputs, 8)
+@pytest.mark.parametrize("build", [llava, qwen, paligemma])
+def test_the_page_runs_models_with_images(build: Callable[[], Any], tmp_path: Path) -> None:
+    """Any number at once, one at a time, and in a prompt that runs as a whole."""
+    model = build()
+    modelexport.export_package(model, tmp_path / "out")
+    rows = example_prompts(model, None, seed=2)
+    right = generate_greedily(model, rows, 8)
+    found = the_loop()(tmp_path / "out", right.inputs, 8)
     assert found.tolist() == np.stack(right.tokens, 1).tolist()
 
 
@@ -192,3 +191,30 @@ def test_a_package_that_cannot_run_a_prompt_is_not_written(tmp_path: Path) -> No
     with pytest.raises(ModelExportError, match=r"does not generate what the model does|no loop over its tokens"):
         modelexport.export_package(model, tmp_path / "out")
     assert not (tmp_path / "out" / "modelexport.json").exists()
+
+
+class InBfloat16(transformers.LlamaForCausalLM):
+    """Computes its last values in a type for which ONNX Runtime has no kernels on processors."""
+
+    def forward(self, input_ids: torch.Tensor, **arguments: Any) -> Any:
+        made = super().forward(input_ids=input_ids, **arguments)
+        made.logits = (made.logits.bfloat16() * 2).float()
+        return made
+
+
+@pytest.mark.slow
+def test_a_package_that_the_runtime_cannot_run_is_not_written(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = InBfloat16(transformers.LlamaConfig(**{**SMALL, "num_hidden_layers": 1})).eval()
+    with pytest.raises(ModelExportError, match=r"cannot run a prompt here.*NOT_IMPLEMENTED"):
+        modelexport.export_package(model, tmp_path / "out")
+    assert not (tmp_path / "out" / "modelexport.json").exists()
+
+
+def test_a_state_with_other_tensors_shares_no_counter_with_the_example() -> None:
+    template = {"count": torch.zeros(1), "0": {"key": torch.zeros(2, 3)}}
+    other = torch.ones(2, 3)
+    made = with_tensors(template, {"0.key": other})
+    made["count"] += 1
+    assert made["0"]["key"] is other
+    assert template["count"].tolist() == [0]

@@ -18,9 +18,26 @@ from modelexport.core.messages import collected
 from modelexport.core.text import error_line
 from modelexport.errors import CaptureError, InputsError, UsageError, raised_as
 from modelexport.packages.generator import CACHE_POSITION
-from modelexport.packages.greedy import encoder_inputs, some_tokens, token_inputs
 from modelexport.packages.model_parts import ModelPart, with_forward, with_weights
-from modelexport.packages.multimodal import EMBEDDING, EMBEDS, POSITIONS, Encode, Merge, Modality, Place, modality_of
+from modelexport.packages.multimodal import (
+    EMBEDDING,
+    EMBEDS,
+    PLURALS,
+    POSITIONS,
+    Encode,
+    Merge,
+    Modality,
+    Place,
+    modality_of,
+)
+from modelexport.packages.prompts import (
+    Example,
+    encoder_inputs,
+    example_of,
+    others_than_text,
+    some_tokens,
+    token_inputs,
+)
 from modelexport.packages.stateful_parts import stateful_parts
 from modelexport.packages.states import count_tokens, find_state, greedy_config, keys_and_values, record_calls
 from modelexport.pytorch.pretrained import is_pretrained
@@ -57,88 +74,103 @@ class DecoderForm:
 def generation_forms(
     model: nn.Module,
     form: DecoderForm = DecoderForm(),
-    sizes: Mapping[str, Any] | None = None,
+    given: Mapping[str, Any] | None = None,
     weights: Weights | None = None,
 ) -> Iterator[list[ModelPart]]:
     """The parts that ``model.generate`` runs, in the forms that they may have, the best first.
 
-    Args:
-        sizes, weights: As in :func:`generation_parts`.
-
-    Raises:
-        CaptureError: ``generate`` fails, or no loop over its tokens computes what it does.
-        InputsError: The model cannot generate, or takes no sizes.
-    """
-    if not can_generate(model):
-        raise InputsError(f"{type(model).__name__} cannot generate: use --parts whole, or name a class that can")
-    if model.config.is_encoder_decoder or form != DecoderForm():
-        yield generation_parts(model, form, sizes, weights)
-        return
-    with with_weights(model, weights):
-        try:
-            state = find_state(model, token_inputs(model))
-        except CaptureError:
-            state = None  # what splits it otherwise says why it cannot
-    if state is None or state.is_keys_and_values:
-        yield generation_parts(model, form, sizes, weights)
-    if state is not None:
-        with with_weights(model, weights):
-            others = stateful_parts(model, state)
-        yield from others
-
-
-def generation_parts(
-    model: nn.Module,
-    form: DecoderForm = DecoderForm(),
-    sizes: Mapping[str, Any] | None = None,
-    weights: Weights | None = None,
-) -> list[ModelPart]:
-    """The parts that ``model.generate`` runs, in this order, with example inputs whose dynamic axes differ in size.
+    Example inputs have dynamic axes that differ in size.
 
     Args:
-        sizes: The size of the images, for a model that takes it: ``image_grid_thw``, ``[1, 3]``.
+        given: What belongs to the image or the sound of one prompt, where it cannot be made or has another size:
+            ``image_grid_thw``, ``[1, 3]``; for a model with an encoder what this takes.
         weights: The places of the weights of a model that was built without them, to compare it with its parts.
 
     Raises:
-        CaptureError: transformers cannot split its ``generate``; gives the reason.
-        InputsError: The model cannot generate, or takes no sizes.
+        CaptureError: ``generate`` fails, or no loop over its tokens computes what it does.
+        InputsError: The model cannot generate, or takes no such inputs.
     """
+    name = type(model).__name__
     if not can_generate(model):
-        raise InputsError(f"{type(model).__name__} cannot generate: use --parts whole, or name a class that can")
-    if getattr(model.config, "is_encoder_decoder", False):
+        raise InputsError(f"{name} cannot generate: use --parts whole, or name a class that can")
+    if model.config.is_encoder_decoder:
         if form.static_cache is not None:
-            raise InputsError(f"{type(model).__name__} has an encoder: leave out --static-cache, which decoders have")
-        _refuse_sizes(model, sizes)
-        return _encoder_decoder_parts(model)
-    modality, reason = modality_of(model, sizes, weights)
-    if modality is None or not modality.sizes:
-        _refuse_sizes(model, sizes, reason)
+            raise InputsError(f"{name} has an encoder: leave out --static-cache, which decoders have")
+        yield _encoder_decoder_parts(model, given)
+        return
+    example = example_of(model, given)
+    modality, reason = modality_of(model, example, weights)
+    if modality is not None:
+        yield _multimodal_parts(model, modality, form)
+    if example.beside and form == DecoderForm():
+        try:
+            with with_weights(model, weights):
+                yield from _stateful(model, example)
+        except CaptureError as error:
+            reason = reason or error.reason
+    if given:
+        raise InputsError(f"{reason or f'{name} makes its own inputs'}: leave out --inputs ({', '.join(given)})")
+    notes = _text_only(model, reason if example.beside else "")
+    if form != DecoderForm():
+        yield _plain_parts(model, form, notes)
+        return
+    with with_weights(model, weights):
+        try:
+            state = find_state(model, Example(token_inputs(model)))
+        except CaptureError:
+            state = None  # what splits it otherwise says why it cannot
+    if state is None or state.is_keys_and_values:
+        yield _plain_parts(model, form, notes)
+    if state is not None:
+        with with_weights(model, weights):
+            others = stateful_parts(model, state, notes)
+        yield from others
+
+
+def _stateful(model: nn.Module, example: Example) -> list[list[ModelPart]]:
+    """A part for prompts with images or sound, which runs the whole model, and one for tokens."""
+    state = find_state(model, example)
+    return [] if state is None else stateful_parts(model, state)
+
+
+def _text_only(model: nn.Module, reason: str) -> tuple[str, ...]:
+    """What is told of a package that takes less than its model."""
+    others = " and ".join(PLURALS.get(one, one) for one in others_than_text(model))
+    if not reason and not others:
+        return ()
+    made = f"{type(model).__name__} also takes {others}, of which no example can be made: give one with --inputs"
+    return (f"takes text only: {reason or made}",)
+
+
+def _plain_parts(model: nn.Module, form: DecoderForm, notes: tuple[str, ...]) -> list[ModelPart]:
+    """The decoder of a model of text, or of one whose images the package does not take."""
+    step = _step_of(model)
+    return _decoder_parts(model, step, (*_told_of_windows(step), *notes), form)
+
+
+def _step_of(model: nn.Module) -> dict[str, Any]:
+    """The arguments of a step of several tokens, after some others."""
     inputs = _captured(model, token_inputs(model))["decode"]
     inputs["input_ids"] = some_tokens(model, inputs["input_ids"].shape)
-    past = inputs.get("past_key_values")
-    notes: tuple[str, ...] = ()
-    if past is not None and (windows := _windows(past)):
-        notes = (
-            f"the cache of {len(windows)} layers with a window of {min(windows)} grows with the text: "
-            f"the mask applies the window",
-        )
-    notes += (f"takes text only: {reason}",) if reason else ()
-    grown = _with_growing_cache(inputs)
-    if modality is not None:
-        return _multimodal_parts(model, modality, grown, notes, form)
-    return _decoder_parts(model, grown, notes, form)
+    return inputs
 
 
-def _refuse_sizes(model: nn.Module, sizes: Mapping[str, Any] | None, reason: str = "") -> None:
-    if sizes:
-        told = reason or f"the parts of {type(model).__name__} make their own inputs"
-        raise InputsError(f"{told}: leave out --inputs ({', '.join(sizes)})")
+def _told_of_windows(step: Mapping[str, Any]) -> tuple[str, ...]:
+    layers = getattr(step.get("past_key_values"), "layers", ())
+    windows = [int(window) for layer in layers if (window := getattr(layer, "sliding_window", None))]
+    if not windows:
+        return ()
+    return (
+        f"the cache of {len(windows)} layers with a window of {min(windows)} grows with the text: "
+        f"the mask applies the window",
+    )
 
 
 def _decoder_parts(
     model: nn.Module, step: Mapping[str, Any], notes: tuple[str, ...], form: DecoderForm
 ) -> list[ModelPart]:
-    """The decoder as one graph or as two, from the arguments of a step with a growing cache."""
+    """The decoder as one graph or as two, from the arguments of a step."""
+    step = _with_growing_cache(step)
     if form.static_cache is not None:
         from modelexport.packages.fixed_caches import FixedCacheStep, fixed_cache_inputs
 
@@ -157,10 +189,10 @@ def _decoder_parts(
     return [ModelPart("prefill", with_forward(model, _Prompt), prompt), decode]
 
 
-def _multimodal_parts(
-    model: nn.Module, modality: Modality, step: Mapping[str, Any], notes: tuple[str, ...], form: DecoderForm
-) -> list[ModelPart]:
+def _multimodal_parts(model: nn.Module, modality: Modality, form: DecoderForm) -> list[ModelPart]:
     """The encoder of images or sound, the embedding of tokens and features, and the decoder of embeddings."""
+    step = _step_of(model)
+    notes = _told_of_windows(step)
     encode, merge = (with_forward(model, partial(kind, modality=modality)) for kind in (Encode, Merge))
     ids, places = modality.example["input_ids"], modality.positions
     with untouched(model, runs=False), collected():
@@ -225,12 +257,7 @@ def _captured(model: nn.Module, inputs: dict[str, Any]) -> dict[str, dict[str, A
     return {name: dict(arguments) for name, (_, arguments) in found.items()}
 
 
-def _windows(past: Any) -> list[int]:
-    layers = getattr(past, "layers", ())
-    return [int(window) for layer in layers if (window := getattr(layer, "sliding_window", None))]
-
-
-def _with_growing_cache(inputs: dict[str, Any]) -> dict[str, Any]:
+def _with_growing_cache(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments with a cache whose layers hold only keys and values, for as many positions as the mask has.
 
     A layer that limits its keys to a window counts tokens in Python, and a capture would make the count a constant.
@@ -240,9 +267,9 @@ def _with_growing_cache(inputs: dict[str, Any]) -> dict[str, Any]:
 
     layers, mask = keys_and_values(inputs.get("past_key_values")), inputs.get("attention_mask")
     if not layers or mask is None or mask.dim() != 2:
-        return inputs
+        return dict(inputs)
     length, generator = mask.shape[1] - count_tokens(inputs), torch.Generator().manual_seed(0)
-    return inputs | {"past_key_values": DynamicCache([_drawn(layer, length, generator) for layer in layers])}
+    return {**inputs, "past_key_values": DynamicCache([_drawn(layer, length, generator) for layer in layers])}
 
 
 def _drawn(layer: Any, length: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
@@ -253,9 +280,9 @@ def _drawn(layer: Any, length: int, generator: torch.Generator) -> tuple[torch.T
     )
 
 
-def _encoder_decoder_parts(model: nn.Module) -> list[ModelPart]:
+def _encoder_decoder_parts(model: nn.Module, given: Mapping[str, Any] | None) -> list[ModelPart]:
     """The encoder with the keys and values of its states, and the decoder, whose cache has them from the beginning."""
-    inputs = encoder_inputs(model)
+    inputs = encoder_inputs(model, given)
     step = record_calls(model, inputs, 2)[1].arguments
     cache = step.get("past_key_values")
     layers = [keys_and_values(getattr(cache, f"{side}_attention_cache", None)) for side in ("self", "cross")]

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 
 from modelexport.errors import UsageError
+from modelexport.format.documents import Value
 from modelexport.format.packages import Generation, Rows, Start
 from modelexport.runtime.sessions import CPU, open_session, run_session
+from modelexport.tagged.package import Package
 
 PAST, PRESENT = "past_key_values", "present"
 CACHE_POSITION = "cache_position"
@@ -27,17 +28,8 @@ _BATCH = "batch"
 _DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(double)": "float64"}
 
 
-@dataclass(frozen=True)
-class Port:
-    """An input or an output of a part."""
-
-    name: str
-    dtype: str
-    shape: Sequence[int | str | None]
-
-
 def generation_of(
-    inputs: Mapping[str, Sequence[Port]], outputs: Mapping[str, Sequence[str]], rows: Rows = "padded"
+    inputs: Mapping[str, Sequence[Value]], outputs: Mapping[str, Sequence[str]], rows: Rows = "padded"
 ) -> Generation | None:
     """How parts generate, by the names that their inputs and outputs have in every package of ours.
 
@@ -91,7 +83,7 @@ def _at_start(size: int | str | None) -> int | str:
     return size if isinstance(size, int) or size == _BATCH else 0
 
 
-def _axes(positions: Port | None) -> int:
+def _axes(positions: Value | None) -> int:
     return int(positions.shape[0] or 0) if positions is not None and len(positions.shape) > 2 else 0
 
 
@@ -151,6 +143,8 @@ class TokenLoop(ABC):
             values |= text.next(part)
             if how.embedding:
                 values |= self.run(how.embedding, values)
+                for name in self.taken[how.embedding].keys() - {how.tokens}:  # features are of the prompt
+                    values[name] = values[name][:0]
             values |= self.run(part, values)
             ran, part = part, how.step
             if text.waiting:
@@ -189,12 +183,12 @@ class Generator(TokenLoop):
     """Generates tokens with the graphs of a package.
 
     Args:
-        files: Name of a part to its file: ``decode``; for a model with an encoder ``encoder``; for a separate first
-            step ``prefill``; for one that takes images or sound ``vision`` or ``speech``, and ``embedding``.
-        how: How they run, if the manifest says so.
+        files: Name of a part to its file.
+        how: How they run, as the manifest says.
     """
 
-    def __init__(self, files: Mapping[str, Path], *, how: Generation | None = None, provider: str = CPU) -> None:
+    def __init__(self, files: Mapping[str, Path], how: Generation, *, provider: str = CPU) -> None:
+        super().__init__(how)
         self.sessions = {
             name: open_session(file, provider=provider, optimized=True, runs_often=True) for name, file in files.items()
         }
@@ -202,16 +196,17 @@ class Generator(TokenLoop):
         self._inputs = {
             name: {one.name: one for one in session.get_inputs()} for name, session in self.sessions.items()
         }
-        how = how or generation_of(
-            {name: list(map(_port, ports.values())) for name, ports in self._inputs.items()},
-            {name: [one.name for one in session.get_outputs()] for name, session in self.sessions.items()},
-        )
-        if how is None:
-            raise UsageError(f"the package has no part decode, so it cannot generate; it has {', '.join(files)}")
-        super().__init__(how)
-        self.token_input = how.tokens
-        self.static_cache = how.cache_size or None
-        """The number of positions of the cache; ``None`` if it grows."""
+
+    @classmethod
+    def of(cls, package: Package, *, provider: str = CPU) -> Generator:
+        """A generator for a package.
+
+        Raises:
+            UsageError: It does not generate.
+        """
+        if package.manifest.generation is None:
+            raise UsageError(f"{package.folder} does not generate: its manifest does not say how its parts run")
+        return cls(package.files, package.manifest.generation, provider=provider)
 
     def run(self, part: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """The outputs of a part, those that the next run takes under the names of its inputs.
@@ -228,15 +223,6 @@ class Generator(TokenLoop):
         self.taken[part] = {name: values[name] for name in wanted}
         made = run_session(self.sessions[part], self.taken[part])
         return {self.how.state.get(name, name): array for name, array in made.items()}
-
-    def encode(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The results of the encoders of the package.
-
-        Raises:
-            UsageError: An input is missing or of another size, or ONNX Runtime does not run a part.
-        """
-        encoders = [name for name in ENCODERS if name in self.how.before]
-        return {name: array for part in encoders for name, array in self._encoded(part, values).items()}
 
     def run_before(self, part: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """The outputs of a part that runs once."""
@@ -315,7 +301,3 @@ def relative_difference(found: Any, right: Any) -> float:
     """The norm of a difference divided by the norm of the right values."""
     wide = np.asarray(right, np.float32)
     return float(np.linalg.norm(np.asarray(found, np.float32) - wide) / max(float(np.linalg.norm(wide)), 1e-30))
-
-
-def _port(value: onnxruntime.NodeArg) -> Port:
-    return Port(value.name, _DTYPES.get(value.type, "int64"), value.shape)

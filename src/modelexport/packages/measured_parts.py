@@ -64,7 +64,12 @@ def _token_axes(tagged: TaggedFile) -> list[str]:
 
 
 def generation_feeds(
-    uses: Mapping[str, TaggedFile], given: Mapping[str, Any], sizes: Mapping[str, int], provider: str, seed: int
+    generator: Generator,
+    uses: Mapping[str, TaggedFile],
+    given: Mapping[str, Any],
+    sizes: Mapping[str, int],
+    provider: str,
+    seed: int,
 ) -> Feeds:
     """What the parts get in the first step, and the decoder in the second, after a prompt as long as its cache.
 
@@ -73,19 +78,17 @@ def generation_feeds(
         UsageError: An input is missing, or ONNX Runtime does not run a part.
     """
     step = uses[DECODE]
-    files = {name: tagged.path for name, tagged in uses.items() if tagged is not step} | {DECODE: step.path}
-    generator = Generator(files, provider=provider)
     query, past = cache_axes(step)
     prompts = _Prompts(uses, generator, given, sizes, provider, seed)
     length = sizes.get(query, 1 if "encoder" in uses else 0)
     first = prompts.of(length)
-    length = first[generator.token_input].shape[1]
+    length = first[generator.how.tokens].shape[1]
     cached = next((sizes[symbol] for symbol in past if symbol in sizes), length)
     by_use = {PREFILL: first, DECODE: first if cached == length or given else prompts.of(cached)}
     found: Feeds = {}
     for name, index in ((PREFILL, 0), (DECODE, 1)):
         steps = list(generator.steps(by_use[name], index + 1))
-        tokens = plural(by_use[name][generator.token_input].shape[1], "token")
+        tokens = plural(by_use[name][generator.how.tokens].shape[1], "token")
         text = f"a random prompt of {tokens}" if index == 0 else f"the step after a random prompt of {tokens}"
         if index == 0:
             before = [part for part in uses if part not in (PREFILL, DECODE)]
@@ -116,7 +119,7 @@ class _Prompts:
         for part in ENCODERS:
             if part in uses:
                 self._encoded |= self._drawn_for(uses[part], sizes, provider)
-        self._places = self._placeholders() if "embedding" in uses and generator.token_input not in given else []
+        self._places = self._placeholders() if "embedding" in uses and generator.how.tokens not in given else []
 
     def of(self, length: int) -> dict[str, Any]:
         """What generation begins with: what is given, and random tokens and inputs of the encoders.
@@ -124,7 +127,7 @@ class _Prompts:
         Args:
             length: The number of tokens; 0 for any.
         """
-        token_input, places = self._generator.token_input, self._places
+        token_input, places = self._generator.how.tokens, self._places
         length = length or max(_PROMPT, len(places) + 2)
         if len(places) >= length:
             raise InputsError(
@@ -153,12 +156,15 @@ class _Prompts:
 
     def _placeholders(self) -> list[int]:
         """The placeholder token, once for each feature of a row: the token whose embedding is a feature."""
-        features = self._generator.encode(self._encoded)
+        features: dict[str, Any] = {}
+        for part in self._generator.how.before:
+            if part in ENCODERS:
+                features |= self._generator.run_before(part, self._encoded)
         found: list[int] = []
         for start in range(0, self._vocabulary, _IDS):
             ids = np.arange(start, min(start + _IDS, self._vocabulary), dtype=np.int64)[None]
             one, other = (
-                self._generator.run("embedding", {self._generator.token_input: ids, **features_})["inputs_embeds"]
+                self._generator.run("embedding", {self._generator.how.tokens: ids, **features_})["inputs_embeds"]
                 for features_ in (features, {name: array + 1 for name, array in features.items()})
             )
             found += ids[(one != other).any(-1)].tolist()
@@ -256,7 +262,8 @@ def profile_parts(
     given = read_feeds(inputs, seed) if isinstance(inputs, Path) else dict(inputs or {})
     tagged = {name: use.tagged for name, use in uses.items()}
     if DECODE in uses:
-        made = generation_feeds(tagged, given, sizes or {}, provider, seed)
+        generator = Generator.of(read_package(path), provider=provider)
+        made = generation_feeds(generator, tagged, given, sizes or {}, provider, seed)
     else:
         made = chained_feeds(tagged, {name: use.sizes for name, use in uses.items()}, given, provider, seed)
     found = {}

@@ -21,9 +21,9 @@ from torch import nn
 from modelexport.core.attributes import attribute_set
 from modelexport.core.messages import collected
 from modelexport.core.text import error_line
-from modelexport.errors import CaptureError, ModelExportError, raised_as
+from modelexport.errors import CaptureError, raised_as
 from modelexport.packages.model_parts import with_forward, with_weights
-from modelexport.pytorch.inputs import generate_inputs
+from modelexport.packages.prompts import KINDS, Example, placeholder_of
 from modelexport.pytorch.traced import untouched
 from modelexport.weights.sources import Weights
 
@@ -102,8 +102,7 @@ def types_of(token: int, ids: torch.Tensor, example: Mapping[str, Any]) -> torch
     return (ids == token).to(example[types_in(example)[0]].dtype)
 
 
-KINDS = ("image", "audio")
-_PLURALS = {"image": "images", "audio": "sound"}
+PLURALS = {"image": "images", "audio": "sound"}
 EMBEDDING, EMBEDS = "embedding", "inputs_embeds"
 
 
@@ -156,23 +155,18 @@ class Modality:
         return {name: value[: len(value) // count] for name, value in self.tensors.items()}
 
 
-def modality_of(
-    model: nn.Module, sizes: Mapping[str, Any] | None = None, weights: Weights | None = None
-) -> tuple[Modality | None, str]:
+def modality_of(model: nn.Module, example: Example, weights: Weights | None = None) -> tuple[Modality | None, str]:
     """What a model takes besides text, if a package supports it, and otherwise the reason why not."""
     try:
-        return find_modality(model, sizes, weights), ""
+        return find_modality(model, example, weights), ""
     except CaptureError as error:
         return None, error.reason
 
 
-def find_modality(
-    model: nn.Module, sizes: Mapping[str, Any] | None = None, weights: Weights | None = None
-) -> Modality | None:
+def find_modality(model: nn.Module, example: Example, weights: Weights | None = None) -> Modality | None:
     """What a model takes besides text; ``None`` for a model of text.
 
     Args:
-        sizes: The sizes of an image, for a model whose encoder takes them: ``image_grid_thw``, ``[1, 3]``.
         weights: The places of the weights of a model that was built without them, to compare it with its parts.
 
     Raises:
@@ -180,11 +174,11 @@ def find_modality(
     """
     for kind in KINDS:
         owner = _owner(model, kind)
-        token = _token(model.config, kind)
+        token = placeholder_of(model.config, kind)
         if token is not None and owner is None:
             raise _refused(model, kind, f"it has no method get_{kind}_features")
         if owner is not None and token is not None:
-            found = _observed(model, owner, kind, token, sizes or {})
+            found = _observed(model, owner, kind, token, example.inputs)
             with with_weights(model, weights):
                 return dataclasses.replace(found, compared=_check_merge(model, found))
     return None
@@ -196,15 +190,7 @@ def _owner(model: nn.Module, kind: str) -> nn.Module | None:
     return found[-1] if found else None
 
 
-def _token(config: Any, kind: str) -> int | None:
-    for name in (f"{kind}_token_id", f"{kind}_token_index"):
-        value = getattr(config, name, None)
-        if isinstance(value, int):
-            return value
-    return None
-
-
-def _observed(model: nn.Module, owner: nn.Module, kind: str, token: int, sizes: Mapping[str, Any]) -> Modality:
+def _observed(model: nn.Module, owner: nn.Module, kind: str, token: int, example: Mapping[str, Any]) -> Modality:
     seen: list[dict[str, Any]] = []
     own = getattr(owner, f"get_{kind}_features")
 
@@ -216,14 +202,9 @@ def _observed(model: nn.Module, owner: nn.Module, kind: str, token: int, sizes: 
         stack.enter_context(collected())
         stack.enter_context(attribute_set(owner, f"get_{kind}_features", record))
         try:
-            given = {name: {"value": torch.as_tensor(value).repeat(2, 1).tolist()} for name, value in sizes.items()}
-            example = generate_inputs(model, spec=given, grids=True)
-            seen.clear()  # of runs that failed
             stack.enter_context(untouched(model))
-            model(**copy.deepcopy(example))
+            model(**copy.deepcopy(dict(example)))
             reason = ""
-        except ModelExportError as error:
-            reason = str(error)
         except Exception as error:
             reason = error_line(error)
     if not any(isinstance(value, torch.Tensor) for value in (seen[-1] if seen else {}).values()):
@@ -244,7 +225,7 @@ def _tensor_parameters(function: Any) -> list[str]:
 
 
 def _refused(model: nn.Module, kind: str, reason: str) -> CaptureError:
-    told = f"{type(model).__name__} takes {_PLURALS[kind]} in a way that a package does not support: {reason}"
+    told = f"{type(model).__name__} takes {PLURALS[kind]} in a way that a package does not support: {reason}"
     return CaptureError(told, reason=told)
 
 
@@ -257,7 +238,7 @@ class Encode:
     def __call__(self, **inputs: Any) -> dict[str, torch.Tensor]:
         modality = self._modality
         owner = _owner(self._model, modality.kind)
-        with nullcontext() if modality.sizes else _undivided():
+        with nullcontext() if modality.sizes else undivided():
             made = getattr(owner, f"get_{modality.kind}_features")(**{**modality.arguments, **inputs})
         features = getattr(made, "pooler_output", made)
         if isinstance(features, (list, tuple)):
@@ -266,19 +247,26 @@ class Encode:
 
 
 @contextmanager
-def _undivided() -> Iterator[None]:
-    """Inside, a tensor that is made a list of its rows is a list of itself.
+def undivided() -> Iterator[None]:
+    """Inside, a tensor that is made a list of its rows, or split by sizes that another tensor has, stays whole.
 
     The features of several images are returned as a list, from which they are put together again. A capture would fix
     the number of images.
     """
+    split, item = torch.Tensor.split, torch.Tensor.item
 
     def no_length(tensor: torch.Tensor) -> int:
         raise TypeError("the number of images is not fixed")
 
+    def whole(tensor: torch.Tensor, sizes: Any, dim: int = 0) -> Any:
+        undivided = isinstance(sizes, list) and any(isinstance(size, torch.Tensor) for size in sizes)
+        return (tensor,) if undivided else split(tensor, sizes, dim)
+
     with (
         attribute_set(torch.Tensor, "__iter__", lambda tensor: iter([tensor])),
         attribute_set(torch.Tensor, "__len__", no_length),
+        attribute_set(torch.Tensor, "item", lambda tensor: tensor if tensor.dim() else item(tensor)),
+        attribute_set(torch.Tensor, "split", whole),
     ):
         yield
 
@@ -302,11 +290,13 @@ class Merge:
     def __call__(self, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
         ids, features = inputs["input_ids"], inputs[self._modality.features]
         placeholder = ids == self._modality.token
-        embeds = self._model.get_input_embeddings()(ids.masked_fill(placeholder, 0))
-        # Placeholders take the features in order; the row of zeros lets a text without any have no features.
+        # Placeholders take the features in order. One without a feature, which a model may generate, is a token.
         places = placeholder.flatten().long().cumsum(0).view(ids.shape) * placeholder
+        places = torch.where(places <= features.shape[0], places, 0)
+        embeds = self._model.get_input_embeddings()(ids.masked_fill(places > 0, 0))
+        # The row of zeros lets a text without any have no features.
         rows = torch.cat([features.new_zeros(1, features.shape[-1]), features]).to(embeds.dtype)
-        return {EMBEDS: torch.where(placeholder[..., None], rows[places], embeds)}
+        return {EMBEDS: torch.where((places > 0)[..., None], rows[places], embeds)}
 
 
 def _check_merge(model: nn.Module, modality: Modality) -> bool:

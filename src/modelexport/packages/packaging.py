@@ -32,7 +32,7 @@ from modelexport.packages.diffusion.components_module import (
 from modelexport.packages.diffusion.diffusion_parts import diffusion_parts, model_parts
 from modelexport.packages.diffusion.observing import observe_example
 from modelexport.packages.generation_parts import DecoderForm, can_generate, generation_forms
-from modelexport.packages.generator import Port, generation_of
+from modelexport.packages.generator import generation_of
 from modelexport.packages.loader_layouts import write_layouts
 from modelexport.packages.model_parts import ModelPart
 from modelexport.packages.part_names import BATCH, name_axes, name_generation, name_pipeline
@@ -133,6 +133,7 @@ def export_package(
         asked = options.package
         form = DecoderForm(static_cache=asked.static_cache, separate_prefill=asked.separate_prefill)
         form.check()
+        given = inputs if isinstance(inputs, Mapping) else None
         kind, made = _parts_of(model, asked.parts or "auto", inputs, form, options.weights.to_check)
         forms = iter(made)
         best = next(forms)
@@ -150,7 +151,7 @@ def export_package(
             manifest = _manifest(kind, found, results, weights)
             if manifest.generation is not None:
                 with stages("generate"):
-                    left_out += run_once(model, manifest, staging, results, inputs, options)
+                    left_out += run_once(model, manifest, staging, results, given, options)
             notes = [*left_out, *_notes(found), *write_layouts(model, lies_in, staging, manifest, found)]
             write_manifest(manifest, staging)
             return _result(folder, staging, manifest, results, seconds, notes)
@@ -205,8 +206,7 @@ def _parts_of(
     they are asked for.
     """
     if parts == "generate" or (parts == "auto" and can_generate(model)):
-        sizes = inputs if isinstance(inputs, Mapping) else None
-        return "generate", generation_forms(model, form, sizes, weights)
+        return "generate", generation_forms(model, form, inputs if isinstance(inputs, Mapping) else None, weights)
     if form != DecoderForm():
         raise InputsError("--static-cache and --separate-prefill are for a model that generates: leave them out")
     if isinstance(model, PipelineModules):
@@ -306,10 +306,7 @@ def _manifest(
     if kind == "generate":
         described = {part.name: results[part.name].hierarchy for part in parts}
         how = generation_of(
-            {
-                name: [Port(one.name, one.dtype, one.shape) for one in one_of.inputs]
-                for name, one_of in described.items()
-            },
+            {name: one.inputs for name, one in described.items()},
             {name: [one.name for one in one_of.outputs] for name, one_of in described.items()},
             next((part.rows for part in parts if part.rows != "padded"), "padded"),
         )

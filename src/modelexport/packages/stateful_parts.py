@@ -7,7 +7,6 @@ model begins with another one. Tokens that are padding keep a state as it is, or
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,8 +24,8 @@ from modelexport.packages.generator import PAST as PAST_INPUT
 from modelexport.packages.generator import PRESENT, TokenLoop
 from modelexport.packages.greedy import Reference, first_difference, generate_greedily
 from modelexport.packages.model_parts import ModelPart, with_forward
-from modelexport.packages.part_names import SEQUENCE
-from modelexport.packages.states import BATCH, PAST, State, growing
+from modelexport.packages.prompts import prompts_like
+from modelexport.packages.states import BATCH, PAST, SEQUENCE, State, growing
 from modelexport.pytorch.dispatch_modes import OperationMode
 from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import as_array
@@ -90,17 +89,18 @@ class _Prompt(_Part):
 
     def __call__(self, **inputs: torch.Tensor) -> dict[str, Any]:
         state, padding, began = self._state, self._padding, self._state.prompt.arguments
-        if padding:
-            before = {name: value.new_zeros(value.shape[0], padding) for name, value in inputs.items()}
-            inputs = {name: torch.cat([before[name], value], 1) for name, value in inputs.items()}
-        logits, present = self._run(began, inputs, copy.deepcopy(began.get(state.argument)), {})
+        for name in self._state.of_text if padding else ():
+            before = inputs[name][:, :1].expand(-1, padding, *inputs[name].shape[2:])
+            inputs[name] = torch.cat([torch.zeros_like(before), inputs[name]], 1)
+        carried = {name: inputs[name][:, -1:] for name in state.carried}
+        logits, present = self._run(began, inputs, state.before(), {})
         if padding:
             logits = logits[:, padding:]
             present = {
                 name: one.narrow(axis, padding, one.shape[axis] - padding) if (axis := state.past_axis(name)) else one
                 for name, one in present.items()
             }
-        return {"logits": logits, PRESENT: present}
+        return {"logits": logits, PRESENT: present | carried}
 
 
 class _Step(_Part):
@@ -116,30 +116,36 @@ class _Step(_Part):
             for size, found in zip(sizes, past[name].shape, strict=True):
                 torch._check(not isinstance(size, int) or found == size)  # a capture leaves unread sizes open
         copies = {name: one.clone() for name, one in past.items()}
-        logits, present = self._run(state.step.arguments, inputs, state.with_tensors(copies), copies)
+        carried = {name: copies.pop(name) for name in state.carried}
+        logits, present = self._run(state.step.arguments, inputs | carried, state.with_tensors(copies), copies)
         if self._holds:
             new = inputs["attention_mask"][:, -1] != 0
             for name, sizes in state.axes.items():
                 if PAST not in sizes:
                     rows = new.view([-1 if size == BATCH else 1 for size in sizes])
                     present[name] = torch.where(rows, present[name], past[name])
-        return {"logits": logits, PRESENT: present}
+        return {"logits": logits, PRESENT: present | carried}
 
 
-def stateful_parts(model: nn.Module, state: State) -> list[list[ModelPart]]:
+def stateful_parts(model: nn.Module, state: State, notes: tuple[str, ...] = ()) -> list[list[ModelPart]]:
     """The parts of each form that computes what the model does, the best first.
 
     A model that computes something else for padded rows, or for several, has forms for less.
+
+    Args:
+        notes: What is told besides.
 
     Raises:
         CaptureError: There is none.
     """
     forms, reasons = list(_forms(model, state)), []
     for rows, batches in _LENGTHS.items():
-        references = [generate_greedily(model, _prompts(model, lengths), _NEW_TOKENS) for lengths in batches]
+        references = [
+            generate_greedily(model, prompts_like(model, state.example, lengths, 1), _NEW_TOKENS) for lengths in batches
+        ]
         found = []
         for form in forms:
-            parts = _parts(model, state, form, rows)
+            parts = _parts(model, state, form, rows, notes)
             reason = next(filter(None, (_wrong(model, state, form, parts, one) for one in references)), "")
             if not reason:
                 found.append(parts)
@@ -154,6 +160,8 @@ def _forms(model: nn.Module, state: State) -> Iterator[Form]:
     padding = _padding(model, state)
     if padding is not None:
         yield Form(told="the prompt at once", prefill=0, padding=padding)
+    if state.example.beside:
+        return
     yield Form(told="every token by itself, and padding keeps the state", holds=True)
     yield Form(told="every token by itself")
     yield Form(told="every token by itself, the first without a state", prefill=1)
@@ -165,14 +173,16 @@ def _padding(model: nn.Module, state: State) -> int | None:
     Returns:
         ``None`` if there is no such length: a loop in Python over tokens, or over chunks of them.
     """
-    usual = _operations(model, state, _LONG[0])
-    for length in _LONG[1:]:
+    head, (usual_length, *others) = state.example.head, _LONG
+    usual = _operations(model, state, head + usual_length)
+    for length in others:
         try:
-            if _operations(model, state, length) != usual:
+            if _operations(model, state, head + length) != usual:
                 return None
         except Exception:  # whatever the model's own code raises: it takes no prompt of this length
             break
-    return next(length for length in range(1, _LONG[0] + 1) if _operations(model, state, length) == usual) - 1
+    lengths = range(1, usual_length + 1)
+    return next(length for length in lengths if _operations(model, state, head + length) == usual) - 1
 
 
 def _operations(model: nn.Module, state: State, length: int) -> list[str]:
@@ -197,23 +207,27 @@ class _Seen(OperationMode):
 
 
 def _prompt_inputs(state: State, length: int) -> dict[str, torch.Tensor]:
-    """The inputs of the example prompt, repeated to a length, its first row padded."""
-    began = state.prompt.arguments
-    ids = began["input_ids"]
-    mask = ids.new_ones(len(ids), length)
+    """The inputs of the example prompt with its text repeated to a length, its first row padded."""
+    began, head = state.prompt.arguments, state.example.head
+    at = torch.arange(length)
+    at = torch.where(at < head, at, head + (at - head) % (began["input_ids"].shape[1] - head))
+    found = {name: began[name][:, at] if name in state.of_text else began[name] for name in state.given}
+    mask = torch.ones_like(found["input_ids"])
     mask[0, 0] = int(length == 1)
-    found = {"input_ids": ids.repeat(1, -(-length // ids.shape[1]))[:, :length], "attention_mask": mask}
-    found |= {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
-    return {name: value for name, value in found.items() if name == "input_ids" or began.get(name) is not None}
+    known = {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+    return found | {name: value for name, value in known.items() if name in found}
 
 
-def _parts(model: nn.Module, state: State, form: Form, rows: Rows) -> list[ModelPart]:
+def _parts(model: nn.Module, state: State, form: Form, rows: Rows, notes: tuple[str, ...]) -> list[ModelPart]:
     parts = []
     if form.prefill is not None:
         inputs = _prompt_inputs(state, form.prefill or state.prompt.arguments["input_ids"].shape[1])
-        axes = {(name, 0): BATCH for name in inputs}
-        if not form.prefill:
-            axes |= {(name, 1): SEQUENCE for name in inputs}
+        axes = {
+            (name, axis): size
+            for name in inputs
+            for axis, size in enumerate(state.given[name])
+            if size == BATCH or (size == SEQUENCE and not form.prefill)
+        }
         first = with_forward(model, partial(_Prompt, state=state, padding=form.padding))
         parts.append(ModelPart("prefill", first, inputs, axes=axes, rows=rows))
     began = state.step.arguments
@@ -223,16 +237,19 @@ def _parts(model: nn.Module, state: State, form: Form, rows: Rows) -> list[Model
         mask = state.prompt.arguments.get("attention_mask")
         given["attention_mask"] = mask.new_ones(len(mask), mask.shape[1] + 1) if mask is not None else None
     axes = {(name, 0): BATCH for name in given}
-    if "attention_mask" in given:
-        grows = any(PAST in sizes for sizes in state.axes.values())
-        axes["attention_mask", 1] = f"{PAST} + 1" if grows else f"total_{SEQUENCE}"
     past = {name: tensor.clone() for name, tensor in state.tensors.items()}
-    for name, sizes in state.axes.items():
+    if "attention_mask" in given:
+        lengths = {past[name].shape[state.past_axis(name)] for name, sizes in state.axes.items() if PAST in sizes}
+        grows = lengths == {given["attention_mask"].shape[1] - 1}
+        axes["attention_mask", 1] = f"{PAST} + 1" if grows else f"total_{SEQUENCE}"
+    past |= {name: began[name].clone() for name in state.carried}
+    for name, sizes in {**state.axes, **dict.fromkeys(state.carried, (BATCH,))}.items():
         axes |= {(f"{PAST_INPUT}.{name}", axis): size for axis, size in enumerate(sizes) if isinstance(size, str)}
     step = with_forward(model, partial(_Step, state=state, holds=form.holds))
-    notes: tuple[str, ...] = (
-        () if form.prefill == 0 else (f"a prompt runs token by token, as the model's code does: {form.told}",)
-    )
+    if form.prefill != 0:
+        notes += (f"a prompt runs token by token, as the model's code does: {form.told}",)
+    if state.example.beside:
+        notes += (f"a prompt has an image or a sound, which its first part takes: {', '.join(state.example.beside)}",)
     notes += _ROWS.get(rows, ())
     parts.append(ModelPart("decode", step, {**given, PAST_INPUT: past}, axes=axes, notes=notes, rows=rows))
     return parts if rows != "one" else [_of_one_row(part) for part in parts]
@@ -251,12 +268,6 @@ def _of_one_row(part: ModelPart) -> ModelPart:
     inputs = {name: one[-1:] for name, one in given.items()}
     axes = {place: size for place, size in part.axes.items() if size != BATCH}
     return replace(part, inputs=inputs | ({PAST_INPUT: past} if past else {}), axes=axes)
-
-
-def _prompts(model: nn.Module, lengths: Sequence[int]) -> list[dict[str, Any]]:
-    vocabulary = int(model.config.get_text_config().vocab_size)
-    random = np.random.default_rng(1)
-    return [{"input_ids": random.integers(min(3, vocabulary - 1), vocabulary, (1, length))} for length in lengths]
 
 
 def _wrong(model: nn.Module, state: State, form: Form, parts: Sequence[ModelPart], reference: Reference) -> str:

@@ -20,10 +20,13 @@ from modelexport.core.attributes import attribute_set
 from modelexport.core.messages import collected
 from modelexport.core.text import error_line
 from modelexport.errors import CaptureError, raised_as
+from modelexport.packages.prompts import Example
 from modelexport.pytorch.traced import untouched
 from modelexport.pytorch.values import tensors_in
 
-BATCH, PAST = "batch", "past_sequence"
+BATCH, SEQUENCE, PAST = "batch", "sequence", "past_sequence"
+TEXT = ("input_ids", "attention_mask", "position_ids")
+"""What calls take for tokens; a mask is of all tokens so far."""
 _USUAL = {"keys": "key", "values": "value"}
 
 
@@ -55,6 +58,16 @@ class State:
     """Name of a tensor to the one in the template."""
     prompt: RecordedCall
     step: RecordedCall
+    given: Mapping[str, tuple[int | str, ...]]
+    """Name of a tensor that the first call takes, images included, to its sizes."""
+    carried: tuple[str, ...]
+    """What each step takes again: the last column of what the first call took, such as a mask of images."""
+    example: Example
+
+    @property
+    def of_text(self) -> list[str]:
+        """What the first call takes for each token."""
+        return [name for name, sizes in self.given.items() if sizes[1:2] == (SEQUENCE,)]
 
     @property
     def is_keys_and_values(self) -> bool:
@@ -69,8 +82,11 @@ class State:
 
     def with_tensors(self, tensors: Mapping[str, torch.Tensor]) -> Any:
         """A state of the same structure with other tensors."""
-        memo: dict[int, Any] = {id(old): tensors.get(name, old) for name, old in named_tensors(self.template).items()}
-        return copy.deepcopy(self.template, memo)
+        return with_tensors(self.template, tensors)
+
+    def before(self) -> Any:
+        """What the first call takes as the state."""
+        return with_tensors(self.prompt.arguments.get(self.argument), {})
 
     @contextmanager
     def put(self, model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
@@ -85,6 +101,12 @@ class State:
         found = named_tensors(results.get(self.argument, given))
         kept = {name: getattr(model.get_submodule(path), key) for name, (path, key) in self.held.items()}
         return {name: one for name, one in (found | kept).items() if name in self.axes}
+
+
+def with_tensors(state: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """A copy of a state with other tensors, and copies where none are given: models write into counters."""
+    found = named_tensors(state).items()
+    return copy.deepcopy(state, {id(old): tensors[name] if name in tensors else old.clone() for name, old in found})
 
 
 def count_tokens(arguments: Mapping[str, Any]) -> int:
@@ -109,17 +131,20 @@ def _names_of_layers(count: int) -> set[str]:
     return {f"{index}.{kind}" for index in range(count) for kind in _USUAL.values()}
 
 
-def find_state(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> State | None:
+def find_state(model: nn.Module, example: Example) -> State | None:
     """The state that a model's steps pass on; ``None`` if they take tokens alone.
-
-    Args:
-        inputs: Two rows of tokens with their mask.
 
     Raises:
         CaptureError: Its ``generate`` fails, or its sizes do not follow from the batch and the length of the text.
     """
-    more = {name: torch.cat([value, value[:1]]) for name, value in inputs.items()}
-    longer = {name: torch.cat([value, value[:, -2:]], 1) for name, value in inputs.items()}
+    inputs, ids = dict(example.inputs), example.inputs["input_ids"]
+    inputs["attention_mask"] = torch.ones_like(ids)
+    inputs["attention_mask"][0, 0] = 0  # otherwise ``generate`` would leave it out
+    more = {name: torch.cat([value, value[: len(value) // len(ids)]]) for name, value in inputs.items()}
+    longer = {
+        name: torch.cat([value, value[:, -2:]], 1) if value.shape[:2] == ids.shape else value
+        for name, value in inputs.items()
+    }
     runs = [record_calls(model, one) for one in (inputs, more, longer)]
     prompt, step = runs[0][:2]
     arguments = [name for name, value in step.arguments.items() if _is_state(value)]
@@ -130,15 +155,30 @@ def find_state(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> State | 
     first, *others = [named_tensors(one) | dict(run[1].held) for one, run in zip(templates, runs, strict=True)]
     if any(one.keys() != first.keys() for one in others):
         raise _refused(model, f"{argument} has other tensors for another batch or length")
-    length = inputs["input_ids"].shape[1]
-    axes = {name: tuple(_sizes(model, name, length, *(one[name].shape for one in (first, *others)))) for name in first}
+    axes = {name: _sizes(model, name, PAST, *(one[name] for one in (first, *others))) for name in first}
     # What is the same for every batch and length is a constant of the model.
     axes = {name: sizes for name, sizes in axes.items() if not all(isinstance(size, int) for size in sizes)}
     if not axes:
         return None
     held = {name: (name.rpartition(".")[0], name.rpartition(".")[2]) for name in step.held if name in axes}
     tensors = {name: first[name] for name in axes}
-    return State(argument, templates[0], held, axes, tensors, prompt, step)
+    # ``generate`` may encode images before the first call, which takes them as well.
+    began = [{**one, **run[0].arguments} for one, run in zip((inputs, more, longer), runs, strict=True)]
+    given = {
+        name: _sizes(model, name, SEQUENCE, *(one[name] for one in began))
+        for name, value in began[0].items()
+        if isinstance(value, torch.Tensor) and all(isinstance(one.get(name), torch.Tensor) for one in began)
+    }
+    prompt = RecordedCall({**inputs, **prompt.arguments}, prompt.results, prompt.held)
+    carried = tuple(
+        name
+        for name, sizes in given.items()
+        if sizes[1:2] == (SEQUENCE,)
+        and name not in TEXT
+        and isinstance(one := step.arguments.get(name), torch.Tensor)
+        and torch.equal(one, prompt.arguments[name][:, -1:])
+    )
+    return State(argument, templates[0], held, axes, tensors, prompt, step, given, carried, example)
 
 
 def _is_state(value: Any) -> bool:
@@ -146,17 +186,20 @@ def _is_state(value: Any) -> bool:
 
 
 def _sizes(
-    model: nn.Module, name: str, length: int, one: torch.Size, more: torch.Size, longer: torch.Size
-) -> Iterator[int | str]:
-    for size, of_more, of_longer in zip(one, more, longer, strict=True):
+    model: nn.Module, name: str, grows: str, one: torch.Tensor, more: torch.Tensor, longer: torch.Tensor
+) -> tuple[int | str, ...]:
+    """The sizes of a tensor: numbers, ``batch``, and ``grows`` for those with the length of the text."""
+    sizes: list[int | str] = []
+    for size, of_more, of_longer in zip(one.shape, more.shape, longer.shape, strict=True):
         if size == of_more == of_longer:
-            yield size
-        elif (size, of_more, of_longer) == (size, size * 3 // 2, size) and size == 2:
-            yield BATCH
-        elif (size, of_more, of_longer) == (length, length, length + 2):
-            yield PAST
+            sizes.append(size)
+        elif (size, of_more, of_longer) == (2, 3, 2):
+            sizes.append(BATCH)
+        elif (of_more, of_longer) == (size, size + 2):
+            sizes.append(grows)
         else:
             raise _refused(model, f"{name} has {size} places, for more rows {of_more}, for more tokens {of_longer}")
+    return tuple(sizes)
 
 
 def _refused(model: nn.Module, reason: str) -> CaptureError:

@@ -124,13 +124,15 @@ def _package(model: Any, inputs: Any, folder: Path, how: dict[str, Any]) -> Repo
     match package.manifest.kind:
         case "generate":
             from modelexport.packages.generation_parts import can_generate
-            from modelexport.packages.greedy import example_prompts
+            from modelexport.packages.prompts import example_prompts
             from modelexport.packages.verifying_generation import verify_generation
 
             if not can_generate(model):
                 name = type(model).__name__
                 raise UsageError(f"{name} cannot generate: give the model that {folder} was exported from")
-            return verify_generation(model, folder, inputs or example_prompts(model, None), **how)
+            return verify_generation(
+                model, folder, inputs or example_prompts(model, None, manifest=package.manifest), **how
+            )
         case "pipeline" if not isinstance(model, SentencePipeline):
             from modelexport.packages.verifying_pipelines import verify_pipeline
 

@@ -17,8 +17,9 @@ from modelexport.exporting.options import Options
 from modelexport.exporting.result import ExportResult
 from modelexport.format.packages import Generation, Manifest
 from modelexport.packages.generator import Generator, Step
-from modelexport.packages.greedy import example_prompts, first_difference, generate_greedily, step_of
+from modelexport.packages.greedy import first_difference, generate_greedily, step_of
 from modelexport.packages.model_parts import with_weights
+from modelexport.packages.prompts import example_prompts
 from modelexport.runtime.sessions import CPU
 from modelexport.tagged.package import Package, read_package
 from modelexport.traces.differences import compare_arrays
@@ -88,7 +89,7 @@ def verify_generation(
 
     Args:
         prompts: The inputs of ``generate`` for one prompt each, arrays of one row without padding; they run together,
-            padded on the left, and each alone.
+            padded on the left if the package takes such a batch, and each alone.
         new_tokens: The maximum for each prompt; in both, a row ends with the model's own end-of-text token.
 
     Raises:
@@ -98,8 +99,9 @@ def verify_generation(
     package = read_package(folder)
     if package.manifest.kind != "generate":
         raise UsageError(f"{folder} cannot generate: it is a package of kind {package.manifest.kind}")
-    generator = Generator(package.files, provider=provider)
-    batches: dict[str, Sequence[Mapping[str, Any]]] = {"batch": prompts} if len(prompts) > 1 else {}
+    generator = Generator.of(package, provider=provider)
+    together = len(prompts) > 1 and generator.how.rows == "padded"
+    batches: dict[str, Sequence[Mapping[str, Any]]] = {"batch": prompts} if together else {}
     batches |= {f"prompt {index}": [prompt] for index, prompt in enumerate(prompts)}
     runs = [_compare(model, package, generator, name, batch, new_tokens, provider) for name, batch in batches.items()]
     return GenerationReport(runs=runs, parameters_wrong=wrong_parameters(model, package))
@@ -182,14 +184,14 @@ def run_once(
     manifest: Manifest,
     folder: Path,
     results: Mapping[str, ExportResult],
-    sizes: Any,
+    given: Mapping[str, Any] | None,
     options: Options,
 ) -> list[str]:
     """Generate some tokens from prompts of other lengths, in batches of other sizes, and compare them with the model's.
 
     Args:
-        results: The export of each part; if one could not be checked, the package cannot run either.
-        sizes: The size of images, for a model that takes it.
+        results: The export of each part. Where one was not to be checked, or has no weights here, nothing is run.
+        given: As in :func:`.example_of`.
 
     Returns:
         Notes, a line each.
@@ -197,29 +199,31 @@ def run_once(
     Raises:
         CheckError: The package does not run, or generates something else.
     """
-    checks = [result.check for result in results.values()]
-    if any(check is None or check.status != "passed" for check in checks) or manifest.generation is None:
+    checks = {name: result.check for name, result in results.items()}
+    cannot = [f"{name}: {one.reason}" for name, one in checks.items() if one and one.step in ("loading", "running")]
+    told, fault = "the package cannot run a prompt here", next(iter(cannot), "")
+    if not fault and any(one is None or one.status != "passed" for one in checks.values()):
         return []
-    try:
-        with with_weights(model, options.weights.lent):
-            fault = _fault(model, manifest, folder, sizes)
-    except ModelExportError as error:
-        fault = error_line(error)
+    if not fault:
+        told = "the package does not generate what the model does"
+        try:
+            with with_weights(model, options.weights.lent):
+                fault = _fault(model, manifest, folder, given)
+        except ModelExportError as error:
+            fault = error_line(error)
     if not fault:
         return []
     if options.checks.keep_anyway:
-        return [f"the package does not generate what the model does: {fault}"]
+        return [f"{told}: {fault}"]
     raise CheckError(
-        f"the package does not generate what the model does, and was not written: {fault}; --keep-anyway "
-        f"(keep_anyway=True) writes it nevertheless",
-        reason=fault,
+        f"{told}, and was not written: {fault}; --keep-anyway (keep_anyway=True) writes it nevertheless", reason=fault
     )
 
 
-def _fault(model: nn.Module, manifest: Manifest, folder: Path, sizes: Any) -> str:
+def _fault(model: nn.Module, manifest: Manifest, folder: Path, given: Mapping[str, Any] | None) -> str:
     assert manifest.generation is not None
-    generator = Generator({part.name: folder / part.file for part in manifest.parts}, how=manifest.generation)
-    prompts = example_prompts(model, None, seed=1, sizes=sizes if isinstance(sizes, Mapping) else None)
+    generator = Generator({part.name: folder / part.file for part in manifest.parts}, manifest.generation)
+    prompts = example_prompts(model, None, seed=1, given=given, manifest=manifest)
     for batch in batches_of(prompts, manifest.generation):
         if told := first_difference(generator, generate_greedily(model, batch, _NEW_TOKENS)):
             lengths = ", ".join(str(len(next(iter(prompt.values()))[0])) for prompt in batch)

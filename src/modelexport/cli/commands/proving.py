@@ -158,16 +158,17 @@ def _package(folder: Path, choice: ModelChoice, extent: Extent, stages: Stages, 
     from modelexport.packages.verifying import verify as run
     from modelexport.tagged.package import read_package
 
-    kind = read_package(folder).manifest.kind
+    manifest = read_package(folder).manifest
+    kind = manifest.kind
     if kind == "generate":
         from modelexport.packages.generation_parts import can_generate
-        from modelexport.packages.greedy import example_prompts
+        from modelexport.packages.prompts import example_prompts
 
         loaded, example = choice.load(stages, make_inputs=False)
         how["new_tokens"] = extent.new_tokens
         if can_generate(loaded.model):
-            sizes = read_sizes(choice, loaded)
-            example = example_prompts(loaded.model, loaded.directory, seed=choice.loading.seed, sizes=sizes)
+            given, seed = read_sizes(choice, loaded), choice.loading.seed
+            example = example_prompts(loaded.model, loaded.directory, seed=seed, given=given, manifest=manifest)
     else:
         loaded, example = load_for_package(choice, kind, stages)
         if hasattr(loaded.model, "pipeline"):

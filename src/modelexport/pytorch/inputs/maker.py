@@ -181,8 +181,9 @@ class InputMaker:
 
     def _as_taken(self, function: Callable[..., Any], name: str, grid: str, inputs: Inputs) -> Inputs:
         """An image for each row: as it is, or, for a function that takes grids, cut into patches, a row for each."""
-        if not self._grids or grid not in inspect.signature(function).parameters:
-            return {name: inputs[name]}
+        taken = inspect.signature(function).parameters
+        if not self._grids or grid not in taken or name not in inputs:
+            return {one: inputs[one] for one in (name, *taken) if one in inputs}
         channels = self.number("in_channels", "in_chans", "num_channels") or 3
         depth, edge = self.number("temporal_patch_size") or 1, self.number("patch_size") or 16
         sizes = inputs.get(grid)

@@ -1,0 +1,214 @@
+"""Example inputs and prompts of models that generate: tokens, and the images or the sound that belong to them."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from modelexport.core.messages import collected
+from modelexport.errors import InputsError
+from modelexport.format.packages import Manifest
+from modelexport.pytorch.inputs import generate_inputs
+from modelexport.pytorch.traced import untouched
+from modelexport.pytorch.values import as_array
+
+KINDS = ("image", "audio")
+_TEXTS = (
+    "The capital of France is",
+    "Once upon a time, in a small village by the sea,",
+    "A list of three fruits:",
+    "Water boils at one hundred degrees, because the pressure of the air is",
+)
+
+
+PROMPT = 5
+"""Tokens of the example prompt: a number that the model's own sizes are unlikely to have."""
+
+
+def token_inputs(model: nn.Module) -> dict[str, Any]:
+    """Two prompts, one padded: otherwise ``generate`` would omit the mask, and a capture would fix the batch."""
+    ids = some_tokens(model, torch.Size((2, PROMPT)))
+    mask = torch.ones_like(ids)
+    mask[0, 0] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def some_tokens(model: nn.Module, shape: torch.Size) -> torch.Tensor:
+    """Tokens that differ, so that a check tells something: a model without its weights generates the first one."""
+    return torch.arange(shape.numel()).view(shape) % (vocabulary_of(model) - 1) + 1
+
+
+def vocabulary_of(model: nn.Module) -> int:
+    """The number of tokens that a model knows.
+
+    Raises:
+        InputsError: It takes none.
+    """
+    found = int(getattr(model.config.get_text_config(), "vocab_size", 0) or 0)
+    if found < 2:
+        raise InputsError(f"{type(model).__name__} has no vocabulary: a package needs a model that takes tokens")
+    return found
+
+
+@dataclass(frozen=True)
+class Example:
+    """Two prompts, with an image or a sound each if the model takes them."""
+
+    inputs: Mapping[str, torch.Tensor]
+    head: int = 0
+    """How many tokens a prompt begins with in any case: those up to its last placeholder."""
+    given: Collection[str] = ()
+    """The inputs that were given, so that others cannot be drawn."""
+
+    @property
+    def beside(self) -> list[str]:
+        """The names of the images or sounds, and of what belongs to them."""
+        return [name for name in self.inputs if name not in ("input_ids", "attention_mask")]
+
+
+def example_of(model: nn.Module, given: Mapping[str, Any] | None = None) -> Example:
+    """An example of what a model takes for prompts.
+
+    Args:
+        given: What belongs to the image or the sound of one prompt, where it cannot be made.
+
+    Raises:
+        InputsError: The model does not run with it.
+    """
+    text = Example(token_inputs(model))
+    if others_than_text(model) == [] and not given:
+        return text
+    one = {name: torch.as_tensor(value) for name, value in (given or {}).items()}
+    spec = {name: {"value": torch.cat([value, value]).tolist()} for name, value in one.items()}
+    with collected():
+        inputs = generate_inputs(model, spec=spec, grids=True)
+        if not inputs.keys() - text.inputs.keys():
+            return text
+        ids = inputs["input_ids"]
+        tokens = [token for kind in KINDS if (token := placeholder_of(model.config, kind)) is not None]
+        placeholder = torch.isin(ids, torch.tensor(tokens, dtype=ids.dtype))
+        head = int(placeholder.any(0).nonzero().max()) + 1 if placeholder.any() else 0
+        inputs["attention_mask"] = torch.ones_like(ids)
+        if head:
+            inputs |= _types(model, inputs, placeholder)
+    return Example(inputs, head, one.keys())
+
+
+def others_than_text(model: nn.Module) -> list[str]:
+    """What a model of transformers says that it takes besides text."""
+    said = getattr(model, "input_modalities", "text")
+    return [one for one in ([said] if isinstance(said, str) else said) if one != "text"]
+
+
+def _types(model: nn.Module, inputs: Mapping[str, Any], placeholder: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What says of each token whether it is text, if it changes what the model computes: its processor gives it."""
+    names = [one for one in inspect.signature(model.forward).parameters if one.endswith("token_type_ids")]
+    with untouched(model, runs=False):
+        for name in (one for one in names if one not in inputs):
+            without = model(**copy.deepcopy(dict(inputs))).logits
+            for values in (torch.zeros_like(placeholder), placeholder):
+                types = {name: values.long()}
+                if not torch.equal(model(**copy.deepcopy(dict(inputs)), **types).logits, without):
+                    return types
+    return {}
+
+
+def placeholder_of(config: Any, kind: str) -> int | None:
+    for name in (f"{kind}_token_id", f"{kind}_token_index"):
+        value = getattr(config, name, None)
+        if isinstance(value, int):
+            return value
+    return None
+
+
+def encoder_inputs(model: nn.Module, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Example inputs of a model's encoder, in a batch of two.
+
+    Args:
+        given: Those of one row, where they cannot be made.
+    """
+    if given:
+        return {name: torch.cat([value, value]) for name, one in given.items() if (value := torch.as_tensor(one)).ndim}
+    if model.main_input_name == "input_ids":
+        inputs = token_inputs(model)
+        # Inputs of an encoder are padded on the right.
+        return {name: value.flip(1) for name, value in inputs.items()}
+    made = generate_inputs(model)
+    value = made[model.main_input_name]
+    return {model.main_input_name: torch.cat([value, value])[:2]}
+
+
+def example_prompts(
+    model: nn.Module,
+    directory: Path | None,
+    *,
+    seed: int = 0,
+    given: Mapping[str, Any] | None = None,
+    manifest: Manifest | None = None,
+) -> list[dict[str, Any]]:
+    """Prompts of different lengths: text tokenized with the model's own tokenizer, or random tokens, with images.
+
+    Args:
+        given: As in :func:`.example_of`; for a model with an encoder what this takes.
+        manifest: Of a package, which may take text only.
+    """
+    if model.config.is_encoder_decoder and model.main_input_name != "input_ids":
+        one = {name: value[:1] for name, value in encoder_inputs(model, given).items()}
+        example = Example(one, given=given or ())
+        return [prompts_like(model, example, (0,), seed + index)[0] for index in range(4)]
+    example = example_of(model, given)
+    parts = manifest.parts if manifest is not None else ()
+    if example.beside and (manifest is None or any(name in part.inputs for part in parts for name in example.beside)):
+        return prompts_like(model, example, (5, 2, 9), seed)
+    rows = _tokenized(directory, vocabulary_of(model))
+    return [{"input_ids": row} for row in rows] or prompts_like(
+        model, Example(token_inputs(model)), (5, 12, 1, 8), seed
+    )
+
+
+def prompts_like(model: nn.Module, example: Example, lengths: Sequence[int], seed: int) -> list[dict[str, Any]]:
+    """Prompts of one row each: what an example begins with, random tokens after it, and other images or sounds.
+
+    Args:
+        lengths: The number of random tokens of each prompt.
+    """
+    random, vocabulary = np.random.default_rng(seed), vocabulary_of(model)
+    arrays = {name: as_array(value) for name, value in example.inputs.items() if name != "attention_mask"}
+    ids, prompts = arrays.get("input_ids"), []
+    for length in lengths:
+        prompt = {}
+        for name, array in arrays.items():
+            if ids is not None and array.shape[:2] == ids.shape:
+                after = array[:1, -1:].repeat(length, 1)
+                if name == "input_ids":
+                    after = random.integers(min(3, vocabulary - 1), vocabulary, size=(1, length))
+                    after[np.isin(after, ids[:, : example.head])] = ids[0, -1]
+                prompt[name] = np.concatenate([array[:1, : example.head], after], axis=1)
+            else:
+                one = array[: len(array) // len(ids)] if ids is not None else array
+                drawn = np.issubdtype(one.dtype, np.floating) and name not in example.given
+                prompt[name] = random.standard_normal(one.shape).astype(one.dtype) if drawn else one
+        prompts.append(prompt)
+    return prompts
+
+
+def _tokenized(directory: Path | None, vocabulary: int) -> list[Any]:
+    if directory is None or not any(directory.glob("tokenizer*")):
+        return []
+    from transformers import AutoTokenizer
+
+    with collected():
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+            rows = [np.asarray([tokenizer(text)["input_ids"]], dtype=np.int64) for text in _TEXTS]
+        except Exception:  # a tokenizer whose package is not installed is not a reason to fail
+            return []
+    return rows if all(row.size and row.max() < vocabulary for row in rows) else []
