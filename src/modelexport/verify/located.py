@@ -92,8 +92,8 @@ def _fits(matches: Matches, value: ir.Value, tensor: SeenTensor) -> bool:
 
 
 def _is_near(matches: Matches, value: ir.Value, tensor: SeenTensor) -> bool:
-    """Whether a value is the tensor but for a small error."""
-    return _fits(matches, value, tensor) and matches.error_of(value, tensor) < _NEAR
+    """Whether a value is the tensor but for a small error, and no other tensor."""
+    return _fits(matches, value, tensor) and not matches.same[value] and matches.error_of(value, tensor) < _NEAR
 
 
 _NEAR = 1e-2
