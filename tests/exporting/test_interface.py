@@ -11,7 +11,7 @@ from torch import nn
 
 from modelexport import export, verify
 from modelexport.cli.arguments import spelled_out
-from modelexport.cli.interfaces import NameOptions, read_interface
+from modelexport.cli.interface_options import NameOptions, read_interface
 from modelexport.errors import CheckError, UsageError
 from modelexport.exporting.interface import widened
 

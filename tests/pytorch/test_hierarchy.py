@@ -13,12 +13,12 @@ from torch import nn
 
 from modelexport.cli.show_export import format_hierarchy
 from modelexport.core.calls import CallTree, ModuleCall, TensorSpec
-from modelexport.core.hierarchies import Status, compare_hierarchies
-from modelexport.core.modules import ModuleTree
+from modelexport.core.module_tree import ModuleTree
 from modelexport.core.tags import Tags
+from modelexport.core.uncalled_modules import Status, compare_hierarchies
 from modelexport.errors import InputsError
-from modelexport.pytorch.static import containers, module_tree
-from modelexport.pytorch.traced import trace_calls
+from modelexport.pytorch.static_tree import containers, module_tree
+from modelexport.pytorch.traced_tree import trace_calls
 
 X = torch.ones(2, 4)
 

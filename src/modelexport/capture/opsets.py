@@ -14,7 +14,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as passes
 from onnxscript import version_converter
 
-from modelexport.core.messages import collected
+from modelexport.core.collected_messages import collected
 from modelexport.errors import CaptureError
 from modelexport.graph.names import with_unique_names
 from modelexport.graph.snapshot import take_snapshot

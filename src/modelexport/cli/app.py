@@ -15,7 +15,7 @@ from modelexport.cli.arguments import spelled_out
 from modelexport.cli.hash_seed import fix_hash_seed
 from modelexport.cli.listing import COMMANDS, introduction, overview
 from modelexport.cli.progress import LINE
-from modelexport.cli.shield import Interrupted, raw, shielded
+from modelexport.cli.signals_and_streams import Interrupted, raw, shielded
 from modelexport.core.extras import missing_extra
 from modelexport.core.text import nearest
 from modelexport.core.version import __version__
@@ -55,7 +55,7 @@ def _run(before: int) -> int:
     from typer.exceptions import Abort, TyperException
     from typer.main import get_command
 
-    from modelexport.cli.grouped import app
+    from modelexport.cli.lazy_commands import app
 
     try:
         words = spelled_out(sys.argv[1:])

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Literal
 from modelexport.cli.show_verification import format_verification
 from modelexport.cli.terminal import styled
 from modelexport.core.calls import CallTree, ModuleCall, TensorSpec, TracedCall
-from modelexport.core.modules import ModuleTree
+from modelexport.core.module_tree import ModuleTree
 from modelexport.core.tags import Tags
 from modelexport.core.text import align, indent, plural
 from modelexport.tagged.tree import format_coverage
 
 if TYPE_CHECKING:
-    from modelexport.core.hierarchies import Comparison
+    from modelexport.core.uncalled_modules import Comparison
     from modelexport.exporting.checks import FileCheck
     from modelexport.exporting.fusion import Fusion
     from modelexport.exporting.options import Options
     from modelexport.exporting.result import ExportResult
     from modelexport.surgery.extraction import Extracted
     from modelexport.tagged.file import NodeRow
-    from modelexport.weights.placement import WeightsSummary
+    from modelexport.weights.storage import WeightsSummary
 
 HierarchyMode = Literal["static", "traced", "compare", "trace"]
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Literal, Protocol
 
 from modelexport.core.calls import CallTree, ModuleCall
-from modelexport.core.modules import Module, ModuleTree
+from modelexport.core.module_tree import Module, ModuleTree
 from modelexport.errors import UsageError
 
 Granularity = Literal["auto", "model", "all"]

@@ -17,12 +17,12 @@ from modelexport.exporting.fixed_axes import FixedAxesError, find_fixed_axes, to
 from modelexport.exporting.options import Options
 from modelexport.format import documents
 from modelexport.format.dtypes import dtype_name
+from modelexport.graph.kept_outputs import exposed_outputs, requested_outputs
 from modelexport.graph.nodes import initializers
-from modelexport.graph.requested import exposed_outputs, requested_outputs
 from modelexport.tagged.flattening import runnable
 from modelexport.verify.verdicts import VerifyReport
-from modelexport.weights.placement import WeightsSummary, reachable
 from modelexport.weights.sources import Weights
+from modelexport.weights.storage import WeightsSummary, reachable
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -229,7 +229,7 @@ def run_checks(
     check = verified = None
     if not options.checks.any:
         return check, verified
-    from modelexport.pytorch.prepared import prepare_inputs
+    from modelexport.pytorch.prepared_inputs import prepare_inputs
     from modelexport.verify.verify import (
         record_reference,  # nothing else in an export needs ONNX Runtime
         verify,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from modelexport.capture import FrontEnd, check_opset
-from modelexport.core.declared import option
+from modelexport.core.declared_options import option
 from modelexport.core.tags import Granularity
 from modelexport.errors import UsageError
 from modelexport.exporting import FuseFor, PartsMode
@@ -16,8 +16,8 @@ from modelexport.tagged.encodings import Encoding
 from modelexport.weights import WeightsMode
 
 if TYPE_CHECKING:
-    from modelexport.capture.choice import Attempt
     from modelexport.capture.exported import Exported
+    from modelexport.capture.front_ends import Attempt
     from modelexport.format import documents
     from modelexport.weights.sources import Weights
 
@@ -207,7 +207,7 @@ class Options:
         return Options(**groups)
 
     def for_capture(self) -> dict[str, Any]:
-        """The options as keywords of :func:`modelexport.capture.choice.capture`."""
+        """The options as keywords of :func:`modelexport.capture.front_ends.capture`."""
         capture = self.capture
         return {
             "dynamic": capture.dynamic,

@@ -16,21 +16,21 @@ from modelexport.core.garbage import NEVER, only_new_garbage
 from modelexport.core.results import Written
 from modelexport.errors import FileFormatError, UntaggedNodeError, UsageError
 from modelexport.files.atomic import check_writable, written_together
-from modelexport.files.given import Source, as_path
-from modelexport.files.linked import check_files
+from modelexport.files.given_models import Source, as_path
+from modelexport.files.linked_weights import check_files
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.format import documents, keys
 from modelexport.graph.coverage import count_coverage
 from modelexport.graph.names import name_nodes_apart
+from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes, initializers, is_sorted
-from modelexport.graph.owners import owner_of, set_owner
 from modelexport.graph.snapshot import take_snapshot
 from modelexport.lineage.descent import Descent, Reason, trace_owners
 from modelexport.lineage.inheritance import Inheritance, inherited
 from modelexport.tagged.documents.dag import dag_document
+from modelexport.tagged.documents.named_entries import encode_table
 from modelexport.tagged.documents.operations import operations_document
 from modelexport.tagged.documents.sidecar import descended_document
-from modelexport.tagged.documents.tables import encode_table
 from modelexport.tagged.encodings.metadata import write_metadata
 from modelexport.tagged.encodings.unpacking import unpack_tags
 from modelexport.tagged.file import FileTags, TaggedFile, read_tagged

@@ -11,13 +11,13 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.core.text import plural
 from modelexport.errors import FileFormatError, UsageError
-from modelexport.files.given import Source, as_path
+from modelexport.files.given_models import Source, as_path
+from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
-from modelexport.graph.owners import owner_of
 from modelexport.measure import columns
 from modelexport.measure.liveness import live_bytes
 from modelexport.measure.node_data import explorer_places
-from modelexport.measure.operators import work_of
+from modelexport.measure.operator_costs import work_of
 from modelexport.measure.page import Page, embedded_page
 from modelexport.measure.shapes import Shapes, Size, find_shapes
 from modelexport.measure.table import NodeFigures, Table

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from modelexport.format.dtypes import bit_width
 from modelexport.graph.nodes import nested_graphs
-from modelexport.measure.operators import ELEMENTWISE, words
+from modelexport.measure.operator_costs import ELEMENTWISE, words
 from modelexport.measure.shapes import Shapes, Size
 
 _VIEWS = frozenset(("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dropout"))

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelexport.core.attributes import attribute_set
-from modelexport.core.messages import collected
+from modelexport.core.collected_messages import collected
+from modelexport.core.replaced_attributes import attribute_set
 from modelexport.core.text import error_line
 from modelexport.errors import CaptureError, ModelExportError, raised_as
 from modelexport.packages.model_parts import with_forward, with_weights
 from modelexport.pytorch.inputs import generate_inputs
-from modelexport.pytorch.traced import untouched
+from modelexport.pytorch.traced_tree import untouched
 from modelexport.weights.sources import Weights
 
 POSITIONS = "positions"

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelexport.core.attributes import attribute_set
-from modelexport.core.messages import collected
+from modelexport.core.collected_messages import collected
+from modelexport.core.replaced_attributes import attribute_set
 from modelexport.core.text import error_line
 from modelexport.errors import CaptureError, raised_as
-from modelexport.pytorch.traced import untouched
-from modelexport.pytorch.values import tensors_in
+from modelexport.pytorch.nested_tensors import tensors_in
+from modelexport.pytorch.traced_tree import untouched
 
 BATCH, PAST = "batch", "past_sequence"
 _USUAL = {"keys": "key", "values": "value"}

@@ -10,15 +10,15 @@ from typing import Any, Literal
 from torch import nn
 
 from modelexport.core.calls import CallTree, ModuleCall, TensorSpec, TracedCall
-from modelexport.core.hierarchies import Comparison, compare_hierarchies
-from modelexport.core.modules import ModuleTree
+from modelexport.core.module_tree import ModuleTree
 from modelexport.core.tags import Granularity, Tags
 from modelexport.core.text import short_repr
+from modelexport.core.uncalled_modules import Comparison, compare_hierarchies
 from modelexport.pytorch.loading import load_model
-from modelexport.pytorch.static import containers, module_tree
+from modelexport.pytorch.nested_tensors import run_arguments
+from modelexport.pytorch.static_tree import containers, module_tree
 from modelexport.pytorch.timing import time_calls
-from modelexport.pytorch.traced import trace_calls
-from modelexport.pytorch.values import run_arguments
+from modelexport.pytorch.traced_tree import trace_calls
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from modelexport.core.calls import ROOT, ModuleCall, Side, TensorSpec, TracedCall
-from modelexport.pytorch.private_torch import DisableTorchFunction, peek_interpreter_stack
-from modelexport.pytorch.values import (
+from modelexport.pytorch.nested_tensors import (
     NamedTensors,
     has_elements,
     input_tensors,
@@ -23,6 +22,7 @@ from modelexport.pytorch.values import (
     tensor_specs,
     tensors_held,
 )
+from modelexport.pytorch.private_torch import DisableTorchFunction, peek_interpreter_stack
 
 Exchange = Callable[[ModuleCall, Side, NamedTensors, Any], Any]
 """Called with the tensors that a call gets or returns, and with the value that has them: gives what takes its place."""

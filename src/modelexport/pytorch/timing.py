@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from modelexport.core.calls import ModuleCall
-from modelexport.core.messages import collected
+from modelexport.core.collected_messages import collected
 from modelexport.errors import InputsError
-from modelexport.pytorch.traced import untouched
-from modelexport.pytorch.values import run_arguments
+from modelexport.pytorch.nested_tensors import run_arguments
+from modelexport.pytorch.traced_tree import untouched
 
 
 class _Clock:

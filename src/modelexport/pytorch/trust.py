@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.nn.modules import module as torch_module
 
-from modelexport.core.attributes import attribute_set
 from modelexport.core.limits import ELEMENTS_PER_BYTE, LAYERS, MODULES, SPARE_ELEMENTS
+from modelexport.core.replaced_attributes import attribute_set
 from modelexport.errors import ModelLoadError
 
 

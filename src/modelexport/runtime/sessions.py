@@ -17,7 +17,7 @@ import onnxruntime
 
 from modelexport.core.text import nearest
 from modelexport.errors import FileFormatError, UsageError
-from modelexport.files.linked import check_weights, names_other_files
+from modelexport.files.linked_weights import check_weights, names_other_files
 from modelexport.files.onnx_models import load_onnx
 from modelexport.files.protos import to_proto
 from modelexport.graph.nodes import initializers

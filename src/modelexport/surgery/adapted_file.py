@@ -12,13 +12,13 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 
-from modelexport.core.decoding import decode_json
+from modelexport.core.json_decoding import decode_json
 from modelexport.errors import FileFormatError, OutputError, WeightsError
 from modelexport.files.atomic import check_writable
 from modelexport.format import keys
 from modelexport.graph.names import free_name, names_in
+from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers
-from modelexport.graph.owners import owner_of
 from modelexport.surgery.edited_tags import EditedTags
 from modelexport.surgery.low_rank import PairInputs, low_rank_places
 from modelexport.tagged.encodings.metadata import initializer_tags

@@ -21,9 +21,9 @@ from modelexport.format.call_tree import call_tree_entries, encode_call_tree
 from modelexport.format.node_tags import read_source_tags, write_tags
 from modelexport.graph.boundaries import CallBoundary, find_boundaries
 from modelexport.graph.copies import copy_of
+from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.graph.nodes import nested_graphs, required_inputs, values_taken
-from modelexport.graph.owners import OWNER, owner_of
-from modelexport.surgery.repeating import Renewed, Repeating, is_size, read_off
+from modelexport.surgery.recomputed import Renewed, Repeating, is_size, read_off
 from modelexport.weights.transforms import parameter_plan, state_dict_of
 
 if TYPE_CHECKING:

@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import onnx_ir as ir
 
-from modelexport.core.decoding import decode_json
+from modelexport.core.json_decoding import decode_json
 from modelexport.core.tags import CallTags
 from modelexport.errors import FileFormatError
 from modelexport.format import documents, keys
+from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes
-from modelexport.graph.owners import owner_of
 from modelexport.surgery.edited_tags import EditedTags
 from modelexport.surgery.grafts import Graft, grafted_sidecar
 from modelexport.tagged.documents.dag import dag_document
+from modelexport.tagged.documents.named_entries import encode_table
 from modelexport.tagged.documents.operations import operations_document
 from modelexport.tagged.documents.sidecar import descended_document
-from modelexport.tagged.documents.tables import encode_table
 from modelexport.tagged.encodings.attributes import write_attributes
 from modelexport.tagged.encodings.functions import write_functions
 from modelexport.tagged.file import TaggedFile

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.format import keys
-from modelexport.graph.owners import OWNER, owner_of
+from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.weights.adapters import LowRank
 from modelexport.weights.recovery import transposition
 from modelexport.weights.transforms import ParameterPlan

@@ -20,18 +20,18 @@ from modelexport.core.owners import Owner
 from modelexport.core.results import Written
 from modelexport.errors import OutputError, UsageError
 from modelexport.files.atomic import check_writable, written_together
-from modelexport.files.given import Source, as_path
+from modelexport.files.given_models import Source, as_path
 from modelexport.format import keys
 from modelexport.format.node_tags import read_source_tags
 from modelexport.graph.names import free_name, names_in
+from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs, values_taken
-from modelexport.graph.owners import OWNER, owner_of
 from modelexport.surgery import Sharing
+from modelexport.surgery.call_interfaces import Interface, interface_of
 from modelexport.surgery.cutter import Cut, Cutter
 from modelexport.surgery.edited_tags import EditedTags
 from modelexport.surgery.edits import Documents, encoded, replaced_before
 from modelexport.surgery.grafts import Graft, rule_of
-from modelexport.surgery.interfaces import Interface, interface_of
 from modelexport.surgery.replaced_keys import write_keys
 from modelexport.surgery.saving import SharedFiles
 from modelexport.surgery.substitutes import FromModel, Parts, Site, Substitute

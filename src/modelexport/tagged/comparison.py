@@ -18,12 +18,12 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import FileFormatError, UsageError
-from modelexport.files.given import Source
-from modelexport.files.linked import changed_files
+from modelexport.files.given_models import Source
+from modelexport.files.linked_weights import changed_files
 from modelexport.format import keys
 from modelexport.format.dtypes import dtype_name
+from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers
-from modelexport.graph.owners import owner_of
 from modelexport.tagged.comparison_report import (
     CallChange,
     EntryChange,

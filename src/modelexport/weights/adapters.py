@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from modelexport.core.decoding import decode_json
+from modelexport.core.json_decoding import decode_json
 from modelexport.core.limits import SETTINGS_BYTES
 from modelexport.core.text import nearest
 from modelexport.errors import FileFormatError, WeightsError
-from modelexport.files.regular import read_regular
+from modelexport.files.regular_files import read_regular
 from modelexport.format.documents import StateDictEntry
 from modelexport.weights.updates import WeightsInFile
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from onnxscript import opset18 as op
 
-from modelexport.capture.repairs.parts import INT64, ints
+from modelexport.capture.repairs.constants import INT64, ints
 
 
 def cross_entropy(

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnxscript import evaluator
 from onnxscript import opset18 as op
 
-from modelexport.capture.repairs.parts import ints
+from modelexport.capture.repairs.constants import ints
 from modelexport.errors import WeightsError
 from modelexport.format.dtypes import dtype_name
 from modelexport.pytorch.quantized import OPERATOR

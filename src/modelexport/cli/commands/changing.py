@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from modelexport.cli.guards import READ, WRITTEN
 from modelexport.cli.json_documents import adopted_document
-from modelexport.cli.options import FileArgument, FileOrFolderArgument, JsonOption, OutputOption
+from modelexport.cli.model_choice import print_json, print_result
 from modelexport.cli.progress import LINE
-from modelexport.cli.running import print_json, print_result
+from modelexport.cli.read_and_written import READ, WRITTEN
+from modelexport.cli.shared_options import FileArgument, FileOrFolderArgument, JsonOption, OutputOption
 from modelexport.errors import UsageError
 
 

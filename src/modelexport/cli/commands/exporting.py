@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from modelexport.cli.guards import WRITTEN, WRITTEN_ALONE
-from modelexport.cli.interfaces import NameOptions, read_interface
+from modelexport.cli.interface_options import NameOptions, read_interface
 from modelexport.cli.json_documents import export_document
-from modelexport.cli.options import InputsOption, JsonOption, ModelArgument
+from modelexport.cli.model_choice import Loading, ModelChoice, print_json, print_result
 from modelexport.cli.progress import LINE
-from modelexport.cli.running import Loading, ModelChoice, print_json, print_result
+from modelexport.cli.read_and_written import WRITTEN, WRITTEN_ALONE
+from modelexport.cli.shared_options import InputsOption, JsonOption, ModelArgument
 from modelexport.core.stages import Stages
 from modelexport.errors import UsageError
 from modelexport.exporting.options import LevelOptions, Options
@@ -47,7 +47,7 @@ def export(
                 "--axes, --input-names, --output-names and --outputs go with a FILE.onnx: "
                 "the names in a package are fixed by its runtimes"
             )
-        from modelexport.cli.packages import export_folder
+        from modelexport.cli.package_export import export_folder
 
         export_folder(choice, Path(output), options, as_json=as_json)
         return
@@ -143,7 +143,7 @@ def inputs(
 
     stages = Stages(LINE.tell)
     _, example = ModelChoice(model, spec, loading).load(stages)
-    from modelexport.pytorch.examples import describe_inputs, save_inputs
+    from modelexport.pytorch.example_inputs import describe_inputs, save_inputs
 
     if output is not None:
         save_inputs(example, output)

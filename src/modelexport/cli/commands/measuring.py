@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from modelexport.cli.guards import READ, READ_MODEL, WRITTEN_ALONE
-from modelexport.cli.options import FileOrFolderArgument, JsonOption, ProviderOption, parsed_sizes
+from modelexport.cli.model_choice import Loading, ModelChoice, print_json
 from modelexport.cli.progress import LINE
-from modelexport.cli.running import Loading, ModelChoice, print_json
+from modelexport.cli.read_and_written import READ, READ_MODEL, WRITTEN_ALONE
+from modelexport.cli.shared_options import FileOrFolderArgument, JsonOption, ProviderOption, parsed_sizes
 from modelexport.cli.terminal import fitting_depth, left_out
 from modelexport.errors import UsageError
 
@@ -116,7 +116,7 @@ def profile(
     import msgspec
 
     from modelexport.core.stages import Stages
-    from modelexport.measure import beside as comparing
+    from modelexport.measure import side_by_side as comparing
     from modelexport.packages.measured_parts import profile_parts, profile_same
 
     if beside.against is not None and beside.against_torch is not None:
@@ -128,8 +128,8 @@ def profile(
     given: Any = inputs
     if beside.against_torch is not None:
         loaded, example = ModelChoice(beside.against_torch, inputs, loading).load(stages)
-        from modelexport.measure.runs import open_file, session_options
-        from modelexport.pytorch.feeding import feeds
+        from modelexport.measure.profiled_runs import open_file, session_options
+        from modelexport.pytorch.named_inputs import feeds
 
         given = feeds(example, open_file(file, session_options("none", how.provider), how.provider))
     with stages(f"run {file.name}"):

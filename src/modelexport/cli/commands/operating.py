@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from modelexport.cli.guards import READ, READ_LIBRARIES, WRITTEN_ALONE, WRITTEN_FOLDER
-from modelexport.cli.options import FileArgument, JsonOption, OutputOption, parsed_sizes
-from modelexport.cli.running import print_json, print_result
+from modelexport.cli.model_choice import print_json, print_result
+from modelexport.cli.read_and_written import READ, READ_LIBRARIES, WRITTEN_ALONE, WRITTEN_FOLDER
+from modelexport.cli.shared_options import FileArgument, JsonOption, OutputOption, parsed_sizes
 from modelexport.core.text import plural
 from modelexport.errors import UsageError
 from modelexport.surgery import Sharing
@@ -225,7 +225,7 @@ def rename(
     as_json: JsonOption = False,
 ) -> None:
     """Name the nodes of FILE after their modules: /encoder/layer.0/attention/self/MatMul_1."""
-    from modelexport.surgery.naming import rename as run
+    from modelexport.surgery.renaming import rename as run
 
     renamed = run(file, output, values=values)
     if as_json:

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from modelexport.cli.options import FileArgument, InputsOption, JsonOption, ProviderOption
-from modelexport.cli.progress import LINE
-from modelexport.cli.running import (
+from modelexport.cli.model_choice import (
     Loading,
     ModelChoice,
     load_for_package,
     print_json,
     read_sizes,
 )
+from modelexport.cli.progress import LINE
+from modelexport.cli.shared_options import FileArgument, InputsOption, JsonOption, ProviderOption
 from modelexport.errors import UsageError
 
 if TYPE_CHECKING:

@@ -9,10 +9,16 @@ from typing import Annotated, Any, Literal
 import typer
 
 from modelexport.cli.commands.measuring import SelectorsOption, Shown, show
-from modelexport.cli.guards import READ, WRITTEN
-from modelexport.cli.options import FileArgument, FileOrFolderArgument, JsonOption, SelectorsArgument, parsed_bytes
+from modelexport.cli.model_choice import print_json
 from modelexport.cli.progress import LINE
-from modelexport.cli.running import print_json
+from modelexport.cli.read_and_written import READ, WRITTEN
+from modelexport.cli.shared_options import (
+    FileArgument,
+    FileOrFolderArgument,
+    JsonOption,
+    SelectorsArgument,
+    parsed_bytes,
+)
 from modelexport.errors import UsageError
 
 Saved = Literal["size", "time"]

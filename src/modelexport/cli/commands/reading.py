@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from modelexport.cli.options import FileOrFolderArgument, JsonOption, SelectorsArgument
-from modelexport.cli.running import named_files, print_json
+from modelexport.cli.model_choice import named_files, print_json
+from modelexport.cli.shared_options import FileOrFolderArgument, JsonOption, SelectorsArgument
 from modelexport.cli.terminal import fitting_depth, left_out
 from modelexport.core.text import nearest
 from modelexport.errors import UsageError
@@ -65,7 +65,7 @@ def _skimmed(file: Path, *, checked: bool) -> Skimmed:
 
 
 def _changed(file: Path) -> list[str]:
-    from modelexport.files.linked import changed_files
+    from modelexport.files.linked_weights import changed_files
     from modelexport.tagged.file import read_tagged
 
     return changed_files(read_tagged(file, checked=False).model)

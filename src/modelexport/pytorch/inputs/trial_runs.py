@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from modelexport.core.messages import collected
+from modelexport.core.collected_messages import collected
 from modelexport.pytorch.private_torch import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
-from modelexport.pytorch.traced import untouched
+from modelexport.pytorch.traced_tree import untouched
 
 Shape = tuple[int, ...]
 

@@ -15,7 +15,7 @@ import torch
 from modelexport.core.limits import SETTINGS_BYTES
 from modelexport.core.text import error_line, first_few
 from modelexport.errors import FileFormatError, ModelLoadError, WeightsError, raised_as
-from modelexport.files.regular import read_regular
+from modelexport.files.regular_files import read_regular
 from modelexport.files.safetensors_files import INDEX, SINGLE, SafetensorsFile, checkpoint
 from modelexport.pytorch.lazy_weights import build_without_weights, fill_weights
 from modelexport.pytorch.loading.loaded import LoadedModel

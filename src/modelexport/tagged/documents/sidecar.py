@@ -11,16 +11,16 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.core.calls import CallTree, Port, Side, TracedCall
-from modelexport.core.hierarchies import Comparison
-from modelexport.core.modules import Module, ModuleTree
+from modelexport.core.module_tree import Module, ModuleTree
 from modelexport.core.owners import Owner
 from modelexport.core.tags import CallTags, Tags, class_in_tag
+from modelexport.core.uncalled_modules import Comparison
 from modelexport.core.version import __version__
 from modelexport.format import documents, keys
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.boundaries import CallBoundary, find_boundaries, match_values
+from modelexport.graph.node_owners import owner_of, required_owner
 from modelexport.graph.nodes import all_nodes, default_shape, initializers
-from modelexport.graph.owners import owner_of, required_owner
 from modelexport.graph.snapshot import SourceGraph
 from modelexport.tagged.encodings.metadata import initializer_tags
 from modelexport.weights.origins import Origin

@@ -21,16 +21,16 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Evidence, Owner
-from modelexport.core.relative import Scope, short_name
+from modelexport.core.relative_addresses import Scope, short_name
 from modelexport.core.tags import CallTags, class_in_tag
 from modelexport.format import keys
 from modelexport.format.call_tree import call_tree_entries, encode_call_tree
 from modelexport.format.node_tags import write_tags
-from modelexport.format.repeats import fold_repeats
+from modelexport.format.repeated_calls import fold_repeats
 from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.names import free_name
+from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import nested_graphs
-from modelexport.graph.owners import owner_of
 from modelexport.tagged.encodings.distinct import Distinct, Instance, Variant, distinct_bodies, kept_properties
 from modelexport.tagged.encodings.grouping import FlatCall, Group, Grouping, Hoisted, Item, group_calls
 

@@ -11,10 +11,10 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Owner
 from modelexport.format import documents
+from modelexport.surgery.call_interfaces import Interface
 from modelexport.surgery.cutter import Cut
 from modelexport.surgery.edited_tags import EditedTags
 from modelexport.surgery.grafts import Graft
-from modelexport.surgery.interfaces import Interface
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.errors import OutputError
-from modelexport.files.beside import sample_digest
-from modelexport.files.linked import clone_or_link, record_data
+from modelexport.files.linked_weights import clone_or_link, record_data
 from modelexport.files.onnx_models import (
     LARGEST_INSIDE,
     SMALLEST_OUTSIDE,
@@ -27,6 +26,7 @@ from modelexport.files.onnx_models import (
     write_data_file,
 )
 from modelexport.files.safetensors_files import SafetensorsFile
+from modelexport.files.weights_beside import sample_digest
 from modelexport.format import documents, keys
 from modelexport.graph.nodes import initializers
 from modelexport.weights.sources import Weights

@@ -12,14 +12,14 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from modelexport.core.attributes import attribute_set
 from modelexport.core.calls import ROOT, CallTree
+from modelexport.core.replaced_attributes import attribute_set
 from modelexport.errors import InputsError
 from modelexport.pytorch.dispatch_modes import OperationMode
-from modelexport.pytorch.kept import KeptState
+from modelexport.pytorch.outside_jit_trace import in_trace
 from modelexport.pytorch.private_torch import FakeTensor, operator_utilities, tree_leaves, writes_to_inputs
 from modelexport.pytorch.recorder import CallRecorder
-from modelexport.pytorch.tracing import in_trace
+from modelexport.pytorch.restored_state import KeptState
 
 
 def trace_calls(model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> CallTree:

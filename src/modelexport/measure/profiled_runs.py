@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 import onnxruntime
 
-from modelexport.core.decoding import decode_json
+from modelexport.core.json_decoding import decode_json
 from modelexport.core.text import nearest
 from modelexport.errors import UsageError
 from modelexport.runtime.sessions import CPU, run_session

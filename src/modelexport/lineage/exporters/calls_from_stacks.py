@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, TracedCall
-from modelexport.core.modules import Module, ModuleTree
+from modelexport.core.module_tree import Module, ModuleTree
 from modelexport.core.owners import Evidence, Owner
+from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.graph.nodes import all_nodes, producers
-from modelexport.graph.owners import OWNER, owner_of
 from modelexport.lineage.exporters.stacks import CallSource, Found, Scope, Stack
 
 UNKNOWN_CLASS = "Module"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from modelexport.cli.json_documents import package_document
+from modelexport.cli.model_choice import ModelChoice, print_result
 from modelexport.cli.progress import LINE
-from modelexport.cli.running import ModelChoice, print_result
 
 if TYPE_CHECKING:
     from modelexport.exporting.options import Options
@@ -22,7 +22,7 @@ def export_folder(choice: ModelChoice, folder: Path, options: Options, *, as_jso
         Exit: A part was verified and does not agree with the model.
     """
     from modelexport.cli import show_package
-    from modelexport.cli.running import load_for_package
+    from modelexport.cli.model_choice import load_for_package
     from modelexport.core.garbage import only_new_garbage
     from modelexport.core.stages import Stages
     from modelexport.files.package_folders import check_package_folder

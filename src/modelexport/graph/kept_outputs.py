@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from modelexport.core.decoding import decode_json
+from modelexport.core.json_decoding import decode_json
 from modelexport.errors import FileFormatError
 from modelexport.format.keys import EXPOSED, OUTPUTS
 

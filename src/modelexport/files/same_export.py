@@ -8,10 +8,10 @@ from pathlib import Path
 
 import msgspec
 
-from modelexport.core.decoding import decode_json
+from modelexport.core.json_decoding import decode_json
 from modelexport.core.limits import DOCUMENT_BYTES
 from modelexport.errors import FileFormatError
-from modelexport.files.regular import read_regular
+from modelexport.files.regular_files import read_regular
 from modelexport.format import keys
 
 

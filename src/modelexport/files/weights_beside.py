@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from modelexport.core.decoding import decode_json
+from modelexport.core.json_decoding import decode_json
 from modelexport.core.limits import LONGEST_HEADER
 from modelexport.errors import FileFormatError, WeightsError
-from modelexport.files.regular import open_regular
+from modelexport.files.regular_files import open_regular
 from modelexport.format import keys
 from modelexport.format.documents import DataFile, WeightsFile
 

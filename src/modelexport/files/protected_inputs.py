@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Literal
 
 from modelexport.errors import FileFormatError, OutputError
-from modelexport.files.regular import is_file
+from modelexport.files.regular_files import is_file
 from modelexport.format.keys import DATA_SUFFIX, DOCUMENT_SUFFIXES
-from modelexport.format.packages import MANIFEST
+from modelexport.format.manifest import MANIFEST
 
 _NOT_MODELS = (".safetensors", ".json", ".py", ".npz", ".yaml", ".bin", ".md", ".txt")
 _MOST_FILES = 100_000
@@ -56,7 +56,7 @@ def parts_of(read: Path) -> Iterator[tuple[Path, What]]:
     yield read, "read"
     if read.suffix in _NOT_MODELS:
         return
-    from modelexport.files.linked import data_files  # what it imports is slow, and rarely needed
+    from modelexport.files.linked_weights import data_files  # what it imports is slow, and rarely needed
 
     with suppress(FileFormatError):  # its reader says what is wrong with it
         yield from ((file, "weights") for file in data_files(read) if is_file(file))

@@ -15,11 +15,11 @@ from modelexport.capture.decisions import inputs_read
 from modelexport.capture.exported import Exported
 from modelexport.capture.patches import warn_once
 from modelexport.capture.scripted import scripts_converted
-from modelexport.core.messages import collected
+from modelexport.core.collected_messages import collected
 from modelexport.core.text import without_paths
 from modelexport.errors import CaptureError, CheckError, UntaggedNodeError, UsageError
 from modelexport.pytorch.other_sizes import fix_broadcast_axes
-from modelexport.pytorch.prepared import AUTO, prepare_inputs
+from modelexport.pytorch.prepared_inputs import AUTO, prepare_inputs
 
 _T = TypeVar("_T")
 

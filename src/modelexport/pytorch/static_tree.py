@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from modelexport.core.calls import LATER_CALL
-from modelexport.core.modules import Module, ModuleTree
+from modelexport.core.module_tree import Module, ModuleTree
 from modelexport.errors import InputsError
 
 

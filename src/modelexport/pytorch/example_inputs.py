@@ -12,7 +12,7 @@ from modelexport.errors import OutputError
 from modelexport.files.atomic import check_writable, written_together
 from modelexport.pytorch.inputs import generate_inputs
 from modelexport.pytorch.loading import load_model
-from modelexport.pytorch.values import as_array, tensors_in
+from modelexport.pytorch.nested_tensors import as_array, tensors_in
 
 Inputs = Mapping[str, Any] | Sequence[Any]
 

@@ -1,7 +1,7 @@
 """Options of the command line made from dataclasses: those of the program and those that several commands share.
 
 A command that takes such a dataclass as a parameter gets each of its fields as an option, under the heading of the
-class. A field is declared with :func:`~modelexport.core.declared.option`, or annotated for Typer.
+class. A field is declared with :func:`~modelexport.core.declared_options.option`, or annotated for Typer.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Annotated, Any, get_args, get_origin
 import typer
 from typer.models import ParameterInfo
 
-from modelexport.cli.guards import WRITTEN_FOLDER
-from modelexport.core.declared import Declared, declared, heading
+from modelexport.cli.read_and_written import WRITTEN_FOLDER
+from modelexport.core.declared_options import Declared, declared, heading
 
 _OFF = "no_"
 

@@ -71,7 +71,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
-        from modelexport.files.protected import reading
+        from modelexport.files.protected_inputs import reading
 
         follow = values.pop("follow_symlinks")
         given = {name: values[name] for name in outputs if values[name] is not None}

@@ -21,8 +21,8 @@ from torch import nn
 from modelexport.capture.internals.facts import Stage, key_facts
 from modelexport.capture.patches import private, replaced
 from modelexport.graph.nodes import all_nodes
+from modelexport.pytorch.nested_tensors import output_tensors, run_arguments, tensors_in
 from modelexport.pytorch.private_torch import tracing_state
-from modelexport.pytorch.values import output_tensors, run_arguments, tensors_in
 
 TRACED_CALL = "prim::TracedModuleForward"
 """The node that contains everything that ran in one call, until the exporter flattens the graph."""
@@ -41,8 +41,8 @@ class ScopeCounts:
 def look_at_torchscript(model: nn.Module, inputs: Any, stages: list[Stage], scopes: ScopeCounts) -> None:
     """Export the model, and append each stage as it is reached; if the exporter fails, the earlier stages remain.
 
-    Must be called inside :func:`~modelexport.pytorch.traced.untouched`: ``forward`` is replaced, because the exporter
-    passes tensors only by position and accepts only tensors as outputs.
+    Must be called inside :func:`~modelexport.pytorch.traced_tree.untouched`: ``forward`` is replaced, because the
+    exporter passes tensors only by position and accepts only tensors as outputs.
 
     Raises:
         Exception: Any exception of the exporter.

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelexport.core.messages import collected
+from modelexport.core.collected_messages import collected
 from modelexport.core.text import nearest
 from modelexport.errors import UsageError
+from modelexport.pytorch.nested_tensors import input_tensors, run_arguments, tensors_in
 from modelexport.pytorch.pretrained import is_pretrained
-from modelexport.pytorch.static import check_has_forward
-from modelexport.pytorch.values import input_tensors, run_arguments, tensors_in
+from modelexport.pytorch.static_tree import check_has_forward
 
 Inputs = Mapping[str, Any] | Sequence[Any]
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from modelexport.pytorch.nested_tensors import NamedTensors, copied, input_tensors, output_tensors, tensors_in
 from modelexport.pytorch.private_torch import tree_leaves
-from modelexport.pytorch.values import NamedTensors, copied, input_tensors, output_tensors, tensors_in
 
 
 def by_name(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 import onnxruntime
 
 from modelexport.errors import InputsError
-from modelexport.pytorch.values import as_array, tensors_in
+from modelexport.pytorch.nested_tensors import as_array, tensors_in
 from modelexport.runtime.sessions import input_names
 
 

@@ -10,14 +10,14 @@ from typing import TypeVar
 import msgspec
 import onnx_ir as ir
 
-from modelexport.core.decoding import decode_json
+from modelexport.core.json_decoding import decode_json
 from modelexport.errors import FileFormatError
-from modelexport.files.belonging import check_documents, read_document
-from modelexport.files.beside import check_recorded
+from modelexport.files.same_export import check_documents, read_document
 from modelexport.files.serialized import read_serialized
+from modelexport.files.weights_beside import check_recorded
 from modelexport.format import documents, keys
 from modelexport.format.call_tree import unknown_version
-from modelexport.graph.owners import owner_of
+from modelexport.graph.node_owners import owner_of
 
 T = TypeVar("T")
 _MISSING = "missing"

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from modelexport.cli.guards import READ, READ_MODEL, WRITTEN
+from modelexport.cli.read_and_written import READ, READ_MODEL, WRITTEN
 from modelexport.errors import UsageError
 
 MODEL_HELP = (

@@ -13,8 +13,8 @@ from torch import nn
 
 from modelexport.capture.internals.facts import Stage, key_facts
 from modelexport.graph.nodes import all_nodes
+from modelexport.pytorch.nested_tensors import run_arguments
 from modelexport.pytorch.pretrained import is_pretrained
-from modelexport.pytorch.values import run_arguments
 
 TEXT = ("from_node", "nn_module_stack", "original_aten", "source_fn_stack", "stack_trace", "torch_fn")
 """Keys of FX nodes that say where a node comes from; the others are values, shapes and numbers."""

@@ -129,7 +129,7 @@ def read_arguments(spec: Path | None) -> dict[str, Any] | None:
         return None
     from modelexport.core.limits import SETTINGS_BYTES
     from modelexport.errors import FileFormatError, InputsError
-    from modelexport.files.regular import read_regular
+    from modelexport.files.regular_files import read_regular
 
     try:
         found = json.loads(read_regular(spec, SETTINGS_BYTES))

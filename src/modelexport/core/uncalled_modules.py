@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from modelexport.core.calls import CallTree
-from modelexport.core.modules import ModuleTree
+from modelexport.core.module_tree import ModuleTree
 
 
 class Status(enum.StrEnum):

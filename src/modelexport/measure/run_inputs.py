@@ -12,14 +12,14 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 
-from modelexport.core.decoding import decode_json
+from modelexport.core.json_decoding import decode_json
 from modelexport.core.limits import INPUT_BYTES, RANDOM_ELEMENTS, SETTINGS_BYTES
 from modelexport.errors import FileFormatError, InputsError
-from modelexport.files.regular import open_regular, read_regular
+from modelexport.files.regular_files import open_regular, read_regular
 from modelexport.files.safetensors_files import read_header
 from modelexport.graph.nodes import required_inputs
-from modelexport.graph.sizes import SYMBOL, put_size
-from modelexport.measure.runs import open_file, session_options
+from modelexport.graph.size_symbols import SYMBOL, put_size
+from modelexport.measure.profiled_runs import open_file, session_options
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.tagged.file import TaggedFile
 from modelexport.traces.reference import open_reference, reference_path
