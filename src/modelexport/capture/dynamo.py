@@ -107,7 +107,7 @@ def capture_by_dynamo(
         failure: CaptureError | None = None
         try:
             translated, output_names = _translate(captured, args, given, dynamic=dynamic, opset=translated_in)
-        except Exception as error:
+        except Exception as error:  # of the model, of torch, of its exporter
             failure, cause = _explained(error, recorder, way_out(model, error)), error
     if failure is not None:
         check_inputs(model, inputs if isinstance(inputs, Mapping) else tuple(inputs))

@@ -105,7 +105,7 @@ def capture_by_tracing(
                 keep_initializers_as_inputs=True,
                 do_constant_folding=False,
             )
-        except Exception as error:
+        except Exception as error:  # of the model, of torch, of its exporter
             failure, cause = _explained(error, traced.recorder, way_out(model, error)), error
     if failure is not None:
         raise failure from cause

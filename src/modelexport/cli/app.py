@@ -82,7 +82,7 @@ def _run(before: int) -> int:
     except BrokenPipeError:
         raw(sys.stderr).close()
         status = 0
-    except Exception as error:
+    except Exception as error:  # a person sees a line, and never a traceback without --debug
         status = _fail(_unexpected(error), 2)
     finally:
         LINE.stop()

@@ -224,7 +224,7 @@ def _observed(model: nn.Module, owner: nn.Module, kind: str, token: int, sizes: 
             reason = ""
         except ModelExportError as error:
             reason = str(error)
-        except Exception as error:
+        except Exception as error:  # the code of a model may raise anything
             reason = error_line(error)
     if not any(isinstance(value, torch.Tensor) for value in (seen[-1] if seen else {}).values()):
         reason = f"no example {kind} can be made for it"
@@ -330,7 +330,7 @@ def _check_merge(model: nn.Module, modality: Modality) -> bool:
             given = {} if places is None else {"position_ids": places.of_prompt(ids, torch.ones_like(ids))}
             found = model(inputs_embeds=embeds, attention_mask=mask, **given).logits
             right = model(**copy.deepcopy(dict(modality.example))).logits
-        except Exception as error:
+        except Exception as error:  # the code of a model may raise anything
             reason = error_line(error)
         else:
             telling = bool((right != right.flatten()[0]).any())

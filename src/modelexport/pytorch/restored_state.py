@@ -86,7 +86,7 @@ class KeptState:
         for added in filter(None, self._empty):
             added.clear()
         for container, before in self._containers:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):  # so may its methods
                 _restore_container(container, before)
         for tensor, data, requires_grad in self._data:
             if not _same_memory(tensor, data):

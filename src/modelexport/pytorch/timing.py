@@ -68,7 +68,7 @@ def time_calls(
                     stack.callback(module.register_forward_hook(leave).remove)
                 try:
                     model(*args, **kwargs)
-                except Exception as error:
+                except Exception as error:  # the code of a model may raise anything
                     raise InputsError(f"the model does not run with these inputs: {error}") from error
             if number >= warmup:
                 for call, taken in clock.own.items():

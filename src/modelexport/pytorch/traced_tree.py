@@ -46,7 +46,7 @@ def trace_calls(model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str,
     with untouched(model), recorder.attached():
         try:
             model(*args, **(kwargs or {}))
-        except Exception as error:
+        except Exception as error:  # the code of a model may raise anything
             call = recorder.raised_in(error) or ROOT
             reason = (str(error).strip().splitlines() or ["no message"])[0]
             raise InputsError(

@@ -86,7 +86,7 @@ def no_larger_than(nbytes: int) -> Iterator[None]:
     ]
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # transformers may have wrapped ours in any other; all others go on
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, _TooLargeError):
             cause = cause.__cause__ or cause.__context__

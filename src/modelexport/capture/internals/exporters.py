@@ -57,7 +57,7 @@ def _front_end(name: str, model: nn.Module, look: Callable[[list[Stage]], None])
         # Not `runs`: the code that watches the parameters of a run would itself be traced.
         with untouched(model, runs=False, captures=True), collected():
             look(stages)
-    except Exception as error:
+    except Exception as error:  # of the model, of torch, of its exporter
         return FrontEnd(name, stages, error_line(_bottom(error), 200))
     return FrontEnd(name, stages, None)
 

@@ -68,7 +68,7 @@ class TrialRuns:
             self.call(self.model, self._shapes_of(inputs))
         except (DataDependentOutputException, DynamicOutputShapeException):
             return True  # the rest depends on values, which a model without weights does not have
-        except Exception as error:
+        except Exception as error:  # a model may raise anything for inputs that it does not accept
             if self.first_error is None:
                 self.first_inputs = dict(inputs) if isinstance(inputs, Mapping) else None
                 self.first_error = error
@@ -114,7 +114,7 @@ class TrialRuns:
 
         handles = [m.register_forward_pre_hook(note, with_kwargs=True) for m in self.model.modules()]
         try:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):  # what was seen before it failed is enough
                 self.call(self.model, given)
         finally:
             for handle in handles:

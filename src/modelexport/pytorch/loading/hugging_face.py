@@ -192,7 +192,7 @@ def _hub_answers() -> bool:
 
     try:
         get_session().head(constants.ENDPOINT, timeout=5)
-    except Exception:
+    except Exception:  # that of requests or of httpx, which depends on the version of huggingface_hub
         return False
     return True
 
@@ -202,7 +202,7 @@ def _fetch_config(name: str, local_only: bool) -> dict[str, Any]:
 
     try:
         config: dict[str, Any] = PreTrainedConfig.get_config_dict(name, local_files_only=local_only)[0]
-    except Exception as error:
+    except Exception as error:  # of the hub, of its client for HTTP, of JSON, or transformers' own
         why = "not a directory, and the hub cannot be reached" if local_only else error_line(error)
         raise ModelLoadError(f"no model {name}: {why}; give {_LOCAL}") from error
     if not config:
