@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
+from modelexport.core.declared_options import option
 from modelexport.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,23 +21,14 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 class NameOptions:
     """The names of inputs, outputs and axes of FILE.onnx"""
 
-    axes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--axes",
-            metavar="SPEC",
-            help="Names of dynamic axes: batch,sequence (the first of every input) or input_ids:0=batch.",
-        ),
-    ] = None
-    input_names: Annotated[
-        str | None, typer.Option("--input-names", metavar="NAMES", help="New names of all inputs, or old=new, ...")
-    ] = None
-    output_names: Annotated[
-        str | None, typer.Option("--output-names", metavar="NAMES", help="New names of all outputs, or old=new, ...")
-    ] = None
-    outputs: Annotated[
-        str | None, typer.Option("--outputs", metavar="NAMES", help="Keep only these outputs; * matches any.")
-    ] = None
+    axes: Sequence[str] = option(
+        (),
+        "Names of dynamic axes: batch,sequence (the first of every input) or input_ids:0=batch.",
+        metavar="SPEC",
+    )
+    input_names: str | None = option(None, "New names of all inputs, or old=new, ...", metavar="NAMES")
+    output_names: str | None = option(None, "New names of all outputs, or old=new, ...", metavar="NAMES")
+    outputs: str | None = option(None, "Keep only these outputs; * matches any.", metavar="NAMES")
 
 
 def read_interface(names: NameOptions) -> Interface:
@@ -51,7 +41,7 @@ def read_interface(names: NameOptions) -> Interface:
 
     open_axes: dict[tuple[str, int], str] = {}
     leading: list[str] = []
-    for spec in names.axes or ():
+    for spec in names.axes:
         if (found := _AXIS.fullmatch(spec)) is not None:
             open_axes[found[1], int(found[2])] = found[3]
         elif all(_NAME.fullmatch(word) for word in spec.split(",")) and not leading:

@@ -7,25 +7,19 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import typer
+from modelexport.core.declared_options import option
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loading:
     """How MODEL is loaded"""
 
-    model_class: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The transformers class to load a directory with.")
-    ] = None
-    dtype: Annotated[
-        str | None, typer.Option(metavar="NAME", help="float32, float16, bfloat16: convert the weights while loading.")
-    ] = None
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code from the model's repository.")
-    ] = False
-    seed: Annotated[int, typer.Option(metavar="N", help="The seed of random weights and inputs.")] = 0
+    model_class: str | None = option(None, "The transformers class to load a directory with.", metavar="NAME")
+    dtype: str | None = option(None, "float32, float16, bfloat16: convert the weights while loading.", metavar="NAME")
+    trust_remote_code: bool = option(False, "Run code from the model's repository.")
+    seed: int = option(0, "The seed of random weights and inputs.", metavar="N")
 
     @property
     def asked(self) -> bool:

@@ -1,7 +1,7 @@
 """Options of the command line made from dataclasses: those of the program and those that several commands share.
 
-A command that takes such a dataclass as a parameter gets each of its fields as an option, under the heading of the
-class. A field is declared with :func:`~modelexport.core.declared_options.option`, or annotated for Typer.
+A command that takes such a dataclass as a parameter gets an option for each field that is declared with
+:func:`~modelexport.core.declared_options.option`, under the heading of the class.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ import dataclasses
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping
-from copy import copy
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
-from typer.models import ParameterInfo
 
-from modelexport.cli.read_and_written import WRITTEN_FOLDER
+from modelexport.cli.read_and_written import MARKS
 from modelexport.core.declared_options import Declared, declared, heading
 
 _OFF = "no_"
@@ -51,59 +49,35 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameters(group: Any) -> Iterator[inspect.Parameter]:
-    title = heading(type(group))
-    for field, default in _fields(group):
+    for field in dataclasses.fields(group):
+        default = getattr(group, field.name)
         if dataclasses.is_dataclass(default):
             yield from _parameters(default)
         elif (option := declared(field)) is not None:
-            yield _parameter(field, option, default, title)
-        else:
-            yield _keyword(field.name, _under(_hints(type(group))[field.name], title), default)
+            yield _parameter(type(group), field, option, default)
 
 
-def _fields(group: Any) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
-    """The fields that are options, or groups of them, with their defaults."""
-    all_fields = [(field, getattr(group, field.name)) for field in dataclasses.fields(group)]
-    marked = [(field, default) for field, default in all_fields if declared(field) or dataclasses.is_dataclass(default)]
-    return iter(marked or all_fields)  # every field of a group of the command line alone is annotated
-
-
-def _hints(group: type) -> Mapping[str, Any]:
-    return typing.get_type_hints(group, include_extras=True)
-
-
-def _parameter(field: dataclasses.Field[Any], option: Declared, default: Any, title: str) -> inspect.Parameter:
-    kind = option.type or field.type
-    flag = option.flag or f"--{field.name.replace('_', '-')}"
-    name = field.name
+def _parameter(group: type, field: dataclasses.Field[Any], option: Declared, default: Any) -> inspect.Parameter:
+    # Hints are evaluated only where they are text: the others have types that the command line does not import.
+    kind: Any = option.type or (typing.get_type_hints(group)[field.name] if isinstance(field.type, str) else field.type)
+    name, flag = field.name, option.flag or f"--{field.name.replace('_', '-')}"
     if default is True:  # an option that turns it off
         name, default = _OFF + name, False
         flag = option.flag or f"--no-{field.name.replace('_', '-')}"
-    elif get_origin(kind) is Collection:
+    elif get_origin(kind) in (Collection, Sequence):
         kind, default = list[get_args(kind)[0]] | None, default or None  # type: ignore[misc]
-    info = typer.Option(flag, help=option.help, metavar=option.metavar, min=option.least, rich_help_panel=title)
-    marks = [WRITTEN_FOLDER] if option.folder else []
-    return _keyword(name, Annotated[kind, info, *marks], default)
-
-
-def _under(annotation: Any, title: str) -> Any:
-    """The annotation of an option, under a heading."""
-    kind, *rest = get_args(annotation)
-    infos = [copy(one) if isinstance(one, ParameterInfo) else one for one in rest]
-    for info in infos:
-        if isinstance(info, ParameterInfo):
-            info.rich_help_panel = title
-    return Annotated[kind, *infos]
-
-
-def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    info = typer.Option(
+        flag, help=option.help, metavar=option.metavar, min=option.least, rich_help_panel=heading(group)
+    )
+    annotation = Annotated[kind, info, *([MARKS[option.file]] if option.file else [])]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _filled(group: Any, values: Mapping[str, Any]) -> Any:
     """The dataclass with what the command line gave."""
     made: dict[str, Any] = {}
-    for field, default in _fields(group):
+    for field in dataclasses.fields(group):
+        default = getattr(group, field.name)
         if dataclasses.is_dataclass(default):
             made[field.name] = _filled(default, values)
         elif _OFF + field.name in values:

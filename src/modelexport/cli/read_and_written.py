@@ -46,6 +46,8 @@ READ = Read()
 READ_MODEL = Read(_model_files)
 READ_LIBRARIES = Read(lambda texts: [Path(text.partition("=")[2]) for text in texts])
 WRITTEN, WRITTEN_FOLDER, WRITTEN_ALONE = Written(), Written(folder=True), Written(alone=True)
+MARKS = {"read": READ, "model": READ_MODEL, "written alone": WRITTEN_ALONE, "written folder": WRITTEN_FOLDER}
+"""The words of a declared option for them."""
 
 FollowOption = Annotated[
     bool,

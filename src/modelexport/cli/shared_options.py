@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -36,7 +37,6 @@ InputsOption = Annotated[
     ),
     READ,
 ]
-ProviderOption = Annotated[str, typer.Option(metavar="NAME", help="The execution provider of ONNX Runtime.")]
 OutputOption = Annotated[Path, typer.Option("-o", "--output", metavar="OUT.onnx", help="The file to write."), WRITTEN]
 
 
@@ -51,7 +51,7 @@ def parsed_bytes(text: str) -> int:
     return round(float(found[1]) * _UNITS[found[2]])
 
 
-def parsed_sizes(texts: list[str]) -> dict[str, int]:
+def parsed_sizes(texts: Iterable[str]) -> dict[str, int]:
     sizes = {}
     for text in texts:
         name, _, number = text.partition("=")

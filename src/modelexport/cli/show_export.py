@@ -196,11 +196,6 @@ def format_extracted(extracted: Sequence[Extracted]) -> str:
     return "\n".join(lines)
 
 
-def print_extracted(extracted: Sequence[Extracted]) -> None:
-    """Write :func:`format_extracted` to standard output."""
-    print(format_extracted(extracted))
-
-
 def format_export(result: ExportResult) -> str:
     """The result of an export: what was written, what was proven, and what to do next."""
     calls = sum(row.nodes > 0 for row in result.tree)
@@ -277,11 +272,6 @@ def format_weights(weights: WeightsSummary) -> list[str]:
         more = f", and {len(weights.made) - 3} more, which the report lists" if len(weights.made) > 3 else ""
         lines.append(f"computed during loading, changed from the checkpoint: {', '.join(some)}{more}")
     return lines
-
-
-def print_export(result: ExportResult) -> None:
-    """Write :func:`format_export` to standard output."""
-    print(format_export(result))
 
 
 def print_warnings(result: ExportResult, options: Options) -> None:

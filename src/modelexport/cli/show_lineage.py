@@ -1,4 +1,4 @@
-"""The results of ``retag``, ``optimize`` and ``adopt`` as text. ``format_*`` returns it, ``print_*`` writes it."""
+"""The results of ``retag``, ``optimize`` and ``adopt`` as text."""
 
 from __future__ import annotations
 
@@ -57,8 +57,3 @@ def format_adopted(adopted: Adopted) -> str:
         more = f" and {len(adopted.repeated) - 5} more" if len(adopted.repeated) > 5 else ""
         lines.append(f"may be several calls that look like one: {some}{more}")
     return "\n".join([*lines, f"wrote {', '.join(adopted.files)}"])
-
-
-def print_adopted(adopted: Adopted) -> None:
-    """Write :func:`format_adopted` to standard output."""
-    print(format_adopted(adopted))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 _KEY = "option"
 
@@ -18,13 +18,13 @@ class Declared:
 
     help: str
     flag: str = ""
-    """The name of the option if it is not that of the field, such as ``--constant`` for ``constants``."""
+    """The name of the option if it is not that of the field: ``--constant`` for ``constants``, ``--a/--no-a``."""
     metavar: str | None = None
     least: int | None = None
     type: Any = None
     """The type on the command line if Python takes more, or has another word for it."""
-    folder: bool = False
-    """It names a folder that is written."""
+    file: Literal["", "read", "model", "written alone", "written folder"] = ""
+    """What it names, if that is a file or a folder: see ``cli/read_and_written.py``."""
 
 
 def option(default: Any, help: str, **more: Any) -> Any:  # noqa: A002 - the word of every library for it

@@ -82,7 +82,11 @@ class TagOptions(LevelOptions):
     )
     expose: Collection[str] = option((), "Modules whose results are outputs too, named by address.", metavar="SELECTOR")
     dag_dir: str | Path | None = option(
-        None, "Also write each module call's DAG to a file in DIR.", metavar="DIR", type=Path | None, folder=True
+        None,
+        "Also write each module call's DAG to a file in DIR.",
+        metavar="DIR",
+        type=Path | None,
+        file="written folder",
     )
 
 

@@ -53,10 +53,7 @@ def adopt(
     from modelexport.lineage.adoption import adopt as run
 
     adopted = run(file, output, keep_torch_metadata=keep_torch_metadata)
-    if as_json:
-        print_json(adopted_document(adopted))
-    else:
-        show_lineage.print_adopted(adopted)
+    print_result(adopted_document(adopted), lambda: show_lineage.format_adopted(adopted), as_json=as_json)
 
 
 def retag(
@@ -136,13 +133,11 @@ def update_weights(
     if weights is None:
         raise UsageError("give WEIGHTS.safetensors, or --adapter DIR")
     result = update_package(file, weights, output) if file.is_dir() else run(file, weights, output, strict=strict)
-    if as_json:
-        print_json(result)
-    else:
-        print(
-            f"{result.path}: {result.used} entries in {result.replaced} initializers, {result.transformed} of them "
-            f"transformed; {result.unused} entries not used, {result.kept} constants kept"
-        )
+    told = (
+        f"{result.path}: {result.used} entries in {result.replaced} initializers, {result.transformed} of them "
+        f"transformed; {result.unused} entries not used, {result.kept} constants kept"
+    )
+    print_result(result, lambda: told, as_json=as_json)
 
 
 def _adapt(file: Path, output: Path, weights: Path | None, adapters: list[str], as_inputs: bool, as_json: bool) -> None:
@@ -202,7 +197,4 @@ def extract(
         extracted = cutting.extract_all(tagged, modules or (), output)
     else:
         extracted = [cutting.extract(tagged, str(calls[0]), output)]
-    if as_json:
-        print_json(extracted)
-    else:
-        show_export.print_extracted(extracted)
+    print_result(extracted, lambda: show_export.format_extracted(extracted), as_json=as_json)

@@ -56,10 +56,7 @@ def export(
     options.check_together()
     result = _export_file(choice, output, names, options, Stages(LINE.tell))
     show_export.print_warnings(result, options)
-    if as_json:
-        print_json(export_document(result))
-    else:
-        show_export.print_export(result)
+    print_result(export_document(result), lambda: show_export.format_export(result), as_json=as_json)
     failed = result.check is not None and result.check.status == "failed"
     if failed or (result.verified is not None and not result.verified.agrees):
         raise typer.Exit(1)
@@ -159,7 +156,7 @@ def internals(
     as_json: JsonOption = False,
 ) -> None:
     """Show what PyTorch's own exporters record about MODEL's modules; nothing is written."""
-    from modelexport.cli.show_internals import print_internals
+    from modelexport.cli.show_internals import format_internals
 
     stages = Stages(LINE.tell)
     loaded, example = ModelChoice(model, inputs, loading).load(stages)
@@ -167,7 +164,4 @@ def internals(
 
     with stages("export"):
         found = study(loaded.model, example, loaded.name)
-    if as_json:
-        print_json(found)
-    else:
-        print_internals(found)
+    print_result(found, lambda: format_internals(found), as_json=as_json)

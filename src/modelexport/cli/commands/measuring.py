@@ -12,9 +12,10 @@ import typer
 
 from modelexport.cli.model_choice import Loading, ModelChoice, print_json
 from modelexport.cli.progress import LINE
-from modelexport.cli.read_and_written import READ, READ_MODEL, WRITTEN_ALONE
-from modelexport.cli.shared_options import FileOrFolderArgument, JsonOption, ProviderOption, parsed_sizes
+from modelexport.cli.read_and_written import READ, WRITTEN_ALONE
+from modelexport.cli.shared_options import FileOrFolderArgument, parsed_sizes
 from modelexport.cli.terminal import fitting_depth, left_out
+from modelexport.core.declared_options import option
 from modelexport.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,47 +38,35 @@ SizeOption = Annotated[
 class Shown:
     """What is shown"""
 
-    by: Annotated[Grouping, typer.Option("--by", help="A row for each call, module or class.")] = "call"
-    depth: Annotated[int | None, typer.Option("--depth", metavar="N", help="Show N levels below the root.")] = None
-    sort: Annotated[str | None, typer.Option("--sort", metavar="COLUMN", help="Largest own figure first.")] = None
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV and nothing else.")] = False
-    as_json: JsonOption = False
-    html: Annotated[
-        Path | None,
-        typer.Option("--html", metavar="OUT.html", help="Also write an interactive page that works offline."),
-        WRITTEN_ALONE,
-    ] = None
-    node_data: Annotated[
-        Path | None,
-        typer.Option("--node-data", metavar="OUT.json", help="Also write node data for Model Explorer."),
-        WRITTEN_ALONE,
-    ] = None
+    by: Grouping = option("call", "A row for each call, module or class.")
+    depth: int | None = option(None, "Show N levels below the root.", metavar="N")
+    sort: str | None = option(None, "Largest own figure first.", metavar="COLUMN")
+    as_csv: bool = option(False, "Print CSV and nothing else.", flag="--csv")
+    as_json: bool = option(False, "Print one JSON document and nothing else.", flag="--json")
+    html: Path | None = option(
+        None, "Also write an interactive page that works offline.", metavar="OUT.html", file="written alone"
+    )
+    node_data: Path | None = option(
+        None, "Also write node data for Model Explorer.", metavar="OUT.json", file="written alone"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Runs:
     """How FILE is run"""
 
-    runs: Annotated[int, typer.Option("--runs", metavar="N", min=1, help="The number of measured runs.")] = 10
-    warmup: Annotated[int, typer.Option("--warmup", metavar="N", min=1, help="The number of runs before these.")] = 2
-    level: Annotated[LevelName, typer.Option("--level", help="ONNX Runtime's optimization level.")] = "all"
-    provider: ProviderOption = "CPUExecutionProvider"
+    runs: int = option(10, "The number of measured runs.", metavar="N", least=1)
+    warmup: int = option(2, "The number of runs before these.", metavar="N", least=1)
+    level: LevelName = option("all", "ONNX Runtime's optimization level.")
+    provider: str = option("CPUExecutionProvider", "The execution provider of ONNX Runtime.", metavar="NAME")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Beside:
     """What it is compared with"""
 
-    against: Annotated[
-        Path | None,
-        typer.Option("--against", metavar="OTHER.onnx", help="Another tagged file of the same model."),
-        READ,
-    ] = None
-    against_torch: Annotated[
-        str | None,
-        typer.Option("--against-torch", metavar="MODEL", help="Compare with the same model in PyTorch."),
-        READ_MODEL,
-    ] = None
+    against: Path | None = option(None, "Another tagged file of the same model.", metavar="OTHER.onnx", file="read")
+    against_torch: str | None = option(None, "Compare with the same model in PyTorch.", metavar="MODEL", file="model")
 
 
 def cost(
