@@ -1,4 +1,4 @@
-"""Shared by commands: loading a model with its inputs, progress on a terminal, printing a JSON document."""
+"""MODEL, as commands take it: how it is loaded, and with which inputs."""
 
 from __future__ import annotations
 
@@ -132,27 +132,3 @@ def read_arguments(spec: Path | None) -> dict[str, Any] | None:
     if not isinstance(found, dict):
         raise InputsError(f'{spec} is not a JSON object of arguments, such as {{"prompt": ["a cat", "a dog"]}}')
     return found
-
-
-def named_files(path: Path) -> dict[str, Path]:
-    """The files of FILE: the file itself with an empty name, or the parts of a package by name."""
-    if not path.is_dir():
-        return {"": path}
-    from modelexport.tagged.package import read_package
-
-    return read_package(path).files
-
-
-def print_json(document: Any) -> None:
-    """Print a value as a JSON document."""
-    import msgspec
-
-    print(json.dumps(msgspec.to_builtins(document), indent=1))
-
-
-def print_result(document: Any, text: Callable[[], str], *, as_json: bool) -> None:
-    """Print a result as a JSON document, or as the text for a person."""
-    if as_json:
-        print_json(document)
-    else:
-        print(text())

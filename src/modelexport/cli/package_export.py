@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from modelexport.cli.json_documents import package_document
-from modelexport.cli.model_choice import ModelChoice, print_result
+from modelexport.cli.model_choice import ModelChoice
+from modelexport.cli.printing import print_result
 from modelexport.cli.progress import LINE
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from modelexport.cli.json_documents import adopted_document
-from modelexport.cli.model_choice import print_json, print_result
+from modelexport.cli.printing import print_parts, print_result
 from modelexport.cli.progress import LINE
 from modelexport.cli.read_and_written import READ, WRITTEN
 from modelexport.cli.shared_options import FileArgument, FileOrFolderArgument, JsonOption, OutputOption
@@ -68,7 +68,6 @@ def retag(
 ) -> None:
     """Restore the tags of a file that another tool changed."""
     from modelexport.cli import show_lineage
-    from modelexport.cli.show_package import format_headings
     from modelexport.lineage.retagging import retag as run
     from modelexport.packages.changed_packages import retag_package
 
@@ -78,10 +77,7 @@ def retag(
         reports = retag_package(changed, source=source, output=output)
     else:
         reports = {"": run(changed, source=source, output=output)}
-    if as_json:
-        print_json({"parts": reports} if source.is_dir() else reports[""])
-    else:
-        print(format_headings({name: show_lineage.format_retag(report) for name, report in reports.items()}))
+    print_parts(reports, show_lineage.format_retag, as_json=as_json)
 
 
 def optimize(

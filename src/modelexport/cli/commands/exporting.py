@@ -10,7 +10,8 @@ import typer
 
 from modelexport.cli.interface_options import NameOptions, read_interface
 from modelexport.cli.json_documents import export_document
-from modelexport.cli.model_choice import Loading, ModelChoice, print_json, print_result
+from modelexport.cli.model_choice import Loading, ModelChoice
+from modelexport.cli.printing import print_json, print_result
 from modelexport.cli.progress import LINE
 from modelexport.cli.read_and_written import WRITTEN, WRITTEN_ALONE
 from modelexport.cli.shared_options import InputsOption, JsonOption, ModelArgument

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from modelexport.cli.model_choice import Loading, ModelChoice, print_json
+from modelexport.cli.model_choice import Loading, ModelChoice
+from modelexport.cli.printing import format_headings, print_json
 from modelexport.cli.progress import LINE
 from modelexport.cli.read_and_written import READ, WRITTEN_ALONE
 from modelexport.cli.shared_options import FileOrFolderArgument, parsed_sizes
@@ -182,7 +183,6 @@ def show(
         more: What JSON has beside the tables.
     """
     from modelexport.cli import show_table
-    from modelexport.cli.show_package import format_headings
 
     if shown.as_csv and shown.as_json:
         raise UsageError("give --csv or --json, not both")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from modelexport.cli.model_choice import print_result
+from modelexport.cli.printing import print_result
 from modelexport.cli.read_and_written import READ_LIBRARIES, WRITTEN_ALONE, WRITTEN_FOLDER
 from modelexport.cli.shared_options import FileArgument, JsonOption, OutputOption, parsed_sizes
 from modelexport.core.declared_options import option

@@ -9,13 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from modelexport.cli.model_choice import (
-    Loading,
-    ModelChoice,
-    load_for_package,
-    print_json,
-    read_sizes,
-)
+from modelexport.cli.model_choice import Loading, ModelChoice, load_for_package, read_sizes
+from modelexport.cli.printing import format_headings, print_json
 from modelexport.cli.progress import LINE
 from modelexport.cli.shared_options import FileArgument, InputsOption
 from modelexport.core.declared_options import option
@@ -177,7 +172,7 @@ def _shown(found: Any) -> tuple[Any, str]:
             return found.outputs, show_surgery.format_chain(found.outputs)
     documents = {name: show_verification.verify_document(report) for name, report in found.parts.items()}
     texts = {name: show_verification.format_verify(report) for name, report in found.parts.items()}
-    return {"parts": documents}, show_package.format_headings(texts)
+    return {"parts": documents}, format_headings(texts)
 
 
 def _show_errors(file: Path, report: Any, html: Path | None, *, as_csv: bool) -> None:

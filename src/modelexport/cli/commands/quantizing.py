@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from modelexport.cli.commands.measuring import SelectorsOption, Shown, show
-from modelexport.cli.model_choice import print_json
+from modelexport.cli.printing import print_json
 from modelexport.cli.progress import LINE
 from modelexport.cli.read_and_written import WRITTEN
 from modelexport.cli.shared_options import (
