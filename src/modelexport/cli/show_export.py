@@ -12,7 +12,7 @@ from modelexport.cli.terminal import styled
 from modelexport.core.calls import CallTree, ModuleCall, TensorSpec, TracedCall
 from modelexport.core.module_tree import ModuleTree
 from modelexport.core.tags import Tags
-from modelexport.core.text import align, indent, plural
+from modelexport.core.text import align, first_few, indent, plural
 from modelexport.tagged.tree import format_coverage
 
 if TYPE_CHECKING:
@@ -241,8 +241,7 @@ def format_fusion(fusion: Fusion) -> list[str]:
 
 
 def _some(addresses: Sequence[str]) -> str:
-    shown = [address or "." for address in addresses[:3]]
-    return ", ".join(shown) + (f" and {len(addresses) - 3:,} more" if len(addresses) > 3 else "")
+    return first_few((address or "." for address in addresses), 3)
 
 
 def _format_check(check: FileCheck) -> str:

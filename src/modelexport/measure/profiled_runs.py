@@ -14,9 +14,8 @@ import msgspec
 import onnxruntime
 
 from modelexport.core.json_decoding import decode_json
-from modelexport.core.text import nearest
 from modelexport.errors import UsageError
-from modelexport.runtime.sessions import CPU, run_session
+from modelexport.runtime.sessions import CPU, check_provider, run_session
 
 Level = Literal["all", "extended", "basic", "none"]
 _LEVELS = {
@@ -77,11 +76,7 @@ def session_options(level: Level, provider: str) -> onnxruntime.SessionOptions:
     Raises:
         UsageError: ONNX Runtime does not have this provider.
     """
-    available = onnxruntime.get_available_providers()
-    if provider not in available:
-        raise UsageError(
-            f"this ONNX Runtime does not have {provider}{nearest(provider, available)}; it has {', '.join(available)}"
-        )
+    check_provider(provider)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = _LEVELS[level]
     options.log_severity_level = 4

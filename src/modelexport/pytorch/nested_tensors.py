@@ -16,7 +16,7 @@ from torch import nn
 
 from modelexport.core.calls import TensorSpec
 from modelexport.errors import UsageError
-from modelexport.pytorch.private_torch import is_functorch_wrapped_tensor, tree_map
+from modelexport.pytorch.private_torch import is_functorch_wrapped_tensor
 
 
 def tensors_in(value: object, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
@@ -148,19 +148,6 @@ def copied(inputs: Any, tensors: dict[int, Any] | None = None) -> Any:
         tensors: By ``id``, what takes the place of each tensor, instead of a copy.
     """
     return _deep_copy(inputs, tensors or {id(tensor): _copied(tensor) for _, tensor in tensors_in(inputs)})
-
-
-def exchanged(value: Any, others: Mapping[int, torch.Tensor]) -> tuple[Any, set[int]]:
-    """A value with other tensors in place of some, by ``id``; and those of these that PyTorch found in it."""
-    reached = set[int]()
-
-    def other(part: Any) -> Any:
-        if id(part) not in others:
-            return part
-        reached.add(id(part))
-        return others[id(part)]
-
-    return (tree_map(other, value) if others else value), reached
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:

@@ -86,7 +86,7 @@ class Cutter:
         self._tagged = tagged
         self._model = tagged.model
         self._position = {node: i for i, node in enumerate(tagged.nodes)}
-        self._enclosing = {graph: node for node in tagged.nodes for graph in nested_graphs(node)}
+        self.enclosing = {graph: node for node in tagged.nodes for graph in nested_graphs(node)}
         self._in_functions = {
             node: name for name, function in self._model.functions.items() for node in function.all_nodes()
         }
@@ -203,7 +203,7 @@ class Cutter:
 
     def _copy(self, nodes: set[ir.Node], inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> ir.Graph:
         """A flat graph of copies of these nodes; nodes in their nested graphs stay nested."""
-        chosen = [node for node in sorted(nodes, key=self._position.__getitem__) if not self._is_held(node, nodes)]
+        chosen = [node for node in sorted(nodes, key=self._position.__getitem__) if not self.is_held(node, nodes)]
         weights = {value: None for node in chosen for value in values_taken(node) if value.is_initializer()}
         weights.update((value, None) for value in outputs if value.is_initializer())
         whole = self._model.graph
@@ -220,16 +220,18 @@ class Cutter:
             )
         )
 
-    def _is_held(self, node: ir.Node, nodes: set[ir.Node]) -> bool:
-        enclosing = self._enclosing_node(node)
+    def is_held(self, node: ir.Node, nodes: set[ir.Node]) -> bool:
+        """Whether a node is in a nested graph of one of these nodes."""
+        enclosing = self.enclosing_node(node)
         while enclosing is not None:
             if enclosing in nodes:
                 return True
-            enclosing = self._enclosing_node(enclosing)
+            enclosing = self.enclosing_node(enclosing)
         return False
 
-    def _enclosing_node(self, node: ir.Node) -> ir.Node | None:
-        return self._enclosing.get(node.graph) if isinstance(node.graph, ir.Graph) else None
+    def enclosing_node(self, node: ir.Node) -> ir.Node | None:
+        """The node whose nested graph a node is in."""
+        return self.enclosing.get(node.graph) if isinstance(node.graph, ir.Graph) else None
 
     def _wrap(self, graph: ir.Graph, inside: set[ModuleCall], above: Iterable[ModuleCall]) -> ir.Model:
         """A model of a graph, with its functions, the metadata of the whole model, and the tags of its calls."""

@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 
 from modelexport.core.results import Written
-from modelexport.errors import OutputError
 from modelexport.files.atomic import check_writable, written_together
 from modelexport.files.given_models import Source, as_path
 from modelexport.graph.path_names import name_nodes_by_path, name_values_by_path
@@ -43,8 +42,6 @@ def rename(path: Source, output: str | Path, *, values: bool = False) -> Renamed
     """
     path, output = as_path(path), Path(output)
     check_writable(output, [path])
-    if output.exists() and output.samefile(path):
-        raise OutputError(f"{output} is the file to rename nodes in: give another name")
     tagged = read_tagged(path)
     documents, tags = Documents(tagged), EditedTags(tagged)
     renamed = name_nodes_by_path(tagged.model)

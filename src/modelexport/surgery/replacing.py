@@ -18,7 +18,7 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Owner
 from modelexport.core.results import Written
-from modelexport.errors import OutputError, UsageError
+from modelexport.errors import UsageError
 from modelexport.files.atomic import check_writable, written_together
 from modelexport.files.given_models import Source, as_path
 from modelexport.format import keys
@@ -94,8 +94,6 @@ def replace(
     """
     path, output = as_path(path), Path(output)
     check_writable(output, [path])
-    if output.exists() and output.samefile(path):
-        raise OutputError(f"{output} is the file to replace modules in: give another name")
     tagged = read_tagged(path)
     replacer = _Replacer(tagged)
     calls = replacer.calls(selectors, every_call)
@@ -134,7 +132,6 @@ class _Replacer:
         self._tagged = tagged
         self._model = tagged.model
         self._cutter = Cutter(tagged)
-        self._enclosing = {graph: node for node in tagged.nodes for graph in nested_graphs(node)}
         self.now: dict[ir.Value, ir.Value] = {}
         """Values that replaced modules computed, to the values that replace them."""
         self.tags = EditedTags(tagged)
@@ -187,7 +184,7 @@ class _Replacer:
             values = (*graph.inputs, *graph.initializers.values())
             made = (value for node in graph if node not in own for value in node.outputs)
             found = {value.name or "": value for value in (*values, *made)} | found
-            holder = self._enclosing.get(graph)
+            holder = self._cutter.enclosing.get(graph)
             graph = holder.graph if holder is not None and isinstance(holder.graph, ir.Graph) else None
         return found
 
@@ -253,19 +250,12 @@ class _Replacer:
 
     def _graph_of(self, call: ModuleCall, own: set[ir.Node]) -> ir.Graph:
         """The one graph that the nodes of a call are in."""
-        graphs = {node.graph for node in own if not self._is_held(node, own)}
+        graphs = {node.graph for node in own if not self._cutter.is_held(node, own)}
         if len(graphs) != 1:
             raise UsageError(f"'{call}' ran both inside and outside of a branch: replace the calls one by one")
         (graph,) = graphs
         assert isinstance(graph, ir.Graph)
         return graph
-
-    def _is_held(self, node: ir.Node, nodes: set[ir.Node]) -> bool:
-        holder = self._holder(node)
-        return holder is not None and (holder in nodes or self._is_held(holder, nodes))
-
-    def _holder(self, node: ir.Node) -> ir.Node | None:
-        return self._enclosing.get(node.graph) if isinstance(node.graph, ir.Graph) else None
 
     def _current(self, interface: Interface) -> Interface:
         """The interface with the current values."""
@@ -292,7 +282,7 @@ class _Replacer:
             for usage in value.uses():
                 user: ir.Node | None = usage.node
                 while user is not None and user.graph is not graph:
-                    user = self._holder(user)
+                    user = self._cutter.enclosing_node(user)
                 if user is not None and user not in place.own:
                     users.add(user)
         found: ir.Node | None = None
