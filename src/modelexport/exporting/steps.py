@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 import onnx_ir as ir
 
 from modelexport.capture.exported import Exported
@@ -35,7 +34,7 @@ from modelexport.pytorch.static_tree import containers
 from modelexport.tagged.documents.dag import dag_document
 from modelexport.tagged.documents.named_entries import encode_table
 from modelexport.tagged.documents.operations import operations_document
-from modelexport.tagged.documents.sidecar import hierarchy_document
+from modelexport.tagged.documents.sidecar import encode_sidecar, hierarchy_document
 from modelexport.tagged.encodings.attributes import write_attributes
 from modelexport.tagged.encodings.functions import FunctionsModel, write_functions
 from modelexport.tagged.encodings.metadata import write_metadata
@@ -215,7 +214,7 @@ def describe(
     )
     dags = dag_document(exported.model, tagged.tags)
     files = {
-        ".hierarchy.json": msgspec.json.format(msgspec.json.encode(hierarchy), indent=1),
+        ".hierarchy.json": encode_sidecar(hierarchy),
         ".dag.json": encode_table(dags),
         ".operations.json": encode_table(operations_document(exported.model, tagged.tags)),
     }

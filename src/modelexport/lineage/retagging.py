@@ -27,10 +27,7 @@ from modelexport.graph.nodes import all_nodes, initializers, is_sorted
 from modelexport.graph.snapshot import take_snapshot
 from modelexport.lineage.descent import Descent, Reason, trace_owners
 from modelexport.lineage.inheritance import Inheritance, inherited
-from modelexport.tagged.documents.dag import dag_document
-from modelexport.tagged.documents.named_entries import encode_table
-from modelexport.tagged.documents.operations import operations_document
-from modelexport.tagged.documents.sidecar import descended_document
+from modelexport.tagged.documents.sidecar import descended_documents
 from modelexport.tagged.encodings.metadata import write_metadata
 from modelexport.tagged.encodings.unpacking import unpack_tags
 from modelexport.tagged.file import FileTags, TaggedFile, read_tagged
@@ -161,7 +158,9 @@ def write_retagged(
     entries = state_dict_of(tagged.model)
     lost = _lost(inheritance, entries)
     _write(model, tagged, tags, inheritance, entries, lost)
-    documents = _documents(tagged, model, tags, descent, inheritance, coverage)
+    documents = descended_documents(
+        tagged.path, tagged.hierarchy, model=model, values=descent.values, tags=tags, origins=inheritance.origins
+    )
     with written_together(output.parent) as staging:
         if save is None:
             save_model(model, staging / output.name, documents=documents)
@@ -326,35 +325,6 @@ def _lost(inheritance: Inheritance, entries: Mapping[str, documents.StateDictEnt
     """The entries that the tagged file uses, and that no initializer comes from any more."""
     there = {key for origin in inheritance.origins.values() for key in origin.keys}
     return [key for key, entry in entries.items() if entry.used and key not in there]
-
-
-def _documents(
-    tagged: TaggedFile,
-    model: ir.Model,
-    tags: FileTags,
-    descent: Descent,
-    inheritance: Inheritance,
-    coverage: documents.Coverage,
-) -> dict[str, bytes]:
-    """The documents that are beside the tagged file, made for the changed model."""
-    documents: dict[str, bytes] = {}
-    if tagged.hierarchy is not None:
-        hierarchy = descended_document(
-            tagged.hierarchy,
-            model=model,
-            values=descent.values,
-            tags=tags,
-            origins=inheritance.origins,
-            coverage=coverage,
-        )
-        documents[".hierarchy.json"] = msgspec.json.format(msgspec.json.encode(hierarchy), indent=1)
-    if coverage.untagged:
-        return documents
-    if tagged.path.with_suffix(".dag.json").is_file():
-        documents[".dag.json"] = encode_table(dag_document(model, tags))
-    if tagged.path.with_suffix(".operations.json").is_file():
-        documents[".operations.json"] = encode_table(operations_document(model, tags))
-    return documents
 
 
 def _gone(tagged: TaggedFile, model: ir.Model) -> list[str]:

@@ -20,8 +20,8 @@ from modelexport.format import keys
 from modelexport.format.call_tree import call_tree_entries, encode_call_tree
 from modelexport.format.node_tags import read_source_tags, write_tags
 from modelexport.graph.boundaries import CallBoundary, find_boundaries
-from modelexport.graph.copies import copy_of
-from modelexport.graph.node_owners import OWNER, owner_of
+from modelexport.graph.copies import copy_of, model_like
+from modelexport.graph.node_owners import OWNER, owner_of, tags_of_users
 from modelexport.graph.nodes import nested_graphs, required_inputs, values_taken
 from modelexport.surgery.recomputed import Renewed, Repeating, is_size, read_off
 from modelexport.weights.transforms import parameter_plan, state_dict_of
@@ -249,27 +249,15 @@ class Cutter:
             pending = [node for function in found.values() for node in function.all_nodes()]
         for value in graph.initializers.values():
             if keys.HIERARCHY_TAGS in value.metadata_props:
-                tags = {tag: None for node, _ in value.uses() for tag in read_source_tags(node.metadata_props)}
-                value.metadata_props[keys.HIERARCHY_TAGS] = json.dumps(list(tags))
+                value.metadata_props[keys.HIERARCHY_TAGS] = json.dumps(tags_of_users(value))
         calls = {above for user in users for above in self._tagged.calls.stack(user)}
         entries = call_tree_entries(
             (traced for traced in self._tagged.calls if traced.call in calls), self._tagged.tags.__getitem__
         )
         kept = {**whole.metadata_props, keys.CALL_TREE: encode_call_tree(entries), **_used_entries(whole, graph)}
         is_whole = [value.name for value in graph.outputs] == [value.name for value in whole.graph.outputs]
-        return ir.Model(
-            graph,
-            ir_version=whole.ir_version,
-            producer_name=whole.producer_name,
-            producer_version=whole.producer_version,
-            domain=whole.domain,
-            model_version=whole.model_version,
-            doc_string=whole.doc_string,
-            functions=list(functions.values()),
-            metadata_props={
-                key: text for key, text in kept.items() if key not in (keys.OUTPUTS, keys.EXPOSED) or is_whole
-            },
-        )
+        properties = {key: text for key, text in kept.items() if key not in (keys.OUTPUTS, keys.EXPOSED) or is_whole}
+        return model_like(whole, graph, functions.values(), properties)
 
 
 def _used_entries(whole: ir.Model, graph: ir.Graph) -> dict[str, str]:

@@ -22,9 +22,8 @@ from modelexport.errors import UsageError
 from modelexport.files.atomic import check_writable, written_together
 from modelexport.files.given_models import Source, as_path
 from modelexport.format import keys
-from modelexport.format.node_tags import read_source_tags
 from modelexport.graph.names import free_name, names_in
-from modelexport.graph.node_owners import OWNER, owner_of
+from modelexport.graph.node_owners import OWNER, owner_of, tags_of_users
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs, values_taken
 from modelexport.surgery import Sharing
 from modelexport.surgery.call_interfaces import Interface, interface_of
@@ -415,8 +414,7 @@ class _Replacer:
                 self._dirty.update(value for value in node.inputs if value is not None and value.is_initializer())
         for value in initializers(self._model):
             if value in self._dirty:
-                users = {tag: None for node, _ in value.uses() for tag in read_source_tags(node.metadata_props)}
-                value.metadata_props[keys.HIERARCHY_TAGS] = json.dumps(list(users))
+                value.metadata_props[keys.HIERARCHY_TAGS] = json.dumps(tags_of_users(value))
         for function in self._model.functions.values():
             for node in function.all_nodes():
                 owner = owner_of(node)

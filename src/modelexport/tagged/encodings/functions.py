@@ -27,6 +27,7 @@ from modelexport.format import keys
 from modelexport.format.call_tree import call_tree_entries, encode_call_tree
 from modelexport.format.node_tags import write_tags
 from modelexport.format.repeated_calls import fold_repeats
+from modelexport.graph.copies import model_like, with_graphs
 from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.names import free_name
 from modelexport.graph.node_owners import owner_of
@@ -79,21 +80,10 @@ class _Writer:
 
     def run(self) -> ir.Model:
         functions = [self._function(variant) for variant in self.distinct.variants]
-        return ir.Model(
-            self._main_graph(),
-            ir_version=max(self.model.ir_version, _FUNCTION_VALUE_INFO_IR_VERSION),
-            producer_name=self.model.producer_name,
-            producer_version=self.model.producer_version,
-            domain=self.model.domain,
-            model_version=self.model.model_version,
-            doc_string=self.model.doc_string,
-            functions=[*self.model.functions.values(), *functions],
-            metadata_props={
-                **self.model.metadata_props,
-                keys.ENCODING: "functions",
-                keys.CALL_TREE: self._call_tree(),
-            },
-        )
+        properties = {**self.model.metadata_props, keys.ENCODING: "functions", keys.CALL_TREE: self._call_tree()}
+        written = model_like(self.model, self._main_graph(), [*self.model.functions.values(), *functions], properties)
+        written.ir_version = max(self.model.ir_version, _FUNCTION_VALUE_INFO_IR_VERSION)
+        return written
 
     def _function_names(self) -> dict[Variant, str]:
         """The class that most of its calls have, with a number for the second function of this name."""
@@ -263,7 +253,7 @@ class _Body:
         owner = owner_of(node)
         assert owner is not None
         inputs = [self._value(value) for value in node.inputs]
-        attributes = [self._attribute(attribute) for _, attribute in sorted(node.attributes.items())]
+        attributes = [with_graphs(attribute, self._graph) for _, attribute in sorted(node.attributes.items())]
         duplicates = [duplicate for duplicate in next(self.steps) if isinstance(duplicate, ir.Node)]
         if self.scope.is_root:
             properties = dict(node.metadata_props)
@@ -284,15 +274,6 @@ class _Body:
             doc_string=node.doc_string,
             metadata_props=properties,
         )
-
-    def _attribute(self, attribute: ir.Attr) -> ir.Attr:
-        if attribute.is_ref():
-            return attribute
-        if attribute.type == ir.AttributeType.GRAPH:
-            return ir.AttrGraph(attribute.name, self._graph(attribute.as_graph()))
-        if attribute.type == ir.AttributeType.GRAPHS:
-            return ir.AttrGraphs(attribute.name, [self._graph(graph) for graph in attribute.as_graphs()])
-        return attribute
 
     def _graph(self, graph: ir.Graph) -> ir.Graph:
         inputs = [self._define() for _ in graph.inputs]
