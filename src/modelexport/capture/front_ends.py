@@ -150,11 +150,7 @@ def _capture_by(
 
 
 def _capture_with(
-    frontend: str,
-    model: nn.Module,
-    inputs: Mapping[str, Any] | Sequence[Any],
-    constants: list[str],
-    **options: Any,
+    frontend: str, model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], constants: list[str], **options: Any
 ) -> Exported:
     with scripts_converted(model, inputs) as captured:
         exported = FRONT_ENDS[frontend](captured, inputs, constants=constants, **options)

@@ -51,8 +51,7 @@ def convert_to_opset(model: ir.Model, opset: int) -> ir.Model:
         before = model.opset_imports.get("")
         reason = f"ONNX cannot convert this graph from opset {before} to opset {opset}{reasons.last}"
         raise CaptureError(
-            f"{reason}; choose opset {OLDEST_TRANSLATED} or later, or the front end torchscript",
-            reason=reason,
+            f"{reason}; choose opset {OLDEST_TRANSLATED} or later, or the front end torchscript", reason=reason
         )
     passes.ShapeInferencePass()(model)
     derive_owners(source, model)

@@ -22,9 +22,7 @@ class NameOptions:
     """The names of inputs, outputs and axes of FILE.onnx"""
 
     axes: Sequence[str] = option(
-        (),
-        "Names of dynamic axes: batch,sequence (the first of every input) or input_ids:0=batch.",
-        metavar="SPEC",
+        (), "Names of dynamic axes: batch,sequence (the first of every input) or input_ids:0=batch.", metavar="SPEC"
     )
     input_names: str | None = option(None, "New names of all inputs, or old=new, ...", metavar="NAMES")
     output_names: str | None = option(None, "New names of all outputs, or old=new, ...", metavar="NAMES")

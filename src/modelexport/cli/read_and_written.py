@@ -50,8 +50,7 @@ MARKS = {"read": READ, "model": READ_MODEL, "written alone": WRITTEN_ALONE, "wri
 """The words of a declared option for them."""
 
 FollowOption = Annotated[
-    bool,
-    typer.Option("--follow-symlinks", help="Where an output is a symbolic link, write what it leads to."),
+    bool, typer.Option("--follow-symlinks", help="Where an output is a symbolic link, write what it leads to.")
 ]
 
 

@@ -107,10 +107,7 @@ class Tags:
     def _rule(self) -> LevelRule:
         called = (self.tree[path] for path in self._called if path)
         return level_rule(
-            self.granularity,
-            self.include,
-            self.exclude,
-            ((module.class_name, module.is_torch_nn) for module in called),
+            self.granularity, self.include, self.exclude, ((module.class_name, module.is_torch_nn) for module in called)
         )
 
     def _makes_level(self, module: Module) -> bool:

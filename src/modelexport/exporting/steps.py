@@ -231,12 +231,7 @@ def encode(graph: ir.Model, tags: Tags, tags_as: str) -> FunctionsModel | None:
 
 
 def write_files(
-    graph: ir.Model,
-    tagged: Tagged,
-    documents: Mapping[str, bytes],
-    path: Path,
-    staged: Path,
-    options: WeightOptions,
+    graph: ir.Model, tagged: Tagged, documents: Mapping[str, bytes], path: Path, staged: Path, options: WeightOptions
 ) -> WeightsSummary:
     """Write a model to ``staged`` and its documents beside it; they will be moved beside ``path`` later."""
     weights = save_with_weights(

@@ -149,12 +149,7 @@ def profile_runs(
 
 
 def _profiled(
-    path: Path,
-    options: onnxruntime.SessionOptions,
-    provider: str,
-    inputs: Mapping[str, Any],
-    prefix: Path,
-    runs: int,
+    path: Path, options: onnxruntime.SessionOptions, provider: str, inputs: Mapping[str, Any], prefix: Path, runs: int
 ) -> list[list[_Event]]:
     """The events of each run: its nodes, and last the run itself."""
     options.enable_profiling = True

@@ -51,10 +51,7 @@ def profile_beside(one: ModuleProfile, seconds: Mapping[ModuleCall, int], name: 
 
 
 def _beside(
-    one: ModuleProfile,
-    added: Sequence[NodeFigures],
-    direct: Mapping[str, Mapping[ModuleCall, int]],
-    facts: RunFacts,
+    one: ModuleProfile, added: Sequence[NodeFigures], direct: Mapping[str, Mapping[ModuleCall, int]], facts: RunFacts
 ) -> ModuleProfile:
     first, *more = one.table.columns
     note = f"against: {facts.file}, {facts.wall_seconds * 1e3:,.3g} ms a run"

@@ -184,12 +184,7 @@ def _units(timeline: Timeline, points: Sequence[int], measure: Measure | None) -
 
 
 def _balanced(
-    timeline: Timeline,
-    units: Units,
-    points: Sequence[int],
-    stages: int | None,
-    max_bytes: int | None,
-    path: Path,
+    timeline: Timeline, units: Units, points: Sequence[int], stages: int | None, max_bytes: int | None, path: Path
 ) -> list[int]:
     """The units before which the stages begin."""
     largest = max(range(len(units.items)), key=lambda i: units.size(i, i + 1))

@@ -41,11 +41,7 @@ TENSOR_LIMIT = 2**16
 
 
 def compare(
-    first: Source | TaggedFile,
-    second: Source | TaggedFile,
-    *,
-    values: bool = False,
-    modules: Sequence[str] = (),
+    first: Source | TaggedFile, second: Source | TaggedFile, *, values: bool = False, modules: Sequence[str] = ()
 ) -> FileComparison:
     """Compare two tagged files of any encoding.
 

@@ -150,9 +150,7 @@ def _writes(graph: torch.fx.Graph) -> list[tuple[torch.fx.Node, frozenset[int]]]
 
 
 def _is_pure(
-    region: Region,
-    written: Iterable[tuple[torch.fx.Node, frozenset[int]]],
-    order: Mapping[torch.fx.Node, int],
+    region: Region, written: Iterable[tuple[torch.fx.Node, frozenset[int]]], order: Mapping[torch.fx.Node, int]
 ) -> bool:
     """Whether a region is a function of the values of its inputs.
 

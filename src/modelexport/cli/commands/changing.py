@@ -15,10 +15,7 @@ from modelexport.cli.shared_options import FileArgument, FileOrFolderArgument, J
 from modelexport.errors import UsageError
 
 
-def strip(
-    file: FileArgument,
-    output: OutputOption,
-) -> None:
+def strip(file: FileArgument, output: OutputOption) -> None:
     """Convert a file with tags as attributes to one with tags as metadata, which ONNX Runtime accepts."""
     from modelexport.tagged.flattening import strip as run
 
@@ -26,10 +23,7 @@ def strip(
     print(output)
 
 
-def inline(
-    file: FileArgument,
-    output: OutputOption,
-) -> None:
+def inline(file: FileArgument, output: OutputOption) -> None:
     """Convert a file with a function for each module to a flat one."""
     from modelexport.tagged.flattening import inline as run
 
@@ -99,9 +93,7 @@ def optimize(
 def update_weights(
     file: FileOrFolderArgument,
     output: Annotated[
-        Path,
-        typer.Option("-o", "--output", metavar="OUT.onnx|OUT.onnx_adapter", help="The file to write."),
-        WRITTEN,
+        Path, typer.Option("-o", "--output", metavar="OUT.onnx|OUT.onnx_adapter", help="The file to write."), WRITTEN
     ],
     weights: Annotated[
         Path | None, typer.Argument(metavar="WEIGHTS.safetensors", help="A state_dict of the same module."), READ
@@ -171,8 +163,7 @@ def extract(
         WRITTEN,
     ],
     modules: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="SELECTOR", help="Modules: address, glob, tag, class:NAME."),
+        list[str] | None, typer.Argument(metavar="SELECTOR", help="Modules: address, glob, tag, class:NAME.")
     ] = None,
     each: Annotated[str | None, typer.Option("--each", metavar="CLASS", help="Every call of modules of CLASS.")] = None,
     as_json: JsonOption = False,

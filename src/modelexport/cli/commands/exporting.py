@@ -150,11 +150,7 @@ def inputs(
 
 
 def internals(
-    model: ModelArgument = "bert-tiny",
-    inputs: InputsOption = None,
-    *,
-    loading: Loading,
-    as_json: JsonOption = False,
+    model: ModelArgument = "bert-tiny", inputs: InputsOption = None, *, loading: Loading, as_json: JsonOption = False
 ) -> None:
     """Show what PyTorch's own exporters record about MODEL's modules; nothing is written."""
     from modelexport.cli.show_internals import format_internals

@@ -71,11 +71,7 @@ class Beside:
 
 
 def cost(
-    file: FileOrFolderArgument,
-    selectors: SelectorsOption = None,
-    size: SizeOption = None,
-    *,
-    shown: Shown,
+    file: FileOrFolderArgument, selectors: SelectorsOption = None, size: SizeOption = None, *, shown: Shown
 ) -> None:
     """Show the cost of each module: parameters, operations, bytes, memory. Nothing is run."""
     from modelexport.core.stages import Stages

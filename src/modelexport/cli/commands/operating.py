@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 
 SharingOption = Annotated[
     Sharing,
-    typer.Option(
-        "--weights",
-        help="External weights: link the files beside the output, or copy the used weights.",
-    ),
+    typer.Option("--weights", help="External weights: link the files beside the output, or copy the used weights."),
 ]
 
 MOST_MEGABYTES = 1e12
@@ -95,10 +92,7 @@ class Instead:
     operator: str | None = option(None, "Insert one node of this operator.", flag="--with-op", metavar="DOMAIN:OpType")
     attribute: Sequence[str] = option((), "An attribute of the operator.", metavar="NAME=VALUE")
     inputs: Sequence[str] = option(
-        (),
-        "An input of the operator: an argument, a value, a parameter.",
-        flag="--input",
-        metavar="NAME",
+        (), "An input of the operator: an argument, a value, a parameter.", flag="--input", metavar="NAME"
     )
     body: Body = option("drop", "keep: the old module becomes the operator's function, for runtimes without a kernel.")
     identity: bool = option(False, "Make the module return its input.", flag="--with-identity")

@@ -144,8 +144,7 @@ def sensitivity(
         str, typer.Option("--metric", metavar="METRIC", help="error, cosine, kl, top1, or file.py:function.")
     ] = "error",
     compared: Annotated[
-        str | None,
-        typer.Option("--compare", metavar="NAME", help="The output that is compared; by default the first."),
+        str | None, typer.Option("--compare", metavar="NAME", help="The output that is compared; by default the first.")
     ] = None,
     every_run: Annotated[
         bool, typer.Option("--every-run", help="Use all inputs, also when further ones would not change the order.")

@@ -70,11 +70,7 @@ def _changed(file: Path) -> list[str]:
     return changed_files(read_tagged(file, checked=False).model)
 
 
-def nodes(
-    file: FileOrFolderArgument,
-    modules: SelectorsArgument,
-    as_json: JsonOption = False,
-) -> None:
+def nodes(file: FileOrFolderArgument, modules: SelectorsArgument, as_json: JsonOption = False) -> None:
     """List the nodes of module calls and of the calls inside them, in each part that runs them."""
     from modelexport.cli import show_export
     from modelexport.tagged.file import read_tagged

@@ -53,11 +53,7 @@ class CustomOperator:
             )
         weights, new = self._body(site)
         node = ir.Node(
-            self.domain,
-            self.op_type,
-            [*interface.inputs, *weights],
-            attributes,
-            num_outputs=len(interface.outputs),
+            self.domain, self.op_type, [*interface.inputs, *weights], attributes, num_outputs=len(interface.outputs)
         )
         return Parts([node], list(node.outputs), functions=new, opsets={self.domain: 1})
 

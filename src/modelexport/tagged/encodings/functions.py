@@ -240,10 +240,7 @@ class _Body:
             keys.FUNCTIONS_DOMAIN,
             self.writer.names[instance.variant],
             inputs,
-            [
-                ir.AttrString(keys.SOURCE_MODULE_ATTRIBUTE, tag),
-                ir.AttrStrings(keys.HIERARCHY_TAGS_ATTRIBUTE, [tag]),
-            ],
+            [ir.AttrString(keys.SOURCE_MODULE_ATTRIBUTE, tag), ir.AttrStrings(keys.HIERARCHY_TAGS_ATTRIBUTE, [tag])],
             outputs=[self.env[value] for value in instance.outputs()],
             name=properties[keys.CALL],
             metadata_props=properties,
