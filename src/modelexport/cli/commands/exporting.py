@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -96,20 +97,13 @@ def hierarchy(
 ) -> None:
     """Show the module tree of MODEL; nothing is exported."""
     from modelexport.cli import show_export
-    from modelexport.pytorch.overview import hierarchy_overview
+    from modelexport.pytorch.overview import hierarchy as run
 
     runs = trace or mode != "static"
     stages = Stages(LINE.tell)
     loaded, example = ModelChoice(model, inputs, loading).load(stages, make_inputs=runs)
     with stages("trace"):
-        overview = hierarchy_overview(
-            loaded.model,
-            example if runs else None,
-            levels.granularity,
-            levels.include,
-            levels.exclude,
-            timed=runs and as_json,
-        )
+        overview = run(loaded.model, example if runs else None, **dataclasses.asdict(levels), timed=runs and as_json)
     if as_json:
         print_json(overview.document())
     else:
