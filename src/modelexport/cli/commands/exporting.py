@@ -12,7 +12,7 @@ import typer
 from modelexport.cli.interface_options import NameOptions, read_interface
 from modelexport.cli.json_documents import export_document
 from modelexport.cli.model_choice import Loading, ModelChoice
-from modelexport.cli.printing import print_json, print_result
+from modelexport.cli.printing import print_result
 from modelexport.cli.progress import LINE
 from modelexport.cli.read_and_written import WRITTEN, WRITTEN_ALONE
 from modelexport.cli.shared_options import InputsOption, JsonOption, ModelArgument
@@ -96,7 +96,7 @@ def hierarchy(
     as_json: JsonOption = False,
 ) -> None:
     """Show the module tree of MODEL; nothing is exported."""
-    from modelexport.cli import show_export
+    from modelexport.cli.show_hierarchy import HierarchyMode, format_hierarchy
     from modelexport.pytorch.overview import hierarchy as run
 
     runs = trace or mode != "static"
@@ -104,18 +104,8 @@ def hierarchy(
     loaded, example = ModelChoice(model, inputs, loading).load(stages, make_inputs=runs)
     with stages("trace"):
         overview = run(loaded.model, example if runs else None, **dataclasses.asdict(levels), timed=runs and as_json)
-    if as_json:
-        print_json(overview.document())
-    else:
-        text = show_export.format_hierarchy(
-            "trace" if trace else mode,
-            overview.tree,
-            overview.calls,
-            tags=overview.tags,
-            static_tags=overview.static_tags,
-            comparison=overview.comparison,
-        )
-        print(text)
+    shown: HierarchyMode = "trace" if trace else mode
+    print_result(overview.document(), lambda: format_hierarchy(shown, overview), as_json=as_json)
 
 
 def inputs(
