@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from modelexport.pytorch.nested_tensors import NamedTensors, copied, input_tensors, output_tensors, tensors_in
+from modelexport.pytorch.prepared_inputs import is_constant
 from modelexport.pytorch.private_torch import tree_leaves
 
 
@@ -79,11 +80,7 @@ def variable_inputs(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], constants: Collection[str] = ()
 ) -> NamedTensors:
     """The tensors in a model's arguments that are inputs of its graph: those of no argument that is a constant."""
-    return [(name, tensor) for name, tensor in input_tensors(model, args, kwargs) if not _is_constant(name, constants)]
-
-
-def _is_constant(name: str, constants: Collection[str]) -> bool:
-    return any(name == constant or name.startswith(f"{constant}.") for constant in constants)
+    return [(name, tensor) for name, tensor in input_tensors(model, args, kwargs) if not is_constant(name, constants)]
 
 
 class Bound(nn.Module):

@@ -86,7 +86,6 @@ def _check_sizes(
     model: nn.Module,
     inputs: Mapping[str, Any] | Sequence[Any],
     path: Path,
-    hierarchy: documents.Hierarchy,
     options: Options,
     asked: Collection[str],
     passed: FileCheck,
@@ -242,7 +241,7 @@ def run_checks(
             with stages("check"):
                 check = _check_written(model, inputs, staged, hierarchy, weights, options)
                 if asked is not None and check.status == "passed" and options.weights.lent is None:
-                    check = _check_sizes(model, inputs, staged, hierarchy, options, asked, check)
+                    check = _check_sizes(model, inputs, staged, options, asked, check)
             if check.status == "failed" and must_pass:
                 raise CheckError(
                     f"the file is wrong and was not written ({check.step}): {check.reason}; "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from math import prod
 from typing import Any
 
 import onnx_ir as ir
@@ -167,7 +168,7 @@ def _stored(tagged: TaggedFile) -> tuple[dict[str, dict[ModuleCall, int]], list[
                 counted.update(names)
                 elements = packed_size(plan.steps) if plan is not None else None
                 if elements is None:
-                    elements = _product(entries[names[0]].shape) if names[0] in entries else tensor.size
+                    elements = prod(entries[names[0]].shape) if names[0] in entries else tensor.size
                 place = _holder(names, calls, by_path, tagged) or holder
                 parameters[place] = parameters.get(place, 0) + elements
     return {columns.PARAMETERS.name: parameters, columns.BYTES.name: sizes}, unused
@@ -191,13 +192,6 @@ def _holder(
             return using
         fallback = fallback or (calls[0] if calls else None)
     return users[0] if users else fallback
-
-
-def _product(shape: Iterable[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 def _notes(model: ir.Model, shapes: Shapes, unknown: Counter[str]) -> list[str]:

@@ -96,14 +96,15 @@ def _has_names_for(model: nn.Module, args: Sequence[Any]) -> bool:
     return len(parameters) == len(args) and all(one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters)
 
 
+def is_constant(name: str, constants: Collection[str]) -> bool:
+    """Whether a tensor is, or is in, an argument that is a constant."""
+    return any(name == one or name.startswith(f"{one}.") for one in constants)
+
+
 def kept_tensors(model: nn.Module, inputs: Inputs, constants: Collection[str]) -> frozenset[str]:
     """The names of the tensors in inputs that are constants of a file, as :func:`tensors_in` names them."""
     args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (tuple(inputs), {})
-    kept = {
-        id(tensor)
-        for name, tensor in input_tensors(model, args, kwargs)
-        if any(name == one or name.startswith(f"{one}.") for one in constants)
-    }
+    kept = {id(tensor) for name, tensor in input_tensors(model, args, kwargs) if is_constant(name, constants)}
     return frozenset(name for name, tensor in tensors_in(inputs) if id(tensor) in kept)
 
 

@@ -136,8 +136,6 @@ class _Replacer:
         self.tags = EditedTags(tagged)
         self.grafts: list[Graft] = []
         self.replaced: list[ModuleCall] = []
-        self._taken = {value.name for node in tagged.nodes for value in (*node.inputs, *node.outputs) if value}
-        self._taken |= {node.name for node in tagged.nodes} | {value.name for value in initializers(self._model)}
         self._keys: dict[ir.Value, tuple[str, ...]] = {}
         self._entries = state_dict_of(self._model) if keys.STATE_DICT in self._model.metadata_props else {}
         self._record = replaced_before(self._model)
