@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from modelexport.cli.arguments import spelled_out
 from modelexport.cli.hash_seed import fix_hash_seed
 from modelexport.cli.listing import COMMANDS, introduction, overview
 from modelexport.cli.progress import LINE
@@ -55,6 +54,7 @@ def _run(before: int) -> int:
     from typer.exceptions import Abort, TyperException
     from typer.main import get_command
 
+    from modelexport.cli.interface_options import spelled_out
     from modelexport.cli.lazy_commands import app
 
     try:

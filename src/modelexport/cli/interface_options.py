@@ -1,4 +1,4 @@
-"""Parsing names of inputs, outputs and axes from the command line."""
+"""Names of inputs, outputs and axes on the command line: their options, and what they mean."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _AXIS = re.compile(r"(.+):(-?\d+)=([A-Za-z_]\w*)")
 _NAME = re.compile(r"[A-Za-z_]\w*")
+_SPEC = re.compile(r"[A-Za-z_]\w*(,[A-Za-z_]\w*)+|.+:-?\d+=[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,21 @@ class NameOptions:
     input_names: str | None = option(None, "New names of all inputs, or old=new, ...", metavar="NAMES")
     output_names: str | None = option(None, "New names of all outputs, or old=new, ...", metavar="NAMES")
     outputs: str | None = option(None, "Keep only these outputs; * matches any.", metavar="NAMES")
+
+
+def spelled_out(arguments: Sequence[str]) -> list[str]:
+    """A command line in which ``--dynamic`` with a value is replaced by ``--axes``: a flag cannot take a value."""
+    made: list[str] = []
+    words = list(arguments)
+    while words:
+        word = words.pop(0)
+        if word.startswith("--dynamic="):
+            made += ["--axes", word.removeprefix("--dynamic=")]
+        elif word == "--dynamic" and words and _SPEC.fullmatch(words[0]):
+            made += ["--axes", words.pop(0)]
+        else:
+            made.append(word)
+    return made
 
 
 def read_interface(names: NameOptions) -> Interface:
