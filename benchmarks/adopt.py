@@ -35,7 +35,7 @@ from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
 import modelexport
 from modelexport.core.calls import ModuleCall
-from modelexport.graph.owners import owner_of
+from modelexport.graph.node_owners import owner_of
 
 SMALL = {
     "vocab_size": 32,

@@ -24,7 +24,7 @@ from torch import nn
 from modelexport.exporting.pipeline import export
 from modelexport.exporting.result import ExportResult
 from modelexport.files.atomic import Replacement
-from modelexport.tagged.documents import reading
+from modelexport.tagged.documents import reader
 from modelexport.tagged.documents.dag import write_dag_files
 
 LIMIT = 0.10
@@ -55,7 +55,7 @@ def measure(nodes: int, directory: Path) -> tuple[ExportResult, float, float]:
     result = export(chain(nodes), {"input": torch.ones(2, 8)}, path)
     files = [path.with_suffix(f".{name}.json") for name in ("hierarchy", "dag", "operations")]
     written = [file.read_bytes() for file in files]
-    dags = reading.load_dag(files[1])
+    dags = reader.load_dag(files[1])
     began = time.perf_counter()
     for file, content in zip(files, written, strict=True):  # the export writes them together with the model
         file.write_bytes(content)

@@ -33,7 +33,7 @@ import models
 from modelexport.core.calls import ModuleCall
 from modelexport.format import keys
 from modelexport.graph.copies import copy_of
-from modelexport.graph.owners import owner_of
+from modelexport.graph.node_owners import owner_of
 from modelexport.lineage.tools import TOOLS, optimize_file
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.traces.file_run import FileRun

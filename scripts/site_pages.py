@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from modelexport import _PUBLIC
-from modelexport.cli.grouped import app
+from modelexport.cli.lazy_commands import app
 from modelexport.cli.listing import _GROUPS, COMMANDS
 
 ROOT = Path(__file__).parent.parent

@@ -40,16 +40,16 @@ if TYPE_CHECKING:
     from modelexport.packages.verifying_pipelines import verify_pipeline as verify_pipeline
     from modelexport.precision.quantize import quantize as quantize
     from modelexport.precision.sensitivity import sensitivity as sensitivity
-    from modelexport.pytorch.examples import example_inputs as example_inputs
+    from modelexport.pytorch.example_inputs import example_inputs as example_inputs
     from modelexport.pytorch.overview import hierarchy as hierarchy
     from modelexport.surgery.adapting import adapters_as_inputs as adapters_as_inputs
     from modelexport.surgery.adapting import merge_adapters as merge_adapters
     from modelexport.surgery.adapting import write_adapter as write_adapter
     from modelexport.surgery.chain import run_chain as run_chain
     from modelexport.surgery.extraction import extract as extract
-    from modelexport.surgery.naming import Renamed as Renamed
-    from modelexport.surgery.naming import rename as rename
     from modelexport.surgery.placing import Placement as Placement
+    from modelexport.surgery.renaming import Renamed as Renamed
+    from modelexport.surgery.renaming import rename as rename
     from modelexport.surgery.replacing import Replaced as Replaced
     from modelexport.surgery.replacing import replace as replace
     from modelexport.surgery.splitting import Split as Split
@@ -76,14 +76,14 @@ _PUBLIC = {
     "FromModel": "modelexport.surgery.substitutes.from_model",
     "Identity": "modelexport.surgery.substitutes.identity",
     "Placement": "modelexport.surgery.placing",
-    "Renamed": "modelexport.surgery.naming",
+    "Renamed": "modelexport.surgery.renaming",
     "Replaced": "modelexport.surgery.replacing",
     "Split": "modelexport.surgery.splitting",
     "adapters_as_inputs": "modelexport.surgery.adapting",
     "extract": "modelexport.surgery.extraction",
     "merge_adapters": "modelexport.surgery.adapting",
     "place": "modelexport.api",
-    "rename": "modelexport.surgery.naming",
+    "rename": "modelexport.surgery.renaming",
     "replace": "modelexport.surgery.replacing",
     "run_chain": "modelexport.surgery.chain",
     "split": "modelexport.api",
@@ -98,7 +98,7 @@ _PUBLIC = {
     "compare": "modelexport.tagged.comparison",
     "cost": "modelexport.measure.costs",
     "cost_parts": "modelexport.packages.measured_parts",
-    "example_inputs": "modelexport.pytorch.examples",
+    "example_inputs": "modelexport.pytorch.example_inputs",
     "export": "modelexport.exporting.pipeline",
     "export_package": "modelexport.packages.packaging",
     "hierarchy": "modelexport.pytorch.overview",

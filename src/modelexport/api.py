@@ -14,8 +14,8 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import UsageError
-from modelexport.files.given import Source
-from modelexport.graph.owners import owner_of
+from modelexport.files.given_models import Source
+from modelexport.graph.node_owners import owner_of
 from modelexport.runtime.sessions import Session, open_session
 from modelexport.surgery import Sharing
 from modelexport.surgery.extraction import Extracted, extract

@@ -145,5 +145,5 @@ def raised_as(told: Callable[[Exception], ModelExportError]) -> Iterator[None]:
         yield
     except ModelExportError:
         raise
-    except Exception as error:
+    except Exception as error:  # the purpose of this function
         raise told(error) from error

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from modelexport import export
 from modelexport.capture.decisions import inputs_read
 from modelexport.errors import CaptureError, UsageError
-from modelexport.pytorch.prepared import prepare_inputs
+from modelexport.pytorch.prepared_inputs import prepare_inputs
 
 X = torch.linspace(-1, 1, 48).reshape(2, 6, 4).sin()
 LENGTH = torch.tensor([2, 4])
@@ -160,7 +160,7 @@ def test_values_are_followed_from_inputs_to_where_python_reads_them() -> None:
 
 
 def test_on_the_command_line(tmp_path: Path) -> None:
-    from modelexport.cli.grouped import app
+    from modelexport.cli.lazy_commands import app
 
     code = tmp_path / "nets.py"
     code.write_text(

@@ -11,7 +11,7 @@ from torch import nn
 
 from commands import run
 from modelexport import export, verify
-from modelexport.capture.choice import FrontEnd
+from modelexport.capture.front_ends import FrontEnd
 from modelexport.errors import InputsError
 from modelexport.pytorch.inputs import generate_inputs
 

@@ -13,8 +13,8 @@ import models
 from modelexport import export
 from modelexport.capture import dynamo
 from modelexport.errors import CaptureError, InputsError
+from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes
-from modelexport.graph.owners import owner_of
 from truth import wrong
 
 

@@ -14,7 +14,7 @@ from torch import nn
 import zoo.embedded
 from modelexport import export
 from modelexport.pytorch.repeatability import find_unrepeatable
-from modelexport.pytorch.traced import masks_kept
+from modelexport.pytorch.traced_tree import masks_kept
 
 QUICK = ["mixtral"]
 """Experts, which the bare exporter has no translation for."""

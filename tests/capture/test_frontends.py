@@ -18,12 +18,12 @@ import models
 from exports import ExportedCase, Exporter
 from modelexport import export, verify
 from modelexport.capture import TRACED_OPSETS
-from modelexport.capture.choice import FRONT_ENDS, FrontEnd, capture
 from modelexport.capture.exported import Exported
+from modelexport.capture.front_ends import FRONT_ENDS, FrontEnd, capture
 from modelexport.errors import CaptureError, InputsError, UsageError
 from modelexport.format.documents import Hierarchy
+from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, initializers
-from modelexport.graph.owners import owner_of
 from test_dynamo import assert_same, state
 
 BOTH = tuple(FRONT_ENDS)

@@ -17,9 +17,9 @@ import models
 from modelexport import export
 from modelexport.capture.dynamo import capture_by_dynamo
 from modelexport.capture.exported import Exported
-from modelexport.capture.once import decomposition, repeats
+from modelexport.capture.once import decomposition, equal_calls
 from modelexport.capture.patches import TABLE, turned_off
-from modelexport.graph.owners import owner_of
+from modelexport.graph.node_owners import owner_of
 from test_frontends import STOPPED
 
 WIDTH = 8
@@ -87,7 +87,7 @@ def facts(exported: Exported) -> list[str]:
 def captured(model: nn.Module, inputs: Mapping[str, Any], **options: Any) -> tuple[list[str], list[list[str]]]:
     """What capture makes, and the classes of calls that it took for equal."""
     found: list[list[str]] = []
-    find = repeats.find_repeats
+    find = equal_calls.find_repeats
 
     def noted(*args: Any) -> Any:
         classes = find(*args)
@@ -216,8 +216,12 @@ def test_fake_tensors_of_one_memory_are_told_from_others() -> None:
     """The canary of ``UntypedStorage._cdata``."""
     with torch._subclasses.FakeTensorMode():
         one, other = torch.empty(4), torch.empty(4)
-        assert repeats.storage_of(one) == repeats.storage_of(one.view(2, 2)) == repeats.storage_of(one.detach())
-        assert repeats.storage_of(one) != repeats.storage_of(other)
+        assert (
+            equal_calls.storage_of(one)
+            == equal_calls.storage_of(one.view(2, 2))
+            == equal_calls.storage_of(one.detach())
+        )
+        assert equal_calls.storage_of(one) != equal_calls.storage_of(other)
 
 
 PARTS = [name for name, row in TABLE.items() if row.use == "once"]

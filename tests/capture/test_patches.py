@@ -18,10 +18,10 @@ from torch import nn
 
 from modelexport import export
 from modelexport.capture import patches
-from modelexport.capture.choice import capture
+from modelexport.capture.front_ends import capture
 from modelexport.capture.patches import TABLE, private, problem, replaced, turned_off, usable
-from modelexport.capture.repairs.functions import _Rewritten, reading_no_values
 from modelexport.capture.repairs.recurrent import steps_open
+from modelexport.capture.repairs.untraceable import _Rewritten, reading_no_values
 from modelexport.errors import CaptureError, VersionWarning
 
 aten = torch.ops.aten

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from modelexport import export
-from modelexport.capture.repairs.table import translations
+from modelexport.capture.repairs.translations import translations
 from truth import wrong
 
 A, B = torch.linspace(-2, 3, 40).reshape(2, 4, 5), torch.tensor([[0, 3], [1, -100]])

@@ -14,7 +14,7 @@ from typer.main import get_command
 
 from commands import run
 from exports import Exporter
-from modelexport.cli.grouped import app
+from modelexport.cli.lazy_commands import app
 from modelexport.cli.listing import COMMANDS
 from modelexport.core.version import __version__
 

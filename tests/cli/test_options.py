@@ -12,9 +12,9 @@ from typer.main import get_command
 
 import modelexport
 from commands import run
-from modelexport.cli.grouped import app, load_command
+from modelexport.cli.lazy_commands import app, load_command
 from modelexport.cli.listing import COMMANDS
-from modelexport.core.declared import declared, heading
+from modelexport.core.declared_options import declared, heading
 from modelexport.errors import UsageError
 from modelexport.exporting.options import Keywords, Options
 from modelexport.packages.packaging import export_package
@@ -51,7 +51,7 @@ def test_what_the_command_line_gives_arrives_in_the_options(monkeypatch: pytest.
     def look(choice: object, folder: Path, options: Options, *, as_json: bool) -> None:
         seen.append(options)
 
-    monkeypatch.setattr("modelexport.cli.packages.export_folder", look)
+    monkeypatch.setattr("modelexport.cli.package_export.export_folder", look)
     words = "--no-optimize --no-reuse --no-check --constant n --constant m --opset 17 --tags-as functions --reference"
     run("export", "bert-tiny", "-o", f"{tmp_path}/", *words.split(), "--static-cache", "8")
     options = seen[0]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from modelexport.core.attributes import attribute_set
+from modelexport.core.replaced_attributes import attribute_set
 
 
 def test_an_attribute_is_as_before_also_after_an_error() -> None:

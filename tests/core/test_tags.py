@@ -15,8 +15,8 @@ from torch import nn
 from modelexport.core.calls import ModuleCall
 from modelexport.core.tags import Tags
 from modelexport.errors import UsageError
-from modelexport.pytorch.static import module_tree
-from modelexport.pytorch.traced import trace_calls
+from modelexport.pytorch.static_tree import module_tree
+from modelexport.pytorch.traced_tree import trace_calls
 
 X = torch.ones(1, 4)
 IDS = torch.ones(1, 4, dtype=torch.long)
@@ -294,7 +294,6 @@ def test_a_module_that_calls_itself_has_a_tag_for_each_call() -> None:
     model.forward = lambda x: model(x[1:]) if len(x) else x
     tags = tags_of(model, torch.ones(2))
     assert list(tags.by_tag) == ["/Caller", "/Caller/Caller", "/Caller/Caller/Caller"]
-    assert tags.find("@2") == tags.find(".@2") == ModuleCall("", 2)
 
 
 def test_a_whole_branch_that_was_never_called_is_tagged_as_though_it_had_been() -> None:
@@ -334,43 +333,6 @@ def test_granularity_include_and_exclude_choose_the_levels(options: dict[str, ob
 def test_class_names_that_make_no_sense_are_refused(options: dict[str, list[str]], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         tags_of(Model(a=Block()), **options)
-
-
-@pytest.mark.parametrize(
-    ("text", "call"),
-    [
-        (".", ModuleCall("")),
-        ("", ModuleCall("")),
-        ("first", ModuleCall("first")),
-        ("first@0", ModuleCall("first")),
-        ("first@1", ModuleCall("first", 1)),
-        ("alias@1", ModuleCall("first", 1)),
-        ("first.linear@1", ModuleCall("first.linear", 1)),
-        ("/Model/Block@1", ModuleCall("first", 1)),
-        ("/Model/Block@1/Linear", ModuleCall("first.linear", 1)),
-    ],
-)
-def test_find_takes_addresses_aliases_and_tags(text: str, call: ModuleCall) -> None:
-    block = Block()
-    assert tags_of(Model(first=block, alias=block)).find(text) == call
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("firts", "did you mean first"),
-        ("/Model/Blok", r"did you mean /Model/Block"),
-        ("first@7", "called once in this run.*'first'"),
-        ("twice@2", "called 2 times in this run.*'twice@1'"),
-        ("never", "'never' was never called"),
-        ("zzzzzzzz", "modelexport hierarchy"),
-        ("first@x", "did you mean first"),
-    ],
-)
-def test_find_says_what_there_is_instead(text: str, message: str) -> None:
-    tags = tags_of(Model("first twice twice", first=Block(), twice=Caller(nn.Identity()), never=nn.ReLU()))
-    with pytest.raises(UsageError, match=message):
-        tags.find(text)
 
 
 def test_tags_need_no_torch() -> None:
@@ -435,7 +397,7 @@ def test_every_call_has_a_tag_of_its_own_below_its_levels(model: Runner, granula
     assert tags.levels <= {traced.call.path for traced in calls}
     for traced in calls:
         tag = tags.tag(traced.call)
-        assert tags.find(tag) == traced.call
+        assert tags.by_tag[tag] == traced.call
         assert len(tag.split("/")) <= traced.depth + 2
         assert tags.level(traced.call) == next(c for c in reversed(calls.stack(traced.call)) if tags.is_level(c.path))
         if traced.parent is not None:

@@ -13,8 +13,8 @@ import modelexport
 import models
 from exports import Exporter
 from modelexport import load
-from modelexport.graph.owners import owner_of
-from modelexport.pytorch.feeding import feeds
+from modelexport.graph.node_owners import owner_of
+from modelexport.pytorch.named_inputs import feeds
 from modelexport.pytorch.returned import returned_by
 from modelexport.traces.differences import compare_outputs
 

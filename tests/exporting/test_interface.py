@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from modelexport import export, verify
-from modelexport.cli.arguments import spelled_out
-from modelexport.cli.interfaces import NameOptions, read_interface
+from modelexport.cli.interface_options import NameOptions, read_interface, spelled_out
 from modelexport.errors import CheckError, UsageError
 from modelexport.exporting.interface import widened
 

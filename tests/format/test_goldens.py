@@ -19,9 +19,9 @@ from modelexport import load
 from modelexport.core.calls import ModuleCall
 from modelexport.exporting.pipeline import export
 from modelexport.format import keys, schemas
+from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, initializers
-from modelexport.graph.owners import owner_of
-from modelexport.tagged.documents import reading
+from modelexport.tagged.documents import reader
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 VERSIONS = sorted(directory.name for directory in GOLDEN.iterdir() if directory.is_dir())
@@ -118,8 +118,8 @@ def test_todays_version_has_goldens() -> None:
 def test_the_goldens_of_every_version_are_read(version: str) -> None:
     path = GOLDEN / version / "golden.onnx"
     tagged = load(path)
-    dags = reading.load_dag(path.with_suffix(".dag.json"))
-    operations = reading.load_operations(path.with_suffix(".operations.json"))
+    dags = reader.load_dag(path.with_suffix(".dag.json"))
+    operations = reader.load_operations(path.with_suffix(".operations.json"))
     assert tagged.hierarchy.format_version == version
     assert list(dags) == list(tagged.tags.values())
     assert {node.name for node in tagged.nodes} < set(operations)

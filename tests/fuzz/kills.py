@@ -18,7 +18,7 @@ from corpus import Tiny
 from limited import run
 from modelexport import export, load
 from modelexport.errors import ModelExportError
-from modelexport.tagged.documents.reading import load_dag, load_operations
+from modelexport.tagged.documents.reader import load_dag, load_operations
 
 NAME = "out"
 OUTPUT = f"{NAME}.onnx"

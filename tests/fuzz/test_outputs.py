@@ -16,10 +16,10 @@ import pytest
 
 from corpus import copied
 from limited import run
-from modelexport.cli.grouped import load_command
-from modelexport.cli.guards import Read, Written
+from modelexport.cli.lazy_commands import load_command
 from modelexport.cli.listing import COMMANDS
-from modelexport.format.packages import MANIFEST
+from modelexport.cli.read_and_written import Read, Written
+from modelexport.format.manifest import MANIFEST
 
 
 @dataclass(frozen=True)

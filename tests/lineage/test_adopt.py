@@ -24,11 +24,11 @@ import models
 from commands import run
 from exports import Exporter
 from modelexport.core.calls import ModuleCall
-from modelexport.core.messages import collected
+from modelexport.core.collected_messages import collected
 from modelexport.core.owners import Evidence
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.format import documents, keys
-from modelexport.graph.owners import owner_of
+from modelexport.graph.node_owners import owner_of
 from modelexport.lineage.exporters.torchscript_names import read_scoped_names
 
 

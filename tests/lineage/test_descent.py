@@ -8,8 +8,8 @@ import pytest
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Evidence, Owner
+from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.graph.nodes import all_nodes
-from modelexport.graph.owners import OWNER, owner_of
 from modelexport.graph.snapshot import take_snapshot
 from modelexport.lineage.descent import Descent, trace_owners
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Evidence, Owner
+from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.graph.nodes import all_nodes
-from modelexport.graph.owners import OWNER, owner_of
 from modelexport.graph.snapshot import SourceGraph, SourceNode, take_snapshot
 from modelexport.lineage.descent import WALKS, Matcher, Walk, trace_owners
 from modelexport.lineage.matching import by_fusion

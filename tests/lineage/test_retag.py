@@ -26,8 +26,8 @@ from modelexport.cli import app
 from modelexport.errors import FileFormatError, OutputError, UsageError, WeightsError
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format import keys
+from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers
-from modelexport.graph.owners import owner_of
 from modelexport.lineage.retagging import RetagReport
 from modelexport.lineage.tools import TOOLS, Tool, optimize_file
 from modelexport.weights.transforms import parameter_plan

@@ -30,10 +30,10 @@ from modelexport.lineage.tools import optimize_file
 from modelexport.measure.columns import Column, Kind
 from modelexport.measure.costs import cost
 from modelexport.measure.node_data import node_data_document
-from modelexport.measure.operators import COMPOSITES, ELEMENTWISE, MOVES, REDUCTIONS
+from modelexport.measure.operator_costs import COMPOSITES, ELEMENTWISE, MOVES, REDUCTIONS
 from modelexport.measure.shapes import find_shapes
 from modelexport.measure.table import NodeFigures, Table, share_out
-from modelexport.pytorch.values import run_arguments
+from modelexport.pytorch.nested_tensors import run_arguments
 from modelexport.tagged.file import read_tagged
 
 COUNTED = (

@@ -20,9 +20,9 @@ from exports import Exporter
 from modelexport import export
 from modelexport.errors import FileFormatError, InputsError, UsageError
 from modelexport.lineage.tools import optimize_file
-from modelexport.measure.beside import profile_against, profile_beside
+from modelexport.measure.profiled_runs import Level, _Event, _nested
 from modelexport.measure.profiles import SESSION, ModuleProfile, _within, profile
-from modelexport.measure.runs import Level, _Event, _nested
+from modelexport.measure.side_by_side import profile_against, profile_beside
 from modelexport.measure.table import NodeFigures
 from modelexport.packages.report_page import error_table
 from modelexport.pytorch.timing import time_calls

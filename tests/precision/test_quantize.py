@@ -13,7 +13,7 @@ import pytest
 import modelexport
 from exports import ExportedCase, Exporter
 from modelexport.errors import UsageError
-from modelexport.graph.owners import owner_of
+from modelexport.graph.node_owners import owner_of
 from modelexport.precision.groups import find_groups
 from modelexport.precision.methods import METHODS, parse_method
 from modelexport.precision.quantize import quantize_model

@@ -12,7 +12,7 @@ import modelexport
 from commands import run
 from exports import Exporter
 from modelexport.errors import UsageError
-from modelexport.files.linked import check_files
+from modelexport.files.linked_weights import check_files
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import open_session
 from modelexport.tagged.file import read_tagged

@@ -11,14 +11,15 @@ import torch
 import transformers
 from torch import nn
 
-from modelexport.cli.show_export import format_hierarchy
+from modelexport.cli.show_hierarchy import format_hierarchy
 from modelexport.core.calls import CallTree, ModuleCall, TensorSpec
-from modelexport.core.hierarchies import Status, compare_hierarchies
-from modelexport.core.modules import ModuleTree
+from modelexport.core.module_tree import ModuleTree
 from modelexport.core.tags import Tags
+from modelexport.core.uncalled_modules import Status, compare_hierarchies
 from modelexport.errors import InputsError
-from modelexport.pytorch.static import containers, module_tree
-from modelexport.pytorch.traced import trace_calls
+from modelexport.pytorch.overview import HierarchyOverview
+from modelexport.pytorch.static_tree import containers, module_tree
+from modelexport.pytorch.traced_tree import trace_calls
 
 X = torch.ones(2, 4)
 
@@ -148,7 +149,8 @@ def test_with_layer_norm_and_embedding_as_levels_bert_tiny_takes_50_steps_six_de
     bert_tree: ModuleTree, bert_calls: CallTree
 ) -> None:
     tags = Tags(bert_tree, bert_calls, include=["LayerNorm", "Embedding"])
-    text = format_hierarchy("traced", bert_tree, bert_calls, tags=tags)
+    comparison = compare_hierarchies(bert_tree, bert_calls, ())
+    text = format_hierarchy("traced", HierarchyOverview(bert_tree, bert_calls, tags, comparison))
     assert text.endswith("\n\n25 modules below the root, 25 calls, 50 steps, 6 deep")
 
 
@@ -428,7 +430,7 @@ def shown(mode: Any, *, levels: bool = False) -> list[str]:
     tree, calls = module_tree(model), trace_calls(model, (X,))
     tags = Tags(tree, calls, include=["BatchNorm1d"]) if levels else None
     comparison = compare_hierarchies(tree, calls, containers(model))
-    return format_hierarchy(mode, tree, calls, tags=tags, comparison=comparison).splitlines()
+    return format_hierarchy(mode, HierarchyOverview(tree, calls, tags, comparison)).splitlines()
 
 
 def test_the_static_tree_lists_modules_classes_and_parameters() -> None:
@@ -485,12 +487,8 @@ def test_a_call_that_was_captured_but_not_run_is_shown_without_steps(bert_tree: 
     calls = trace_calls(Twins(), (X,))
     tree = module_tree(Twins())
     captured = [dataclasses.replace(traced, enter=None, exit=None) for traced in calls.calls[1:]]
-    lines = format_hierarchy("traced", tree, CallTree((calls.calls[0], *captured))).splitlines()
+    seen = CallTree((calls.calls[0], *captured))
+    overview = HierarchyOverview(tree, seen, comparison=compare_hierarchies(tree, seen, ()))
+    lines = format_hierarchy("traced", overview).splitlines()
     assert all("not run" in line for line in lines[2:6])
     assert lines[-1].endswith("4 calls, 0 steps, 2 deep")
-
-
-@pytest.mark.parametrize(("mode", "missing"), [("traced", "calls"), ("trace", "calls"), ("compare", "a comparison")])
-def test_a_mode_without_what_it_shows_is_refused(mode: Any, missing: str, bert_tree: ModuleTree) -> None:
-    with pytest.raises(ValueError, match=f"mode {mode} needs {missing}"):
-        format_hierarchy(mode, bert_tree)

@@ -14,7 +14,7 @@ from torch import nn
 from modelexport import export
 from modelexport.errors import ModelExportError
 from modelexport.pytorch.dispatch_modes import OperationMode
-from modelexport.pytorch.kept import KeptState
+from modelexport.pytorch.restored_state import KeptState
 
 
 class Frozen(OrderedDict[str, Any]):

@@ -30,9 +30,9 @@ from modelexport.core.calls import ModuleCall
 from modelexport.errors import FileFormatError, OutputError, UsageError
 from modelexport.format.documents import CallTensor
 from modelexport.graph.boundaries import find_boundaries, match_values
+from modelexport.graph.node_owners import owned_operators, owner_of
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
-from modelexport.graph.owners import owned_operators, owner_of
-from modelexport.pytorch.values import tensors_in
+from modelexport.pytorch.nested_tensors import tensors_in
 from modelexport.surgery import extraction
 from modelexport.surgery.cutter import Cutter
 from modelexport.tagged.tree import tree_rows

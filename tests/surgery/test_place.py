@@ -14,7 +14,7 @@ from modelexport import export, load, retag
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import UsageError
 from modelexport.format.keys import LAYER_ANNOTATION
-from modelexport.graph.owners import owner_of
+from modelexport.graph.node_owners import owner_of
 from modelexport.surgery.placing import Rule, place
 
 

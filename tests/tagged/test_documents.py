@@ -22,12 +22,12 @@ from modelexport.errors import FileFormatError
 from modelexport.exporting.pipeline import export
 from modelexport.format import keys, schemas
 from modelexport.graph.names import name_nodes_apart
+from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
-from modelexport.graph.owners import owner_of
 from modelexport.pytorch.inputs import generate_inputs
 from modelexport.pytorch.loading import load_model
 from modelexport.tagged import file
-from modelexport.tagged.documents import reading
+from modelexport.tagged.documents import reader
 
 TABLE = [case.name for case in (*models.CASES, *models.TRAINED)]
 FORMAT_PAGE = Path(__file__).parent.parent.parent / "docs" / "format.md"
@@ -73,7 +73,7 @@ def expected_dag(model: ir.Model, calls: CallTree, call: ModuleCall) -> tuple[se
 
 
 def assert_documents_agree(
-    tagged: file.TaggedModel, hierarchy: reading.Hierarchy, dags: dict, operations: dict, naive: bool = True
+    tagged: file.TaggedModel, hierarchy: reader.Hierarchy, dags: dict, operations: dict, naive: bool = True
 ) -> None:
     """All three documents agree about the same model."""
     nodes = {node.name: node for node in tagged.nodes}
@@ -120,8 +120,8 @@ def beside(request: pytest.FixtureRequest, exported: Exporter) -> tuple[file.Tag
     path = exported(request.param).path
     return (
         load(path),
-        reading.load_dag(path.with_suffix(".dag.json")),
-        reading.load_operations(path.with_suffix(".operations.json")),
+        reader.load_dag(path.with_suffix(".dag.json")),
+        reader.load_operations(path.with_suffix(".operations.json")),
     )
 
 
@@ -182,15 +182,15 @@ def test_the_documents_fit_their_schemas(beside: tuple) -> None:
 def test_an_embedding_that_is_tied_shows_both_its_users(exported: Exporter) -> None:
     export = exported("bart")
     tied = [entry.name for entry in export.hierarchy.initializers if "shared.weight" in entry.parameter]
-    operations = reading.load_operations(export.path.with_suffix(".operations.json"))
+    operations = reader.load_operations(export.path.with_suffix(".operations.json"))
     assert [operations[name].tags for name in tied] == [
         ["/BartModel/BartEncoder/BartScaledWordEmbedding", "/BartModel/BartDecoder/BartScaledWordEmbedding"]
     ]
 
 
 def test_an_enclosing_node_represents_what_runs_in_it_and_a_call_in_a_branch_has_operations(exported: Exporter) -> None:
-    dags = reading.load_dag(exported("condition").path.with_suffix(".dag.json"))
-    operations = reading.load_operations(exported("condition").path.with_suffix(".operations.json"))
+    dags = reader.load_dag(exported("condition").path.with_suffix(".dag.json"))
+    operations = reader.load_operations(exported("condition").path.with_suffix(".operations.json"))
     [enclosing] = [name for name, operation in operations.items() if operation.op_type == "If"]
     before = dags["/Branches/Block.before"].nodes
     assert dags["/Branches"].nodes[-1] == enclosing
@@ -212,8 +212,8 @@ class Chunks(nn.Module):
 
 
 def operators_and_edges(path: Path) -> tuple[set[str], set[tuple[str, str]]]:
-    operations = reading.load_operations(path.with_suffix(".operations.json"))
-    [dag] = reading.load_dag(path.with_suffix(".dag.json")).values()
+    operations = reader.load_operations(path.with_suffix(".operations.json"))
+    [dag] = reader.load_dag(path.with_suffix(".dag.json")).values()
     kind = {name: operation.op_type for name, operation in operations.items()}
     assert {kind[name] for name in dag.nodes} == set(kind.values()) - {"Constant", "Initializer"}
     return set(kind.values()), {(kind[producer], kind[consumer]) for producer, consumer in dag.edges}
@@ -316,13 +316,13 @@ def test_a_sidecar_that_contradicts_the_model_is_an_error_that_says_where(
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("reader", [reading.load_hierarchy, reading.load_dag, reading.load_operations])
+@pytest.mark.parametrize("read", [reader.load_hierarchy, reader.load_dag, reader.load_operations])
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"a": 1}', b"[]", None])
-def test_a_file_that_is_not_such_a_document_is_refused(tmp_path: Path, reader: Any, content: bytes | None) -> None:
+def test_a_file_that_is_not_such_a_document_is_refused(tmp_path: Path, read: Any, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "x.json").write_bytes(content)
     with pytest.raises(FileFormatError, match=re.escape(str(tmp_path / "x.json"))):
-        reader(tmp_path / "x.json")
+        read(tmp_path / "x.json")
 
 
 # --- schemas and the page ---------------------------------------------------------------------------------------------

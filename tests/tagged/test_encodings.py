@@ -22,13 +22,13 @@ from commands import run
 from exports import ExportedCase, Exporter
 from modelexport import errors, export, inline, load, strip
 from modelexport.core.calls import CallTree, ModuleCall, TracedCall
-from modelexport.core.modules import Module, ModuleTree
+from modelexport.core.module_tree import Module, ModuleTree
 from modelexport.core.owners import Evidence, Owner
 from modelexport.core.tags import Tags
 from modelexport.format import keys
+from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.graph.nodes import all_nodes, initializers
-from modelexport.graph.owners import OWNER, owner_of
-from modelexport.pytorch.feeding import feeds
+from modelexport.pytorch.named_inputs import feeds
 from modelexport.tagged.encodings.attributes import write_attributes
 from modelexport.tagged.encodings.functions import FunctionsModel, write_functions
 from modelexport.tagged.encodings.grouping import (

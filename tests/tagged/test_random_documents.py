@@ -11,21 +11,21 @@ from torch import nn
 
 from modelexport import load
 from modelexport.core.calls import CallTree
-from modelexport.core.hierarchies import compare_hierarchies
 from modelexport.core.owners import Owner
 from modelexport.core.tags import Tags
+from modelexport.core.uncalled_modules import compare_hierarchies
 from modelexport.format import documents
 from modelexport.graph.coverage import check_coverage
 from modelexport.graph.names import name_nodes_apart
-from modelexport.graph.owners import OWNER
+from modelexport.graph.node_owners import OWNER
 from modelexport.graph.snapshot import take_snapshot
-from modelexport.pytorch.static import containers, module_tree
-from modelexport.pytorch.traced import trace_calls
-from modelexport.tagged.documents import reading
+from modelexport.pytorch.static_tree import containers, module_tree
+from modelexport.pytorch.traced_tree import trace_calls
+from modelexport.tagged.documents import reader
 from modelexport.tagged.documents.dag import dag_document
+from modelexport.tagged.documents.named_entries import encode_table
 from modelexport.tagged.documents.operations import operations_document
 from modelexport.tagged.documents.sidecar import hierarchy_document
-from modelexport.tagged.documents.tables import encode_table
 from modelexport.tagged.encodings.metadata import write_metadata
 from test_documents import assert_documents_agree
 from test_tags import Runner, X
@@ -122,7 +122,7 @@ def test_the_documents_of_random_models_agree_and_are_read_as_they_were_written(
     path.with_suffix(".operations.json").write_bytes(encode_table(operations))
 
     tagged = load(path)
-    assert tagged.hierarchy == reading.load_hierarchy(path.with_suffix(".hierarchy.json")) == hierarchy
-    assert reading.load_dag(path.with_suffix(".dag.json")) == dags
-    assert reading.load_operations(path.with_suffix(".operations.json")) == operations
+    assert tagged.hierarchy == reader.load_hierarchy(path.with_suffix(".hierarchy.json")) == hierarchy
+    assert reader.load_dag(path.with_suffix(".dag.json")) == dags
+    assert reader.load_operations(path.with_suffix(".operations.json")) == operations
     assert_documents_agree(tagged, hierarchy, dags, operations)

@@ -13,7 +13,7 @@ import pytest
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Owner
 from modelexport.errors import UsageError
-from modelexport.graph.owners import set_owner
+from modelexport.graph.node_owners import set_owner
 from modelexport.traces.choices import chosen_axis, is_tie
 from modelexport.traces.differences import compare_arrays, compare_outputs, error_of
 from modelexport.traces.file_run import FileRun, NodeError, nudge

@@ -11,10 +11,10 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from modelexport.capture.patches import private, usable
-from modelexport.core.messages import collected
+from modelexport.core.collected_messages import collected
+from modelexport.pytorch.nested_tensors import input_tensors, run_arguments
 from modelexport.pytorch.private_torch import tracing_state, version_of
-from modelexport.pytorch.traced import untouched
-from modelexport.pytorch.values import input_tensors, run_arguments
+from modelexport.pytorch.traced_tree import untouched
 
 
 class DecisionError(RuntimeError):

@@ -21,7 +21,14 @@ from torch import nn
 
 from modelexport.capture import USUAL_FORM, QuantizedForm
 from modelexport.capture.aliases import is_written_later, passed_on
-from modelexport.capture.arguments import READABLE, Bound, by_name, needs_binding, only_tensors, state_dict_names
+from modelexport.capture.arguments_and_parameters import (
+    READABLE,
+    Bound,
+    by_name,
+    needs_binding,
+    only_tensors,
+    state_dict_names,
+)
 from modelexport.capture.exported import Exported
 from modelexport.capture.fx_owners import ADDRESS_KEY, PORTS_KEY, FxOwners, annotated_call, is_annotated
 from modelexport.capture.hints import (
@@ -40,11 +47,11 @@ from modelexport.capture.once.promotion import promoted_once
 from modelexport.capture.opsets import convert_to_opset, translated_opset
 from modelexport.capture.patches import private, replaced, require, usable
 from modelexport.capture.repairs.decompositions import outputs_converted_back, with_decompositions
-from modelexport.capture.repairs.functions import reading_no_values
 from modelexport.capture.repairs.last_windows import without_last_windows
 from modelexport.capture.repairs.quantized import opset_for
 from modelexport.capture.repairs.recurrent import steps_open
-from modelexport.capture.repairs.table import Table, translations, with_translations
+from modelexport.capture.repairs.translations import Table, translations, with_translations
+from modelexport.capture.repairs.untraceable import reading_no_values
 from modelexport.capture.transformers_exporter import (
     changed_caches,
     export_around_pretrained,
@@ -53,14 +60,14 @@ from modelexport.capture.transformers_exporter import (
     register_caches,
 )
 from modelexport.core.calls import ROOT, ModuleCall, Port, Side, TracedCall
-from modelexport.core.messages import collected
+from modelexport.core.collected_messages import collected
 from modelexport.errors import CaptureError
-from modelexport.graph.sizes import rename_sizes
+from modelexport.graph.size_symbols import rename_sizes
 from modelexport.pytorch.inputs import check_inputs
+from modelexport.pytorch.nested_tensors import NamedTensors, run_arguments
 from modelexport.pytorch.pretrained import is_pretrained
 from modelexport.pytorch.recorder import CallRecorder
-from modelexport.pytorch.traced import trace_calls, untouched
-from modelexport.pytorch.values import NamedTensors, run_arguments
+from modelexport.pytorch.traced_tree import trace_calls, untouched
 
 
 def capture_by_dynamo(
@@ -111,7 +118,7 @@ def capture_by_dynamo(
         failure: CaptureError | None = None
         try:
             translated, output_names = _translate(captured, args, given, dynamic=dynamic, opset=translated_in)
-        except Exception as error:
+        except Exception as error:  # of the model, of torch, of its exporter
             failure, cause = _explained(error, recorder, way_out(model, error)), error
     if failure is not None:
         check_inputs(model, inputs if isinstance(inputs, Mapping) else tuple(inputs))

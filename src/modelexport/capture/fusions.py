@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from modelexport.core.messages import collected
+from modelexport.core.collected_messages import collected
 from modelexport.core.text import error_line
 from modelexport.errors import UsageError, raised_as
 

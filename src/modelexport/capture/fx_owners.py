@@ -14,8 +14,8 @@ from torch import nn
 
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, TensorSpec, TracedCall
 from modelexport.core.owners import Evidence, Owner
+from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.graph.nodes import nested_graphs
-from modelexport.graph.owners import OWNER, owner_of
 
 ADDRESS_KEY = "modelexport.call"
 """The annotation of an FX node with the address of its call."""

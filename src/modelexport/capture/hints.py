@@ -15,11 +15,11 @@ from torch.ao.quantization import FakeQuantizeBase
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.utils.rnn import PackedSequence
 
-from modelexport.core.messages import collected
+from modelexport.core.collected_messages import collected
 from modelexport.errors import UsageError
+from modelexport.pytorch.nested_tensors import run_arguments
 from modelexport.pytorch.private_torch import DynamicOutputShapeException
-from modelexport.pytorch.traced import untouched
-from modelexport.pytorch.values import run_arguments
+from modelexport.pytorch.traced_tree import untouched
 
 
 def way_out(model: nn.Module, error: BaseException) -> str:

@@ -14,7 +14,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as passes
 from onnxscript import version_converter
 
-from modelexport.core.messages import collected
+from modelexport.core.collected_messages import collected
 from modelexport.errors import CaptureError
 from modelexport.graph.names import with_unique_names
 from modelexport.graph.snapshot import take_snapshot
@@ -51,8 +51,7 @@ def convert_to_opset(model: ir.Model, opset: int) -> ir.Model:
         before = model.opset_imports.get("")
         reason = f"ONNX cannot convert this graph from opset {before} to opset {opset}{reasons.last}"
         raise CaptureError(
-            f"{reason}; choose opset {OLDEST_TRANSLATED} or later, or the front end torchscript",
-            reason=reason,
+            f"{reason}; choose opset {OLDEST_TRANSLATED} or later, or the front end torchscript", reason=reason
         )
     passes.ShapeInferencePass()(model)
     derive_owners(source, model)

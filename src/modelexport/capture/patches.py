@@ -24,7 +24,7 @@ import torch
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from modelexport.core.attributes import attribute_set
+from modelexport.core.replaced_attributes import attribute_set
 from modelexport.errors import CaptureError, VersionWarning
 
 Use = Literal["dynamo", "torchscript", "internals", "once"]

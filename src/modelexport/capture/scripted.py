@@ -13,12 +13,12 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from modelexport.capture.arguments import with_parameters
+from modelexport.capture.arguments_and_parameters import with_parameters
 from modelexport.capture.patches import private, usable
-from modelexport.core.messages import collected
+from modelexport.core.collected_messages import collected
+from modelexport.pytorch.nested_tensors import copied, run_arguments
 from modelexport.pytorch.private_torch import tree_leaves
-from modelexport.pytorch.traced import untouched
-from modelexport.pytorch.values import copied, run_arguments
+from modelexport.pytorch.traced_tree import untouched
 
 
 @contextlib.contextmanager

@@ -28,27 +28,27 @@ import torch
 from torch import nn
 
 from modelexport.capture import TRACED_OPSETS, USUAL_FORM, QuantizedForm
-from modelexport.capture.arguments import by_name, state_dict_names, variable_inputs
+from modelexport.capture.arguments_and_parameters import by_name, state_dict_names, variable_inputs
 from modelexport.capture.decisions import NoDecisions
 from modelexport.capture.exported import Exported
 from modelexport.capture.hints import OTHER_OPERATIONS, check_returned, line_of, way_out
 from modelexport.capture.patches import private, replaced, require
-from modelexport.capture.repairs.functions import translatable
 from modelexport.capture.repairs.last_windows import without_last_windows
+from modelexport.capture.repairs.untraceable import translatable
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, TensorSpec, TracedCall
-from modelexport.core.messages import collected
+from modelexport.core.collected_messages import collected
 from modelexport.core.owners import Evidence, Owner
 from modelexport.errors import CaptureError, UsageError
 from modelexport.graph.initializers import bind_tensors
+from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.graph.nodes import all_nodes
-from modelexport.graph.owners import OWNER, owner_of
 from modelexport.lineage.ownership import place_unowned
+from modelexport.pytorch.nested_tensors import NamedTensors, copied, output_tensors, run_arguments
+from modelexport.pytorch.outside_jit_trace import in_trace
 from modelexport.pytorch.pretrained import is_pretrained
 from modelexport.pytorch.private_torch import version_of
 from modelexport.pytorch.recorder import CallRecorder
-from modelexport.pytorch.traced import trace_calls, untouched
-from modelexport.pytorch.tracing import in_trace
-from modelexport.pytorch.values import NamedTensors, copied, output_tensors, run_arguments
+from modelexport.pytorch.traced_tree import trace_calls, untouched
 
 _INPUT = "modelexport.input."
 _SCOPE = re.compile(r"(?:^|/)c(\d+)/[^/]*$")
@@ -107,7 +107,7 @@ def capture_by_tracing(
                 keep_initializers_as_inputs=True,
                 do_constant_folding=False,
             )
-        except Exception as error:
+        except Exception as error:  # of the model, of torch, of its exporter
             failure, cause = _explained(error, traced.recorder, way_out(model, error)), error
     if failure is not None:
         raise failure from cause

@@ -19,9 +19,9 @@ from torch import nn
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from modelexport.capture.patches import private, usable
-from modelexport.core.attributes import attribute_set
+from modelexport.core.replaced_attributes import attribute_set
+from modelexport.pytorch.nested_tensors import copied
 from modelexport.pytorch.pretrained import is_pretrained
-from modelexport.pytorch.values import copied
 
 
 def has_transformers_inside(model: nn.Module) -> bool:

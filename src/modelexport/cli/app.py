@@ -11,11 +11,10 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from modelexport.cli.arguments import spelled_out
 from modelexport.cli.hash_seed import fix_hash_seed
 from modelexport.cli.listing import COMMANDS, introduction, overview
 from modelexport.cli.progress import LINE
-from modelexport.cli.shield import Interrupted, raw, shielded
+from modelexport.cli.signals_and_streams import Interrupted, raw, shielded
 from modelexport.core.extras import missing_extra
 from modelexport.core.text import nearest
 from modelexport.core.version import __version__
@@ -55,7 +54,8 @@ def _run(before: int) -> int:
     from typer.exceptions import Abort, TyperException
     from typer.main import get_command
 
-    from modelexport.cli.grouped import app
+    from modelexport.cli.interface_options import spelled_out
+    from modelexport.cli.lazy_commands import app
 
     try:
         words = spelled_out(sys.argv[1:])
@@ -82,7 +82,7 @@ def _run(before: int) -> int:
     except BrokenPipeError:
         raw(sys.stderr).close()
         status = 0
-    except Exception as error:
+    except Exception as error:  # a person sees a line, and never a traceback without --debug
         status = _fail(_unexpected(error), 2)
     finally:
         LINE.stop()

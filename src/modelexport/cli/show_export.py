@@ -3,165 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from modelexport.cli.show_verification import format_verification
 from modelexport.cli.terminal import styled
-from modelexport.core.calls import CallTree, ModuleCall, TensorSpec, TracedCall
-from modelexport.core.modules import ModuleTree
-from modelexport.core.tags import Tags
-from modelexport.core.text import align, indent, plural
+from modelexport.core.text import align, first_few, plural
 from modelexport.tagged.tree import format_coverage
 
 if TYPE_CHECKING:
-    from modelexport.core.hierarchies import Comparison
     from modelexport.exporting.checks import FileCheck
     from modelexport.exporting.fusion import Fusion
     from modelexport.exporting.options import Options
     from modelexport.exporting.result import ExportResult
     from modelexport.surgery.extraction import Extracted
     from modelexport.tagged.file import NodeRow
-    from modelexport.weights.placement import WeightsSummary
-
-HierarchyMode = Literal["static", "traced", "compare", "trace"]
-
-
-def format_hierarchy(
-    mode: HierarchyMode,
-    tree: ModuleTree,
-    calls: CallTree | None = None,
-    *,
-    tags: Tags | None = None,
-    static_tags: Tags | None = None,
-    comparison: Comparison | None = None,
-) -> str:
-    """The hierarchy of a model as aligned text.
-
-    Args:
-        mode: ``static`` is the tree of modules, ``traced`` the tree of calls, ``trace`` a line for each entry and
-            exit of a call, ``compare`` the modules with their status in the run.
-        calls: Needed for ``traced`` and ``trace``.
-        static_tags: With it, ``static`` shows the tag of each module, and ``compare`` the tags that differ in the run.
-        tags: With it, ``traced`` and ``trace`` show only levels, by the segments of their tags, with addresses.
-        comparison: Needed for ``compare``.
-
-    Raises:
-        ValueError: An argument that the mode needs is missing.
-    """
-    match mode:
-        case "static":
-            return _format_modules(tree, static_tags)
-        case "compare" if comparison is not None:
-            return _format_comparison(tree, comparison, static_tags, tags)
-        case "traced" if calls is not None:
-            return _format_calls(tree, calls, tags)
-        case "trace" if calls is not None:
-            return _format_steps(tree, calls, tags)
-    raise ValueError(f"mode {mode} needs {'a comparison' if mode == 'compare' else 'calls'}")
-
-
-def _format_modules(tree: ModuleTree, tags: Tags | None) -> str:
-    rows: list[tuple[str, ...]] = [("MODULE", "CLASS", "PARAMETERS", *(["TAG"] if tags else []), "")]
-    for module in tree:
-        also = f"also {', '.join(module.aliases)}" if module.aliases else ""
-        count = f"{module.parameters:,}" if module.parameters else ""
-        tag = [tags.module_tag(module.path)] if tags is not None else []
-        rows.append((indent(module.depth, module.name or "."), module.class_name, count, *tag, also))
-    root = tree.root
-    trainable = "all trainable" if root.trainable == root.parameters else f"{root.trainable:,} trainable"
-    summary = f"{plural(len(tree) - 1, 'module')} below the root, {root.parameters:,} parameters, {trainable}"
-    return f"{align(rows, right={2})}\n\n{summary}"
-
-
-def _format_comparison(tree: ModuleTree, comparison: Comparison, static: Tags | None, traced: Tags | None) -> str:
-    rows = [("MODULE", "CLASS", "CALLS", "")]
-    moved = []
-    for module in comparison.modules:
-        place = tree[module.path]
-        why = "" if module.calls else module.status.value
-        rows.append((indent(place.depth, place.name or "."), module.class_name, str(module.calls), why))
-        if module.calls and static is not None and traced is not None:
-            by_holder, by_caller = static.module_tag(module.path), traced.module_tag(module.path)
-            if by_holder != by_caller:
-                moved.append(f"  {module.path}: {by_holder} by its place in the tree, {by_caller} by its caller")
-    called, never = len(comparison.called), comparison.never_called
-    summary = f"{plural(called + len(never), 'module')}, the root included: {called} called, {len(never)} never called"
-    listed = "".join(f"\n  {module.path}: {module.reason}" for module in never)
-    differing = "\n".join(["", "", "tags that depend on the caller:", *moved]) if moved else ""
-    return f"{align(rows, right={2})}\n\n{summary}{listed}{differing}"
-
-
-@dataclass(frozen=True)
-class _ShownCall:
-    traced: TracedCall
-    depth: int
-    label: str
-    what: str
-    """The address after a segment, or the class after an address."""
-
-
-def _format_calls(tree: ModuleTree, calls: CallTree, tags: Tags | None) -> str:
-    shown = _shown_calls(tree, calls, tags)
-    numbers: dict[ModuleCall, list[int]] = {call.traced.call: [] for call in shown}
-    for number, call, _ in _steps(shown):
-        numbers[call.traced.call].append(number)
-    rows = [("CALL", "ADDRESS" if tags else "CLASS", "STEPS", "INPUTS -> OUTPUTS")]
-    for call in shown:
-        traced = call.traced
-        steps = "not run" if traced.enter is None else "-".join(map(str, numbers[traced.call]))
-        shapes = f"{_shapes(traced.inputs)} -> {_shapes(traced.outputs)}"
-        rows.append((indent(call.depth, call.label), call.what, steps, shapes))
-    return f"{align(rows, right={2})}\n\n{_calls_summary(shown)}"
-
-
-def _format_steps(tree: ModuleTree, calls: CallTree, tags: Tags | None) -> str:
-    shown = _shown_calls(tree, calls, tags)
-    rows = [("STEP", "", "CALL", "ADDRESS" if tags else "CLASS", "TENSORS")]
-    for number, call, event in _steps(shown):
-        tensors = call.traced.inputs if event == "enter" else call.traced.outputs
-        rows.append((str(number), event, indent(call.depth - 1, call.label), call.what, _shapes(tensors, names=True)))
-    return f"{align(rows, right={0})}\n\n{_calls_summary(shown)}"
-
-
-def _shown_calls(tree: ModuleTree, calls: CallTree, tags: Tags | None) -> list[_ShownCall]:
-    """All calls, labeled by their address below their caller, or only the levels, labeled by their segment."""
-    shown = []
-    for traced in calls:
-        call, parent = traced.call, traced.parent
-        if tags is None:
-            label = str(call).removeprefix(f"{parent.path}." if parent is not None and parent.path else "")
-            shown.append(_ShownCall(traced, traced.depth, label, tree[call.path].class_name))
-        elif tags.is_level(call.path):
-            segments = tags.namespace(call).split("/")
-            shown.append(_ShownCall(traced, len(segments) - 1, segments[-1], str(call)))
-    return shown
-
-
-def _steps(shown: Sequence[_ShownCall]) -> list[tuple[int, _ShownCall, Literal["enter", "exit"]]]:
-    """The entry and exit of each of the calls below the root, in order, numbered from 1."""
-    events: list[tuple[int, _ShownCall, Literal["enter", "exit"]]] = []
-    for call in shown:
-        if call.depth and call.traced.enter is not None and call.traced.exit is not None:
-            events += [(call.traced.enter, call, "enter"), (call.traced.exit, call, "exit")]
-    events.sort(key=lambda event: event[0])
-    return [(number, call, event) for number, (_, call, event) in enumerate(events, start=1)]
-
-
-def _calls_summary(shown: Sequence[_ShownCall]) -> str:
-    below = [call for call in shown if call.depth]
-    modules = len({call.traced.call.path for call in below})
-    deepest = max(call.depth for call in shown) + 1
-    steps = plural(len(_steps(shown)), "step")
-    return f"{plural(modules, 'module')} below the root, {plural(len(below), 'call')}, {steps}, {deepest} deep"
-
-
-def _shapes(tensors: Iterable[TensorSpec], *, names: bool = False) -> str:
-    listed = [
-        f"{tensor.name + ' ' if names else ''}{tensor.dtype}[{','.join(map(str, tensor.shape))}]" for tensor in tensors
-    ]
-    return ", ".join(listed) or "()"
+    from modelexport.weights.storage import WeightsSummary
 
 
 def format_nodes(nodes: Sequence[NodeRow]) -> str:
@@ -194,11 +51,6 @@ def format_extracted(extracted: Sequence[Extracted]) -> str:
         for side, values in (("in ", one.inputs), ("out", one.outputs)):
             lines += [f"  {side} {v.name} {v.dtype}[{', '.join(map(str, v.shape))}]" for v in values]
     return "\n".join(lines)
-
-
-def print_extracted(extracted: Sequence[Extracted]) -> None:
-    """Write :func:`format_extracted` to standard output."""
-    print(format_extracted(extracted))
 
 
 def format_export(result: ExportResult) -> str:
@@ -246,8 +98,7 @@ def format_fusion(fusion: Fusion) -> list[str]:
 
 
 def _some(addresses: Sequence[str]) -> str:
-    shown = [address or "." for address in addresses[:3]]
-    return ", ".join(shown) + (f" and {len(addresses) - 3:,} more" if len(addresses) > 3 else "")
+    return first_few((address or "." for address in addresses), 3)
 
 
 def _format_check(check: FileCheck) -> str:
@@ -277,11 +128,6 @@ def format_weights(weights: WeightsSummary) -> list[str]:
         more = f", and {len(weights.made) - 3} more, which the report lists" if len(weights.made) > 3 else ""
         lines.append(f"computed during loading, changed from the checkpoint: {', '.join(some)}{more}")
     return lines
-
-
-def print_export(result: ExportResult) -> None:
-    """Write :func:`format_export` to standard output."""
-    print(format_export(result))
 
 
 def print_warnings(result: ExportResult, options: Options) -> None:

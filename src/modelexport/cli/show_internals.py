@@ -53,11 +53,6 @@ def format_internals(internals: Internals) -> str:
     return "\n\n".join(parts)
 
 
-def print_internals(internals: Internals) -> None:
-    """Write :func:`format_internals` to standard output."""
-    print(format_internals(internals))
-
-
 def _quality_cells(name: str, quality: Quality) -> tuple[str, ...]:
     counts = (quality.plain, quality.class_scopes, quality.full_hierarchies, quality.none, quality.different)
     return (name, *(f"{count:,}" for count in counts))

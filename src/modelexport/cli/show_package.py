@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -40,11 +39,6 @@ def format_package(result: PackageResult) -> str:
     return "\n".join(
         [align(rows, right={2, 3, 4, 5}), weights, *fused, *result.notes, f"{result.folder}: {took:,.1f} s"]
     )
-
-
-def format_headings(texts: Mapping[str, str]) -> str:
-    """The text of each part under its name; for a single file, without a name."""
-    return "\n\n".join(f"{name}:\n{text}" if name else text for name, text in texts.items())
 
 
 def format_generation(report: GenerationReport) -> str:

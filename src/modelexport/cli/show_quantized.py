@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from modelexport.core.text import align, first_few, plural, shortened
+from modelexport.core.text import align, first_few, plural, rest_of, shortened
 from modelexport.tagged.tree import format_coverage
 
 if TYPE_CHECKING:
@@ -26,8 +26,7 @@ def format_quantized(results: Mapping[str, QuantizeResult], source: Path, output
         if result.kept:
             lines.append(f"  kept, bit for bit: {first_few(result.kept, 3)}")
         lines += [f"  {shortened(line, 200)}" for line in result.joined[:10]]
-        if len(result.joined) > 10:
-            lines.append(f"  and {len(result.joined) - 10} more; --json lists all")
+        lines += rest_of(result.joined, 10)
         lines.append(f"  {format_coverage(result.coverage)}")
     lines.append(f"wrote {output if len(results) > 1 or '' not in results else ', '.join(results[''].files)}")
     if source.is_dir():
@@ -58,9 +57,7 @@ def format_search(found: SearchResult) -> str:
         rows.append([one.method, f"{one.loss:.3g}", cost, shortened(first_few(one.calls), 80)])
     if found.changed:
         lines += [f"  {line}" for line in align(rows, right={1, 2}).splitlines()]
-    if len(found.changed) > _SHOWN:
-        lines.append(f"  and {len(found.changed) - _SHOWN} more; --json lists all")
-    return "\n".join(lines)
+    return "\n".join([*lines, *rest_of(found.changed, _SHOWN)])
 
 
 _SHOWN = 12

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from modelexport.core.text import align, plural
+from modelexport.core.text import align, first_few, plural
 
 if TYPE_CHECKING:
     from modelexport.surgery.adapting import AdapterFile, AdapterInputs, MergedAdapters
@@ -123,16 +123,12 @@ def format_adapted(result: MergedAdapters | AdapterInputs) -> str:
     else:
         changed = f"taken as {plural(len(result.inputs), 'optional input')}, {plural(result.nodes, 'node')} added"
         if result.whole:
-            parts.append(f"{plural(len(result.whole), 'whole initializer')} ({_some(result.whole)})")
+            parts.append(f"{plural(len(result.whole), 'whole initializer')} ({first_few(result.whole, 3)})")
         lines += [format_adapter_file(file) for file in result.adapters]
     if result.unused:
-        lines.append(f"not used in the file: {_some(result.unused)}")
+        lines.append(f"not used in the file: {first_few(result.unused, 3)}")
     return "\n".join([f"{result.path}: {' and '.join(parts)} {changed}", *lines])
 
 
 def format_adapter_file(file: AdapterFile) -> str:
     return f"{file.path}: {plural(file.inputs, 'input')}, {megabytes(file.bytes)}"
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

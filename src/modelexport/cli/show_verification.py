@@ -55,12 +55,7 @@ def format_verify(report: VerifyReport) -> str:
     lines += report.notes
     rows = [("MODULE", "CALL", "STATUS", "END TO END", "PER MODULE", "")]
     rows += [
-        (
-            *_verdict_cells(call),
-            _error(call.end_to_end),
-            _error(call.per_module),
-            shortened(call.reason, 100),
-        )
+        (*_verdict_cells(call), _error(call.end_to_end), _error(call.per_module), shortened(call.reason, 100))
         for call in report.calls
         if call.status in ("differ", "not compared", "tie")
     ]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from modelexport.core.messages import LOG
+from modelexport.core.collected_messages import LOG
 
 
 class Stages:

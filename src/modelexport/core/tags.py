@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -10,7 +9,7 @@ from functools import cached_property
 from typing import Literal, Protocol
 
 from modelexport.core.calls import CallTree, ModuleCall
-from modelexport.core.modules import Module, ModuleTree
+from modelexport.core.module_tree import Module, ModuleTree
 from modelexport.errors import UsageError
 
 Granularity = Literal["auto", "model", "all"]
@@ -100,51 +99,15 @@ class Tags:
         """Every call under its tag, in the order in which they began."""
         return {tag: call for call, tag in self._tags.items()}
 
-    def find(self, text: str) -> ModuleCall:
-        """The call with an address (``.``, ``encoder.layer.0``, ``shared@1``, also by an alias) or a tag.
-
-        Raises:
-            UsageError: The call does not exist; the message suggests similar names.
-        """
-        if (call := self.by_tag.get(text) or self._by_address.get(text)) is not None:
-            return call
-        path, separator, index = text.rpartition("@")
-        if not (separator and index.isdecimal()):
-            path, index = text, "0"
-        path = "" if path == "." else self._canonical.get(path, path)
-        if path in self.tree:
-            if count := self._called.get(path):
-                if int(index) < count:
-                    return ModuleCall(path, int(index))
-                times = "once" if count == 1 else f"{count} times"
-                last = ModuleCall(path, count - 1)
-                raise UsageError(f"'{text}': the module was called {times} in this run; its last call is '{last}'")
-            raise UsageError(f"'{text}' was never called in this run: name a module that was, such as the one above it")
-        known = self.by_tag if text.startswith("/") else [*self._by_address, *self._canonical]
-        near = difflib.get_close_matches(text, known, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else "list the modules with `modelexport hierarchy MODEL`"
-        raise UsageError(f"no module call is named '{text}'; {hint}")
-
     @cached_property
     def _called(self) -> Counter[str]:
         return Counter(traced.call.path for traced in self.calls)
 
     @cached_property
-    def _by_address(self) -> Mapping[str, ModuleCall]:
-        return {str(traced.call): traced.call for traced in self.calls}
-
-    @cached_property
-    def _canonical(self) -> Mapping[str, str]:
-        return {alias: module.path for module in self.tree for alias in module.aliases}
-
-    @cached_property
     def _rule(self) -> LevelRule:
         called = (self.tree[path] for path in self._called if path)
         return level_rule(
-            self.granularity,
-            self.include,
-            self.exclude,
-            ((module.class_name, module.is_torch_nn) for module in called),
+            self.granularity, self.include, self.exclude, ((module.class_name, module.is_torch_nn) for module in called)
         )
 
     def _makes_level(self, module: Module) -> bool:
@@ -295,9 +258,4 @@ def _parts_below(base: str, path: str) -> tuple[str, ...]:
 
 def class_in_tag(tag: str) -> str:
     """The class of the module with this tag: the last segment without its suffix and its number."""
-    return classes_in_tag(tag)[-1]
-
-
-def classes_in_tag(tag: str) -> tuple[str, ...]:
-    """The class of each segment of a tag, without its suffix and its number."""
-    return tuple(segment.partition(".")[0].partition("@")[0] for segment in tag.removeprefix("/").split("/"))
+    return tag.rpartition("/")[2].partition(".")[0].partition("@")[0]

@@ -103,6 +103,11 @@ def first_few(names: Iterable[object], most: int = 5) -> str:
     return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
 
 
+def rest_of(listed: Sized, most: int) -> list[str]:
+    """A line that counts what a list of at most so many does not show; no line if it shows all."""
+    return [f"  and {len(listed) - most:,} more; --json lists all"] if len(listed) > most else []
+
+
 def short_repr(result: Any) -> str:
     """A result on one line, of collections only their length: ``Split(path='stages', by='bytes', stages: 3)``."""
     import dataclasses  # which is slow to import

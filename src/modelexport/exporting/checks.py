@@ -17,12 +17,12 @@ from modelexport.exporting.fixed_axes import FixedAxesError, find_fixed_axes, to
 from modelexport.exporting.options import Options
 from modelexport.format import documents
 from modelexport.format.dtypes import dtype_name
+from modelexport.graph.kept_outputs import exposed_outputs, requested_outputs
 from modelexport.graph.nodes import initializers
-from modelexport.graph.requested import exposed_outputs, requested_outputs
 from modelexport.tagged.flattening import runnable
 from modelexport.verify.verdicts import VerifyReport
-from modelexport.weights.placement import WeightsSummary, reachable
 from modelexport.weights.sources import Weights
+from modelexport.weights.storage import WeightsSummary, reachable
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -86,7 +86,6 @@ def _check_sizes(
     model: nn.Module,
     inputs: Mapping[str, Any] | Sequence[Any],
     path: Path,
-    hierarchy: documents.Hierarchy,
     options: Options,
     asked: Collection[str],
     passed: FileCheck,
@@ -234,7 +233,7 @@ def run_checks(
     check = verified = None
     if not options.checks.any:
         return check, verified
-    from modelexport.pytorch.prepared import prepare_inputs
+    from modelexport.pytorch.prepared_inputs import prepare_inputs
     from modelexport.verify.verify import (
         record_reference,  # nothing else in an export needs ONNX Runtime
         verify,
@@ -247,7 +246,7 @@ def run_checks(
             with stages("check"):
                 check = _check_written(model, inputs, staged, hierarchy, weights, options)
                 if asked is not None and check.status == "passed" and options.weights.lent is None:
-                    check = _check_sizes(model, inputs, staged, hierarchy, options, asked, check)
+                    check = _check_sizes(model, inputs, staged, options, asked, check)
             if check.status == "failed" and must_pass:
                 raise CheckError(
                     f"the file is wrong and was not written ({check.step}): {check.reason}; "

@@ -13,8 +13,8 @@ from modelexport.core.owners import Evidence, Owner
 from modelexport.core.selectors import select_calls
 from modelexport.core.tags import Tags
 from modelexport.errors import UsageError
+from modelexport.graph.node_owners import set_owner
 from modelexport.graph.nodes import all_nodes
-from modelexport.graph.owners import set_owner
 
 
 def expose(exported: Exported, selectors: Sequence[str], tags: Tags) -> Exported:

@@ -74,12 +74,7 @@ def find_fixed_axes(model: nn.Module, inputs: Inputs, path: Path) -> list[FixedA
     call = next(filter(None, search.calls), "")
     return [
         FixedAxis(
-            input=name,
-            axis=axis,
-            symbol=symbol,
-            size=sizes[symbol],
-            call=call,
-            reason=search.closed[symbol][:_REASON],
+            input=name, axis=axis, symbol=symbol, size=sizes[symbol], call=call, reason=search.closed[symbol][:_REASON]
         )
         for name, symbols in dynamic_axes(file).items()
         for axis, symbol in enumerate(symbols)

@@ -14,14 +14,14 @@ import onnx_ir as ir
 
 from modelexport.capture.fusions import apply_fusions
 from modelexport.core.calls import CallTree, ModuleCall, Port
-from modelexport.core.modules import ModuleTree
+from modelexport.core.module_tree import ModuleTree
 from modelexport.exporting import FuseFor
 from modelexport.exporting.fused_forms import ATTENTION, CONTRIBUTED, is_attention, tidy_fused
+from modelexport.graph.missing_types import fill_types
+from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.graph.nodes import all_nodes
-from modelexport.graph.owners import OWNER, owner_of
-from modelexport.graph.sizes import replace_symbol
+from modelexport.graph.size_symbols import replace_symbol
 from modelexport.graph.snapshot import SourceGraph, take_snapshot
-from modelexport.graph.types import fill_types
 from modelexport.lineage.derivation import derive_owners
 
 _COS, _POSITIONS = 7, 9

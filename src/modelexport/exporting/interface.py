@@ -14,8 +14,8 @@ from modelexport.capture.exported import Exported
 from modelexport.core.calls import CallTree, TensorSpec
 from modelexport.core.text import nearest
 from modelexport.errors import UsageError
-from modelexport.graph.requested import keep_outputs
-from modelexport.graph.sizes import SYMBOL, put_size, rename_sizes
+from modelexport.graph.kept_outputs import keep_outputs
+from modelexport.graph.size_symbols import SYMBOL, put_size, rename_sizes
 
 
 @dataclass(frozen=True)

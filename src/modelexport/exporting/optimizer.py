@@ -15,8 +15,8 @@ from modelexport.core.calls import ROOT
 from modelexport.core.owners import Evidence, Owner
 from modelexport.exporting.folding import FoldConstants, FoldParameters
 from modelexport.exporting.rewrite import RewritePass, default_rules
+from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.graph.nodes import all_nodes
-from modelexport.graph.owners import OWNER, owner_of
 
 
 def optimize_graph(

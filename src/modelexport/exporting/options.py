@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from modelexport.capture import FrontEnd, QuantizedAs, QuantizedForm, check_opset
-from modelexport.core.declared import option
+from modelexport.core.declared_options import option
 from modelexport.core.tags import Granularity
 from modelexport.errors import UsageError
 from modelexport.exporting import FuseFor, PartsMode
@@ -16,8 +16,8 @@ from modelexport.tagged.encodings import Encoding
 from modelexport.weights import WeightsMode
 
 if TYPE_CHECKING:
-    from modelexport.capture.choice import Attempt
     from modelexport.capture.exported import Exported
+    from modelexport.capture.front_ends import Attempt
     from modelexport.format import documents
     from modelexport.weights.sources import Weights
 
@@ -122,7 +122,11 @@ class TagOptions(LevelOptions):
     )
     expose: Collection[str] = option((), "Modules whose results are outputs too, named by address.", metavar="SELECTOR")
     dag_dir: str | Path | None = option(
-        None, "Also write each module call's DAG to a file in DIR.", metavar="DIR", type=Path | None, folder=True
+        None,
+        "Also write each module call's DAG to a file in DIR.",
+        metavar="DIR",
+        type=Path | None,
+        file="written folder",
     )
 
 
@@ -250,7 +254,7 @@ class Options:
         return Options(**groups)
 
     def for_capture(self) -> dict[str, Any]:
-        """The options as keywords of :func:`modelexport.capture.choice.capture`."""
+        """The options as keywords of :func:`modelexport.capture.front_ends.capture`."""
         capture = self.capture
         return {
             "dynamic": capture.dynamic,

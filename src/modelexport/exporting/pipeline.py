@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from modelexport.capture import FrontEnd
-from modelexport.capture.choice import Attempt, capture, first_that_passes
 from modelexport.capture.exported import Exported
+from modelexport.capture.front_ends import Attempt, capture, first_that_passes
 from modelexport.capture.patches import turned_off
 from modelexport.core.garbage import only_new_garbage
 from modelexport.core.locking import exclusive
@@ -23,10 +23,10 @@ from modelexport.exporting.options import Keywords, Options
 from modelexport.exporting.report import report_path, write_report
 from modelexport.exporting.result import ExportResult
 from modelexport.files.atomic import check_writable, replaced_together
-from modelexport.graph.owners import owned_operators
-from modelexport.pytorch.prepared import Prepared, prepare_inputs
+from modelexport.graph.node_owners import owned_operators
+from modelexport.pytorch.prepared_inputs import Prepared, prepare_inputs
 from modelexport.pytorch.repeatability import Unrepeatable, find_unrepeatable
-from modelexport.pytorch.static import module_tree
+from modelexport.pytorch.static_tree import module_tree
 from modelexport.tagged.documents.dag import check_dag_directory, write_dag_files
 from modelexport.tagged.tree import tree_rows
 

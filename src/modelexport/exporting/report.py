@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from modelexport.capture.choice import Attempt
+from modelexport.capture.front_ends import Attempt
 from modelexport.core.text import printable, without_paths
 from modelexport.exporting.checks import FileCheck
 from modelexport.exporting.fixed_axes import FixedAxis
@@ -15,7 +15,7 @@ from modelexport.exporting.fusion import Fusion
 from modelexport.format import keys
 from modelexport.graph.nodes import all_nodes
 from modelexport.tagged.encodings.functions import FunctionsModel
-from modelexport.weights.placement import WeightsSummary
+from modelexport.weights.storage import WeightsSummary
 
 if TYPE_CHECKING:
     from modelexport.exporting.result import ExportResult

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modelexport.capture.choice import Attempt
+from modelexport.capture.front_ends import Attempt
 from modelexport.core.results import Rows, Written
 from modelexport.core.text import plural
 from modelexport.exporting.checks import FileCheck
@@ -17,7 +17,7 @@ from modelexport.format import documents
 from modelexport.runtime.sessions import Session, open_session
 from modelexport.tagged.encodings.functions import FunctionsModel
 from modelexport.tagged.tree import TreeRow
-from modelexport.weights.placement import WeightsSummary
+from modelexport.weights.storage import WeightsSummary
 
 if TYPE_CHECKING:
     from modelexport.pytorch.repeatability import Unrepeatable

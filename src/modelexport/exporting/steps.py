@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 import onnx_ir as ir
 
 from modelexport.capture.exported import Exported
-from modelexport.core.hierarchies import compare_hierarchies
-from modelexport.core.messages import collected
-from modelexport.core.modules import ModuleTree
+from modelexport.core.collected_messages import collected
+from modelexport.core.module_tree import ModuleTree
 from modelexport.core.tags import Tags
 from modelexport.core.text import root_cause
+from modelexport.core.uncalled_modules import compare_hierarchies
 from modelexport.errors import CaptureError
 from modelexport.exporting.folding import fold_packed
 from modelexport.exporting.fusion import Fusion, describe_fusion, fuse_graph
@@ -25,17 +24,17 @@ from modelexport.exporting.report import report_path
 from modelexport.format import documents
 from modelexport.graph.coverage import check_coverage
 from modelexport.graph.initializers import bind_tensors, order_uses
+from modelexport.graph.kept_outputs import record_exposed
 from modelexport.graph.names import name_nodes_apart, with_unique_names
 from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.graph.path_names import name_nodes_by_path, name_values_by_path
-from modelexport.graph.requested import record_exposed
 from modelexport.graph.snapshot import SourceGraph, take_snapshot
 from modelexport.lineage.derivation import derive_owners
-from modelexport.pytorch.static import containers
+from modelexport.pytorch.static_tree import containers
 from modelexport.tagged.documents.dag import dag_document
+from modelexport.tagged.documents.named_entries import encode_table
 from modelexport.tagged.documents.operations import operations_document
-from modelexport.tagged.documents.sidecar import hierarchy_document
-from modelexport.tagged.documents.tables import encode_table
+from modelexport.tagged.documents.sidecar import encode_sidecar, hierarchy_document
 from modelexport.tagged.encodings.attributes import write_attributes
 from modelexport.tagged.encodings.functions import FunctionsModel, write_functions
 from modelexport.tagged.encodings.metadata import write_metadata
@@ -47,8 +46,8 @@ from modelexport.weights.origins import (
     state_dict_entries,
     with_initializers,
 )
-from modelexport.weights.placement import WeightsSummary, save_with_weights
 from modelexport.weights.sources import Weights, detach_parameters, stays_in_file
+from modelexport.weights.storage import WeightsSummary, save_with_weights
 
 if TYPE_CHECKING:
     from torch import nn
@@ -215,7 +214,7 @@ def describe(
     )
     dags = dag_document(exported.model, tagged.tags)
     files = {
-        ".hierarchy.json": msgspec.json.format(msgspec.json.encode(hierarchy), indent=1),
+        ".hierarchy.json": encode_sidecar(hierarchy),
         ".dag.json": encode_table(dags),
         ".operations.json": encode_table(operations_document(exported.model, tagged.tags)),
     }
@@ -232,12 +231,7 @@ def encode(graph: ir.Model, tags: Tags, tags_as: str) -> FunctionsModel | None:
 
 
 def write_files(
-    graph: ir.Model,
-    tagged: Tagged,
-    documents: Mapping[str, bytes],
-    path: Path,
-    staged: Path,
-    options: WeightOptions,
+    graph: ir.Model, tagged: Tagged, documents: Mapping[str, bytes], path: Path, staged: Path, options: WeightOptions
 ) -> WeightsSummary:
     """Write a model to ``staged`` and its documents beside it; they will be moved beside ``path`` later."""
     weights = save_with_weights(

@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import IO
 
 from modelexport.errors import LeftoverWarning, OutputError
-from modelexport.files.abandoned import STAGING_PREFIX, locked, remove_abandoned
+from modelexport.files.abandoned_staging import STAGING_PREFIX, locked, remove_abandoned
 from modelexport.files.manifests import files_of_package, unfinished_manifest
-from modelexport.files.protected import being_read, check_kept, parts_of, reading
-from modelexport.files.regular import check_folder_writable, what_it_is
+from modelexport.files.protected_inputs import being_read, check_kept, parts_of, reading
+from modelexport.files.regular_files import check_folder_writable, what_it_is
 from modelexport.format.keys import DATA_SUFFIX, DESCRIBING_SUFFIXES, DOCUMENT_SUFFIXES
-from modelexport.format.packages import MANIFEST
+from modelexport.format.manifest import MANIFEST
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 NO_ROOM = (*NO_SPACE, errno.EFBIG, errno.EROFS)

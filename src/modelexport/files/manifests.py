@@ -8,12 +8,12 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from modelexport.core.decoding import decode_json
+from modelexport.core.json_decoding import decode_json
 from modelexport.core.limits import PACKAGE_FILES, PARTS, SETTINGS_BYTES
 from modelexport.errors import FileFormatError
-from modelexport.files.regular import is_file, read_regular, what_it_is
+from modelexport.files.regular_files import is_file, read_regular, what_it_is
 from modelexport.format.keys import DATA_SUFFIX, DESCRIBING_SUFFIXES, REPORT_SUFFIX
-from modelexport.format.packages import MANIFEST, PACKAGE_VERSION, UNFINISHED, Manifest, encode_manifest
+from modelexport.format.manifest import MANIFEST, PACKAGE_VERSION, UNFINISHED, Manifest, encode_manifest
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -13,10 +13,10 @@ import onnx_ir as ir
 
 from modelexport.errors import FileFormatError
 from modelexport.files.atomic import check_space
-from modelexport.files.checks import DEFAULT_DOMAIN, check_model
-from modelexport.files.linked import read_linked, record_data
+from modelexport.files.linked_weights import read_linked, record_data
 from modelexport.files.protos import Tensors, serialized, size_of, to_proto
 from modelexport.files.serialized import read_serialized
+from modelexport.files.untrusted import DEFAULT_DOMAIN, check_model
 from modelexport.format import keys
 from modelexport.graph.nodes import initializers
 

@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from modelexport.errors import OutputError
-from modelexport.files.abandoned import STAGING_PREFIX
+from modelexport.files.abandoned_staging import STAGING_PREFIX
 from modelexport.files.atomic import check_writable
 from modelexport.files.manifests import files_of_package, read_kind
-from modelexport.files.protected import being_read, check_kept, reading
-from modelexport.files.regular import check_folder_writable, what_it_is
-from modelexport.format.packages import MANIFEST, UNFINISHED
+from modelexport.files.protected_inputs import being_read, check_kept, reading
+from modelexport.files.regular_files import check_folder_writable, what_it_is
+from modelexport.format.manifest import MANIFEST, UNFINISHED
 
 
 def check_output_folder(folder: Path) -> None:

@@ -20,11 +20,11 @@ import msgspec
 import onnx_ir as ir
 from safetensors import SafetensorError, safe_open
 
-from modelexport.core.decoding import decode_json
+from modelexport.core.json_decoding import decode_json
 from modelexport.core.limits import LONGEST_HEADER, SETTINGS_BYTES
 from modelexport.core.text import first_few
 from modelexport.errors import FileFormatError, WeightsError
-from modelexport.files.regular import open_regular, read_regular
+from modelexport.files.regular_files import open_regular, read_regular
 from modelexport.format.dtypes import SAFETENSORS_NAMES, parse_dtype, parse_safetensors_dtype
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"

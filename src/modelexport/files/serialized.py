@@ -13,7 +13,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from modelexport.core.limits import FIELDS, PROTO_BYTES
 from modelexport.errors import FileFormatError
-from modelexport.files.regular import read_regular
+from modelexport.files.regular_files import read_regular
 
 LENGTH_DELIMITED = 2
 """Protobuf's wire type of texts, bytes and messages."""

@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 
 from modelexport.core.calls import CallTree, ModuleCall, TracedCall
-from modelexport.core.decoding import decode_json
+from modelexport.core.json_decoding import decode_json
 from modelexport.core.limits import CALL_DEPTH
 from modelexport.errors import FileFormatError
 from modelexport.format import documents, keys
-from modelexport.format.repeats import unfold_repeats
+from modelexport.format.repeated_calls import unfold_repeats
 
 
 def check_version(path: Path, properties: Mapping[str, str]) -> None:

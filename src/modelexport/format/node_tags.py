@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping, Sequence
 
 from modelexport.core.calls import CallTree
-from modelexport.core.decoding import decode_json
+from modelexport.core.json_decoding import decode_json
 from modelexport.core.owners import Evidence, Owner
 from modelexport.core.text import json_texts
 from modelexport.format import keys

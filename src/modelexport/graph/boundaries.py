@@ -11,8 +11,8 @@ import onnx_ir as ir
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.format import documents
 from modelexport.format.dtypes import dtype_name
+from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import nested_graphs
-from modelexport.graph.owners import owner_of
 
 
 @dataclass

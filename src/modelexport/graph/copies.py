@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, overload
 
 import onnx_ir as ir
@@ -36,3 +37,31 @@ def typed_as(shape: ir.Shape | None, type_: ir.TypeProtocol | None) -> tuple[ir.
     if type(type_) is ir.TensorType:  # of almost every value; copy.copy takes six times as long
         return fresh, ir.TensorType(type_.dtype, denotation=type_.denotation)
     return fresh, copy.copy(type_)
+
+
+def model_like(
+    whole: ir.Model, graph: ir.Graph, functions: Iterable[ir.Function], properties: dict[str, str]
+) -> ir.Model:
+    """A model of a graph with what another says of itself, and other properties."""
+    return ir.Model(
+        graph,
+        ir_version=whole.ir_version,
+        producer_name=whole.producer_name,
+        producer_version=whole.producer_version,
+        domain=whole.domain,
+        model_version=whole.model_version,
+        doc_string=whole.doc_string,
+        functions=list(functions),
+        metadata_props=properties,
+    )
+
+
+def with_graphs(attribute: ir.Attr, copied: Callable[[ir.Graph], ir.Graph]) -> ir.Attr:
+    """An attribute with copies of the graphs that it holds; itself if it holds none."""
+    if attribute.is_ref():
+        return attribute
+    if attribute.type == ir.AttributeType.GRAPH:
+        return ir.AttrGraph(attribute.name, copied(attribute.as_graph()))
+    if attribute.type == ir.AttributeType.GRAPHS:
+        return ir.AttrGraphs(attribute.name, [copied(graph) for graph in attribute.as_graphs()])
+    return attribute

@@ -7,8 +7,8 @@ import onnx_ir as ir
 from modelexport.core.owners import Evidence
 from modelexport.errors import UntaggedNodeError
 from modelexport.format.documents import Coverage
+from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes
-from modelexport.graph.owners import owner_of
 
 
 def check_coverage(model: ir.Model) -> Coverage:

@@ -11,8 +11,8 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.core.owners import Owner
+from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers, nested_graphs, nodes_of
-from modelexport.graph.owners import owner_of
 
 _MARK = "modelexport.source_node"
 

@@ -15,23 +15,23 @@ import onnx
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
-from modelexport.core.decoding import decode_json
+from modelexport.core.json_decoding import decode_json
 from modelexport.core.results import Written
 from modelexport.core.tags import Tags
 from modelexport.core.version import __version__
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.files.atomic import check_writable, written_together
-from modelexport.files.given import as_path
-from modelexport.files.linked import check_files
+from modelexport.files.given_models import as_path
+from modelexport.files.linked_weights import check_files
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.format import documents, keys
 from modelexport.format.call_tree import call_tree_entries, encode_call_tree
 from modelexport.format.node_tags import write_tags
 from modelexport.graph.copies import copy_of
 from modelexport.graph.names import name_nodes_apart
+from modelexport.graph.node_owners import owned_operators, owner_of
 from modelexport.graph.nodes import all_nodes, initializers
-from modelexport.graph.owners import owned_operators, owner_of
-from modelexport.lineage.exporters.call_placement import infer, place_by_stacks
+from modelexport.lineage.exporters.calls_from_stacks import infer, place_by_stacks
 from modelexport.lineage.exporters.local_functions import inline_functions
 from modelexport.lineage.exporters.stacks import CallSource, read_fx_nodes, read_metadata
 from modelexport.lineage.exporters.torchscript_names import read_scoped_names

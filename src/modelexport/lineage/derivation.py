@@ -20,8 +20,8 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Evidence, Owner
+from modelexport.graph.node_owners import OWNER
 from modelexport.graph.nodes import initializers
-from modelexport.graph.owners import OWNER
 from modelexport.graph.snapshot import SourceGraph, SourceNode, scoped_nodes, take_mark
 from modelexport.lineage.matching.by_position import are_equal
 from modelexport.lineage.ownership import LostCalls, enclosing_nodes, infer_from_neighbours, place_new_nodes

@@ -23,8 +23,8 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Owner
+from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import may_be
-from modelexport.graph.owners import owner_of, set_owner
 from modelexport.graph.snapshot import SourceGraph, SourceNode
 from modelexport.lineage.matching.by_activation import match_by_activation
 from modelexport.lineage.matching.by_folding import match_by_folding

@@ -8,8 +8,8 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Evidence, Owner
+from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes, consumers, nested_graphs, producers
-from modelexport.graph.owners import owner_of, set_owner
 from modelexport.graph.snapshot import SourceGraph
 
 _IDENTITY = ("", "Identity", "")

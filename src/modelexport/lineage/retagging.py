@@ -17,21 +17,18 @@ from modelexport.core.results import Written
 from modelexport.core.text import shortened
 from modelexport.errors import FileFormatError, UntaggedNodeError, UsageError
 from modelexport.files.atomic import check_writable, written_together
-from modelexport.files.given import Source, as_path
-from modelexport.files.linked import check_files
+from modelexport.files.given_models import Source, as_path
+from modelexport.files.linked_weights import check_files
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.format import documents, keys
 from modelexport.graph.coverage import count_coverage
 from modelexport.graph.names import name_nodes_apart
+from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes, initializers, is_sorted, undefined_values
-from modelexport.graph.owners import owner_of, set_owner
 from modelexport.graph.snapshot import take_snapshot
 from modelexport.lineage.descent import Descent, Reason, trace_owners
 from modelexport.lineage.inheritance import Inheritance, inherited
-from modelexport.tagged.documents.dag import dag_document
-from modelexport.tagged.documents.operations import operations_document
-from modelexport.tagged.documents.sidecar import descended_document
-from modelexport.tagged.documents.tables import encode_table
+from modelexport.tagged.documents.sidecar import descended_documents
 from modelexport.tagged.encodings.metadata import write_metadata
 from modelexport.tagged.encodings.unpacking import unpack_tags
 from modelexport.tagged.file import FileTags, TaggedFile, read_tagged
@@ -162,7 +159,9 @@ def write_retagged(
     entries = state_dict_of(tagged.model)
     lost = _lost(inheritance, entries)
     _write(model, tagged, tags, inheritance, entries, lost)
-    documents = _documents(tagged, model, tags, descent, inheritance, coverage)
+    documents = descended_documents(
+        tagged.path, tagged.hierarchy, model=model, values=descent.values, tags=tags, origins=inheritance.origins
+    )
     with written_together(output.parent) as staging:
         if save is None:
             save_model(model, staging / output.name, documents=documents)
@@ -330,35 +329,6 @@ def _lost(inheritance: Inheritance, entries: Mapping[str, documents.StateDictEnt
     """The entries that the tagged file uses, and that no initializer comes from any more."""
     there = {key for origin in inheritance.origins.values() for key in origin.keys}
     return [key for key, entry in entries.items() if entry.used and key not in there]
-
-
-def _documents(
-    tagged: TaggedFile,
-    model: ir.Model,
-    tags: FileTags,
-    descent: Descent,
-    inheritance: Inheritance,
-    coverage: documents.Coverage,
-) -> dict[str, bytes]:
-    """The documents that are beside the tagged file, made for the changed model."""
-    documents: dict[str, bytes] = {}
-    if tagged.hierarchy is not None:
-        hierarchy = descended_document(
-            tagged.hierarchy,
-            model=model,
-            values=descent.values,
-            tags=tags,
-            origins=inheritance.origins,
-            coverage=coverage,
-        )
-        documents[".hierarchy.json"] = msgspec.json.format(msgspec.json.encode(hierarchy), indent=1)
-    if coverage.untagged:
-        return documents
-    if tagged.path.with_suffix(".dag.json").is_file():
-        documents[".dag.json"] = encode_table(dag_document(model, tags))
-    if tagged.path.with_suffix(".operations.json").is_file():
-        documents[".operations.json"] = encode_table(operations_document(model, tags))
-    return documents
 
 
 def _gone(tagged: TaggedFile, model: ir.Model) -> list[str]:

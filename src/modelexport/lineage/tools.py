@@ -11,13 +11,13 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from modelexport.core.collected_messages import collected
 from modelexport.core.extras import missing_extra
-from modelexport.core.messages import collected
 from modelexport.core.text import nearest
 from modelexport.errors import FileFormatError, ModelExportError, UsageError
 from modelexport.files.atomic import NO_ROOM, check_writable, scratch
-from modelexport.files.given import Source, as_path
-from modelexport.files.linked import check_files
+from modelexport.files.given_models import Source, as_path
+from modelexport.files.linked_weights import check_files
 from modelexport.files.onnx_models import OLDER_FILE, save_model
 from modelexport.graph.nodes import initializers
 from modelexport.lineage.retagging import RetagReport, retag

@@ -11,14 +11,14 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ROOT, CallTree, TracedCall
 from modelexport.core.owners import Evidence, Owner
-from modelexport.files.given import Source, as_path
+from modelexport.files.given_models import Source, as_path
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format import keys
+from modelexport.graph.node_owners import OWNER
 from modelexport.graph.nodes import all_nodes
-from modelexport.graph.owners import OWNER
 from modelexport.measure.costs import cost
-from modelexport.measure.feeds import make_feeds
-from modelexport.measure.runs import open_file, session_options
+from modelexport.measure.profiled_runs import open_file, session_options
+from modelexport.measure.run_inputs import make_feeds
 from modelexport.runtime.sessions import CPU, run_session
 from modelexport.tagged.comparison import compare
 from modelexport.tagged.comparison_report import FileComparison

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from math import prod
 from typing import Any
 
 import onnx_ir as ir
@@ -11,13 +12,13 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.core.text import plural
 from modelexport.errors import FileFormatError, UsageError
-from modelexport.files.given import Source, as_path
+from modelexport.files.given_models import Source, as_path
+from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
-from modelexport.graph.owners import owner_of
 from modelexport.measure import columns
 from modelexport.measure.liveness import live_bytes
 from modelexport.measure.node_data import explorer_places
-from modelexport.measure.operators import work_of
+from modelexport.measure.operator_costs import work_of
 from modelexport.measure.page import Page, embedded_page
 from modelexport.measure.shapes import Shapes, Size, find_shapes
 from modelexport.measure.table import NodeFigures, Table
@@ -182,7 +183,7 @@ def _stored(tagged: TaggedFile) -> tuple[dict[str, dict[ModuleCall, int]], list[
                 counted.update(names)
                 elements = packed
                 if elements is None:
-                    elements = _product(entries[names[0]].shape) if names[0] in entries else tensor.size
+                    elements = prod(entries[names[0]].shape) if names[0] in entries else tensor.size
                 parameters[place] = parameters.get(place, 0) + elements
                 if not plan.recorded or (packed is not None and plan.steps[-1].op_type == "Codes"):
                     held[place] = held.get(place, 0) + elements
@@ -212,13 +213,6 @@ def _holder(
             return using
         fallback = fallback or (calls[0] if calls else None)
     return users[0] if users else fallback
-
-
-def _product(shape: Iterable[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 def _notes(model: ir.Model, shapes: Shapes, unknown: Counter[str]) -> list[str]:

@@ -8,14 +8,14 @@ planner, a buffer is held from its first value to its last, also in between.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from modelexport.format.dtypes import bit_width
-from modelexport.graph.nodes import nested_graphs
-from modelexport.measure.operators import ELEMENTWISE, words
+from modelexport.graph.nodes import nested_graphs, values_taken
+from modelexport.measure.operator_costs import ELEMENTWISE, words
 from modelexport.measure.shapes import Shapes, Size
 
 _VIEWS = frozenset(("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dropout"))
@@ -64,7 +64,7 @@ class _Plan:
         for index, node in enumerate(nodes):
             if node.op_type in _VIEWS and node.inputs and node.inputs[0] is not None and node.outputs:
                 views[node.outputs[0]] = views.get(node.inputs[0], node.inputs[0])
-            last.update({views.get(value, value): index for value in _used(node)})
+            last.update({views.get(value, value): index for value in values_taken(node)})
         last.update({views.get(value, value): len(nodes) for value in graph.outputs})
         buffers: dict[ir.Value, _Buffer] = {}
         every: list[_Buffer] = []
@@ -78,7 +78,7 @@ class _Plan:
                     every.append(buffer)
                 buffers[value] = buffer
                 buffer.last = max(buffer.last, last.get(value, index))
-            ended = {views.get(value, value): None for value in [*_used(node), *node.outputs]}
+            ended = {views.get(value, value): None for value in [*values_taken(node), *node.outputs]}
             for value in ended:
                 if value in buffers and last.get(value, index) == index and buffers[value].last == index:
                     free.insert(0, buffers[value])
@@ -118,12 +118,3 @@ class _Plan:
             if buffer.kind == kind:
                 return free.pop(position)
         return _Buffer(size if isinstance(size, int) else 0, kind, index, index)
-
-
-def _used(node: ir.Node) -> Iterator[ir.Value]:
-    """The values that a node and its nested graphs use."""
-    yield from (value for value in node.inputs if value is not None)
-    for graph in nested_graphs(node):
-        for inner in graph:
-            yield from _used(inner)
-        yield from graph.outputs

@@ -18,19 +18,19 @@ from typing import Any
 import msgspec
 import onnx_ir as ir
 
-from modelexport.files.given import Source
+from modelexport.files.given_models import Source
 from modelexport.files.onnx_models import load_onnx, save_model
+from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes
-from modelexport.graph.owners import owner_of
 from modelexport.graph.snapshot import take_snapshot
 from modelexport.lineage.descent import trace_owners
 from modelexport.measure import columns
 from modelexport.measure.columns import Column
 from modelexport.measure.costs import read_one
-from modelexport.measure.feeds import make_feeds
 from modelexport.measure.node_data import Place, explorer_places
 from modelexport.measure.page import Page, embedded_page
-from modelexport.measure.runs import Kernel, Level, Profile, profile_runs, time_runs
+from modelexport.measure.profiled_runs import Kernel, Level, Profile, profile_runs, time_runs
+from modelexport.measure.run_inputs import make_feeds
 from modelexport.measure.table import NodeFigures, Table
 from modelexport.runtime.sessions import CPU
 from modelexport.tagged.file import TaggedFile

@@ -295,7 +295,7 @@ def _infer(proto: onnx.ModelProto) -> onnx.ModelProto | None:
             contextlib.chdir(folder),
         ):
             found: onnx.ModelProto = SymbolicShapeInference.infer_shapes(proto, auto_merge=True)
-    except Exception:
+    except Exception:  # the tool gives up by whatever happened
         return None
     finally:
         logger.setLevel(level)

@@ -151,12 +151,7 @@ class Table:
         return rows
 
     def document(
-        self,
-        by: By = "call",
-        *,
-        depth: int | None = None,
-        only: Selection | None = None,
-        sort: str | None = None,
+        self, by: By = "call", *, depth: int | None = None, only: Selection | None = None, sort: str | None = None
     ) -> dict[str, Any]:
         """The table as JSON values: ``columns``, ``rows``, ``outside``."""
         rows = self.rows(by, depth=depth, only=only)

@@ -12,9 +12,9 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.errors import UsageError
-from modelexport.files.abandoned import STAGING_PREFIX
+from modelexport.files.abandoned_staging import STAGING_PREFIX
 from modelexport.files.atomic import written_together
-from modelexport.files.linked import record_samples
+from modelexport.files.linked_weights import record_samples
 from modelexport.files.manifests import write_manifest
 from modelexport.files.onnx_models import load_onnx
 from modelexport.files.package_folders import check_package_folder

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from modelexport.exporting.fused_forms import reads_cache
 from modelexport.files.onnx_models import load_onnx
-from modelexport.format.packages import Manifest, PartEntry
+from modelexport.format.manifest import Manifest, PartEntry
 from modelexport.packages.multimodal import Positions
 
 _TOKENS = {"input_ids": "input_ids", "decoder_input_ids": "input_ids", "inputs_embeds": "inputs_embeds"}

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelexport.core.messages import collected
+from modelexport.core.collected_messages import collected
 from modelexport.core.text import error_line
 from modelexport.errors import CaptureError, InputsError, UsageError, raised_as
 from modelexport.packages.generator import CACHE_POSITION
@@ -41,7 +41,7 @@ from modelexport.packages.prompts import (
 from modelexport.packages.stateful_parts import stateful_parts
 from modelexport.packages.states import count_tokens, find_state, greedy_config, keys_and_values, record_calls
 from modelexport.pytorch.pretrained import is_pretrained
-from modelexport.pytorch.traced import untouched
+from modelexport.pytorch.traced_tree import untouched
 from modelexport.weights.sources import Weights
 
 

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from modelexport.core.messages import collected
+from modelexport.core.collected_messages import collected
 from modelexport.core.text import error_line
 from modelexport.errors import InputsError, raised_as
 from modelexport.packages.generator import CACHE_POSITION, TokenLoop, relative_difference
 from modelexport.packages.model_parts import with_forward
 from modelexport.packages.states import greedy_config
-from modelexport.pytorch.traced import untouched
-from modelexport.pytorch.values import as_array
+from modelexport.pytorch.nested_tensors import as_array
+from modelexport.pytorch.traced_tree import untouched
 
 _TOLERANCE, _TOLERANCE_OF_HALF = 1e-3, 3e-2
 

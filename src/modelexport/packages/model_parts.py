@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from modelexport.format.packages import Rows
+from modelexport.format.manifest import Rows
 from modelexport.pytorch.lazy_weights import lend_weights
 from modelexport.weights.sources import Weights
 

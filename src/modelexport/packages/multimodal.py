@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelexport.core.attributes import attribute_set
-from modelexport.core.messages import collected
+from modelexport.core.collected_messages import collected
+from modelexport.core.replaced_attributes import attribute_set
 from modelexport.core.text import error_line
 from modelexport.errors import CaptureError, raised_as
 from modelexport.packages.model_parts import with_forward, with_weights
 from modelexport.packages.prompts import KINDS, Example, placeholder_of
-from modelexport.pytorch.traced import untouched
+from modelexport.pytorch.traced_tree import untouched
 from modelexport.weights.sources import Weights
 
 POSITIONS = "positions"
@@ -205,7 +205,7 @@ def _observed(model: nn.Module, owner: nn.Module, kind: str, token: int, example
             stack.enter_context(untouched(model))
             model(**copy.deepcopy(dict(example)))
             reason = ""
-        except Exception as error:
+        except Exception as error:  # the code of a model may raise anything
             reason = error_line(error)
     if not any(isinstance(value, torch.Tensor) for value in (seen[-1] if seen else {}).values()):
         reason = f"no example {kind} can be made for it"
@@ -320,7 +320,7 @@ def _check_merge(model: nn.Module, modality: Modality) -> bool:
             given = {} if places is None else {"position_ids": places.of_prompt(ids, torch.ones_like(ids))}
             found = model(inputs_embeds=embeds, attention_mask=mask, **given).logits
             right = model(**copy.deepcopy(dict(modality.example))).logits
-        except Exception as error:
+        except Exception as error:  # the code of a model may raise anything
             reason = error_line(error)
         else:
             telling = bool((right != right.flatten()[0]).any())

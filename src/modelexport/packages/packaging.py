@@ -22,7 +22,7 @@ from modelexport.exporting.result import ExportResult
 from modelexport.files.atomic import written_together
 from modelexport.files.manifests import write_manifest
 from modelexport.files.package_folders import check_package_folder
-from modelexport.format.packages import PACKAGE_VERSION, Kind, Manifest, PartEntry
+from modelexport.format.manifest import PACKAGE_VERSION, Kind, Manifest, PartEntry
 from modelexport.packages.diffusion.components_module import (
     MODEL_INDEX,
     PipelineModules,

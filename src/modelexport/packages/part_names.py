@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from modelexport.capture.exported import Exported
 from modelexport.exporting.interface import Interface
-from modelexport.graph.sizes import SYMBOL
+from modelexport.graph.size_symbols import SYMBOL
 from modelexport.packages.generator import CACHE_POSITION
 
 BATCH, SEQUENCE, PAST = "batch", "sequence", "past_sequence"

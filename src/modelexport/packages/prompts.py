@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from modelexport.core.messages import collected
+from modelexport.core.collected_messages import collected
 from modelexport.errors import InputsError
-from modelexport.format.packages import Manifest
+from modelexport.format.manifest import Manifest
 from modelexport.pytorch.inputs import generate_inputs
-from modelexport.pytorch.traced import untouched
-from modelexport.pytorch.values import as_array
+from modelexport.pytorch.nested_tensors import as_array
+from modelexport.pytorch.traced_tree import untouched
 
 KINDS = ("image", "audio")
 _TEXTS = (

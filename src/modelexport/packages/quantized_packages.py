@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from modelexport.errors import UsageError
 from modelexport.files.atomic import written_together
-from modelexport.files.linked import record_data
+from modelexport.files.linked_weights import record_data
 from modelexport.files.manifests import write_manifest
 from modelexport.files.onnx_models import (
     SMALLEST_OUTSIDE,

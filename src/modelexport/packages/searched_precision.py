@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from modelexport.errors import UsageError
-from modelexport.files.given import Source, as_path
+from modelexport.files.given_models import Source, as_path
 from modelexport.packages.quantized_packages import quantize_package
 from modelexport.precision.quantize import Feeds, QuantizeResult, quantize
 from modelexport.precision.search import SearchResult, search

@@ -12,11 +12,11 @@ import msgspec
 import torch
 from torch import nn
 
-from modelexport.core.decoding import decode_json
+from modelexport.core.json_decoding import decode_json
 from modelexport.core.limits import SETTINGS_BYTES
 from modelexport.core.text import error_line
 from modelexport.errors import FileFormatError, ModelLoadError, raised_as
-from modelexport.files.regular import read_regular
+from modelexport.files.regular_files import read_regular
 from modelexport.files.safetensors_files import read_header
 from modelexport.packages.model_parts import ModelPart
 from modelexport.pytorch.loading import LoadedModel, load_model

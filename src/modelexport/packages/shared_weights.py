@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from modelexport.errors import OutputError
-from modelexport.files.linked import clone_or_link
+from modelexport.files.linked_weights import clone_or_link
 from modelexport.files.safetensors_files import SINGLE, Place, SafetensorsFile, read_header
 from modelexport.packages.model_parts import ModelPart
 from modelexport.pytorch.checkpoints import find_entries, save_entries
 from modelexport.weights import WeightsMode
-from modelexport.weights.placement import link_file
 from modelexport.weights.sources import Weights
+from modelexport.weights.storage import link_file
 
 if TYPE_CHECKING:
     from torch import nn

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from modelexport.core.messages import collected
+from modelexport.core.collected_messages import collected
 from modelexport.core.text import error_line
 from modelexport.errors import CaptureError
-from modelexport.format.packages import Generation, Rows, Start
+from modelexport.format.manifest import Generation, Rows, Start
 from modelexport.packages.generator import PAST as PAST_INPUT
 from modelexport.packages.generator import PRESENT, TokenLoop
 from modelexport.packages.greedy import Reference, first_difference, generate_greedily
@@ -27,8 +27,8 @@ from modelexport.packages.model_parts import ModelPart, with_forward
 from modelexport.packages.prompts import prompts_like
 from modelexport.packages.states import BATCH, PAST, SEQUENCE, State, growing
 from modelexport.pytorch.dispatch_modes import OperationMode
-from modelexport.pytorch.traced import untouched
-from modelexport.pytorch.values import as_array
+from modelexport.pytorch.nested_tensors import as_array
+from modelexport.pytorch.traced_tree import untouched
 
 _LONG = (9, 7, 70, 299)
 """Lengths of prompts with which the operations of a model are compared: chunks of scans have up to 256 tokens."""

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelexport.core.attributes import attribute_set
-from modelexport.core.messages import collected
+from modelexport.core.collected_messages import collected
+from modelexport.core.replaced_attributes import attribute_set
 from modelexport.core.text import error_line
 from modelexport.errors import CaptureError, raised_as
 from modelexport.packages.prompts import Example
-from modelexport.pytorch.traced import untouched
-from modelexport.pytorch.values import tensors_in
+from modelexport.pytorch.nested_tensors import tensors_in
+from modelexport.pytorch.traced_tree import untouched
 
 BATCH, SEQUENCE, PAST = "batch", "sequence", "past_sequence"
 TEXT = ("input_ids", "attention_mask", "position_ids")

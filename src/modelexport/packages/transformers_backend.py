@@ -22,8 +22,8 @@ from modelexport.errors import UsageError
 from modelexport.exporting.pipeline import export
 from modelexport.format import keys
 from modelexport.graph.nodes import initializers
+from modelexport.pytorch.nested_tensors import copied
 from modelexport.pytorch.private_torch import tree_structure
-from modelexport.pytorch.values import copied
 
 FORMAT = "modelexport"
 """The format to ask for: ``AutoHfExporter.from_config({"export_format": "modelexport"})``."""

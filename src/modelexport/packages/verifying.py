@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from modelexport.core.results import Rows, Shown
 from modelexport.errors import UsageError
-from modelexport.files.given import Source, as_path
+from modelexport.files.given_models import Source, as_path
 
 if TYPE_CHECKING:
     from modelexport.packages.verifying_generation import GenerationReport

@@ -15,7 +15,7 @@ from modelexport.core.text import error_line
 from modelexport.errors import CheckError, ModelExportError, UsageError
 from modelexport.exporting.options import Options
 from modelexport.exporting.result import ExportResult
-from modelexport.format.packages import Generation, Manifest
+from modelexport.format.manifest import Generation, Manifest
 from modelexport.packages.generator import Generator, Step
 from modelexport.packages.greedy import first_difference, generate_greedily, step_of
 from modelexport.packages.model_parts import with_weights

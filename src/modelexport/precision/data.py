@@ -11,14 +11,14 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 
-from modelexport.core.decoding import decode_json
 from modelexport.core.extras import missing_extra
+from modelexport.core.json_decoding import decode_json
 from modelexport.core.limits import INPUT_BYTES, SETTINGS_BYTES
 from modelexport.core.text import first_few, nearest
 from modelexport.errors import FileFormatError, InputsError
-from modelexport.files.regular import read_regular
+from modelexport.files.regular_files import read_regular
 from modelexport.graph.nodes import required_inputs
-from modelexport.measure.feeds import read_feeds
+from modelexport.measure.run_inputs import read_feeds
 
 Feeds = dict[str, Any]
 """Names of inputs to arrays: what one run takes."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import onnx_ir as ir
 
 from modelexport.errors import UsageError
-from modelexport.graph.owners import owner_of
+from modelexport.graph.node_owners import owner_of
 from modelexport.tagged.file import TaggedFile
 
 Nodes = Sequence[ir.Node]

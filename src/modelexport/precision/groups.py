@@ -16,7 +16,7 @@ import msgspec
 import onnx
 import onnx_ir as ir
 
-from modelexport.graph.owners import owner_of
+from modelexport.graph.node_owners import owner_of
 from modelexport.precision.pieces import weight_behind
 from modelexport.tagged.file import TaggedFile
 from modelexport.weights.transforms import parameter_plan

@@ -21,8 +21,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from modelexport.core.collected_messages import collected
 from modelexport.core.extras import missing_extra
-from modelexport.core.messages import collected
 from modelexport.core.text import nearest
 from modelexport.errors import ModelExportError, UsageError
 from modelexport.graph.initializers import bind_tensors

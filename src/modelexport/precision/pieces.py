@@ -17,7 +17,7 @@ from modelexport.errors import UsageError
 from modelexport.files.onnx_models import inside_file
 from modelexport.files.protos import to_proto
 from modelexport.graph.initializers import bind_tensors, share_tensor
-from modelexport.graph.owners import owner_of, set_owner
+from modelexport.graph.node_owners import owner_of, set_owner
 
 
 def cut_piece(model: ir.Model, nodes: Sequence[ir.Node]) -> onnx.ModelProto:

@@ -11,9 +11,9 @@ import onnx_ir as ir
 from modelexport.core.limits import SETTINGS_BYTES
 from modelexport.core.text import nearest
 from modelexport.errors import UsageError
-from modelexport.files.regular import read_regular
+from modelexport.files.regular_files import read_regular
+from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import nested_graphs
-from modelexport.graph.owners import owner_of
 from modelexport.precision.groups import Group, find_groups
 from modelexport.precision.methods import KEEP, METHODS, Method, parse_method
 from modelexport.tagged.file import TaggedFile

@@ -21,7 +21,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.core.stages import Stages
 from modelexport.errors import InputsError, UsageError
 from modelexport.files.atomic import scratch
-from modelexport.files.given import Source
+from modelexport.files.given_models import Source
 from modelexport.measure.profiles import profile
 from modelexport.precision.methods import KEEP, Method, parse_method
 from modelexport.precision.metrics import Bound, Metric, find_metric, mean_figure, parse_bound

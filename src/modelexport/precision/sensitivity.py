@@ -13,9 +13,9 @@ import numpy as np
 from modelexport.core.text import plural
 from modelexport.errors import InputsError, UsageError
 from modelexport.files.atomic import scratch
-from modelexport.files.given import Source
-from modelexport.files.linked import check_files
-from modelexport.graph.owners import owner_of
+from modelexport.files.given_models import Source
+from modelexport.files.linked_weights import check_files
+from modelexport.graph.node_owners import owner_of
 from modelexport.measure import columns
 from modelexport.measure.node_data import explorer_places
 from modelexport.measure.table import NodeFigures, Table, share_out

@@ -19,8 +19,8 @@ from modelexport.core.text import nearest
 from modelexport.errors import UsageError
 from modelexport.graph.copies import copy_of
 from modelexport.graph.initializers import share_tensor
+from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, nested_graphs
-from modelexport.graph.owners import owner_of
 from modelexport.precision.groups import find_groups, weighted_nodes
 from modelexport.precision.methods import Method, apply_method
 from modelexport.precision.pieces import cut_piece, import_operators, weight_behind

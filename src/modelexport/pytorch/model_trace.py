@@ -16,17 +16,13 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from modelexport.core.attributes import attribute_set
 from modelexport.core.calls import ROOT, ModuleCall, Side
-from modelexport.core.messages import collected
+from modelexport.core.collected_messages import collected
+from modelexport.core.replaced_attributes import attribute_set
 from modelexport.pytorch.bodies import Bodies
 from modelexport.pytorch.dispatch_modes import OperationMode
 from modelexport.pytorch.lazy_weights import lend_weights
-from modelexport.pytorch.perturbation import entries_of
-from modelexport.pytorch.private_torch import tree_map, version_of
-from modelexport.pytorch.recorder import CallRecorder
-from modelexport.pytorch.traced import untouched
-from modelexport.pytorch.values import (
+from modelexport.pytorch.nested_tensors import (
     NamedTensors,
     as_array,
     as_stored,
@@ -36,6 +32,10 @@ from modelexport.pytorch.values import (
     output_tensors,
     run_arguments,
 )
+from modelexport.pytorch.perturbation import entries_of
+from modelexport.pytorch.private_torch import tree_map, version_of
+from modelexport.pytorch.recorder import CallRecorder
+from modelexport.pytorch.traced_tree import untouched
 from modelexport.traces.choices import chosen_axis
 from modelexport.traces.trace import Choice, Content, Index, Place, SeenTensor, Trace
 from modelexport.weights.sources import Weights

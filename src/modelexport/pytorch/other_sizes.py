@@ -14,9 +14,9 @@ import onnx_ir as ir
 import torch
 
 from modelexport.graph.nodes import required_inputs
-from modelexport.graph.sizes import SYMBOL, put_size
+from modelexport.graph.size_symbols import SYMBOL, put_size
+from modelexport.pytorch.nested_tensors import tensors_in
 from modelexport.pytorch.private_torch import tree_map
-from modelexport.pytorch.values import tensors_in
 
 Inputs = Mapping[str, Any] | Sequence[Any]
 

@@ -10,15 +10,15 @@ from typing import Any, Literal
 from torch import nn
 
 from modelexport.core.calls import CallTree, ModuleCall, TensorSpec, TracedCall
-from modelexport.core.hierarchies import Comparison, compare_hierarchies
-from modelexport.core.modules import ModuleTree
+from modelexport.core.module_tree import ModuleTree
 from modelexport.core.tags import Granularity, Tags
 from modelexport.core.text import short_repr
+from modelexport.core.uncalled_modules import Comparison, compare_hierarchies
 from modelexport.pytorch.loading import load_model
-from modelexport.pytorch.static import containers, module_tree
+from modelexport.pytorch.nested_tensors import run_arguments
+from modelexport.pytorch.static_tree import containers, module_tree
 from modelexport.pytorch.timing import time_calls
-from modelexport.pytorch.traced import trace_calls
-from modelexport.pytorch.values import run_arguments
+from modelexport.pytorch.traced_tree import trace_calls
 
 
 @dataclass(frozen=True)
@@ -92,36 +92,6 @@ class HierarchyOverview:
         return {"modules": modules, "calls": calls, "trace": trace}
 
 
-def hierarchy_overview(
-    model: nn.Module,
-    inputs: Mapping[str, Any] | Sequence[Any] | None,
-    granularity: Granularity = "all",
-    include: Collection[str] = (),
-    exclude: Collection[str] = (),
-    *,
-    timed: bool = False,
-) -> HierarchyOverview:
-    """The modules of a model; with inputs, also the calls of one run.
-
-    Args:
-        timed: Run it a few times more, and take the time of each call.
-
-    Raises:
-        InputsError: The model raised when it ran.
-        UsageError: ``include`` or ``exclude`` name a class that the model does not have.
-    """
-    tree = module_tree(model)
-    apart = containers(model)
-    static = Tags(tree, static_calls(tree, apart), granularity=granularity, include=include, exclude=exclude)
-    if inputs is None:
-        return HierarchyOverview(tree, static_tags=static)
-    args, kwargs = run_arguments(inputs)
-    calls = trace_calls(model, args, kwargs)
-    tags = Tags(tree, calls, granularity=granularity, include=include, exclude=exclude)
-    seconds = time_calls(model, inputs, runs=3, warmup=1) if timed else None
-    return HierarchyOverview(tree, calls, tags, compare_hierarchies(tree, calls, apart), static, seconds)
-
-
 def static_calls(tree: ModuleTree, apart: Collection[str]) -> CallTree:
     """The calls of a run in which every module is called once, by its parent module.
 
@@ -166,7 +136,16 @@ def hierarchy(
     """
     if not isinstance(model, nn.Module):
         model = load_model(str(model)).model
-    return hierarchy_overview(model, inputs, granularity, include, exclude, timed=timed)
+    tree = module_tree(model)
+    apart = containers(model)
+    static = Tags(tree, static_calls(tree, apart), granularity=granularity, include=include, exclude=exclude)
+    if inputs is None:
+        return HierarchyOverview(tree, static_tags=static)
+    args, kwargs = run_arguments(inputs)
+    calls = trace_calls(model, args, kwargs)
+    tags = Tags(tree, calls, granularity=granularity, include=include, exclude=exclude)
+    seconds = time_calls(model, inputs, runs=3, warmup=1) if timed else None
+    return HierarchyOverview(tree, calls, tags, compare_hierarchies(tree, calls, apart), static, seconds)
 
 
 def _specs(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:

@@ -14,8 +14,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from modelexport.core.calls import ROOT, ModuleCall, Side, TensorSpec, TracedCall
-from modelexport.pytorch.private_torch import DisableTorchFunction, peek_interpreter_stack
-from modelexport.pytorch.values import (
+from modelexport.pytorch.nested_tensors import (
     NamedTensors,
     has_elements,
     input_tensors,
@@ -23,15 +22,7 @@ from modelexport.pytorch.values import (
     tensor_specs,
     tensors_held,
 )
-
-Exchange = Callable[[ModuleCall, Side, NamedTensors, Any], Any]
-"""Called with the tensors that a call gets or returns, and with the value that has them: gives what takes its place."""
-
-
-def as_they_are(call: ModuleCall, side: Side, tensors: NamedTensors, value: Any) -> Any:
-    """What a call gets and returns stays."""
-    return value
-
+from modelexport.pytorch.private_torch import DisableTorchFunction, peek_interpreter_stack
 
 _CALLS_OF_A_BODY = 2**32
 """More than the calls of a module in the body of a branch or loop; these are numbered in the end."""
@@ -44,7 +35,6 @@ class CallRecorder:
         around: Returns a context that is entered when a call begins and left when it ends.
         watch: Called with the tensors that each call gets (``inputs``) and returns (``outputs``).
         apart: Whether an object's tensors are not recorded where another call than the root's gets or returns it.
-        exchange: Puts other tensors in place of those that were recorded, before hooks of a module see what it returns.
     """
 
     def __init__(
@@ -53,7 +43,6 @@ class CallRecorder:
         around: Callable[[ModuleCall], AbstractContextManager[Any]] = lambda call: nullcontext(),
         watch: Callable[[ModuleCall, Side, NamedTensors], None] = lambda call, side, tensors: None,
         apart: Callable[[object], bool] | None = None,
-        exchange: Exchange = as_they_are,
     ) -> None:
         self.seen: list[TracedCall] = []
         self.results: list[object] = []
@@ -62,7 +51,6 @@ class CallRecorder:
         self._around = around
         self._watch = watch
         self._apart = apart
-        self._exchange = exchange
         self._running: list[tuple[int, ExitStack]] = []
         self._counts: Counter[str] = Counter()
         self._first = 0
@@ -101,12 +89,13 @@ class CallRecorder:
     def _watch_everywhere(hooks: Mapping[nn.Module, Any], handles: ExitStack) -> None:
         """Attach global hooks, for modules that do not accept hooks of their own."""
 
-        def enter(module: nn.Module, args: tuple[Any, ...]) -> Any:
-            other = hooks[module][0](module, args, {}) if module in hooks else None
-            return other[0] if other is not None else None
+        def enter(module: nn.Module, args: tuple[Any, ...]) -> None:
+            if module in hooks:
+                hooks[module][0](module, args, {})
 
-        def leave(module: nn.Module, args: tuple[Any, ...], output: object) -> Any:
-            return hooks[module][1](module, args, output) if module in hooks else None
+        def leave(module: nn.Module, args: tuple[Any, ...], output: object) -> None:
+            if module in hooks:
+                hooks[module][1](module, args, output)
 
         handles.callback(register_module_forward_pre_hook(enter).remove)
         handles.callback(register_module_forward_hook(leave, always_call=True).remove)
@@ -171,60 +160,53 @@ class CallRecorder:
                 found[call] = None
         return found
 
-    def _hooks(self, path: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    def _hooks(self, path: str) -> tuple[Callable[..., None], Callable[..., None]]:
         # By path, not by module: torch.export passes proxies to the hooks for modules that have several names.
-        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if self._suspended or torch.compiler.is_dynamo_compiling():
-                return None
-            return self._enter(path, module, args, kwargs)
+        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if not (self._suspended or torch.compiler.is_dynamo_compiling()):
+                self._enter(path, module, args, kwargs)
 
-        def leave(module: nn.Module, args: tuple[Any, ...], output: object) -> Any:
-            if self._suspended or torch.compiler.is_dynamo_compiling():
-                return None
-            return self._leave(path, output)
+        def leave(module: nn.Module, args: tuple[Any, ...], output: object) -> None:
+            if not (self._suspended or torch.compiler.is_dynamo_compiling()):
+                self._leave(path, output)
 
         return enter, leave
 
-    def _enter(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _enter(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         call = ModuleCall(path, self._first + self._counts[path])
         self._counts[path] += 1
         parent = self.seen[self._running[-1][0]].call if self._running else None
-        given = (args, kwargs)
-        specs, other = self._described(call, "inputs", input_tensors(module, args, kwargs), given)
+        specs = self._described(call, "inputs", input_tensors(module, args, kwargs), (args, kwargs))
         self.seen.append(TracedCall(call, parent, len(self._running), self._next_step(), None, specs))
         context = ExitStack()
         context.enter_context(self._around(call))
         self._running.append((len(self.seen) - 1, context))
-        return other if other is not given else None
 
-    def _leave(self, path: str, output: object) -> Any:
+    def _leave(self, path: str, output: object) -> None:
         """Also called, with ``None`` for the output, when ``forward`` raised."""
         if all(self.seen[position].call.path != path for position, _ in self._running):
-            return None  # another hook raised before forward began
+            return  # another hook raised before forward began
         position, context = self._running.pop()
         while self.seen[position].call.path != path:  # it raised under torch.export, and its caller continued
             context.close()
             position, context = self._running.pop()
         traced = self.seen[position]
-        specs, other = self._described(traced.call, "outputs", output_tensors(output), output)
+        specs = self._described(traced.call, "outputs", output_tensors(output), output)
         self.seen[position] = dataclasses.replace(traced, exit=self._next_step(), outputs=specs)
         context.close()
         error = sys.exception()
         if error is not None and error is not self._outer_error and error is not self._raised[0]:
             self._raised = (error, traced.call)
-        return other if other is not output else None
 
-    def _described(
-        self, call: ModuleCall, side: Side, given: NamedTensors, held_by: object
-    ) -> tuple[tuple[TensorSpec, ...], Any]:
-        """The tensors that a call gets or returns, and what takes the place of the value that has them."""
+    def _described(self, call: ModuleCall, side: Side, given: NamedTensors, held_by: object) -> tuple[TensorSpec, ...]:
+        """The tensors that a call gets or returns."""
         with (
             self._observed(),
             DisableTorchFunction(),
         ):  # torch.export has four modes that would see each question for a shape
             tensors = self._recorded(given, call, held_by)
             self._watch(call, side, tensors)
-            return tensor_specs(tensors), self._exchange(call, side, tensors, held_by)
+            return tensor_specs(tensors)
 
     @contextmanager
     def _observed(self) -> Iterator[None]:

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from modelexport.core.messages import collected
-from modelexport.pytorch.traced import as_exported, untouched
-from modelexport.pytorch.values import output_tensors, run_arguments
+from modelexport.core.collected_messages import collected
+from modelexport.pytorch.nested_tensors import output_tensors, run_arguments
+from modelexport.pytorch.traced_tree import as_exported, untouched
 from modelexport.pytorch.variations import padded_at_the_end
 
 Changed = Literal["mask", "fused", "autocast"]

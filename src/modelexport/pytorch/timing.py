@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from modelexport.core.calls import ModuleCall
-from modelexport.core.messages import collected
+from modelexport.core.collected_messages import collected
 from modelexport.errors import InputsError
-from modelexport.pytorch.traced import untouched
-from modelexport.pytorch.values import run_arguments
+from modelexport.pytorch.nested_tensors import run_arguments
+from modelexport.pytorch.traced_tree import untouched
 
 
 class _Clock:
@@ -68,7 +68,7 @@ def time_calls(
                     stack.callback(module.register_forward_hook(leave).remove)
                 try:
                     model(*args, **kwargs)
-                except Exception as error:
+                except Exception as error:  # the code of a model may raise anything
                     raise InputsError(f"the model does not run with these inputs: {error}") from error
             if number >= warmup:
                 for call, taken in clock.own.items():

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.nn.modules import module as torch_module
 
-from modelexport.core.attributes import attribute_set
 from modelexport.core.limits import ELEMENTS_PER_BYTE, LAYERS, MODULES, SPARE_ELEMENTS
+from modelexport.core.replaced_attributes import attribute_set
 from modelexport.errors import ModelLoadError
 
 
@@ -86,7 +86,7 @@ def no_larger_than(nbytes: int) -> Iterator[None]:
     ]
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # transformers may have wrapped ours in any other; all others go on
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, _TooLargeError):
             cause = cause.__cause__ or cause.__context__

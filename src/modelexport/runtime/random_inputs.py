@@ -13,7 +13,7 @@ import onnxruntime
 from modelexport.core.limits import RANDOM_ELEMENTS
 from modelexport.errors import InputsError, UsageError
 from modelexport.graph.nodes import required_inputs
-from modelexport.graph.sizes import SYMBOL, put_size
+from modelexport.graph.size_symbols import SYMBOL, put_size
 from modelexport.runtime.sessions import run_session
 
 _BOUNDS = (1000, 100, 10)

@@ -17,7 +17,7 @@ import onnxruntime
 
 from modelexport.core.text import nearest
 from modelexport.errors import FileFormatError, UsageError
-from modelexport.files.linked import check_weights, names_other_files
+from modelexport.files.linked_weights import check_weights, names_other_files
 from modelexport.files.onnx_models import load_onnx
 from modelexport.files.protos import to_proto
 from modelexport.graph.nodes import initializers
@@ -78,11 +78,7 @@ def open_session(
         UsageError: ONNX Runtime does not have this provider, or cannot load the model.
         FileFormatError: A weights file is missing or has changed: the runtime would read it unchecked.
     """
-    available = onnxruntime.get_available_providers()
-    if provider not in available:
-        raise UsageError(
-            f"this ONNX Runtime does not have {provider}{nearest(provider, available)}; it has {', '.join(available)}"
-        )
+    check_provider(provider)
     try:
         return _open_as_is(model, folder, provider, optimized=optimized, runs_often=runs_often)
     except FileFormatError:
@@ -94,6 +90,19 @@ def open_session(
     runs = _open_as_is(widened(model), folder, provider, optimized=optimized, runs_often=runs_often)
     runs.narrow = {name: dtype.numpy() for name, dtype in narrow.items()}
     return runs
+
+
+def check_provider(provider: str) -> None:
+    """Refuse an execution provider that this ONNX Runtime does not have.
+
+    Raises:
+        UsageError: It does not; the message lists those that it has.
+    """
+    available = onnxruntime.get_available_providers()
+    if provider not in available:
+        raise UsageError(
+            f"this ONNX Runtime does not have {provider}{nearest(provider, available)}; it has {', '.join(available)}"
+        )
 
 
 def _open_as_is(

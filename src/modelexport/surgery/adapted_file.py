@@ -12,13 +12,14 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 
-from modelexport.core.decoding import decode_json
-from modelexport.errors import FileFormatError, OutputError, WeightsError
+from modelexport.core.json_decoding import decode_json
+from modelexport.core.text import first_few
+from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.atomic import check_writable
 from modelexport.format import keys
 from modelexport.graph.names import free_name, names_in
+from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers
-from modelexport.graph.owners import owner_of
 from modelexport.surgery.edited_tags import EditedTags
 from modelexport.surgery.low_rank import PairInputs, low_rank_places
 from modelexport.tagged.encodings.metadata import initializer_tags
@@ -36,8 +37,6 @@ class AdaptedFile:
         self.path = path
         read = [read_adapter(folder) for folder in adapters]
         check_writable(output, [path, *([Path(weights)] if weights is not None else [])])
-        if output.exists() and output.samefile(path):
-            raise OutputError(f"{output} is the file to read: give another name")
         self.tagged = read_tagged(path, checked=weights is None)
         self.model = self.tagged.model
         self.entries = state_dict_of(self.model)
@@ -198,10 +197,9 @@ class AdaptedFile:
         missing = [key for key in self._asked(only) if key not in taken]
         if missing:
             modules = list(dict.fromkeys(key.partition(" ")[0] for key in missing))
-            listed = ", ".join(modules[:3]) + (f" and {len(modules) - 3} more" if len(modules) > 3 else "")
             raise WeightsError(
-                f"{self.path} has no inputs for what {only.adapters[0].path} does to {listed}: make its inputs with "
-                "this adapter too (--as-inputs, and --adapter for each)",
+                f"{self.path} has no inputs for what {only.adapters[0].path} does to {first_few(modules, 3)}: "
+                "make its inputs with this adapter too (--as-inputs, and --adapter for each)",
                 missing=modules,
             )
         return values

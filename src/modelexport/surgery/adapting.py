@@ -11,7 +11,7 @@ import numpy as np
 from modelexport.core.text import short_repr
 from modelexport.errors import OutputError, UsageError, WeightsError
 from modelexport.files.atomic import written_together
-from modelexport.files.given import Source, as_path
+from modelexport.files.given_models import Source, as_path
 from modelexport.graph.initializers import bind_tensors
 from modelexport.runtime.adapter_files import ADAPTER_SUFFIX, write_adapter_file
 from modelexport.surgery import Sharing

@@ -20,10 +20,10 @@ from modelexport.format import keys
 from modelexport.format.call_tree import call_tree_entries, encode_call_tree
 from modelexport.format.node_tags import read_source_tags, write_tags
 from modelexport.graph.boundaries import CallBoundary, find_boundaries
-from modelexport.graph.copies import copy_of
+from modelexport.graph.copies import copy_of, model_like
+from modelexport.graph.node_owners import OWNER, owner_of, tags_of_users
 from modelexport.graph.nodes import nested_graphs, required_inputs, values_taken
-from modelexport.graph.owners import OWNER, owner_of
-from modelexport.surgery.repeating import Renewed, Repeating, is_size, read_off
+from modelexport.surgery.recomputed import Renewed, Repeating, is_size, read_off
 from modelexport.weights.transforms import parameter_plan, state_dict_of
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Cutter:
         self._tagged = tagged
         self._model = tagged.model
         self._position = {node: i for i, node in enumerate(tagged.nodes)}
-        self._enclosing = {graph: node for node in tagged.nodes for graph in nested_graphs(node)}
+        self.enclosing = {graph: node for node in tagged.nodes for graph in nested_graphs(node)}
         self._in_functions = {
             node: name for name, function in self._model.functions.items() for node in function.all_nodes()
         }
@@ -203,7 +203,7 @@ class Cutter:
 
     def _copy(self, nodes: set[ir.Node], inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> ir.Graph:
         """A flat graph of copies of these nodes; nodes in their nested graphs stay nested."""
-        chosen = [node for node in sorted(nodes, key=self._position.__getitem__) if not self._is_held(node, nodes)]
+        chosen = [node for node in sorted(nodes, key=self._position.__getitem__) if not self.is_held(node, nodes)]
         weights = {value: None for node in chosen for value in values_taken(node) if value.is_initializer()}
         weights.update((value, None) for value in outputs if value.is_initializer())
         whole = self._model.graph
@@ -220,16 +220,18 @@ class Cutter:
             )
         )
 
-    def _is_held(self, node: ir.Node, nodes: set[ir.Node]) -> bool:
-        enclosing = self._enclosing_node(node)
+    def is_held(self, node: ir.Node, nodes: set[ir.Node]) -> bool:
+        """Whether a node is in a nested graph of one of these nodes."""
+        enclosing = self.enclosing_node(node)
         while enclosing is not None:
             if enclosing in nodes:
                 return True
-            enclosing = self._enclosing_node(enclosing)
+            enclosing = self.enclosing_node(enclosing)
         return False
 
-    def _enclosing_node(self, node: ir.Node) -> ir.Node | None:
-        return self._enclosing.get(node.graph) if isinstance(node.graph, ir.Graph) else None
+    def enclosing_node(self, node: ir.Node) -> ir.Node | None:
+        """The node whose nested graph a node is in."""
+        return self.enclosing.get(node.graph) if isinstance(node.graph, ir.Graph) else None
 
     def _wrap(self, graph: ir.Graph, inside: set[ModuleCall], above: Iterable[ModuleCall]) -> ir.Model:
         """A model of a graph, with its functions, the metadata of the whole model, and the tags of its calls."""
@@ -247,27 +249,15 @@ class Cutter:
             pending = [node for function in found.values() for node in function.all_nodes()]
         for value in graph.initializers.values():
             if keys.HIERARCHY_TAGS in value.metadata_props:
-                tags = {tag: None for node, _ in value.uses() for tag in read_source_tags(node.metadata_props)}
-                value.metadata_props[keys.HIERARCHY_TAGS] = json.dumps(list(tags))
+                value.metadata_props[keys.HIERARCHY_TAGS] = json.dumps(tags_of_users(value))
         calls = {above for user in users for above in self._tagged.calls.stack(user)}
         entries = call_tree_entries(
             (traced for traced in self._tagged.calls if traced.call in calls), self._tagged.tags.__getitem__
         )
         kept = {**whole.metadata_props, keys.CALL_TREE: encode_call_tree(entries), **_used_entries(whole, graph)}
         is_whole = [value.name for value in graph.outputs] == [value.name for value in whole.graph.outputs]
-        return ir.Model(
-            graph,
-            ir_version=whole.ir_version,
-            producer_name=whole.producer_name,
-            producer_version=whole.producer_version,
-            domain=whole.domain,
-            model_version=whole.model_version,
-            doc_string=whole.doc_string,
-            functions=list(functions.values()),
-            metadata_props={
-                key: text for key, text in kept.items() if key not in (keys.OUTPUTS, keys.EXPOSED) or is_whole
-            },
-        )
+        properties = {key: text for key, text in kept.items() if key not in (keys.OUTPUTS, keys.EXPOSED) or is_whole}
+        return model_like(whole, graph, functions.values(), properties)
 
 
 def _used_entries(whole: ir.Model, graph: ir.Graph) -> dict[str, str]:

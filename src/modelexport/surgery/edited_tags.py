@@ -191,9 +191,7 @@ class EditedTags:
         """The call tree, as stored in a file."""
         entries = [
             documents.CallTreeEntry(
-                traced.call.address,
-                self._tags[traced.call],
-                None if traced.parent is None else traced.parent.address,
+                traced.call.address, self._tags[traced.call], None if traced.parent is None else traced.parent.address
             )
             for traced in self._calls.values()
         ]

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import msgspec
 import onnx_ir as ir
 
-from modelexport.core.decoding import decode_json
+from modelexport.core.json_decoding import decode_json
 from modelexport.core.tags import CallTags
 from modelexport.errors import FileFormatError
-from modelexport.format import documents, keys
+from modelexport.format import keys
 from modelexport.graph.nodes import all_nodes
-from modelexport.graph.owners import owner_of
 from modelexport.surgery.edited_tags import EditedTags
 from modelexport.surgery.grafts import Graft, grafted_sidecar
-from modelexport.tagged.documents.dag import dag_document
-from modelexport.tagged.documents.operations import operations_document
-from modelexport.tagged.documents.sidecar import descended_document
-from modelexport.tagged.documents.tables import encode_table
+from modelexport.tagged.documents.sidecar import descended_documents
 from modelexport.tagged.encodings.attributes import write_attributes
 from modelexport.tagged.encodings.functions import write_functions
 from modelexport.tagged.file import TaggedFile
@@ -46,9 +41,6 @@ class Documents:
         self._before = tagged.hierarchy
         self._names = {value.name or "": value for node in tagged.nodes for value in node.outputs}
         self._names |= {value.name or "": value for value in tagged.model.graph.inputs}
-        self._tables = {
-            suffix for suffix in (".dag.json", ".operations.json") if tagged.path.with_suffix(suffix).is_file()
-        }
 
     def of_edited(
         self, tags: EditedTags, moved: Mapping[ir.Value, ir.Value] | None = None, grafts: Sequence[Graft] = ()
@@ -61,27 +53,16 @@ class Documents:
             grafts: Exported modules that were put into it.
         """
         model = self._tagged.model
-        written: dict[str, bytes] = {}
-        if self._before is not None:
+        if self._before is None:
+            before, values = None, {}
+        else:
+            before, grafted = grafted_sidecar(self._before, grafts, tags)
+            now = {name: (moved or {}).get(value, value) for name, value in (self._names | grafted).items()}
             there = {value for node in all_nodes(model) for value in node.outputs} | set(model.graph.inputs)
-            before, values = grafted_sidecar(self._before, grafts, tags)
-            now = {name: (moved or {}).get(value, value) for name, value in (self._names | values).items()}
-            hierarchy = descended_document(
-                before,
-                model=model,
-                values={name: value for name, value in now.items() if value in there},
-                tags=tags,
-                origins=_origins(model),
-                coverage=documents.Coverage.of(
-                    None if owner is None else owner.evidence for owner in map(owner_of, all_nodes(model))
-                ),
-            )
-            written[".hierarchy.json"] = msgspec.json.format(msgspec.json.encode(hierarchy), indent=1)
-        if ".dag.json" in self._tables:
-            written[".dag.json"] = encode_table(dag_document(model, tags))
-        if ".operations.json" in self._tables:
-            written[".operations.json"] = encode_table(operations_document(model, tags))
-        return written
+            values = {name: value for name, value in now.items() if value in there}
+        return descended_documents(
+            self._tagged.path, before, model=model, values=values, tags=tags, origins=_origins(model)
+        )
 
 
 def _origins(model: ir.Model) -> dict[str, Origin]:

@@ -21,8 +21,8 @@ from modelexport.files.onnx_models import LARGEST_INSIDE, save_model
 from modelexport.files.package_folders import check_output_folder
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.nodes import required_inputs
+from modelexport.surgery.call_interfaces import interface_of
 from modelexport.surgery.cutter import Cut, Cutter
-from modelexport.surgery.interfaces import interface_of
 from modelexport.surgery.saving import size_of_weights
 
 if TYPE_CHECKING:

@@ -122,12 +122,7 @@ def _call_entry(entry: documents.CallEntry, call: ModuleCall, names: Mapping[str
         return [msgspec.structs.replace(each, value=names.get(each.value or "")) for each in listed]
 
     return msgspec.structs.replace(
-        entry,
-        address=call.address,
-        enter=None,
-        exit=None,
-        inputs=tensors(entry.inputs),
-        outputs=tensors(entry.outputs),
+        entry, address=call.address, enter=None, exit=None, inputs=tensors(entry.inputs), outputs=tensors(entry.outputs)
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.format import keys
-from modelexport.graph.owners import OWNER, owner_of
+from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.weights.adapters import LowRank
 from modelexport.weights.recovery import transposition
 from modelexport.weights.transforms import ParameterPlan
@@ -115,10 +115,7 @@ class PairInputs:
         shapes: dict[str, list[int | str]]
         if kind == "convolution":
             group = pair.groups
-            shapes = {
-                "a": [rank, *a[1:]],
-                "b": [b[0], rank if group == 1 else f"{rank}/{group}", *b[2:]],
-            }
+            shapes = {"a": [rank, *a[1:]], "b": [b[0], rank if group == 1 else f"{rank}/{group}", *b[2:]]}
         else:
             shapes = {"a": [a[1], rank], "b": [rank, b[0]]}
         names = {"a": f"{module}.lora_A.weight", "b": f"{module}.lora_B.weight", "scale": f"{module}.lora_scale"}

@@ -14,7 +14,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.core.text import short_repr
 from modelexport.errors import UsageError
 from modelexport.format import keys
-from modelexport.graph.owners import owner_of
+from modelexport.graph.node_owners import owner_of
 from modelexport.runtime.assignment import CPU, RECORD, SETTINGS, assigned_providers, session_providers
 from modelexport.tagged.file import TaggedFile
 

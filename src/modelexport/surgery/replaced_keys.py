@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.format import keys
-from modelexport.graph.owners import owner_of
+from modelexport.graph.node_owners import owner_of
 from modelexport.weights.transforms import ParameterPlan, parameter_plan, parameter_plans, record_plan
 
 

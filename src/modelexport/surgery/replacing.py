@@ -18,20 +18,19 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Owner
 from modelexport.core.results import Written
-from modelexport.errors import OutputError, UsageError
+from modelexport.errors import UsageError
 from modelexport.files.atomic import check_writable, written_together
-from modelexport.files.given import Source, as_path
+from modelexport.files.given_models import Source, as_path
 from modelexport.format import keys
-from modelexport.format.node_tags import read_source_tags
 from modelexport.graph.names import free_name, names_in
+from modelexport.graph.node_owners import OWNER, owner_of, tags_of_users
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs, values_taken
-from modelexport.graph.owners import OWNER, owner_of
 from modelexport.surgery import Sharing
+from modelexport.surgery.call_interfaces import Interface, interface_of
 from modelexport.surgery.cutter import Cut, Cutter
 from modelexport.surgery.edited_tags import EditedTags
 from modelexport.surgery.edits import Documents, encoded, replaced_before
 from modelexport.surgery.grafts import Graft, rule_of
-from modelexport.surgery.interfaces import Interface, interface_of
 from modelexport.surgery.replaced_keys import write_keys
 from modelexport.surgery.saving import SharedFiles
 from modelexport.surgery.substitutes import FromModel, Parts, Site, Substitute
@@ -94,8 +93,6 @@ def replace(
     """
     path, output = as_path(path), Path(output)
     check_writable(output, [path])
-    if output.exists() and output.samefile(path):
-        raise OutputError(f"{output} is the file to replace modules in: give another name")
     tagged = read_tagged(path)
     replacer = _Replacer(tagged)
     calls = replacer.calls(selectors, every_call)
@@ -134,14 +131,11 @@ class _Replacer:
         self._tagged = tagged
         self._model = tagged.model
         self._cutter = Cutter(tagged)
-        self._enclosing = {graph: node for node in tagged.nodes for graph in nested_graphs(node)}
         self.now: dict[ir.Value, ir.Value] = {}
         """Values that replaced modules computed, to the values that replace them."""
         self.tags = EditedTags(tagged)
         self.grafts: list[Graft] = []
         self.replaced: list[ModuleCall] = []
-        self._taken = {value.name for node in tagged.nodes for value in (*node.inputs, *node.outputs) if value}
-        self._taken |= {node.name for node in tagged.nodes} | {value.name for value in initializers(self._model)}
         self._keys: dict[ir.Value, tuple[str, ...]] = {}
         self._entries = state_dict_of(self._model) if keys.STATE_DICT in self._model.metadata_props else {}
         self._record = replaced_before(self._model)
@@ -187,7 +181,7 @@ class _Replacer:
             values = (*graph.inputs, *graph.initializers.values())
             made = (value for node in graph if node not in own for value in node.outputs)
             found = {value.name or "": value for value in (*values, *made)} | found
-            holder = self._enclosing.get(graph)
+            holder = self._cutter.enclosing.get(graph)
             graph = holder.graph if holder is not None and isinstance(holder.graph, ir.Graph) else None
         return found
 
@@ -253,19 +247,12 @@ class _Replacer:
 
     def _graph_of(self, call: ModuleCall, own: set[ir.Node]) -> ir.Graph:
         """The one graph that the nodes of a call are in."""
-        graphs = {node.graph for node in own if not self._is_held(node, own)}
+        graphs = {node.graph for node in own if not self._cutter.is_held(node, own)}
         if len(graphs) != 1:
             raise UsageError(f"'{call}' ran both inside and outside of a branch: replace the calls one by one")
         (graph,) = graphs
         assert isinstance(graph, ir.Graph)
         return graph
-
-    def _is_held(self, node: ir.Node, nodes: set[ir.Node]) -> bool:
-        holder = self._holder(node)
-        return holder is not None and (holder in nodes or self._is_held(holder, nodes))
-
-    def _holder(self, node: ir.Node) -> ir.Node | None:
-        return self._enclosing.get(node.graph) if isinstance(node.graph, ir.Graph) else None
 
     def _current(self, interface: Interface) -> Interface:
         """The interface with the current values."""
@@ -292,7 +279,7 @@ class _Replacer:
             for usage in value.uses():
                 user: ir.Node | None = usage.node
                 while user is not None and user.graph is not graph:
-                    user = self._holder(user)
+                    user = self._cutter.enclosing_node(user)
                 if user is not None and user not in place.own:
                     users.add(user)
         found: ir.Node | None = None
@@ -425,8 +412,7 @@ class _Replacer:
                 self._dirty.update(value for value in node.inputs if value is not None and value.is_initializer())
         for value in initializers(self._model):
             if value in self._dirty:
-                users = {tag: None for node, _ in value.uses() for tag in read_source_tags(node.metadata_props)}
-                value.metadata_props[keys.HIERARCHY_TAGS] = json.dumps(list(users))
+                value.metadata_props[keys.HIERARCHY_TAGS] = json.dumps(tags_of_users(value))
         for function in self._model.functions.values():
             for node in function.all_nodes():
                 owner = owner_of(node)

@@ -11,13 +11,13 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError, OutputError
-from modelexport.files.beside import recorded_files
-from modelexport.files.linked import check_files, clone, clone_or_link
+from modelexport.files.linked_weights import check_files, clone, clone_or_link
 from modelexport.files.onnx_models import LARGEST_INSIDE, record_documents, save_model, save_with_references
+from modelexport.files.weights_beside import recorded_files
 from modelexport.format import documents, keys
 from modelexport.graph.nodes import initializers
 from modelexport.surgery import Sharing
-from modelexport.weights.placement import in_file
+from modelexport.weights.storage import in_file
 
 T = TypeVar("T")
 

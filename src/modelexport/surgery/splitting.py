@@ -19,7 +19,7 @@ from modelexport.core.text import plural, short_repr
 from modelexport.errors import UsageError
 from modelexport.files.atomic import written_together
 from modelexport.files.package_folders import check_package_folder
-from modelexport.format.packages import MANIFEST, PACKAGE_VERSION, Manifest, PartEntry, encode_manifest
+from modelexport.format.manifest import MANIFEST, PACKAGE_VERSION, Manifest, PartEntry, encode_manifest
 from modelexport.graph.nodes import required_inputs, values_taken
 from modelexport.surgery import Sharing
 from modelexport.surgery.balance import SLACK, Units, balanced_cuts, best_limit, fewest_stages
@@ -184,12 +184,7 @@ def _units(timeline: Timeline, points: Sequence[int], measure: Measure | None) -
 
 
 def _balanced(
-    timeline: Timeline,
-    units: Units,
-    points: Sequence[int],
-    stages: int | None,
-    max_bytes: int | None,
-    path: Path,
+    timeline: Timeline, units: Units, points: Sequence[int], stages: int | None, max_bytes: int | None, path: Path
 ) -> list[int]:
     """The units before which the stages begin."""
     largest = max(range(len(units.items)), key=lambda i: units.size(i, i + 1))

@@ -11,10 +11,10 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import UsageError
 from modelexport.format.dtypes import bit_width
+from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import nested_graphs, values_taken
-from modelexport.graph.owners import owner_of
 from modelexport.surgery.cutter import Cutter
-from modelexport.surgery.repeating import is_size
+from modelexport.surgery.recomputed import is_size
 from modelexport.tagged.file import TaggedFile
 
 _NOMINAL = 32

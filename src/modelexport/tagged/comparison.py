@@ -18,12 +18,12 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import FileFormatError, UsageError
-from modelexport.files.given import Source
-from modelexport.files.linked import changed_files
+from modelexport.files.given_models import Source
+from modelexport.files.linked_weights import changed_files
 from modelexport.format import keys
 from modelexport.format.dtypes import dtype_name
+from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers
-from modelexport.graph.owners import owner_of
 from modelexport.tagged.comparison_report import (
     CallChange,
     EntryChange,
@@ -41,11 +41,7 @@ TENSOR_LIMIT = 2**16
 
 
 def compare(
-    first: Source | TaggedFile,
-    second: Source | TaggedFile,
-    *,
-    values: bool = False,
-    modules: Sequence[str] = (),
+    first: Source | TaggedFile, second: Source | TaggedFile, *, values: bool = False, modules: Sequence[str] = ()
 ) -> FileComparison:
     """Compare two tagged files of any encoding.
 

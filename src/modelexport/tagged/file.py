@@ -14,17 +14,17 @@ from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.selectors import Selection, find_call, select_calls
 from modelexport.core.tags import class_in_tag
 from modelexport.errors import FileFormatError
-from modelexport.files.belonging import check_documents
-from modelexport.files.given import Source, as_path
-from modelexport.files.linked import check_weights
+from modelexport.files.given_models import Source, as_path
+from modelexport.files.linked_weights import check_weights
 from modelexport.files.onnx_models import load_onnx
+from modelexport.files.same_export import check_documents
 from modelexport.format import documents, keys
 from modelexport.format.call_tree import call_tree_entries, check_version, read_call_tree
 from modelexport.format.node_tags import OwnerReader, read_source_tags
 from modelexport.graph.boundaries import CallBoundary, find_boundaries
+from modelexport.graph.node_owners import owned_operators, owner_of, set_owner
 from modelexport.graph.nodes import all_nodes
-from modelexport.graph.owners import owned_operators, owner_of, set_owner
-from modelexport.tagged.documents.reading import check_same_calls, check_same_nodes, load_hierarchy
+from modelexport.tagged.documents.reader import check_same_calls, check_same_nodes, load_hierarchy
 from modelexport.tagged.encodings.unpacking import unpack_tags
 from modelexport.tagged.skimming import Skimmed
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from modelexport.errors import UsageError
 from modelexport.files.atomic import check_writable, scratch, written_together
-from modelexport.files.given import Source, as_path
+from modelexport.files.given_models import Source, as_path
 from modelexport.files.onnx_models import save_model
 from modelexport.tagged import file
 

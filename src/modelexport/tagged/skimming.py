@@ -9,10 +9,10 @@ import onnx
 
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.owners import Evidence
-from modelexport.files.belonging import check_documents
-from modelexport.files.beside import check_recorded
-from modelexport.files.checks import check_functions
+from modelexport.files.same_export import check_documents
 from modelexport.files.serialized import read_serialized, serialized_nodes
+from modelexport.files.untrusted import check_functions
+from modelexport.files.weights_beside import check_recorded
 from modelexport.format import documents, keys
 from modelexport.format.call_tree import check_version, read_call_tree
 from modelexport.format.node_tags import OwnerReader

@@ -25,8 +25,8 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import UsageError
+from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs, values_taken
-from modelexport.graph.owners import owner_of
 from modelexport.runtime.single_nodes import run_node
 from modelexport.traces.differences import INFINITE, UNITS
 from modelexport.traces.kernels import KERNELS

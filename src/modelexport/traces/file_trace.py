@@ -18,8 +18,8 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.format.dtypes import dtype_name
+from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import is_random, nested_graphs
-from modelexport.graph.owners import owner_of
 from modelexport.traces.choices import is_tie
 from modelexport.traces.differences import UNITS, error_of
 from modelexport.traces.file_run import Change, FileRun, NodeError, nudge

@@ -18,13 +18,13 @@ import msgspec
 import numpy as np
 
 from modelexport.core.calls import ModuleCall
-from modelexport.core.decoding import decode_json
+from modelexport.core.json_decoding import decode_json
 from modelexport.errors import FileFormatError, OutputError, WeightsError
 from modelexport.files.safetensors_files import encode_header, read_header
 from modelexport.format import documents, keys
 from modelexport.format.dtypes import SAFETENSORS_NAMES, parse_dtype
+from modelexport.graph.kept_outputs import requested_outputs
 from modelexport.graph.nodes import required_inputs
-from modelexport.graph.requested import requested_outputs
 from modelexport.tagged.file import TaggedFile
 from modelexport.traces.fingerprints import Fingerprint
 from modelexport.traces.trace import Choice, Content, Place, SeenTensor, Trace

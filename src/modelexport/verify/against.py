@@ -19,10 +19,10 @@ import onnx_ir as ir
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.results import Rows, Shown, entry_of, error_text
 from modelexport.errors import InputsError, UsageError
-from modelexport.files.given import Source
+from modelexport.files.given_models import Source
 from modelexport.graph.boundaries import find_boundaries
+from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import may_be, required_inputs, values_taken
-from modelexport.graph.owners import owner_of
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import CPU, open_session, run_session
 from modelexport.tagged.file import TaggedFile, read_tagged

@@ -18,21 +18,21 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, Side, TracedCall
-from modelexport.core.decoding import decode_json
-from modelexport.core.modules import ModuleTree
+from modelexport.core.json_decoding import decode_json
+from modelexport.core.module_tree import ModuleTree
 from modelexport.core.tags import CallTags, Granularity, Tags
 from modelexport.core.text import shortened
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.format import documents, keys
 from modelexport.format.dtypes import dtype_name
 from modelexport.format.node_tags import read_source_tags
+from modelexport.graph.kept_outputs import exposed_outputs, requested_outputs
+from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers, nested_graphs
-from modelexport.graph.owners import owner_of
-from modelexport.graph.requested import exposed_outputs, requested_outputs
-from modelexport.graph.sizes import SYMBOL, put_size
+from modelexport.graph.size_symbols import SYMBOL, put_size
 from modelexport.tagged.documents.dag import dag_document
 from modelexport.tagged.documents.operations import operations_document
-from modelexport.tagged.documents.reading import load_dag, load_operations
+from modelexport.tagged.documents.reader import load_dag, load_operations
 from modelexport.tagged.documents.sidecar import descended_document, module_facts
 from modelexport.tagged.encodings.metadata import initializer_tags, owner_properties
 from modelexport.tagged.file import FileTags, TaggedFile

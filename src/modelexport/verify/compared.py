@@ -9,8 +9,8 @@ from typing import Any
 import onnx_ir as ir
 
 from modelexport.core.calls import ROOT, ModuleCall
-from modelexport.graph.owners import owner_of
-from modelexport.graph.requested import requested_outputs
+from modelexport.graph.kept_outputs import requested_outputs
+from modelexport.graph.node_owners import owner_of
 from modelexport.tagged.file import TaggedFile
 from modelexport.traces.differences import Difference, Verdict
 from modelexport.traces.file_run import FileRun

@@ -15,7 +15,7 @@ from typing import Any
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
-from modelexport.graph.owners import owner_of
+from modelexport.graph.node_owners import owner_of
 from modelexport.traces.trace import Content, SeenTensor
 from modelexport.verify.matches import Matches, telling_outputs
 

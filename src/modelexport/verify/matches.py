@@ -14,8 +14,8 @@ from functools import cached_property
 import onnx_ir as ir
 
 from modelexport.core.calls import ROOT, ModuleCall
+from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import READ_SIZES_ONLY, all_nodes, nested_graphs
-from modelexport.graph.owners import owner_of
 from modelexport.tagged.file import TaggedFile
 from modelexport.traces.file_trace import FileTrace
 from modelexport.traces.fingerprints import AGREE

@@ -11,9 +11,9 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from modelexport.files.given import Source
+from modelexport.files.given_models import Source
+from modelexport.pytorch.nested_tensors import as_array, as_stored
 from modelexport.pytorch.perturbation import entries_of, indistinct, perturbed
-from modelexport.pytorch.values import as_array, as_stored
 from modelexport.tagged.file import read_tagged
 from modelexport.verify.parameters import (
     compare_parameters,

@@ -15,8 +15,8 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Evidence
+from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import nested_graphs
-from modelexport.graph.owners import owner_of
 from modelexport.traces.file_trace import MOVES
 from modelexport.traces.trace import Content
 from modelexport.verify.matches import Matches

@@ -16,8 +16,8 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import UsageError
+from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers
-from modelexport.graph.owners import owner_of
 from modelexport.traces.differences import compare_arrays
 from modelexport.verify.verdicts import CallVerdict, ParameterReport
 from modelexport.weights.transforms import ParameterPlan, lost_entries, parameter_plan, state_dict_of

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import FileFormatError, UsageError
-from modelexport.files.given import Source
-from modelexport.graph.requested import exposed_outputs
+from modelexport.files.given_models import Source
+from modelexport.graph.kept_outputs import exposed_outputs
 from modelexport.runtime.sessions import CPU
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.flattening import runnable

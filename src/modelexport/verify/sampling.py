@@ -12,12 +12,12 @@ from torch import nn
 from modelexport.core.calls import ModuleCall
 from modelexport.core.locking import exclusive
 from modelexport.errors import FileFormatError
-from modelexport.files.given import Source
+from modelexport.files.given_models import Source
+from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import required_inputs
-from modelexport.graph.owners import owner_of
 from modelexport.pytorch.double_kernels import DOUBLE_KERNELS
-from modelexport.pytorch.feeding import under_names
 from modelexport.pytorch.model_trace import own_type, trace_model
+from modelexport.pytorch.named_inputs import under_names
 from modelexport.runtime.sessions import CPU
 from modelexport.tagged.file import TaggedFile
 from modelexport.traces.differences import Difference, error_of, worst

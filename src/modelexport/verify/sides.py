@@ -11,16 +11,16 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from modelexport.files.given import Source
-from modelexport.files.linked import check_files
+from modelexport.files.given_models import Source
+from modelexport.files.linked_weights import check_files
+from modelexport.graph.kept_outputs import exposed_outputs, requested_outputs
 from modelexport.graph.nodes import nested_graphs, required_inputs
-from modelexport.graph.requested import exposed_outputs, requested_outputs
 from modelexport.pytorch.double_kernels import DOUBLE_KERNELS
-from modelexport.pytorch.feeding import under_names
 from modelexport.pytorch.model_trace import own_type, trace_model
+from modelexport.pytorch.named_inputs import under_names
+from modelexport.pytorch.nested_tensors import as_array, tensors_in
 from modelexport.pytorch.perturbation import entries_of
 from modelexport.pytorch.returned import returned_by
-from modelexport.pytorch.values import as_array, tensors_in
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.flattening import runnable
 from modelexport.traces.differences import ALLOWED, error_of, is_floating

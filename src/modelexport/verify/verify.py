@@ -23,13 +23,13 @@ from torch import nn
 from modelexport.core.calls import ModuleCall
 from modelexport.core.garbage import only_new_garbage
 from modelexport.core.locking import exclusive
-from modelexport.files.given import Source
+from modelexport.files.given_models import Source
 from modelexport.format import documents
 from modelexport.pytorch.perturbation import entries_of
-from modelexport.pytorch.prepared import arguments_by_name, kept_tensors, prepare_inputs
+from modelexport.pytorch.prepared_inputs import arguments_by_name, kept_tensors, prepare_inputs
 from modelexport.pytorch.returned import returned_by
-from modelexport.pytorch.static import module_tree
-from modelexport.pytorch.traced import state_remembered
+from modelexport.pytorch.static_tree import module_tree
+from modelexport.pytorch.traced_tree import state_remembered
 from modelexport.runtime.sessions import CPU
 from modelexport.tagged.file import read_tagged
 from modelexport.traces.differences import Difference

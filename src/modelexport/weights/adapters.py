@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from modelexport.core.decoding import decode_json
+from modelexport.core.json_decoding import decode_json
 from modelexport.core.limits import SETTINGS_BYTES
-from modelexport.core.text import nearest
+from modelexport.core.text import first_few, nearest
 from modelexport.errors import FileFormatError, WeightsError
-from modelexport.files.regular import read_regular
+from modelexport.files.regular_files import read_regular
 from modelexport.format.documents import StateDictEntry
 from modelexport.weights.updates import WeightsInFile
 
@@ -329,16 +329,11 @@ def changes(path: Path, entries: Mapping[str, StateDictEntry], adapters: Iterabl
             whole[key] = adapter
         if missing or misfits:
             known = {key.rpartition(".")[0] for key in entries} | entries.keys()
-            said = [f"{path} does not have {_some(missing)}{nearest(missing[0], known)}"] if missing else []
-            said += [f"shapes differ: {_some(misfits)}"] if misfits else []
+            said = [f"{path} does not have {first_few(missing, 3)}{nearest(missing[0], known)}"] if missing else []
+            said += [f"shapes differ: {first_few(misfits, 3)}"] if misfits else []
             raise WeightsError(f"{adapter.path} is for another model: {'; '.join(said)}", missing=missing)
     return Changes(adapters, entries, {key: tuple(found) for key, found in pairs.items()}, whole)
 
 
 def _bias_of(key: str) -> str:
     return f"{key.removesuffix('weight')}bias"
-
-
-def _some(names: Collection[str]) -> str:
-    listed = list(names)
-    return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from modelexport.core.decoding import decode_json
+from modelexport.core.json_decoding import decode_json
 from modelexport.errors import FileFormatError, WeightsError
 from modelexport.format.documents import StateDictEntry, TransformStep
 from modelexport.format.dtypes import dtype_name, parse_dtype
@@ -145,7 +145,7 @@ def apply_transform(
             results = _run(step, inputs, wide=wide)
         except (KeyError, WeightsError):
             raise
-        except Exception as error:
+        except Exception as error:  # onnx's implementations, given any arrays, raise anything
             raise FileFormatError(
                 f"step {number} of a transform, {step.op_type}, cannot be run ({type(error).__name__}: {error}): "
                 "the tensors do not fit, or the file was written by another version; export it again"

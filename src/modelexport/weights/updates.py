@@ -14,11 +14,11 @@ from modelexport.core.results import Written
 from modelexport.core.text import first_few, nearest
 from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.atomic import check_writable, written_together
-from modelexport.files.belonging import check_documents, read_document
-from modelexport.files.given import Source, as_path
-from modelexport.files.linked import check_weights
+from modelexport.files.given_models import Source, as_path
+from modelexport.files.linked_weights import check_weights
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.files.safetensors_files import read_header
+from modelexport.files.same_export import check_documents, read_document
 from modelexport.format import documents
 from modelexport.format.call_tree import check_version
 from modelexport.format.dtypes import dtype_name

@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import nn
 
-from modelexport.capture.internals import dynamo, torchscript
+from modelexport.capture.internals import dynamo_stages, torchscript_stages
 from modelexport.capture.internals.facts import FrontEnd, Internals, MapEntry, Stage, quality
-from modelexport.core.messages import collected
+from modelexport.core.collected_messages import collected
 from modelexport.core.text import error_line
-from modelexport.pytorch.static import module_tree
-from modelexport.pytorch.traced import trace_calls, untouched
-from modelexport.pytorch.values import run_arguments
+from modelexport.pytorch.nested_tensors import run_arguments
+from modelexport.pytorch.static_tree import module_tree
+from modelexport.pytorch.traced_tree import trace_calls, untouched
 
 
 def study(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], name: str | None = None) -> Internals:
@@ -31,10 +31,12 @@ def study(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], name: str
     tree = module_tree(model)
     args, kwargs = run_arguments(inputs)
     calls = trace_calls(model, args, kwargs)
-    scopes = torchscript.ScopeCounts()
+    scopes = torchscript_stages.ScopeCounts()
     front_ends = [
-        _front_end("dynamo", model, lambda stages: dynamo.look_at_dynamo(model, inputs, stages)),
-        _front_end("torchscript", model, lambda stages: torchscript.look_at_torchscript(model, inputs, stages, scopes)),
+        _front_end("dynamo", model, lambda stages: dynamo_stages.look_at_dynamo(model, inputs, stages)),
+        _front_end(
+            "torchscript", model, lambda stages: torchscript_stages.look_at_torchscript(model, inputs, stages, scopes)
+        ),
     ]
     root = scopes.by_path.get("") or ""
     return Internals(
@@ -55,7 +57,7 @@ def _front_end(name: str, model: nn.Module, look: Callable[[list[Stage]], None])
         # Not `runs`: the code that watches the parameters of a run would itself be traced.
         with untouched(model, runs=False, captures=True), collected():
             look(stages)
-    except Exception as error:
+    except Exception as error:  # of the model, of torch, of its exporter
         return FrontEnd(name, stages, error_line(_bottom(error), 200))
     return FrontEnd(name, stages, None)
 

@@ -1,7 +1,7 @@
 """Equal calls are decomposed once: the first of them; the others get a copy of what became of it.
 
 ``torch.onnx`` decomposes what was captured by ``ExportedProgram.run_decompositions``, which traces every node again.
-Each call that is equal to an earlier one (:mod:`.repeats`) is one node of
+Each call that is equal to an earlier one (:mod:`.equal_calls`) is one node of
 the operator ``modelexport::repeat`` during that step, and is replaced by copies of the first one's nodes after it. The
 copies have the annotations that the call's own nodes had.
 """
@@ -19,7 +19,7 @@ import torch
 import torch.fx
 from torch.export import ExportedProgram
 
-from modelexport.capture.once.repeats import Region, find_repeats, is_item
+from modelexport.capture.once.equal_calls import Region, find_repeats, is_item
 from modelexport.capture.patches import usable
 from modelexport.core.calls import TracedCall
 

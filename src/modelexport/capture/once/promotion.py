@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.fx
 
-from modelexport.capture.once.repeats import NotComparableError, comparable, described
+from modelexport.capture.once.equal_calls import NotComparableError, comparable, described
 from modelexport.pytorch.private_torch import OpOverload
 
 

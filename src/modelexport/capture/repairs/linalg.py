@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from onnxscript import opset18 as op
 
-from modelexport.capture.repairs.parts import ints, number, table
+from modelexport.capture.repairs.constants import ints, number, table
 
 _LARGEST = 64
 """Rows of a matrix that is worked on row by row: each is about ten nodes."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from onnxscript import opset18 as op
 
-from modelexport.capture.repairs.parts import INT64, ints
+from modelexport.capture.repairs.constants import INT64, ints
 
 
 def cross_entropy(
@@ -79,8 +79,7 @@ def multilabel_margin_loss(self: Any, target: Any, reduction: int = 1) -> Any:
     )
     same = op.And(op.Equal(op.Unsqueeze(index, ints(last + 1)), classes), op.Unsqueeze(valid, ints(last + 1)))
     none = op.Sub(
-        op.CastLike(op.Constant(value_float=1.0), self),
-        op.ReduceMax(op.CastLike(same, self), ints(last), keepdims=1),
+        op.CastLike(op.Constant(value_float=1.0), self), op.ReduceMax(op.CastLike(same, self), ints(last), keepdims=1)
     )
     one = op.CastLike(op.Constant(value_float=1.0), self)
     margin = op.Relu(op.Add(op.Sub(one, label), op.Unsqueeze(self, ints(last))))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from onnxscript import opset18 as op
 
-from modelexport.capture.repairs.parts import DOUBLE, ints, table
+from modelexport.capture.repairs.constants import DOUBLE, ints, table
 
 _LANCZOS = (
     0.99999999999980993, 676.5203681218851, -1259.1392167224028, 771.32342877765313, -176.61502916214059,

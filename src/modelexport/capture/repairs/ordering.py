@@ -7,7 +7,7 @@ from typing import Any
 
 from onnxscript import opset18 as op
 
-from modelexport.capture.repairs.parts import DOUBLE, INT64, ints
+from modelexport.capture.repairs.constants import DOUBLE, INT64, ints
 
 
 def median(self: Any, dim: int = -1, keepdim: bool = False) -> Any:

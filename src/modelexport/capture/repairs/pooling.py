@@ -13,7 +13,7 @@ import torch
 from onnxscript import opset18 as op
 from onnxscript.function_libs.torch_lib.ops import nn as torchlib
 
-from modelexport.capture.repairs.parts import INT64, ints, table
+from modelexport.capture.repairs.constants import INT64, ints, table
 from modelexport.graph.initializers import bind_tensors
 
 

@@ -7,18 +7,15 @@ from typing import Annotated
 
 import typer
 
-from modelexport.cli.guards import READ, WRITTEN
 from modelexport.cli.json_documents import adopted_document
-from modelexport.cli.options import FileArgument, FileOrFolderArgument, JsonOption, OutputOption
+from modelexport.cli.printing import print_parts, print_result
 from modelexport.cli.progress import LINE
-from modelexport.cli.running import print_json, print_result
+from modelexport.cli.read_and_written import READ, WRITTEN
+from modelexport.cli.shared_options import FileArgument, FileOrFolderArgument, JsonOption, OutputOption
 from modelexport.errors import UsageError
 
 
-def strip(
-    file: FileArgument,
-    output: OutputOption,
-) -> None:
+def strip(file: FileArgument, output: OutputOption) -> None:
     """Convert a file with tags as attributes to one with tags as metadata, which ONNX Runtime accepts."""
     from modelexport.tagged.flattening import strip as run
 
@@ -26,10 +23,7 @@ def strip(
     print(output)
 
 
-def inline(
-    file: FileArgument,
-    output: OutputOption,
-) -> None:
+def inline(file: FileArgument, output: OutputOption) -> None:
     """Convert a file with a function for each module to a flat one."""
     from modelexport.tagged.flattening import inline as run
 
@@ -53,10 +47,7 @@ def adopt(
     from modelexport.lineage.adoption import adopt as run
 
     adopted = run(file, output, keep_torch_metadata=keep_torch_metadata)
-    if as_json:
-        print_json(adopted_document(adopted))
-    else:
-        show_lineage.print_adopted(adopted)
+    print_result(adopted_document(adopted), lambda: show_lineage.format_adopted(adopted), as_json=as_json)
 
 
 def retag(
@@ -71,7 +62,6 @@ def retag(
 ) -> None:
     """Restore the tags of a file that another tool changed."""
     from modelexport.cli import show_lineage
-    from modelexport.cli.show_package import format_headings
     from modelexport.lineage.retagging import retag as run
     from modelexport.packages.changed_packages import retag_package
 
@@ -81,10 +71,7 @@ def retag(
         reports = retag_package(changed, source=source, output=output)
     else:
         reports = {"": run(changed, source=source, output=output)}
-    if as_json:
-        print_json({"parts": reports} if source.is_dir() else reports[""])
-    else:
-        print(format_headings({name: show_lineage.format_retag(report) for name, report in reports.items()}))
+    print_parts(reports, show_lineage.format_retag, as_json=as_json)
 
 
 def optimize(
@@ -106,9 +93,7 @@ def optimize(
 def update_weights(
     file: FileOrFolderArgument,
     output: Annotated[
-        Path,
-        typer.Option("-o", "--output", metavar="OUT.onnx|OUT.onnx_adapter", help="The file to write."),
-        WRITTEN,
+        Path, typer.Option("-o", "--output", metavar="OUT.onnx|OUT.onnx_adapter", help="The file to write."), WRITTEN
     ],
     weights: Annotated[
         Path | None, typer.Argument(metavar="WEIGHTS.safetensors", help="A state_dict of the same module."), READ
@@ -136,13 +121,11 @@ def update_weights(
     if weights is None:
         raise UsageError("give WEIGHTS.safetensors, or --adapter DIR")
     result = update_package(file, weights, output) if file.is_dir() else run(file, weights, output, strict=strict)
-    if as_json:
-        print_json(result)
-    else:
-        print(
-            f"{result.path}: {result.used} entries in {result.replaced} initializers, {result.transformed} of them "
-            f"transformed; {result.unused} entries not used, {result.kept} constants kept"
-        )
+    told = (
+        f"{result.path}: {result.used} entries in {result.replaced} initializers, {result.transformed} of them "
+        f"transformed; {result.unused} entries not used, {result.kept} constants kept"
+    )
+    print_result(result, lambda: told, as_json=as_json)
 
 
 def _adapt(file: Path, output: Path, weights: Path | None, adapters: list[str], as_inputs: bool, as_json: bool) -> None:
@@ -180,8 +163,7 @@ def extract(
         WRITTEN,
     ],
     modules: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="SELECTOR", help="Modules: address, glob, tag, class:NAME."),
+        list[str] | None, typer.Argument(metavar="SELECTOR", help="Modules: address, glob, tag, class:NAME.")
     ] = None,
     each: Annotated[str | None, typer.Option("--each", metavar="CLASS", help="Every call of modules of CLASS.")] = None,
     as_json: JsonOption = False,
@@ -202,7 +184,4 @@ def extract(
         extracted = cutting.extract_all(tagged, modules or (), output)
     else:
         extracted = [cutting.extract(tagged, str(calls[0]), output)]
-    if as_json:
-        print_json(extracted)
-    else:
-        show_export.print_extracted(extracted)
+    print_result(extracted, lambda: show_export.format_extracted(extracted), as_json=as_json)

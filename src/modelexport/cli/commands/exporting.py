@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from modelexport.cli.guards import WRITTEN, WRITTEN_ALONE
-from modelexport.cli.interfaces import NameOptions, read_interface
+from modelexport.cli.interface_options import NameOptions, read_interface
 from modelexport.cli.json_documents import export_document
-from modelexport.cli.options import InputsOption, JsonOption, ModelArgument
+from modelexport.cli.model_choice import Loading, ModelChoice
+from modelexport.cli.printing import print_result
 from modelexport.cli.progress import LINE
-from modelexport.cli.running import Loading, ModelChoice, print_json, print_result
+from modelexport.cli.read_and_written import WRITTEN, WRITTEN_ALONE
+from modelexport.cli.shared_options import InputsOption, JsonOption, ModelArgument
 from modelexport.core.stages import Stages
 from modelexport.errors import UsageError
 from modelexport.exporting.options import LevelOptions, Options
@@ -47,7 +49,7 @@ def export(
                 "--axes, --input-names, --output-names and --outputs go with a FILE.onnx: "
                 "the names in a package are fixed by its runtimes"
             )
-        from modelexport.cli.packages import export_folder
+        from modelexport.cli.package_export import export_folder
 
         export_folder(choice, Path(output), options, as_json=as_json)
         return
@@ -56,10 +58,7 @@ def export(
     options.check_together()
     result = _export_file(choice, output, names, options, Stages(LINE.tell))
     show_export.print_warnings(result, options)
-    if as_json:
-        print_json(export_document(result))
-    else:
-        show_export.print_export(result)
+    print_result(export_document(result), lambda: show_export.format_export(result), as_json=as_json)
     failed = result.check is not None and result.check.status == "failed"
     if failed or (result.verified is not None and not result.verified.agrees):
         raise typer.Exit(1)
@@ -98,33 +97,16 @@ def hierarchy(
     as_json: JsonOption = False,
 ) -> None:
     """Show the module tree of MODEL; nothing is exported."""
-    from modelexport.cli import show_export
-    from modelexport.pytorch.overview import hierarchy_overview
+    from modelexport.cli.show_hierarchy import HierarchyMode, format_hierarchy
+    from modelexport.pytorch.overview import hierarchy as run
 
     runs = trace or mode != "static"
     stages = Stages(LINE.tell)
     loaded, example = ModelChoice(model, inputs, loading).load(stages, make_inputs=runs)
     with stages("trace"):
-        overview = hierarchy_overview(
-            loaded.model,
-            example if runs else None,
-            levels.granularity,
-            levels.include,
-            levels.exclude,
-            timed=runs and as_json,
-        )
-    if as_json:
-        print_json(overview.document())
-    else:
-        text = show_export.format_hierarchy(
-            "trace" if trace else mode,
-            overview.tree,
-            overview.calls,
-            tags=overview.tags,
-            static_tags=overview.static_tags,
-            comparison=overview.comparison,
-        )
-        print(text)
+        overview = run(loaded.model, example if runs else None, **dataclasses.asdict(levels), timed=runs and as_json)
+    shown: HierarchyMode = "trace" if trace else mode
+    print_result(overview.document(), lambda: format_hierarchy(shown, overview), as_json=as_json)
 
 
 def inputs(
@@ -144,7 +126,7 @@ def inputs(
 
     stages = Stages(LINE.tell)
     _, example = ModelChoice(model, spec, loading).load(stages)
-    from modelexport.pytorch.examples import describe_inputs, save_inputs
+    from modelexport.pytorch.example_inputs import describe_inputs, save_inputs
 
     if output is not None:
         save_inputs(example, output)
@@ -153,14 +135,10 @@ def inputs(
 
 
 def internals(
-    model: ModelArgument = "bert-tiny",
-    inputs: InputsOption = None,
-    *,
-    loading: Loading,
-    as_json: JsonOption = False,
+    model: ModelArgument = "bert-tiny", inputs: InputsOption = None, *, loading: Loading, as_json: JsonOption = False
 ) -> None:
     """Show what PyTorch's own exporters record about MODEL's modules; nothing is written."""
-    from modelexport.cli.show_internals import print_internals
+    from modelexport.cli.show_internals import format_internals
 
     stages = Stages(LINE.tell)
     loaded, example = ModelChoice(model, inputs, loading).load(stages)
@@ -168,7 +146,4 @@ def internals(
 
     with stages("export"):
         found = study(loaded.model, example, loaded.name)
-    if as_json:
-        print_json(found)
-    else:
-        print_internals(found)
+    print_result(found, lambda: format_internals(found), as_json=as_json)

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from modelexport.cli.guards import READ, READ_MODEL, WRITTEN_ALONE
-from modelexport.cli.options import FileOrFolderArgument, JsonOption, ProviderOption, parsed_sizes
+from modelexport.cli.model_choice import Loading, ModelChoice
+from modelexport.cli.printing import format_headings, print_json
 from modelexport.cli.progress import LINE
-from modelexport.cli.running import Loading, ModelChoice, print_json
+from modelexport.cli.read_and_written import READ, WRITTEN_ALONE
+from modelexport.cli.shared_options import FileOrFolderArgument, parsed_sizes
 from modelexport.cli.terminal import fitting_depth, left_out
+from modelexport.core.declared_options import option
 from modelexport.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,55 +39,39 @@ SizeOption = Annotated[
 class Shown:
     """What is shown"""
 
-    by: Annotated[Grouping, typer.Option("--by", help="A row for each call, module or class.")] = "call"
-    depth: Annotated[int | None, typer.Option("--depth", metavar="N", help="Show N levels below the root.")] = None
-    sort: Annotated[str | None, typer.Option("--sort", metavar="COLUMN", help="Largest own figure first.")] = None
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV and nothing else.")] = False
-    as_json: JsonOption = False
-    html: Annotated[
-        Path | None,
-        typer.Option("--html", metavar="OUT.html", help="Also write an interactive page that works offline."),
-        WRITTEN_ALONE,
-    ] = None
-    node_data: Annotated[
-        Path | None,
-        typer.Option("--node-data", metavar="OUT.json", help="Also write node data for Model Explorer."),
-        WRITTEN_ALONE,
-    ] = None
+    by: Grouping = option("call", "A row for each call, module or class.")
+    depth: int | None = option(None, "Show N levels below the root.", metavar="N")
+    sort: str | None = option(None, "Largest own figure first.", metavar="COLUMN")
+    as_csv: bool = option(False, "Print CSV and nothing else.", flag="--csv")
+    as_json: bool = option(False, "Print one JSON document and nothing else.", flag="--json")
+    html: Path | None = option(
+        None, "Also write an interactive page that works offline.", metavar="OUT.html", file="written alone"
+    )
+    node_data: Path | None = option(
+        None, "Also write node data for Model Explorer.", metavar="OUT.json", file="written alone"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Runs:
     """How FILE is run"""
 
-    runs: Annotated[int, typer.Option("--runs", metavar="N", min=1, help="The number of measured runs.")] = 10
-    warmup: Annotated[int, typer.Option("--warmup", metavar="N", min=1, help="The number of runs before these.")] = 2
-    level: Annotated[LevelName, typer.Option("--level", help="ONNX Runtime's optimization level.")] = "all"
-    provider: ProviderOption = "CPUExecutionProvider"
+    runs: int = option(10, "The number of measured runs.", metavar="N", least=1)
+    warmup: int = option(2, "The number of runs before these.", metavar="N", least=1)
+    level: LevelName = option("all", "ONNX Runtime's optimization level.")
+    provider: str = option("CPUExecutionProvider", "The execution provider of ONNX Runtime.", metavar="NAME")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Beside:
     """What it is compared with"""
 
-    against: Annotated[
-        Path | None,
-        typer.Option("--against", metavar="OTHER.onnx", help="Another tagged file of the same model."),
-        READ,
-    ] = None
-    against_torch: Annotated[
-        str | None,
-        typer.Option("--against-torch", metavar="MODEL", help="Compare with the same model in PyTorch."),
-        READ_MODEL,
-    ] = None
+    against: Path | None = option(None, "Another tagged file of the same model.", metavar="OTHER.onnx", file="read")
+    against_torch: str | None = option(None, "Compare with the same model in PyTorch.", metavar="MODEL", file="model")
 
 
 def cost(
-    file: FileOrFolderArgument,
-    selectors: SelectorsOption = None,
-    size: SizeOption = None,
-    *,
-    shown: Shown,
+    file: FileOrFolderArgument, selectors: SelectorsOption = None, size: SizeOption = None, *, shown: Shown
 ) -> None:
     """Show the cost of each module: parameters, operations, bytes, memory. Nothing is run."""
     from modelexport.core.stages import Stages
@@ -116,7 +102,7 @@ def profile(
     import msgspec
 
     from modelexport.core.stages import Stages
-    from modelexport.measure import beside as comparing
+    from modelexport.measure import side_by_side as comparing
     from modelexport.packages.measured_parts import profile_parts, profile_same
 
     if beside.against is not None and beside.against_torch is not None:
@@ -128,8 +114,8 @@ def profile(
     given: Any = inputs
     if beside.against_torch is not None:
         loaded, example = ModelChoice(beside.against_torch, inputs, loading).load(stages)
-        from modelexport.measure.runs import open_file, session_options
-        from modelexport.pytorch.feeding import feeds
+        from modelexport.measure.profiled_runs import open_file, session_options
+        from modelexport.pytorch.named_inputs import feeds
 
         given = feeds(example, open_file(file, session_options("none", how.provider), how.provider))
     with stages(f"run {file.name}"):
@@ -193,7 +179,6 @@ def show(
         more: What JSON has beside the tables.
     """
     from modelexport.cli import show_table
-    from modelexport.cli.show_package import format_headings
 
     if shown.as_csv and shown.as_json:
         raise UsageError("give --csv or --json, not both")

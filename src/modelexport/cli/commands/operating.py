@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from modelexport.cli.guards import READ, READ_LIBRARIES, WRITTEN_ALONE, WRITTEN_FOLDER
-from modelexport.cli.options import FileArgument, JsonOption, OutputOption, parsed_sizes
-from modelexport.cli.running import print_json, print_result
+from modelexport.cli.printing import print_result
+from modelexport.cli.read_and_written import READ_LIBRARIES, WRITTEN_ALONE, WRITTEN_FOLDER
+from modelexport.cli.shared_options import FileArgument, JsonOption, OutputOption, parsed_sizes
+from modelexport.core.declared_options import option
 from modelexport.core.text import plural
 from modelexport.errors import UsageError
 from modelexport.surgery import Sharing
@@ -22,10 +23,7 @@ if TYPE_CHECKING:
 
 SharingOption = Annotated[
     Sharing,
-    typer.Option(
-        "--weights",
-        help="External weights: link the files beside the output, or copy the used weights.",
-    ),
+    typer.Option("--weights", help="External weights: link the files beside the output, or copy the used weights."),
 ]
 
 MOST_MEGABYTES = 1e12
@@ -37,19 +35,11 @@ Body = Literal["keep", "drop"]
 class Cuts:
     """Where stages begin"""
 
-    stages: Annotated[int | None, typer.Option(metavar="N", min=1, help="The number of stages.")] = None
-    max_mb: Annotated[
-        float | None, typer.Option("--max-mb", metavar="M", help="Largest weights of a stage, in millions of bytes.")
-    ] = None
-    at: Annotated[
-        list[str] | None,
-        typer.Option("--at", metavar="SELECTOR", help="Begin a stage at these modules; with --stages, only there."),
-    ] = None
-    by: Annotated[By, typer.Option(help="The figure by which stages are balanced.")] = "bytes"
-    size: Annotated[
-        list[str] | None,
-        typer.Option("--size", metavar="NAME=N", help="The size of a dynamic axis, for --by flops and time."),
-    ] = None
+    stages: int | None = option(None, "The number of stages.", metavar="N", least=1)
+    max_mb: float | None = option(None, "Largest weights of a stage, in millions of bytes.", metavar="M")
+    at: Sequence[str] = option((), "Begin a stage at these modules; with --stages, only there.", metavar="SELECTOR")
+    by: By = option("bytes", "The figure by which stages are balanced.")
+    size: Sequence[str] = option((), "The size of a dynamic axis, for --by flops and time.", metavar="NAME=N")
 
     @property
     def max_bytes(self) -> int | None:
@@ -81,9 +71,9 @@ def split(
         output,
         stages=cuts.stages,
         max_bytes=cuts.max_bytes,
-        at=cuts.at or (),
+        at=cuts.at,
         by=cuts.by,
-        sizes=parsed_sizes(cuts.size or []),
+        sizes=parsed_sizes(cuts.size),
         weights=weights,
     )
     print_result(result, lambda: show_surgery.format_split(result), as_json=as_json)
@@ -93,27 +83,19 @@ def split(
 class Instead:
     """What the modules are replaced by: one of --with, --with-op and --with-identity"""
 
-    model: Annotated[
-        Path | None, typer.Option("--with", metavar="SUB.onnx", help="Insert this model, tagged or not."), READ
-    ] = None
-    mapping: Annotated[
-        list[str] | None,
-        typer.Option("--map", metavar="SUB=VALUE", help="An input or output of SUB.onnx, and its value in FILE."),
-    ] = None
-    operator: Annotated[
-        str | None, typer.Option("--with-op", metavar="DOMAIN:OpType", help="Insert one node of this operator.")
-    ] = None
-    attribute: Annotated[
-        list[str] | None, typer.Option("--attribute", metavar="NAME=VALUE", help="An attribute of the operator.")
-    ] = None
-    inputs: Annotated[
-        list[str] | None,
-        typer.Option("--input", metavar="NAME", help="An input of the operator: an argument, a value, a parameter."),
-    ] = None
-    body: Annotated[
-        Body, typer.Option(help="keep: the old module becomes the operator's function, for runtimes without a kernel.")
-    ] = "drop"
-    identity: Annotated[bool, typer.Option("--with-identity", help="Make the module return its input.")] = False
+    model: Path | None = option(
+        None, "Insert this model, tagged or not.", flag="--with", metavar="SUB.onnx", file="read"
+    )
+    mapping: Sequence[str] = option(
+        (), "An input or output of SUB.onnx, and its value in FILE.", flag="--map", metavar="SUB=VALUE"
+    )
+    operator: str | None = option(None, "Insert one node of this operator.", flag="--with-op", metavar="DOMAIN:OpType")
+    attribute: Sequence[str] = option((), "An attribute of the operator.", metavar="NAME=VALUE")
+    inputs: Sequence[str] = option(
+        (), "An input of the operator: an argument, a value, a parameter.", flag="--input", metavar="NAME"
+    )
+    body: Body = option("drop", "keep: the old module becomes the operator's function, for runtimes without a kernel.")
+    identity: bool = option(False, "Make the module return its input.", flag="--with-identity")
 
     def substitute(self) -> Substitute:
         """What the options describe.
@@ -130,12 +112,12 @@ class Instead:
         if self.operator is None and (self.attribute or self.inputs or self.body != "drop"):
             raise UsageError("--attribute, --input and --body go with --with-op")
         if self.model is not None:
-            return FromModel(self.model, _pairs("--map", self.mapping or ()))
+            return FromModel(self.model, _pairs("--map", self.mapping))
         if self.operator is None:
             return Identity()
         domain, _, name = self.operator.rpartition(":")
-        values = {key: _value(text) for key, text in _pairs("--attribute", self.attribute or ()).items()}
-        return CustomOperator(domain, name, values, self.body == "keep", self.inputs or ())
+        values = {key: _value(text) for key, text in _pairs("--attribute", self.attribute).items()}
+        return CustomOperator(domain, name, values, self.body == "keep", self.inputs)
 
 
 def replace(
@@ -225,11 +207,9 @@ def rename(
     as_json: JsonOption = False,
 ) -> None:
     """Name the nodes of FILE after their modules: /encoder/layer.0/attention/self/MatMul_1."""
-    from modelexport.surgery.naming import rename as run
+    from modelexport.surgery.renaming import rename as run
 
     renamed = run(file, output, values=values)
-    if as_json:
-        print_json(renamed)
-    else:
-        also = f" and {plural(len(renamed.values), 'value')}" if values else ""
-        print(f"{renamed.path}: {plural(len(renamed.renamed), 'node')}{also} renamed")
+    also = f" and {plural(len(renamed.values), 'value')}" if values else ""
+    told = f"{renamed.path}: {plural(len(renamed.renamed), 'node')}{also} renamed"
+    print_result(renamed, lambda: told, as_json=as_json)

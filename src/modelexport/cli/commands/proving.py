@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from modelexport.cli.options import FileArgument, InputsOption, JsonOption, ProviderOption
+from modelexport.cli.model_choice import Loading, ModelChoice, load_for_package, read_sizes
+from modelexport.cli.printing import format_headings, print_json
 from modelexport.cli.progress import LINE
-from modelexport.cli.running import (
-    Loading,
-    ModelChoice,
-    load_for_package,
-    print_json,
-    read_sizes,
-)
+from modelexport.cli.shared_options import FileArgument, InputsOption
+from modelexport.core.declared_options import option
 from modelexport.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,64 +25,43 @@ if TYPE_CHECKING:
 class Other:
     """What FILE is compared with; without one of these, the values that `export --reference` stored"""
 
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="MODEL", help="The model that FILE was exported from.")
-    ] = None
-    against: Annotated[
-        Path | None, typer.Option("--against", metavar="OTHER.onnx", help="A tagged descendant of FILE.")
-    ] = None
-    bound: Annotated[
-        float | None,
-        typer.Option(
-            "--bound", metavar="SHARE", help="With --against: name the first call further off than this. [0.05]"
-        ),
-    ] = None
+    model: str | None = option(None, "The model that FILE was exported from.", metavar="MODEL")
+    against: Path | None = option(None, "A tagged descendant of FILE.", metavar="OTHER.onnx")
+    bound: float | None = option(
+        None, "With --against: name the first call further off than this. [0.05]", metavar="SHARE"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Extent:
     """What is compared"""
 
-    modules: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--module", metavar="SELECTOR", help="Calls, with those inside them: address, glob, class:NAME, !."
-        ),
-    ] = None
-    weights_sample: Annotated[
-        int | None,
-        typer.Option(
-            "--weights-sample",
-            metavar="N",
-            min=0,
-            help="Only N random calls and those of --module, each cut out and run alone: for a FILE too large to run.",
-        ),
-    ] = None
-    new_tokens: Annotated[
-        int, typer.Option("--new-tokens", metavar="N", min=1, help="Tokens to generate with a FOLDER/ that generates.")
-    ] = 64
-    steps: Annotated[
-        int, typer.Option("--steps", metavar="N", min=1, help="Steps of the scheduler for a FOLDER/ of diffusers.")
-    ] = 4
-    perturb: Annotated[
-        bool | None,
-        typer.Option(
-            "--perturb/--no-perturb",
-            help="Compare calls with changed weights, in memory, on both sides; by default if MODEL has equal ones.",
-        ),
-    ] = None
-    provider: ProviderOption = "CPUExecutionProvider"
+    modules: Sequence[str] = option(
+        (), "Calls, with those inside them: address, glob, class:NAME, !.", flag="--module", metavar="SELECTOR"
+    )
+    weights_sample: int | None = option(
+        None,
+        "Only N random calls and those of --module, each cut out and run alone: for a FILE too large to run.",
+        metavar="N",
+        least=0,
+    )
+    new_tokens: int = option(64, "Tokens to generate with a FOLDER/ that generates.", metavar="N", least=1)
+    steps: int = option(4, "Steps of the scheduler for a FOLDER/ of diffusers.", metavar="N", least=1)
+    perturb: bool | None = option(
+        None,
+        "Compare calls with changed weights, in memory, on both sides; by default if MODEL has equal ones.",
+        flag="--perturb/--no-perturb",
+    )
+    provider: str = option("CPUExecutionProvider", "The execution provider of ONNX Runtime.", metavar="NAME")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
     """What is shown"""
 
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print a table of cost and error of each call as CSV.")] = False
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="OUT.html", help="Also write a page with the error of each call.")
-    ] = None
-    as_json: JsonOption = False
+    as_csv: bool = option(False, "Print a table of cost and error of each call as CSV.", flag="--csv")
+    html: Path | None = option(None, "Also write a page with the error of each call.", metavar="OUT.html")
+    as_json: bool = option(False, "Print one JSON document and nothing else.", flag="--json")
 
 
 def verify(
@@ -132,7 +108,7 @@ def _compared(file: Path, other: Other, inputs: Path | None, extent: Extent, loa
     stages = Stages(LINE.tell)
     how: dict[str, Any] = {"provider": extent.provider}
     if not file.is_dir():
-        how["modules"] = extent.modules or ()
+        how["modules"] = extent.modules
     if other.model is None:
         if other.against is not None:
             how |= {"against": other.against, "seed": loading.seed}
@@ -197,7 +173,7 @@ def _shown(found: Any) -> tuple[Any, str]:
             return found.outputs, show_surgery.format_chain(found.outputs)
     documents = {name: show_verification.verify_document(report) for name, report in found.parts.items()}
     texts = {name: show_verification.format_verify(report) for name, report in found.parts.items()}
-    return {"parts": documents}, show_package.format_headings(texts)
+    return {"parts": documents}, format_headings(texts)
 
 
 def _show_errors(file: Path, report: Any, html: Path | None, *, as_csv: bool) -> None:

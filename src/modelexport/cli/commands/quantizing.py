@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,10 +10,17 @@ from typing import Annotated, Any, Literal
 import typer
 
 from modelexport.cli.commands.measuring import SelectorsOption, Shown, show
-from modelexport.cli.guards import READ, WRITTEN
-from modelexport.cli.options import FileArgument, FileOrFolderArgument, JsonOption, SelectorsArgument, parsed_bytes
+from modelexport.cli.printing import print_json
 from modelexport.cli.progress import LINE
-from modelexport.cli.running import print_json
+from modelexport.cli.read_and_written import WRITTEN
+from modelexport.cli.shared_options import (
+    FileArgument,
+    FileOrFolderArgument,
+    JsonOption,
+    SelectorsArgument,
+    parsed_bytes,
+)
+from modelexport.core.declared_options import option
 from modelexport.errors import UsageError
 
 Saved = Literal["size", "time"]
@@ -22,67 +30,39 @@ Saved = Literal["size", "time"]
 class Rules:
     """Which module gets which method: --to with --keep or --only, or --recipe"""
 
-    to: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--to",
-            metavar="METHOD",
-            help="int8-dynamic, int8-static, int8-weights, int4, float16, bfloat16; with options as in int4:block=64.",
-        ),
-    ] = None
-    keep: Annotated[
-        list[str] | None,
-        typer.Option("--keep", metavar="SELECTOR", help="Modules that stay bit for bit what they are."),
-    ] = None
-    only: Annotated[
-        list[str] | None,
-        typer.Option("--only", metavar="SELECTOR", help="The modules to quantize; the others are kept."),
-    ] = None
-    recipe: Annotated[
-        Path | None,
-        typer.Option("--recipe", metavar="RECIPE.yaml", help="Rules of selector and method; the first match wins."),
-        READ,
-    ] = None
+    to: Sequence[str] = option(
+        (),
+        "int8-dynamic, int8-static, int8-weights, int4, float16, bfloat16; with options as in int4:block=64.",
+        metavar="METHOD",
+    )
+    keep: Sequence[str] = option((), "Modules that stay bit for bit what they are.", metavar="SELECTOR")
+    only: Sequence[str] = option((), "The modules to quantize; the others are kept.", metavar="SELECTOR")
+    recipe: Path | None = option(
+        None, "Rules of selector and method; the first match wins.", metavar="RECIPE.yaml", file="read"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
     """Inputs for methods that measure ranges"""
 
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            "--data", metavar="DATA", help=".npz, .safetensors, .jsonl, text (a run a line), a folder of images."
-        ),
-        READ,
-    ] = None
-    processor: Annotated[
-        Path | None,
-        typer.Option("--processor", metavar="FOLDER", help="Where tokenizer.json is, if not beside FILE."),
-        READ,
-    ] = None
+    data: Path | None = option(
+        None, ".npz, .safetensors, .jsonl, text (a run a line), a folder of images.", metavar="DATA", file="read"
+    )
+    processor: Path | None = option(None, "Where tokenizer.json is, if not beside FILE.", metavar="FOLDER", file="read")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Within:
     """A search for the cheapest methods: several --to may be given, and every module may be kept"""
 
-    within: Annotated[
-        str | None,
-        typer.Option("--within", metavar="BOUND", help="error<=0.05, cosine>=0.999, kl<=0.01, top1>=0.99, f.py:f<=1."),
-    ] = None
-    save: Annotated[Saved, typer.Option("--for", help="What is to be small within the bound.")] = "size"
-    budget: Annotated[
-        str | None,
-        typer.Option("--budget", metavar="SIZE", help="The least error with weights of this size: 25MB."),
-    ] = None
-    metric: Annotated[
-        str, typer.Option("--metric", metavar="METRIC", help="The error for --budget, as --within names it.")
-    ] = "error"
-    compared: Annotated[
-        str | None,
-        typer.Option("--compare", metavar="NAME", help="The output that is compared; by default the first."),
-    ] = None
+    within: str | None = option(None, "error<=0.05, cosine>=0.999, kl<=0.01, top1>=0.99, f.py:f<=1.", metavar="BOUND")
+    save: Saved = option("size", "What is to be small within the bound.", flag="--for")
+    budget: str | None = option(None, "The least error with weights of this size: 25MB.", metavar="SIZE")
+    metric: str = option("error", "The error for --budget, as --within names it.", metavar="METRIC")
+    compared: str | None = option(
+        None, "The output that is compared; by default the first.", flag="--compare", metavar="NAME"
+    )
 
 
 def quantize(
@@ -106,8 +86,8 @@ def quantize(
     from modelexport.precision.quantize import quantize as run
 
     how: dict[str, Any] = {
-        "keep": rules.keep or (),
-        "only": rules.only or (),
+        "keep": rules.keep,
+        "only": rules.only,
         "data": calibration.data,
         "processor": calibration.processor,
         "check_runtime": not no_runtime_check,
@@ -116,7 +96,7 @@ def quantize(
     if bounds.within is not None or bounds.budget is not None:
         _search(file, output, rules, bounds, how | {"stages": stages}, as_json=as_json)
         return
-    if rules.to and len(rules.to) > 1:
+    if len(rules.to) > 1:
         raise UsageError("several --to are for a search: give --within or --budget, or a recipe with --recipe")
     how |= {"to": rules.to[0] if rules.to else None, "recipe": rules.recipe}
     with stages(f"quantize to {how['to'] or rules.recipe}"):
@@ -138,7 +118,7 @@ def _search(file: Path, output: Path, rules: Rules, bounds: Within, how: dict[st
     found, written = quantize_within(
         file,
         output,
-        to=rules.to or [],
+        to=rules.to,
         within=bounds.within,
         budget=parsed_bytes(bounds.budget) if bounds.budget is not None else None,
         metric=bounds.metric,
@@ -164,8 +144,7 @@ def sensitivity(
         str, typer.Option("--metric", metavar="METRIC", help="error, cosine, kl, top1, or file.py:function.")
     ] = "error",
     compared: Annotated[
-        str | None,
-        typer.Option("--compare", metavar="NAME", help="The output that is compared; by default the first."),
+        str | None, typer.Option("--compare", metavar="NAME", help="The output that is compared; by default the first.")
     ] = None,
     every_run: Annotated[
         bool, typer.Option("--every-run", help="Use all inputs, also when further ones would not change the order.")

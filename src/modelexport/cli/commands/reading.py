@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from modelexport.cli.options import FileOrFolderArgument, JsonOption, SelectorsArgument
-from modelexport.cli.running import named_files, print_json
+from modelexport.cli.printing import format_headings, named_files, print_json, print_parts
+from modelexport.cli.shared_options import FileOrFolderArgument, JsonOption, SelectorsArgument
 from modelexport.cli.terminal import fitting_depth, left_out
 from modelexport.core.text import nearest
 from modelexport.errors import UsageError
@@ -24,7 +24,6 @@ def tree(
     as_json: JsonOption = False,
 ) -> None:
     """Show the module tree in FILE, or in each part of FOLDER, with the nodes of each call."""
-    from modelexport.cli.show_package import format_headings
     from modelexport.tagged.tree import format_tree, tree_rows, untagged_operators
 
     documents: dict[str, dict[str, Any]] = {}
@@ -65,20 +64,15 @@ def _skimmed(file: Path, *, checked: bool) -> Skimmed:
 
 
 def _changed(file: Path) -> list[str]:
-    from modelexport.files.linked import changed_files
+    from modelexport.files.linked_weights import changed_files
     from modelexport.tagged.file import read_tagged
 
     return changed_files(read_tagged(file, checked=False).model)
 
 
-def nodes(
-    file: FileOrFolderArgument,
-    modules: SelectorsArgument,
-    as_json: JsonOption = False,
-) -> None:
+def nodes(file: FileOrFolderArgument, modules: SelectorsArgument, as_json: JsonOption = False) -> None:
     """List the nodes of module calls and of the calls inside them, in each part that runs them."""
     from modelexport.cli import show_export
-    from modelexport.cli.show_package import format_headings
     from modelexport.tagged.file import read_tagged
     from modelexport.tagged.package import parts_with
 
@@ -86,10 +80,7 @@ def nodes(
     for name, part in parts_with(file, *modules).items():
         tagged = read_tagged(part)
         listed[name] = tagged.describe_nodes(tagged.select(*modules))
-    if as_json:
-        print_json({"parts": listed} if file.is_dir() else listed[""])
-    else:
-        print(format_headings({name: show_export.format_nodes(rows) for name, rows in listed.items()}))
+    print_parts(listed, show_export.format_nodes, as_json=as_json)
 
 
 def compare(
@@ -114,7 +105,6 @@ def compare(
 ) -> None:
     """Show how two files differ, module by module. The exit status is 0 even if they do, except with --fail-on."""
     from modelexport.cli import show_comparison
-    from modelexport.cli.show_package import format_headings
     from modelexport.measure.changes import ASPECTS, check_changes
 
     asked = [aspect.strip() for aspect in fail_on.split(",") if aspect.strip()]

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from modelexport.core.collected_messages import collected
 from modelexport.core.limits import SETTINGS_BYTES
-from modelexport.core.messages import collected
 from modelexport.core.text import error_line
 from modelexport.errors import FileFormatError, ModelLoadError, raised_as
-from modelexport.files.regular import read_regular
+from modelexport.files.regular_files import read_regular
 from modelexport.pytorch.loading import LoadedModel
 from modelexport.pytorch.loading.hugging_face import quiet_transformers
 from modelexport.pytorch.trust import no_questions

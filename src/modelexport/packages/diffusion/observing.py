@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from modelexport.core.attributes import attribute_set
-from modelexport.core.messages import collected
+from modelexport.core.collected_messages import collected
+from modelexport.core.replaced_attributes import attribute_set
 from modelexport.core.text import error_line, nearest
 from modelexport.errors import InputsError, raised_as
 from modelexport.packages.diffusion.components_module import PipelineModules
-from modelexport.pytorch.traced import untouched
-from modelexport.pytorch.values import copied
+from modelexport.pytorch.nested_tensors import copied
+from modelexport.pytorch.traced_tree import untouched
 
 Change = Callable[[str, Any], Any]
 """From the dotted name of a leaf and the leaf to what takes its place."""

@@ -23,7 +23,7 @@ from modelexport.pytorch.inputs.maker import InputMaker
 from modelexport.pytorch.inputs.specs import read_spec
 from modelexport.pytorch.inputs.trial_runs import SAMPLES, Inputs, TrialRuns, fitting_shapes
 from modelexport.pytorch.recorder import CallRecorder
-from modelexport.pytorch.static import check_has_forward
+from modelexport.pytorch.static_tree import check_has_forward
 
 _MAIN = ("input_ids", "pixel_values", "input_features", "input_values", "decoder_input_ids")
 """Arguments that carry data. They are generated even if optional, so that every part of the model runs."""

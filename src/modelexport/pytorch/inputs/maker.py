@@ -14,7 +14,7 @@ import torch
 
 from modelexport.core.limits import SETTINGS_BYTES
 from modelexport.errors import FileFormatError
-from modelexport.files.regular import read_regular
+from modelexport.files.regular_files import read_regular
 from modelexport.pytorch.inputs.trial_runs import LENGTHS, Inputs, Shape, TrialRuns
 from modelexport.pytorch.trust import no_questions
 

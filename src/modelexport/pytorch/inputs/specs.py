@@ -12,7 +12,7 @@ import torch
 
 from modelexport.core.limits import ELEMENTS, SETTINGS_BYTES
 from modelexport.errors import FileFormatError, InputsError
-from modelexport.files.regular import read_regular
+from modelexport.files.regular_files import read_regular
 from modelexport.pytorch.inputs.maker import COUNTED, InputMaker
 from modelexport.pytorch.inputs.trial_runs import Inputs
 

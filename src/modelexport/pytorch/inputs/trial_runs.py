@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from modelexport.core.messages import collected
+from modelexport.core.collected_messages import collected
 from modelexport.pytorch.private_torch import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
-from modelexport.pytorch.traced import untouched
+from modelexport.pytorch.traced_tree import untouched
 
 Shape = tuple[int, ...]
 
@@ -68,7 +68,7 @@ class TrialRuns:
             self.call(self.model, self._shapes_of(inputs))
         except (DataDependentOutputException, DynamicOutputShapeException):
             return True  # the rest depends on values, which a model without weights does not have
-        except Exception as error:
+        except Exception as error:  # a model may raise anything for inputs that it does not accept
             if self.first_error is None:
                 self.first_inputs = dict(inputs) if isinstance(inputs, Mapping) else None
                 self.first_error = error
@@ -114,7 +114,7 @@ class TrialRuns:
 
         handles = [m.register_forward_pre_hook(note, with_kwargs=True) for m in self.model.modules()]
         try:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):  # what was seen before it failed is enough
                 self.call(self.model, given)
         finally:
             for handle in handles:

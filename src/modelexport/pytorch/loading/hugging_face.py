@@ -16,7 +16,7 @@ import torch
 from modelexport.core.limits import SETTINGS_BYTES
 from modelexport.core.text import error_line, first_few
 from modelexport.errors import FileFormatError, ModelLoadError, WeightsError, raised_as
-from modelexport.files.regular import read_regular
+from modelexport.files.regular_files import read_regular
 from modelexport.files.safetensors_files import INDEX, SINGLE, SafetensorsFile, checkpoint
 from modelexport.pytorch.lazy_weights import build_without_weights, fill_weights
 from modelexport.pytorch.loading.loaded import TOKENIZER_FILES, LoadedModel
@@ -206,7 +206,7 @@ def _hub_answers() -> bool:
 
     try:
         get_session().head(constants.ENDPOINT, timeout=5)
-    except Exception:
+    except Exception:  # that of requests or of httpx, which depends on the version of huggingface_hub
         return False
     return True
 
@@ -216,7 +216,7 @@ def _fetch_config(name: str, local_only: bool) -> dict[str, Any]:
 
     try:
         config: dict[str, Any] = PreTrainedConfig.get_config_dict(name, local_files_only=local_only)[0]
-    except Exception as error:
+    except Exception as error:  # of the hub, of its client for HTTP, of JSON, or transformers' own
         why = "not a directory, and the hub cannot be reached" if local_only else error_line(error)
         raise ModelLoadError(f"no model {name}: {why}; give {_LOCAL}") from error
     if not config:

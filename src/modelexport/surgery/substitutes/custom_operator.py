@@ -14,11 +14,11 @@ from modelexport.core.owners import Owner
 from modelexport.errors import UsageError
 from modelexport.format import keys
 from modelexport.graph.initializers import detach_tensors
+from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.graph.nodes import required_inputs, values_taken
-from modelexport.graph.owners import OWNER, owner_of
+from modelexport.surgery.call_interfaces import offered_names
 from modelexport.surgery.edited_tags import EditedTags
-from modelexport.surgery.interfaces import offered_names
-from modelexport.surgery.substitutes.parts import Parts, Site
+from modelexport.surgery.substitutes.substitute import Parts, Site
 from modelexport.weights.transforms import parameter_plan
 
 
@@ -53,11 +53,7 @@ class CustomOperator:
             )
         weights, new = self._body(site)
         node = ir.Node(
-            self.domain,
-            self.op_type,
-            [*interface.inputs, *weights],
-            attributes,
-            num_outputs=len(interface.outputs),
+            self.domain, self.op_type, [*interface.inputs, *weights], attributes, num_outputs=len(interface.outputs)
         )
         return Parts([node], list(node.outputs), functions=new, opsets={self.domain: 1})
 

@@ -10,7 +10,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.errors import UsageError
 from modelexport.graph.nodes import may_be
 from modelexport.surgery.edited_tags import EditedTags
-from modelexport.surgery.substitutes.parts import Parts, Site
+from modelexport.surgery.substitutes.substitute import Parts, Site
 
 
 class Identity:

@@ -15,8 +15,8 @@ from modelexport.core.tags import CallTags
 from modelexport.files.atomic import Replacement
 from modelexport.files.package_folders import check_output_folder
 from modelexport.format import documents
+from modelexport.graph.node_owners import required_owner
 from modelexport.graph.nodes import all_nodes, nested_graphs
-from modelexport.graph.owners import required_owner
 
 Scope = ir.Graph | ir.Function | None
 """A container of nodes."""

@@ -6,8 +6,8 @@ import onnx_ir as ir
 
 from modelexport.core.tags import CallTags
 from modelexport.format import documents
+from modelexport.graph.node_owners import required_owner
 from modelexport.graph.nodes import all_nodes, initializers
-from modelexport.graph.owners import required_owner
 from modelexport.tagged.encodings.metadata import initializer_tags
 
 

@@ -5,23 +5,28 @@ from __future__ import annotations
 import importlib.metadata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import onnx_ir as ir
 
 from modelexport.core.calls import CallTree, Port, Side, TracedCall
-from modelexport.core.hierarchies import Comparison
-from modelexport.core.modules import Module, ModuleTree
+from modelexport.core.module_tree import Module, ModuleTree
 from modelexport.core.owners import Owner
 from modelexport.core.tags import CallTags, Tags, class_in_tag
+from modelexport.core.uncalled_modules import Comparison
 from modelexport.core.version import __version__
 from modelexport.format import documents, keys
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.boundaries import CallBoundary, find_boundaries, match_values
+from modelexport.graph.coverage import count_coverage
+from modelexport.graph.node_owners import owner_of, required_owner
 from modelexport.graph.nodes import all_nodes, default_shape, initializers
-from modelexport.graph.owners import owner_of, required_owner
 from modelexport.graph.snapshot import SourceGraph
+from modelexport.tagged.documents.dag import dag_document
+from modelexport.tagged.documents.named_entries import encode_table
+from modelexport.tagged.documents.operations import operations_document
 from modelexport.tagged.encodings.metadata import initializer_tags
 from modelexport.weights.origins import Origin
 
@@ -118,6 +123,40 @@ def descended_document(
         nodes=[_node(node, tags) for node in all_nodes(model) if owner_of(node) is not None],
         initializers=[_initializer(value, tags, origins.get(value.name or "")) for value in initializers(model)],
     )
+
+
+def descended_documents(
+    path: Path,
+    before: documents.Hierarchy | None,
+    *,
+    model: ir.Model,
+    values: Mapping[str, ir.Value],
+    tags: CallTags,
+    origins: Mapping[str, Origin],
+) -> dict[str, bytes]:
+    """The documents that are beside a file, made for a model that it became: the end of each name to the content.
+
+    The tables name every node, and are left out of a model in which some have no owner.
+
+    Args:
+        path: The file that was changed.
+        before, model, values, tags, origins: As :func:`descended_document` has them.
+    """
+    coverage, untagged = count_coverage(model)
+    written: dict[str, bytes] = {}
+    if before is not None:
+        written[".hierarchy.json"] = encode_sidecar(
+            descended_document(before, model=model, values=values, tags=tags, origins=origins, coverage=coverage)
+        )
+    for suffix, table in ((".dag.json", dag_document), (".operations.json", operations_document)):
+        if not untagged and path.with_suffix(suffix).is_file():
+            written[suffix] = encode_table(table(model, tags))
+    return written
+
+
+def encode_sidecar(hierarchy: documents.Hierarchy) -> bytes:
+    """The sidecar as JSON."""
+    return msgspec.json.format(msgspec.json.encode(hierarchy), indent=1)
 
 
 def _descended_modules(before: documents.Hierarchy, model: ir.Model, tags: CallTags) -> list[documents.ModuleEntry]:

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from modelexport.core.relative import Scope
+from modelexport.core.relative_addresses import Scope
 from modelexport.core.tags import CallTags
 from modelexport.format import keys
+from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import nested_graphs
-from modelexport.graph.owners import owner_of
 from modelexport.tagged.encodings.grouping import Group, Grouping, Item
 
 CONSTANT_LIMIT = 256

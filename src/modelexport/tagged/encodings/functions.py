@@ -21,16 +21,17 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Evidence, Owner
-from modelexport.core.relative import Scope, short_name
+from modelexport.core.relative_addresses import Scope, short_name
 from modelexport.core.tags import CallTags, class_in_tag
 from modelexport.format import keys
 from modelexport.format.call_tree import call_tree_entries, encode_call_tree
 from modelexport.format.node_tags import write_tags
-from modelexport.format.repeats import fold_repeats
+from modelexport.format.repeated_calls import fold_repeats
+from modelexport.graph.copies import model_like, with_graphs
 from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.names import free_name
+from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import nested_graphs
-from modelexport.graph.owners import owner_of
 from modelexport.tagged.encodings.distinct import Distinct, Instance, Variant, distinct_bodies, kept_properties
 from modelexport.tagged.encodings.grouping import FlatCall, Group, Grouping, Hoisted, Item, group_calls
 
@@ -79,21 +80,10 @@ class _Writer:
 
     def run(self) -> ir.Model:
         functions = [self._function(variant) for variant in self.distinct.variants]
-        return ir.Model(
-            self._main_graph(),
-            ir_version=max(self.model.ir_version, _FUNCTION_VALUE_INFO_IR_VERSION),
-            producer_name=self.model.producer_name,
-            producer_version=self.model.producer_version,
-            domain=self.model.domain,
-            model_version=self.model.model_version,
-            doc_string=self.model.doc_string,
-            functions=[*self.model.functions.values(), *functions],
-            metadata_props={
-                **self.model.metadata_props,
-                keys.ENCODING: "functions",
-                keys.CALL_TREE: self._call_tree(),
-            },
-        )
+        properties = {**self.model.metadata_props, keys.ENCODING: "functions", keys.CALL_TREE: self._call_tree()}
+        written = model_like(self.model, self._main_graph(), [*self.model.functions.values(), *functions], properties)
+        written.ir_version = max(self.model.ir_version, _FUNCTION_VALUE_INFO_IR_VERSION)
+        return written
 
     def _function_names(self) -> dict[Variant, str]:
         """The class that most of its calls have, with a number for the second function of this name."""
@@ -250,10 +240,7 @@ class _Body:
             keys.FUNCTIONS_DOMAIN,
             self.writer.names[instance.variant],
             inputs,
-            [
-                ir.AttrString(keys.SOURCE_MODULE_ATTRIBUTE, tag),
-                ir.AttrStrings(keys.HIERARCHY_TAGS_ATTRIBUTE, [tag]),
-            ],
+            [ir.AttrString(keys.SOURCE_MODULE_ATTRIBUTE, tag), ir.AttrStrings(keys.HIERARCHY_TAGS_ATTRIBUTE, [tag])],
             outputs=[self.env[value] for value in instance.outputs()],
             name=properties[keys.CALL],
             metadata_props=properties,
@@ -263,7 +250,7 @@ class _Body:
         owner = owner_of(node)
         assert owner is not None
         inputs = [self._value(value) for value in node.inputs]
-        attributes = [self._attribute(attribute) for _, attribute in sorted(node.attributes.items())]
+        attributes = [with_graphs(attribute, self._graph) for _, attribute in sorted(node.attributes.items())]
         duplicates = [duplicate for duplicate in next(self.steps) if isinstance(duplicate, ir.Node)]
         if self.scope.is_root:
             properties = dict(node.metadata_props)
@@ -284,15 +271,6 @@ class _Body:
             doc_string=node.doc_string,
             metadata_props=properties,
         )
-
-    def _attribute(self, attribute: ir.Attr) -> ir.Attr:
-        if attribute.is_ref():
-            return attribute
-        if attribute.type == ir.AttributeType.GRAPH:
-            return ir.AttrGraph(attribute.name, self._graph(attribute.as_graph()))
-        if attribute.type == ir.AttributeType.GRAPHS:
-            return ir.AttrGraphs(attribute.name, [self._graph(graph) for graph in attribute.as_graphs()])
-        return attribute
 
     def _graph(self, graph: ir.Graph) -> ir.Graph:
         inputs = [self._define() for _ in graph.inputs]

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from modelexport.core.calls import CallTree, ModuleCall
+from modelexport.graph.node_owners import owner_of, required_owner
 from modelexport.graph.nodes import nested_graphs
-from modelexport.graph.owners import owner_of, required_owner
 
 COMES_BACK = "values that leave it return to it"
 INTERLEAVED = "it and its sibling calls depend on each other's values"

@@ -15,8 +15,8 @@ from modelexport.core.version import __version__
 from modelexport.format import documents, keys
 from modelexport.format.call_tree import call_tree_entries, encode_call_tree
 from modelexport.format.node_tags import write_tags
+from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, initializers
-from modelexport.graph.owners import owner_of
 from modelexport.weights.origins import Origin
 
 _TORCH_KEYS = ("pkg.torch.", "pkg.onnxscript.")

@@ -11,11 +11,13 @@ import onnx_ir as ir
 
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.owners import Evidence
-from modelexport.core.relative import full_name, relative_addresses
+from modelexport.core.relative_addresses import full_name, relative_addresses
 from modelexport.format import keys
 from modelexport.format.call_tree import call_tree_entries, encode_call_tree
 from modelexport.format.node_tags import read_addresses, read_source_tags, write_tags
+from modelexport.graph.copies import with_graphs
 from modelexport.graph.initializers import bind_tensors
+from modelexport.graph.node_owners import tags_of_users
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
 
 
@@ -62,7 +64,7 @@ class _Inliner:
         for value in self.restored.values():
             self.model.graph.initializers.add(value)
         for value in initializers(self.model):
-            value.metadata_props[keys.HIERARCHY_TAGS] = json.dumps(_tags_of_users(value))
+            value.metadata_props[keys.HIERARCHY_TAGS] = json.dumps(tags_of_users(value))
         for name in self.functions:
             del self.model.functions[name]
         self.model.opset_imports.pop(keys.FUNCTIONS_DOMAIN, None)
@@ -152,7 +154,8 @@ class _Expansion:
     def _node(
         self, node: ir.Node, inputs: Sequence[ir.Value | None], env: dict[ir.Value, ir.Value], scope: _Scope
     ) -> ir.Node:
-        attributes = [self._attribute(attribute, env, scope) for _, attribute in sorted(node.attributes.items())]
+        ordered = [attribute for _, attribute in sorted(node.attributes.items())]
+        attributes = [with_graphs(attribute, lambda graph: self._graph(graph, env, scope)) for attribute in ordered]
         return ir.Node(
             node.domain,
             node.op_type,
@@ -165,15 +168,6 @@ class _Expansion:
             doc_string=node.doc_string,
             metadata_props=self._properties(node.metadata_props, scope),
         )
-
-    def _attribute(self, attribute: ir.Attr, env: dict[ir.Value, ir.Value], scope: _Scope) -> ir.Attr:
-        if attribute.is_ref():
-            return attribute
-        if attribute.type == ir.AttributeType.GRAPH:
-            return ir.AttrGraph(attribute.name, self._graph(attribute.as_graph(), env, scope))
-        if attribute.type == ir.AttributeType.GRAPHS:
-            return ir.AttrGraphs(attribute.name, [self._graph(graph, env, scope) for graph in attribute.as_graphs()])
-        return attribute
 
     def _graph(self, graph: ir.Graph, env: dict[ir.Value, ir.Value], scope: _Scope) -> ir.Graph:
         inputs = [self._define(value, env) for value in graph.inputs]
@@ -211,10 +205,3 @@ class _Expansion:
 def _copied(value: ir.Value, name: str, tensor: ir.TensorProtocol | None = None) -> ir.Value:
     shape = None if value.shape is None else value.shape.copy()
     return ir.Value(name=name, type=value.type, shape=shape, const_value=tensor)
-
-
-def _tags_of_users(value: ir.Value) -> list[str]:
-    tags: dict[str, None] = {}
-    for node, _ in value.uses():
-        tags.update(dict.fromkeys(read_source_tags(node.metadata_props)))
-    return list(tags)

@@ -116,13 +116,13 @@ def whole_groups(layer: str, columns: int, group: int) -> int:
     return size
 
 
-def setting(settings: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
+def setting(settings: Mapping[str, Any], name: str, kind: type) -> Any:
     """A value of ``quantization_config``.
 
     Raises:
-        WeightsError: It is not of this type, or absent and has no default.
+        WeightsError: It is absent, or not of this type.
     """
-    value = settings.get(name, default)
+    value = settings.get(name)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         found = f"is {value!r}" if name in settings else "is missing"
         raise WeightsError(f"{name} {found} in the quantization_config of config.json: download the checkpoint again")

@@ -1,0 +1,132 @@
+"""What both front ends need from a module: its arguments by name, its parameters with all their names."""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from modelexport.pytorch.nested_tensors import NamedTensors, copied, input_tensors, output_tensors, tensors_in
+from modelexport.pytorch.prepared_inputs import is_constant
+from modelexport.pytorch.private_torch import tree_leaves
+
+
+def by_name(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments by name, so that the graph's inputs get those names; unchanged if they cannot be named.
+
+    Unchanged as well if a hook of the model takes positional arguments: PyTorch gives it no others.
+    """
+    if args and _hooks_take_positions(model):
+        return args, kwargs
+    try:
+        bound = inspect.signature(model.forward).bind(*args, **kwargs)
+    except (TypeError, ValueError):  # the model itself will raise a clearer error
+        return args, kwargs
+    named: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        match bound.signature.parameters[name].kind:
+            case inspect.Parameter.VAR_POSITIONAL | inspect.Parameter.POSITIONAL_ONLY:
+                return args, kwargs
+            case inspect.Parameter.VAR_KEYWORD:
+                named.update(value)
+            case _:
+                named[name] = value
+    return (), named
+
+
+def _hooks_take_positions(model: nn.Module) -> bool:
+    hooks = {*model._forward_pre_hooks, *model._forward_hooks}
+    return bool(hooks - {*model._forward_pre_hooks_with_kwargs, *model._forward_hooks_with_kwargs})
+
+
+def with_parameters(function: Callable[..., Any], names: Iterable[str]) -> Callable[..., Any]:
+    """Wrap a function so that ``inspect.signature``, which exporters call, lists these parameters."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    vars(forward)["__signature__"] = inspect.Signature([inspect.Parameter(name, kind) for name in names])
+    return forward
+
+
+def state_dict_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Every ``state_dict`` key to all keys of the same tensor, itself included: tied parameters have several."""
+    tensors = model.state_dict(keep_vars=True)
+    names: dict[int, list[str]] = {}
+    for key, tensor in tensors.items():
+        if torch.is_tensor(tensor):
+            names.setdefault(id(tensor), []).append(key)
+    return {key: tuple(keys) for keys in names.values() for key in keys}
+
+
+_PLAIN = (torch.Tensor, bool, int, float, str, type(None))
+READABLE = 100_000
+"""Elements of a constant whose values Python may read while a model is captured."""
+
+
+def needs_binding(args: tuple[Any, ...], kwargs: Mapping[str, Any], constants: Collection[str] = ()) -> bool:
+    """Whether ``torch.export`` would refuse these arguments, or some of them are constants."""
+    return bool(constants) or not all(isinstance(leaf, _PLAIN) for leaf in tree_leaves((args, kwargs)))
+
+
+def variable_inputs(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], constants: Collection[str] = ()
+) -> NamedTensors:
+    """The tensors in a model's arguments that are inputs of its graph: those of no argument that is a constant."""
+    return [(name, tensor) for name, tensor in input_tensors(model, args, kwargs) if not is_constant(name, constants)]
+
+
+class Bound(nn.Module):
+    """What is captured in the place of a model: takes its variable inputs by name, returns the tensors in its result.
+
+    A tensor that is a constant is made anew inside, so that Python can read its values while the model is captured.
+    """
+
+    def __init__(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], constants: Collection[str] = ()
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.training = False
+        self._arguments = args, dict(kwargs)
+        given = variable_inputs(model, args, kwargs, constants)
+        ids = {id(tensor) for _, tensor in given}
+        self._fixed = [tensor for _, tensor in tensors_in((args, kwargs)) if id(tensor) not in ids]
+        names = _identifiers([name for name, _ in given])
+        self.given = {name: tensor for name, (_, tensor) in zip(names, given, strict=True)}
+        """Name of a parameter of ``forward`` to the tensor of the example."""
+        self.forward = with_parameters(self._run, names)
+
+    def _run(self, **tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        memo: dict[int, Any] = {id(self.given[name]): tensor for name, tensor in tensors.items()}
+        memo |= {id(tensor): torch.ops.aten.lift_fresh_copy.default(tensor) for tensor in self._fixed}
+        args, kwargs = copied(self._arguments, memo)
+        return tuple(tensor for _, tensor in output_tensors(self.model(*args, **kwargs)))
+
+
+def _identifiers(names: list[str]) -> list[str]:
+    """Names as Python takes them, each once: ``batch.x`` is ``batch_x``."""
+    found: list[str] = []
+    counts: Counter[str] = Counter()
+    for name in names:
+        plain = re.sub(r"\W", "_", name)
+        plain = f"_{plain}" if not plain.isidentifier() or keyword.iskeyword(plain) else plain
+        found.append(f"{plain}_{counts[plain]}" if counts[plain] else plain)
+        counts[plain] += 1
+    return found
+
+
+def only_tensors(module: nn.Module, args: Any, output: Any) -> tuple[torch.Tensor, ...] | None:
+    """A forward hook: the tensors in a result that holds anything else, which ``torch.onnx`` cannot give out."""
+    if torch.compiler.is_dynamo_compiling():
+        return None
+    if all(isinstance(leaf, torch.Tensor) or leaf is None for leaf in tree_leaves(output)):
+        return None
+    return tuple(tensor for _, tensor in output_tensors(output))

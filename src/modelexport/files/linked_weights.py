@@ -1,0 +1,239 @@
+"""Weights in files beside a model: where they may be, whether they are unchanged, how they are read and linked.
+
+A model names the files that hold its weights, and a model may come from an untrusted source. Each file has to be a
+regular file inside the model's folder, with the size and content that the model recorded when it was written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import onnx_ir as ir
+from msgspec.structs import replace
+
+from modelexport.errors import FileFormatError
+from modelexport.files.regular_files import open_regular
+from modelexport.files.serialized import read_serialized, serialized_tensors
+from modelexport.files.weights_beside import WAY_OUT, WeightsBeside, recorded_files, sample_digest
+from modelexport.format import keys
+from modelexport.format.documents import DataFile, WeightsFile
+from modelexport.graph.initializers import bind_tensors
+from modelexport.graph.nodes import all_nodes, initializers
+
+_FICLONE = 0x40049409
+"""The Linux ioctl that makes a file share the blocks of another until one of them is written to."""
+
+
+class LinkedTensor(ir.ExternalTensor):
+    """External data that is checked before it is read; no file stays open for it.
+
+    ``onnx_ir`` refuses every file with several hard links, which a linked checkpoint has; :class:`WeightsBeside`
+    decides which of them may be read.
+    """
+
+    def __init__(self, tensor: ir.ExternalTensor, beside: WeightsBeside, folder: Path) -> None:
+        super().__init__(
+            tensor.location,
+            tensor.offset,
+            tensor.length,
+            tensor.dtype,
+            shape=ir.Shape(tensor.shape.numpy()),
+            name=tensor.name,
+            doc_string=tensor.doc_string,
+            metadata_props=dict(tensor.metadata_props),
+            base_dir=folder,
+        )
+        self.beside = beside
+
+    def _in_file(self) -> ir.ExternalTensor:
+        if not self.valid():
+            raise FileFormatError(f"{self.path} has been replaced since it was read: read it again")
+        self.beside.check()
+        # Without a folder onnx_ir makes no checks of its own.
+        path = os.path.abspath(self.path)  # noqa: PTH100 - keeps symbolic links
+        shape = ir.Shape(self.shape.numpy())
+        return ir.ExternalTensor(path, self.offset, self.length, self.dtype, shape=shape, name=self.name)
+
+    def __array__(self, dtype: Any = None) -> np.ndarray:
+        return self._in_file().__array__(dtype)
+
+    def numpy(self) -> np.ndarray:
+        """The array, mapped from the file."""
+        return self._in_file().numpy()
+
+    def tobytes(self) -> bytes:
+        """The bytes."""
+        return self._in_file().tobytes() if self.nbytes else b""
+
+    def tofile(self, file: Any) -> None:
+        """Write the bytes without holding them in memory."""
+        if self.nbytes:
+            self._in_file().tofile(file)
+
+
+def read_linked(model: ir.Model, folder: Path, *, ours: bool = True) -> None:
+    """Make external tensors read from files in or below ``folder``, each file checked first, in place.
+
+    Args:
+        ours: Whether the model's records of its data files still hold: a tool that keeps the properties of models may
+            have written its own data file under the same name.
+
+    Raises:
+        FileFormatError: The model's records of its files are damaged.
+    """
+    linked = recorded_files(model.metadata_props, keys.WEIGHTS, WeightsFile)
+    written = recorded_files(model.metadata_props, keys.DATA, DataFile) if ours else {}
+    files: dict[str, WeightsBeside] = {}
+
+    def checked(tensor: ir.ExternalTensor) -> LinkedTensor:
+        place = str(tensor.location)
+        if place not in files:
+            files[place] = WeightsBeside(folder, place, linked.get(place), written.get(place))
+        files[place].add(tensor)
+        return LinkedTensor(tensor, files[place], folder)
+
+    tensors = {value: value.const_value for value in initializers(model)}
+    bind_tensors({value: checked(t) for value, t in tensors.items() if isinstance(t, ir.ExternalTensor)})
+    for node, attribute, held in _tensor_attributes(model):
+        if any(isinstance(tensor, ir.ExternalTensor) for tensor in held):
+            read = [checked(tensor) if isinstance(tensor, ir.ExternalTensor) else tensor for tensor in held]
+            value = read[0] if attribute.type is ir.AttributeType.TENSOR else read
+            node.attributes[attribute.name] = ir.Attr(attribute.name, attribute.type, value)
+
+
+def _tensor_attributes(model: ir.Model) -> Iterator[tuple[ir.Node, ir.Attr, Sequence[ir.TensorProtocol]]]:
+    """Each attribute that holds tensors, with its node and the tensors."""
+    for node in all_nodes(model):
+        for attribute in list(node.attributes.values()):
+            if attribute.type is ir.AttributeType.TENSOR and not attribute.is_ref():
+                yield node, attribute, [attribute.as_tensor()]
+            elif attribute.type is ir.AttributeType.TENSORS and not attribute.is_ref():
+                yield node, attribute, attribute.as_tensors()
+
+
+def _external_tensors(model: ir.Model) -> list[ir.ExternalTensor]:
+    tensors = [value.const_value for value in initializers(model)]
+    tensors += [tensor for _, _, held in _tensor_attributes(model) for tensor in held]
+    return [tensor for tensor in tensors if isinstance(tensor, ir.ExternalTensor)]
+
+
+def _weights_beside(tensors: Iterable[ir.ExternalTensor]) -> list[WeightsBeside]:
+    """The files that hold the weights of a model that was read from a file."""
+    return list(dict.fromkeys(tensor.beside for tensor in tensors if isinstance(tensor, LinkedTensor)))
+
+
+def check_files(model: ir.Model) -> None:
+    """Refuse a model whose weights files are missing, too short, or changed since it was exported.
+
+    Raises:
+        FileFormatError: Names each such file.
+    """
+    if faults := changed_files(model):
+        raise FileFormatError(f"{'; '.join(faults)}: {WAY_OUT}")
+
+
+def changed_files(model: ir.Model) -> list[str]:
+    """What is wrong with a model's weights files, one sentence for each file.
+
+    A linked file must have the size, the header and the samples of its weights that it had when the model was exported.
+    A change between the samples is not detected; :func:`modelexport.verify.verify.verify` compares all weights.
+    """
+    tensors = _external_tensors(model)
+    faults = [fault for beside in _weights_beside(tensors) if (fault := beside.fault())]
+    others = {Path(tensor.path): None for tensor in tensors if not isinstance(tensor, LinkedTensor)}
+    return faults + [f"{file}, which holds weights, is missing" for file in others if not file.is_file()]
+
+
+def check_weights(model: ir.Model, *, missing: bool = False) -> None:
+    """Fail if a weights file of a model that was read from a file may not be read.
+
+    Args:
+        missing: Fail also if one does not exist; else that is reported when it is needed.
+
+    Raises:
+        FileFormatError: Names the file and the reason.
+    """
+    for beside in _weights_beside(_external_tensors(model)):
+        if missing or beside.outside() or beside.path.exists():
+            beside.check()
+
+
+def names_other_files(path: Path) -> bool:
+    """Whether a model may have weights in other files: the key of every reference to one occurs in it."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        return size > 0 and mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ).find(b"location") >= 0
+
+
+def data_files(path: Path) -> list[Path]:
+    """The weights files that a model names, whether or not they exist.
+
+    Raises:
+        FileFormatError: It is not an ONNX file.
+    """
+    tensors = serialized_tensors(read_serialized(path)) if names_other_files(path) else ()
+    locations = {entry.value for tensor in tensors for entry in tensor.external_data if entry.key == "location"}
+    return [path.parent / location for location in sorted(locations) if "\0" not in location]
+
+
+def record_data(model: ir.Model, data: Path) -> None:
+    """Append the digest of a data file to its content, which tells it from every other, and record it in its model.
+
+    ONNX ignores bytes after the last tensor. Two files of the same content stay equal.
+    """
+    with data.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+    with data.open("ab") as file:
+        file.write(digest.digest())
+    sealed = DataFile(data.stat().st_size, digest.hexdigest())
+    model.metadata_props[keys.DATA] = msgspec.json.encode({data.name: sealed}).decode()
+
+
+def record_samples(path: Path) -> None:
+    """Record the weights files that a model is linked to as they are now, after weights in them were overwritten.
+
+    Raises:
+        FileFormatError: It is not an ONNX file, or its records are damaged.
+    """
+    model = read_serialized(path)
+    for entry in model.metadata_props:
+        if entry.key == keys.WEIGHTS:
+            linked = recorded_files({entry.key: entry.value}, keys.WEIGHTS, WeightsFile)
+            now = {place: replace(file, sample=sample_digest(path.parent / place)) for place, file in linked.items()}
+            entry.value = msgspec.json.encode(now).decode()
+    path.write_bytes(model.SerializeToString())
+
+
+def clone_or_link(source: Path, target: Path) -> Literal["clone", "hard link"]:
+    """Make ``target`` a clone of ``source`` where the file system supports it, otherwise a hard link.
+
+    Raises:
+        OSError: The file system supports neither.
+    """
+    if clone(source, target):
+        return "clone"
+    os.link(source, target)
+    return "hard link"
+
+
+def clone(source: Path, target: Path) -> bool:
+    """Make ``target`` a file that shares the blocks of ``source``; returns whether the file system supports it."""
+    if sys.platform != "linux":
+        return False
+    import fcntl
+
+    with source.open("rb") as old, target.open("wb") as new:
+        try:
+            fcntl.ioctl(new.fileno(), _FICLONE, old.fileno())
+        except OSError:
+            target.unlink()
+            return False
+    return True

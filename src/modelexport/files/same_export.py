@@ -1,0 +1,54 @@
+"""Checking that the documents beside a model were written together with it, by the digests in the model."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from modelexport.core.json_decoding import decode_json
+from modelexport.core.limits import DOCUMENT_BYTES
+from modelexport.errors import FileFormatError
+from modelexport.files.regular_files import read_regular
+from modelexport.format import keys
+
+
+def check_documents(path: Path, properties: Mapping[str, str], suffixes: Iterable[str] = ()) -> None:
+    """Refuse documents beside a model that were not written together with it.
+
+    A killed run, or copying only some of the files, may leave files of two exports beside each other.
+
+    Args:
+        path: The model.
+        properties: The model's properties. A model of an earlier version has no digests.
+        suffixes: The suffixes of the documents to check; by default all that describe a model.
+
+    Raises:
+        FileFormatError: A document belongs to another export. Names it.
+    """
+    if keys.DOCUMENTS not in properties:
+        return
+    try:
+        recorded = decode_json(properties[keys.DOCUMENTS], kind=dict[str, str])
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise FileFormatError(f"{path} has damaged tags ({error}): export it again") from error
+    for suffix in suffixes or keys.DESCRIBING_SUFFIXES:
+        document = path.with_suffix(suffix)
+        if document.exists() and hashlib.sha256(read_document(document)).hexdigest() != recorded.get(suffix):
+            raise FileFormatError(
+                f"{document} does not belong to {path}: they are from different runs, or one was changed; export "
+                "again, or remove the document: the model can be read without it"
+            )
+
+
+def read_document(path: Path) -> bytes:
+    """The bytes of a document.
+
+    Raises:
+        FileFormatError: It is missing, is not a regular file, or is too large.
+    """
+    if not path.exists():
+        raise FileFormatError(f"cannot read {path}: there is no such file")
+    return read_regular(path, DOCUMENT_BYTES)

@@ -1,0 +1,187 @@
+"""Files beside a model that hold its weights: where they may be, and whether they are those that were written with it.
+
+Does not import ``onnx_ir``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from modelexport.core.json_decoding import decode_json
+from modelexport.core.limits import LONGEST_HEADER
+from modelexport.errors import FileFormatError, WeightsError
+from modelexport.files.regular_files import open_regular
+from modelexport.format import keys
+from modelexport.format.documents import DataFile, WeightsFile
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+_TAIL = hashlib.sha256().digest_size
+"""Bytes at the end of a data file: the SHA-256 of everything before them."""
+_SAMPLES, _SAMPLE = 256, 64
+"""How many samples of a linked file are compared, and the bytes of one."""
+WAY_OUT = "put a copy of the right file there, or export again"
+T = TypeVar("T")
+
+
+class WeightsBeside:
+    """One file that holds weights of a model; checked before it is first read, and again when it has changed."""
+
+    def __init__(self, folder: Path, location: str, linked: WeightsFile | None, written: DataFile | None) -> None:
+        self.path = folder / location
+        self._folder, self._location = folder, location
+        self._linked, self._written = linked, written
+        self._spans: set[tuple[int, int]] = set()
+        """Begin and end of each tensor that the model reads from it."""
+        self._checked: tuple[int, ...] | None = None
+
+    def add(self, tensor: ir.ExternalTensor) -> None:
+        """Register a tensor in the file.
+
+        Raises:
+            FileFormatError: Its offset or length is not possible.
+        """
+        begin, size = tensor.offset or 0, tensor.nbytes
+        if begin < 0 or tensor.length not in (None, size):
+            raise FileFormatError(
+                f"{self.path}: the place of {tensor.name!r} is damaged: {tensor.length} bytes from byte {begin} for a "
+                f"tensor of {size:,} bytes"
+            )
+        self._spans.add((begin, begin + size))
+
+    def fault(self) -> str:
+        """What is wrong with the file, in a sentence; empty if it may be read."""
+        if place := self.outside():
+            return place
+        try:
+            state = self.path.stat()
+        except OSError:
+            return f"{self.path}, which holds weights, is missing"
+        signature = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
+        if signature == self._checked:
+            return ""
+        fault = self._content(state)
+        self._checked = None if fault else signature
+        return fault
+
+    def check(self) -> None:
+        """Fail before a byte is read.
+
+        Raises:
+            FileFormatError: The file is missing, has changed, or may not be read.
+        """
+        if fault := self.fault():
+            raise FileFormatError(f"{fault}: {WAY_OUT}")
+
+    def outside(self) -> str:
+        """Why a file at this place may not be read, judged by its name alone; empty if it may."""
+        inside = Path(os.path.normpath(self._location))
+        first = inside.parts[:1]
+        if not self._location or "\0" in self._location or inside.is_absolute() or first in ((), (os.pardir,)):
+            return f"{self._folder}: the model keeps weights in {self._location!r}, which is not a file in its folder"
+        if not Path(os.path.realpath(self.path)).is_relative_to(os.path.realpath(self._folder)):
+            return f"{self.path}, which should hold weights, points out of the model's folder"
+        return ""
+
+    def _content(self, state: os.stat_result) -> str:
+        if not stat.S_ISREG(state.st_mode):
+            return f"{self.path}, which should hold weights, is not a regular file"
+        size, end = state.st_size, max((end for _, end in self._spans), default=0)
+        recorded = self._linked or self._written
+        if recorded is not None and size != recorded.size:
+            return f"{self.path} was changed after the export: it has {size:,} bytes and had {recorded.size:,}"
+        if size < end:
+            return f"{self.path} is cut off: it has {size:,} bytes and the model's weights end at {end:,}"
+        if self._linked is not None:
+            return self._linked_fault(self._linked)
+        if self._written is not None:
+            with open_regular(self.path) as file:
+                file.seek(-min(_TAIL, size), os.SEEK_END)
+                if file.read().hex() != self._written.sha256:
+                    return f"{self.path} does not belong to the model beside it: they are from different runs"
+        elif state.st_nlink > 1:
+            return (
+                f"{self.path}, which holds weights, has another name as well (a hard link), and the model was not "
+                "linked to it"
+            )
+        return ""
+
+    def _linked_fault(self, recorded: WeightsFile) -> str:
+        """How the file differs from the safetensors file that the model was linked to."""
+        if _header_digest(self.path) != recorded.header:
+            return f"{self.path} was changed after the export: its header differs"
+        if recorded.sample and sample_digest(self.path) != recorded.sample:
+            return f"{self.path} was changed after the export: it has other weights"
+        if self._spans - self._places():
+            return f"{self.path} has no tensors at the offsets that the model records for its weights"
+        return ""
+
+    def _places(self) -> set[tuple[int, int]]:
+        """Begin and end of each tensor of a safetensors file; none if it is damaged."""
+        from modelexport.files.safetensors_files import read_header  # imports onnx_ir
+
+        try:
+            return {(place.offset, place.offset + place.length) for place in read_header(self.path).tensors.values()}
+        except WeightsError:
+            return set()
+
+
+def _header_digest(path: Path) -> str:
+    with open_regular(path) as file:
+        header = file.read(8)
+        header += file.read(min(int.from_bytes(header, "little"), LONGEST_HEADER))
+    return hashlib.sha256(header).hexdigest()
+
+
+def sample_digest(path: Path) -> str:
+    """SHA-256 of the bytes at places evenly spaced over a file: tells checkpoints of one model apart in milliseconds.
+
+    Raises:
+        FileFormatError: It cannot be read.
+    """
+    digest = hashlib.sha256()
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        for number in range(_SAMPLES):
+            file.seek((size - _SAMPLE) * number // (_SAMPLES - 1) if size > _SAMPLE else 0)
+            digest.update(file.read(_SAMPLE))
+    return digest.hexdigest()
+
+
+def recorded_files(properties: Mapping[str, str], key: str, kind: type[T]) -> dict[str, T]:
+    """The records of a model's weights files in its properties, by location.
+
+    Args:
+        key: The property, :data:`keys.WEIGHTS` or :data:`keys.DATA`.
+        kind: What it holds of each file.
+
+    Raises:
+        FileFormatError: It is damaged.
+    """
+    try:
+        text = properties.get(key, "{}")
+        return decode_json(text, kind=dict[str, kind])  # type: ignore[valid-type]  # a variable, for msgspec
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise FileFormatError(f"the property {key} is damaged ({error}): export it again") from error
+
+
+def check_recorded(folder: Path, properties: Mapping[str, str]) -> None:
+    """Refuse a model beside which a weights file lies that is not the one that it was written with or linked to.
+
+    Raises:
+        FileFormatError: Names the file and the reason.
+    """
+    linked = recorded_files(properties, keys.WEIGHTS, WeightsFile)
+    written = recorded_files(properties, keys.DATA, DataFile)
+    for location in {**linked, **written}:
+        beside = WeightsBeside(folder, location, linked.get(location), written.get(location))
+        if beside.outside() or os.path.lexists(beside.path):
+            beside.check()

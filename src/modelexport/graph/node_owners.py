@@ -1,0 +1,56 @@
+"""The owner that travels with a node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from modelexport.core.calls import ModuleCall
+from modelexport.core.owners import Owner
+from modelexport.errors import FileFormatError
+from modelexport.format.node_tags import read_source_tags
+from modelexport.graph.nodes import all_nodes
+
+OWNER = "modelexport.owner"
+"""The key in ``ir.Node.meta`` under which a node's :class:`~modelexport.core.owners.Owner` travels."""
+
+
+def owner_of(node: ir.Node) -> Owner | None:
+    """The owner that travels with a node, if it has one."""
+    owner: Owner | None = node.meta.get(OWNER)
+    return owner
+
+
+def required_owner(node: ir.Node) -> Owner:
+    """The owner that travels with a node of a graph that is about to be written.
+
+    Raises:
+        FileFormatError: It has none. An export checks that before; in a file that was read, its tags are lost.
+    """
+    if (owner := owner_of(node)) is None:
+        raise FileFormatError(
+            f"the node '{node.name}' ({node.op_type}) has no tags: restore those that another tool dropped with "
+            "`modelexport retag`, or export again"
+        )
+    return owner
+
+
+def set_owner(node: ir.Node, owner: Owner | None) -> None:
+    """Let an owner, or none, travel with a node."""
+    if owner is None:
+        node.meta.pop(OWNER, None)
+    else:
+        node.meta[OWNER] = owner
+
+
+def owned_operators(model: ir.Model) -> Iterator[tuple[ModuleCall | None, str]]:
+    """The operator of every node, with the call that produces its output if it is known."""
+    for node in all_nodes(model):
+        owner = owner_of(node)
+        yield None if owner is None else owner.call, node.op_type
+
+
+def tags_of_users(value: ir.Value) -> list[str]:
+    """The tags that the nodes that use a value carry, each once."""
+    return list(dict.fromkeys(tag for node, _ in value.uses() for tag in read_source_tags(node.metadata_props)))

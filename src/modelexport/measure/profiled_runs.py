@@ -1,0 +1,241 @@
+"""Running a file in ONNX Runtime as users run it, with a profile of the nodes of its optimized graph."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import onnxruntime
+
+from modelexport.core.json_decoding import decode_json
+from modelexport.errors import UsageError
+from modelexport.runtime.sessions import CPU, check_provider, run_session
+
+Level = Literal["all", "extended", "basic", "none"]
+_LEVELS = {
+    "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "none": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
+}
+_KERNEL = "_kernel_time"
+_LARGE_WEIGHT = "1024"
+"""The size in bytes from which ONNX Runtime saves a weight of the optimized graph in a separate file."""
+
+
+class _Facts(msgspec.Struct, frozen=True):
+    """The fields of a kernel in ONNX Runtime's profile that are used."""
+
+    op_name: str = ""
+    node_index: str = ""
+    mem_bytes_requested_in_use: str = ""
+    mem_requested_in_use_delta: str = ""
+
+
+class _Event(msgspec.Struct, frozen=True):
+    """One event of ONNX Runtime's profile; times are integers in microseconds."""
+
+    cat: str
+    name: str
+    ts: int = 0
+    dur: int = 0
+    args: _Facts = _Facts()
+
+
+class Kernel(msgspec.Struct, frozen=True):
+    """A node of the optimized graph, as identified in the profile."""
+
+    name: str
+    op_type: str
+    index: str
+
+
+@dataclass(frozen=True)
+class Profile:
+    """ONNX Runtime's profile of several runs. All times are in nanoseconds."""
+
+    kernels: Mapping[Kernel, Sequence[int]]
+    """What each node took in each run, without the nodes of the graphs that it holds and without the profiler."""
+    whole: Sequence[int]
+    """What each run took, with the profiler."""
+    profiler: int
+    """What the profiler adds to the time of each node."""
+    memory: Mapping[Kernel, int]
+    """Bytes in use while a node runs, beyond those in use between the runs."""
+
+
+def session_options(level: Level, provider: str) -> onnxruntime.SessionOptions:
+    """The options of a session as users open it, at an optimization level.
+
+    Raises:
+        UsageError: ONNX Runtime does not have this provider.
+    """
+    check_provider(provider)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = _LEVELS[level]
+    options.log_severity_level = 4
+    return options
+
+
+def open_file(path: Path, options: onnxruntime.SessionOptions, provider: str) -> onnxruntime.InferenceSession:
+    """A session for a file.
+
+    Raises:
+        UsageError: ONNX Runtime cannot load it.
+    """
+    try:
+        return onnxruntime.InferenceSession(path, options, providers=[provider])
+    except Exception as error:  # its exception types are not public
+        raise UsageError(f"ONNX Runtime cannot load {path}: {' '.join(str(error).split())[:600]}") from error
+
+
+def time_runs(
+    path: Path, inputs: Mapping[str, Any], *, runs: int, warmup: int, level: Level = "all", provider: str = CPU
+) -> list[int]:
+    """Nanoseconds of each run without profiling."""
+    session = open_file(path, session_options(level, provider), provider)
+    names = [output.name for output in session.get_outputs()]
+    feeds = dict(inputs)
+    run_session(session, feeds)
+    for _ in range(max(warmup - 1, 0)):
+        session.run(names, feeds)
+    taken = []
+    for _ in range(runs):
+        began = time.perf_counter_ns()
+        session.run(names, feeds)
+        taken.append(time.perf_counter_ns() - began)
+    return taken
+
+
+def profile_runs(
+    path: Path,
+    inputs: Mapping[str, Any],
+    folder: Path,
+    *,
+    runs: int,
+    warmup: int,
+    level: Level = "all",
+    provider: str = CPU,
+) -> tuple[Profile, Path]:
+    """Run a file with ONNX Runtime's profiler, and once more to measure the memory of its nodes.
+
+    Args:
+        folder: The folder for the optimized graph and the profile, which are kept.
+
+    Returns:
+        The profile, and the optimized graph that was profiled.
+    """
+    optimized = folder / "optimized.onnx"
+    options = session_options(level, provider)
+    options.optimized_model_filepath = str(optimized)
+    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "optimized.onnx.data")
+    options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", _LARGE_WEIGHT)
+    timed = _profiled(path, options, provider, inputs, folder / "time", warmup + runs)
+    profiler = _profiler_time(timed[warmup:])
+    kernels = _by_run(timed[warmup:], profiler)
+    memory: dict[Kernel, int] = {}
+    options = session_options("none", provider)
+    options.enable_mem_pattern = False  # otherwise a run allocates all memory as one block
+    options.add_session_config_entry("session.collect_node_memory_stats_to_file", str(folder / "memory.csv"))
+    with contextlib.suppress(UsageError):  # a graph optimized for this machine's layout may not load again
+        memory = _memory(_profiled(optimized, options, provider, inputs, folder / "memory", 2))
+    return Profile(kernels, [run[-1].dur * 1000 for run in timed[warmup:]], profiler, memory), optimized
+
+
+def _profiled(
+    path: Path, options: onnxruntime.SessionOptions, provider: str, inputs: Mapping[str, Any], prefix: Path, runs: int
+) -> list[list[_Event]]:
+    """The events of each run: its nodes, and last the run itself."""
+    options.enable_profiling = True
+    options.profile_file_prefix = str(prefix)
+    session = open_file(path, options, provider)
+    names = [output.name for output in session.get_outputs()]
+    feeds = dict(inputs)
+    try:
+        run_session(session, feeds)
+        for _ in range(runs - 1):
+            session.run(names, feeds)
+    finally:
+        written = session.end_profiling()
+    data = Path(written).read_bytes()
+    events = decode_json(data, kind=list[_Event])
+    found: list[list[_Event]] = [[]]
+    for event in events:
+        if event.cat == "Node" and event.name.endswith(_KERNEL):
+            found[-1].append(event)
+        elif event.name == "model_run":
+            found[-1].append(event)
+            found.append([])
+    return [run for run in found if run and run[-1].name == "model_run"]
+
+
+def _profiler_time(runs: Sequence[Sequence[_Event]]) -> int:
+    """What the profiler adds to each node: it writes down shapes before it stops the clock.
+
+    A node that only changes a shape takes next to nothing, so that this is nearly what the fastest node takes.
+    """
+    taken: dict[Kernel, list[int]] = {}
+    for run in runs:
+        for event in run[:-1]:
+            if event.args.op_name not in _HOLD_GRAPHS:
+                taken.setdefault(_kernel(event), []).append(event.dur * 1000)
+    return min((round(statistics.median(durations)) for durations in taken.values()), default=0)
+
+
+def _by_run(runs: Sequence[Sequence[_Event]], profiler: int) -> dict[Kernel, list[int]]:
+    kernels: dict[Kernel, list[int]] = {}
+    for number, run in enumerate(runs):
+        for event, own, _ in _nested(run[:-1]):
+            taken = kernels.setdefault(_kernel(event), [0] * len(runs))
+            taken[number] += max(own * 1000 - profiler, 0)
+    return kernels
+
+
+def _nested(events: Sequence[_Event]) -> Iterator[tuple[_Event, int, int]]:
+    """Each event, its duration without the events inside it, and its nesting depth: nodes may have nested graphs."""
+    order = sorted(range(len(events)), key=lambda index: (events[index].ts, -events[index].dur, -index))
+    own = [event.dur for event in events]
+    depth = [0] * len(events)
+    running: list[int] = []
+    for index in order:
+        event = events[index]
+        while running and events[running[-1]].ts + events[running[-1]].dur <= event.ts:
+            running.pop()
+        # Only nodes with nested graphs contain others; consecutive events may touch.
+        if running and _inside(event, events[running[-1]]):
+            own[running[-1]] -= event.dur
+            depth[index] = depth[running[-1]] + 1
+        if event.args.op_name in _HOLD_GRAPHS:
+            running.append(index)
+    return ((event, max(own[index], 0), depth[index]) for index, event in enumerate(events))
+
+
+_HOLD_GRAPHS = ("If", "Loop", "Scan", "SequenceMap", "BeamSearch", "GreedySearch", "Sampling")
+
+
+def _inside(event: _Event, other: _Event) -> bool:
+    return event.ts >= other.ts and event.ts + event.dur <= other.ts + other.dur
+
+
+def _kernel(event: _Event) -> Kernel:
+    return Kernel(event.name.removesuffix(_KERNEL), event.args.op_name, event.args.node_index)
+
+
+def _memory(runs: Sequence[Sequence[_Event]]) -> dict[Kernel, int]:
+    """Bytes in use during each node of the last run, beyond those in use before the first node."""
+    events = [event for event in runs[-1][:-1] if event.args.mem_bytes_requested_in_use]
+    if not events:
+        return {}
+    first = events[0].args
+    before = int(first.mem_bytes_requested_in_use) - int(first.mem_requested_in_use_delta)
+    found: dict[Kernel, int] = {}
+    for event in events:
+        kernel = Kernel(event.name.removesuffix(_KERNEL), event.args.op_name, "")
+        found[kernel] = max(found.get(kernel, 0), int(event.args.mem_bytes_requested_in_use) - before)
+    return found

@@ -1,0 +1,165 @@
+"""Inputs to run a file with: given ones, those of its reference values, or random ones."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import numpy as np
+import onnx_ir as ir
+
+from modelexport.core.json_decoding import decode_json
+from modelexport.core.limits import INPUT_BYTES, RANDOM_ELEMENTS, SETTINGS_BYTES
+from modelexport.errors import FileFormatError, InputsError
+from modelexport.files.regular_files import open_regular, read_regular
+from modelexport.files.safetensors_files import read_header
+from modelexport.graph.nodes import required_inputs
+from modelexport.graph.size_symbols import SYMBOL, put_size
+from modelexport.measure.profiled_runs import open_file, session_options
+from modelexport.runtime.random_inputs import make_random_inputs
+from modelexport.tagged.file import TaggedFile
+from modelexport.traces.reference import open_reference, reference_path
+
+
+class _Described(msgspec.Struct):
+    """An input in a JSON description: its value, or its type, its shape and a range to draw from."""
+
+    dtype: str = "float32"
+    shape: list[int] = []
+    range: tuple[float, float] | None = None
+    value: Any = None
+
+
+def make_feeds(
+    tagged: TaggedFile,
+    path: Path,
+    inputs: Mapping[str, Any] | Path | None,
+    sizes: Mapping[str, int],
+    *,
+    provider: str,
+    seed: int,
+) -> tuple[dict[str, Any], str]:
+    """Arrays for the inputs of a file, and their source.
+
+    Args:
+        path: The file that is run.
+        inputs: Name to array, or a file of arrays; by default those of the reference values, or random ones.
+        sizes: Symbol to size, for random inputs.
+
+    Raises:
+        FileFormatError: The file of inputs cannot be read.
+        InputsError: The inputs do not fit the file, or no random inputs fit.
+    """
+    names = [value.name or "" for value in required_inputs(tagged.model)]
+    if inputs is not None:
+        given = read_feeds(inputs, seed) if isinstance(inputs, Path) else dict(inputs)
+        if missing := [name for name in names if name not in given]:
+            raise InputsError(f"{', '.join(missing)} missing from the inputs: the file takes {', '.join(names)}")
+        return {name: np.asarray(given[name]) for name in names}, str(inputs) if isinstance(inputs, Path) else "given"
+    if reference_path(tagged.path).exists() and not sizes:
+        with open_reference(tagged) as reference:
+            return {name: np.array(reference.inputs[name]) for name in names}, "of the reference values"
+    return random_feeds(tagged, path, sizes, given={}, provider=provider, seed=seed), "random"
+
+
+def random_feeds(
+    tagged: TaggedFile, path: Path, sizes: Mapping[str, int], *, given: Mapping[str, Any], provider: str, seed: int
+) -> dict[str, Any]:
+    """Random arrays for the inputs of a file that are not among ``given``, with the sizes that those have.
+
+    Raises:
+        InputsError: No random ones fit, or no dynamic axis has a name in ``sizes``.
+    """
+    names = [value.name or "" for value in required_inputs(tagged.model)]
+    fixed = {name: np.asarray(given[name]) for name in names if name in given}
+    bound = dict(sizes)
+    for value in required_inputs(tagged.model):
+        for size, actual in zip(value.shape or (), getattr(fixed.get(value.name or ""), "shape", ()), strict=False):
+            if isinstance(size, ir.SymbolicDim) and size.value is not None and size.value.isidentifier():
+                bound[size.value] = actual
+    session = open_file(path, session_options("none", provider), provider)
+    return make_random_inputs(_sized(tagged.model, bound), session, seed=seed, given=fixed)
+
+
+def _sized(model: ir.Model, sizes: Mapping[str, int]) -> ir.Model:
+    """A model with nothing but the inputs of another, with sizes for their dynamic axes."""
+    texts = [str(size.value) for v in required_inputs(model) for size in v.shape or () if not isinstance(size, int)]
+    symbols = {symbol for text in texts for symbol in SYMBOL.findall(text)} | set(texts)
+    if unknown := sorted(set(sizes) - symbols):
+        raise InputsError(f"no dynamic axis is named {', '.join(unknown)}: there are {', '.join(sorted(symbols))}")
+    inputs = [
+        ir.Value(
+            name=value.name,
+            type=value.type,
+            shape=ir.Shape([_size(size, sizes) for size in value.shape]) if value.shape is not None else None,
+        )
+        for value in required_inputs(model)
+    ]
+    return ir.Model(ir.Graph(inputs, [], nodes=[]), ir_version=10)
+
+
+def _size(size: int | ir.SymbolicDim, sizes: Mapping[str, int]) -> int | ir.SymbolicDim:
+    if isinstance(size, int):
+        return size
+    text = str(size.value)
+    if text in sizes:
+        return sizes[text]
+    left = put_size(text, {name: str(number) for name, number in sizes.items()})
+    return left if isinstance(left, int) else ir.SymbolicDim(left)
+
+
+def read_feeds(path: Path, seed: int) -> dict[str, Any]:
+    """Arrays by name from a file.
+
+    Raises:
+        FileFormatError: It is not a regular file, is damaged, or has more than anybody gives a model.
+    """
+    try:
+        if path.suffix == ".npz":
+            with open_regular(path) as file:
+                return _unpacked(file)
+        if path.suffix == ".safetensors":
+            if (held := sum(place.length for place in read_header(path).tensors.values())) > INPUT_BYTES:
+                raise ValueError(f"it holds {held:,} bytes, and at most {INPUT_BYTES:,} are read")
+            from safetensors.numpy import load_file
+
+            return dict(load_file(path))
+        described = decode_json(read_regular(path, SETTINGS_BYTES), kind=dict[str, _Described])
+        random = np.random.default_rng(seed)
+        return {name: _made(one, random) for name, one in described.items()}
+    except FileFormatError:
+        raise
+    except Exception as error:  # what a damaged archive or a strange description raises is of many types
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise FileFormatError(f"cannot read inputs from {path} ({reason}): give .npz, .safetensors or JSON") from error
+
+
+def _unpacked(file: BinaryIO) -> dict[str, Any]:
+    with zipfile.ZipFile(file) as archive:
+        held = sum(member.file_size for member in archive.infolist())
+    if held > INPUT_BYTES:
+        raise ValueError(f"it holds {held:,} bytes, and at most {INPUT_BYTES:,} are read")
+    file.seek(0)
+    with np.load(file, allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+def _made(one: _Described, random: np.random.Generator) -> Any:
+    dtype = np.dtype(one.dtype)
+    if dtype.kind not in "iufb":
+        raise ValueError(f"{one.dtype} is not a type of numbers")
+    if one.value is not None:
+        return np.asarray(one.value, dtype=dtype)
+    if prod(one.shape) > RANDOM_ELEMENTS or any(size < 0 for size in one.shape):
+        raise ValueError(f"the shape {one.shape} is too large, or negative")
+    if dtype.kind in "iu":
+        low, high = one.range or (0, 2)
+        return random.integers(int(low), int(high), one.shape).astype(dtype)
+    if dtype.kind == "b":
+        return np.ones(one.shape, dtype=dtype)
+    low, high = one.range or (-1.0, 1.0)
+    return random.uniform(low, high, one.shape).astype(dtype)

@@ -1,0 +1,90 @@
+"""Two runs of one model in one table: of two files, or of a file and of PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from modelexport.core.calls import ROOT, ModuleCall
+from modelexport.measure import columns
+from modelexport.measure.columns import Column, Figure, Kind
+from modelexport.measure.profiles import ModuleProfile, RunFacts
+from modelexport.measure.table import OUTSIDE, NodeFigures, Table
+
+AGAINST = Column("against_seconds", "seconds", scale=10**9)
+RATIO = Column("against_ratio", "of seconds", Kind.RATIO, of=("against_seconds", "seconds"))
+AGAINST_SIZES = (
+    Column("against_bytes", "bytes"),
+    Column("against_bits", "bits", hidden=True),
+    Column("against_held", "elements", hidden=True),
+    Column("against_precision", columns.PRECISION.unit, Kind.RATIO, of=("against_bits", "against_held")),
+)
+
+
+def profile_against(one: ModuleProfile, other: ModuleProfile) -> ModuleProfile:
+    """Two profiles side by side: ``against_seconds`` of the other, and how many times the first's those are.
+
+    A call that only the other file has is counted for the innermost call around it that both have.
+    """
+    added = [
+        replace(
+            node,
+            calls=tuple(dict.fromkeys(_known(call, one.table, other.table) for call in node.calls)),
+            figures={AGAINST.name: node.figures["seconds"]},
+            runs=(),
+            place=("", ""),
+        )
+        for node in other.table.nodes
+    ]
+    return _beside(one, added, {}, other.facts)
+
+
+def cost_against(one: Table, other: Table) -> Table:
+    """A cost beside that of another file: ``against_bytes`` and ``against_precision`` of the other."""
+    sums = [columns.BYTES, columns.BITS, columns.HELD]
+    direct: dict[str, dict[ModuleCall, Figure]] = {}
+    for column in sums:
+        own = direct.setdefault(f"against_{column.name}", {})
+        for call, figure in other.own[column.name].items():
+            known = _known(call, one, other)
+            own[known] = own.get(known, 0) + figure
+    outside = {f"against_{column.name}": other.outside.get(column.name, 0) for column in sums}
+    return replace(
+        one,
+        columns=(*one.columns, *AGAINST_SIZES),
+        nodes=(*one.nodes, NodeFigures(OUTSIDE, "Initializer", (), outside)),
+        direct={**one.direct, **direct},
+    )
+
+
+def _known(call: ModuleCall, one: Table, other: Table) -> ModuleCall:
+    """A call of another file, or the innermost call around it, that the first file has too."""
+    return next((above for above in reversed(other.calls.stack(call)) if above in one.calls), ROOT)
+
+
+def profile_beside(one: ModuleProfile, seconds: Mapping[ModuleCall, int], name: str) -> ModuleProfile:
+    """A profile beside the nanoseconds that calls took themselves elsewhere, such as in PyTorch."""
+    own = {call: taken for call, taken in seconds.items() if call in one.table.calls}
+    rest = sum(seconds.values()) - sum(own.values())
+    added = [NodeFigures(f"({name})", "", (), {AGAINST.name: rest})] if rest else []
+    facts = msgspec.structs.replace(
+        one.facts, file=name, wall_seconds=sum(seconds.values()) / 1e9, profiled_seconds=sum(seconds.values()) / 1e9
+    )
+    return _beside(one, added, {AGAINST.name: own}, facts)
+
+
+def _beside(
+    one: ModuleProfile, added: Sequence[NodeFigures], direct: Mapping[str, Mapping[ModuleCall, int]], facts: RunFacts
+) -> ModuleProfile:
+    first, *more = one.table.columns
+    note = f"against: {facts.file}, {facts.wall_seconds * 1e3:,.3g} ms a run"
+    table = replace(
+        one.table,
+        columns=(first, AGAINST, RATIO, *more),
+        nodes=(*one.table.nodes, *added),
+        direct={**one.table.direct, **direct},
+        notes=(*one.table.notes, note),
+    )
+    return ModuleProfile(table, one.facts, one.feeds, facts)

@@ -1,0 +1,42 @@
+"""Example inputs by the names of a file's inputs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnxruntime
+
+from modelexport.errors import InputsError
+from modelexport.pytorch.nested_tensors import as_array, tensors_in
+from modelexport.runtime.sessions import input_names
+
+
+def feeds(inputs: Mapping[str, Any] | Sequence[Any], runs: onnxruntime.InferenceSession) -> dict[str, Any]:
+    """The tensors in example inputs by the names of a file's inputs: matched by name, or by order if names differ.
+
+    Raises:
+        InputsError: They do not fit the file's inputs.
+    """
+    return under_names(inputs, input_names(runs))
+
+
+def under_names(inputs: Mapping[str, Any] | Sequence[Any], wanted: Sequence[str]) -> dict[str, Any]:
+    """The same for a list of names. More may be given than the file takes: exporters omit inputs without effect.
+
+    Raises:
+        InputsError: One is missing, or the tensors cannot be matched to the names.
+    """
+    given = {_plain(name): as_array(tensor) for name, tensor in tensors_in(inputs)}
+    by_name = {name: given.get(_plain(name.removeprefix("input."))) for name in wanted}
+    if all(array is not None for array in by_name.values()):
+        return by_name
+    if len(given) != len(wanted):
+        raise InputsError(f"the file takes {len(wanted)} inputs ({', '.join(wanted)}), but {len(given)} were given")
+    return dict(zip(wanted, given.values(), strict=True))
+
+
+def _plain(name: str) -> str:
+    """The name that the exporter writes: ``past.0`` becomes ``past_0``."""
+    return re.sub(r"\W", "_", name)

@@ -1,0 +1,199 @@
+"""Saving and restoring a model's state: only what changed, compared by identity, without calling user methods.
+
+A module's attributes are inspected one by one, with their contents: lists, dictionaries, sets, deques and objects with
+attributes, subclasses included. Entries that are still the same objects are not written, so a container that refuses
+writes (a frozen dictionary) is only read. Changed entries are restored with the methods of the built-in type, even if
+a subclass overrides them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import types
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from modelexport.pytorch.private_torch import FakeTensor
+
+_DEPTH = 6
+"""The depth to which containers and objects inside a module's attributes are followed."""
+
+_LARGEST = 100_000
+"""Entries of the largest container that is saved: a longer one is a table, not state."""
+
+_FOLLOWED = (nn.Module, dict, list, set, deque, tuple)
+_NOT_FOLLOWED = (
+    type,
+    types.ModuleType,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    torch.Tensor,
+    torch.Generator,
+    torch.dtype,
+    torch.device,
+)
+
+
+class KeptState:
+    """The state of a model at the time of construction.
+
+    Attributes:
+        tensors: Every parameter, buffer and other tensor of the modules.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._seen: set[int] = set()
+        self._classes: list[tuple[nn.Module, type]] = []
+        self._modes = [(module, module.training) for module in model.modules()]
+        self._attributes: list[tuple[Any, dict[str, Any]]] = []
+        self._dictionaries: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
+        self._containers: list[tuple[Any, Any]] = []
+        self._empty: list[dict[Any, Any]] = []
+        self.tensors: dict[torch.Tensor, None] = dict.fromkeys([*model.parameters(), *model.buffers()])
+        for module in model.modules():
+            self._classes.append((module, type(module)))
+            self._remember(module, 0)
+        self._data = [
+            (tensor, tensor.data, tensor.requires_grad)
+            for tensor in self.tensors
+            if not is_lazy(tensor) and not isinstance(tensor, FakeTensor)
+        ]
+        self._entries = self._identities()
+
+    def restore(self) -> None:
+        """Restore everything that changed. If one item cannot be restored, the others still are."""
+        for module, kind in self._classes:
+            if type(module) is not kind:
+                with contextlib.suppress(TypeError):
+                    module.__class__ = kind
+        if self._identities() != self._entries:  # rarely
+            for owner, before in self._attributes:
+                _restore_mapping(vars(owner), before)
+            for dictionary, before in self._dictionaries:
+                # A user's container may refuse even this.
+                with contextlib.suppress(Exception):
+                    _restore_mapping(dictionary, before)
+        for module, training in self._modes:
+            if module.training != training:  # not a Python attribute of a ScriptModule
+                module.training = training
+        for added in filter(None, self._empty):
+            added.clear()
+        for container, before in self._containers:
+            with contextlib.suppress(Exception):  # so may its methods
+                _restore_container(container, before)
+        for tensor, data, requires_grad in self._data:
+            if not _same_memory(tensor, data):
+                tensor.data = data
+            if tensor.requires_grad != requires_grad:
+                tensor.requires_grad_(requires_grad)
+
+    def _identities(self) -> tuple[list[int], list[int], list[int]]:
+        """The lengths of all dictionaries, and what is in them: together, which is several times as fast."""
+        found = [vars(owner) for owner, _ in self._attributes] + [one for one, _ in self._dictionaries]
+        keys = chain.from_iterable(map(dict.keys, found))
+        values = chain.from_iterable(map(dict.values, found))
+        return [*map(dict.__len__, found)], [*map(id, keys)], [*map(id, values)]
+
+    def _remember(self, value: object, depth: int) -> None:
+        if type(value) is dict and not value:  # most dictionaries of a module are empty: its hooks
+            self._empty.append(value)
+            return
+        if isinstance(value, torch.Tensor):
+            self.tensors.setdefault(value)
+            return
+        if id(value) in self._seen or depth > _DEPTH:
+            return
+        # In this order: torch's classes take a hundred times as long to ask as the built-in ones.
+        if not isinstance(value, _FOLLOWED) and isinstance(value, _NOT_FOLLOWED):
+            return
+        if isinstance(value, nn.Module) and depth:
+            return  # handled separately, or not a part of the model
+        inside: list[Any] = []
+        if isinstance(value, (dict, list, set, deque)):
+            if len(value) > _LARGEST:
+                return
+            self._seen.add(id(value))
+            inside += _remembered_items(value)
+            if isinstance(value, dict):
+                self._dictionaries.append((value, dict(dict.items(value))))
+            else:
+                self._containers.append((value, list(_builtin_iter(value))))
+        elif isinstance(value, tuple):
+            inside += value if len(value) <= _LARGEST else ()
+        attributes = getattr(value, "__dict__", None)
+        if type(attributes) is dict:
+            self._seen.add(id(value))
+            self._attributes.append((value, dict(attributes)))
+            inside += attributes.values()
+        for part in inside:
+            if type(part) not in _LEAVES:
+                self._remember(part, depth + 1)
+
+
+_LEAVES = frozenset((str, bytes, int, float, complex, bool, type(None)))
+
+
+def _remembered_items(value: Any) -> Iterable[Any]:
+    return dict.values(value) if isinstance(value, dict) else tuple(_builtin_iter(value))
+
+
+def _builtin_iter(value: Any) -> Iterator[Any]:
+    """Iterate over a list, set or deque with the method of the built-in type."""
+    kinds: tuple[Any, ...] = (list, set, deque)
+    for kind in kinds:
+        if isinstance(value, kind):
+            yield from kind.__iter__(value)
+
+
+def _restore_container(container: Any, before: Any) -> None:
+    now = list(_builtin_iter(container))
+    if isinstance(container, set):
+        if len(now) != len(before) or {id(one) for one in now} != {id(one) for one in before}:
+            set.clear(container)
+            set.update(container, before)
+    elif len(now) != len(before) or any(one is not other for one, other in zip(now, before, strict=True)):
+        if isinstance(container, list):
+            list.__setitem__(container, slice(None), before)
+        else:
+            deque.clear(container)
+            deque.extend(container, before)
+
+
+def _restore_mapping(entries: dict[Any, Any], before: Mapping[Any, Any]) -> None:
+    """Restore the entries of a dictionary, in their order."""
+    if (
+        dict.__len__(entries) == len(before)
+        and all(map(operator.is_, dict.keys(entries), before))
+        and all(map(operator.is_, dict.values(entries), before.values()))
+    ):
+        return
+    kind = OrderedDict if isinstance(entries, OrderedDict) else dict
+    for key in list(dict.keys(entries)):
+        if key not in before:
+            kind.__delitem__(entries, key)
+    for key, value in before.items():
+        if dict.get(entries, key, entries) is not value:
+            kind.__setitem__(entries, key, value)
+    if list(dict.keys(entries)) != list(before):
+        for key, value in before.items():
+            kind.__delitem__(entries, key)
+            kind.__setitem__(entries, key, value)
+
+
+def _same_memory(tensor: torch.Tensor, data: torch.Tensor) -> bool:
+    """Whether a tensor still uses the same memory."""
+    if isinstance(tensor, FakeTensor) or type(tensor.data) is not type(data):
+        return False
+    facts = [(one.dtype, one.device, one.shape, one.layout) for one in (tensor, data)]
+    if facts[0] != facts[1]:
+        return False
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        return not tensor.is_meta
+    return bool(tensor.data_ptr() == data.data_ptr() and tensor.stride() == data.stride())

@@ -1,0 +1,120 @@
+"""The static tree: every module of a model, from ``named_modules()``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from modelexport.core.calls import LATER_CALL
+from modelexport.core.module_tree import Module, ModuleTree
+from modelexport.errors import InputsError
+
+
+def module_tree(model: nn.Module) -> ModuleTree:
+    """Every module of the model, parents before children.
+
+    A module that is registered in several places appears once, under its first path; the others are its aliases.
+    Parameters that lazy modules have not created yet are not counted.
+
+    Raises:
+        InputsError: A module has a name that is the address of another one's call.
+    """
+    paths = {module: path for path, module in model.named_modules()}
+    for path in paths.values():
+        if (later := LATER_CALL.fullmatch(path)) is not None:
+            number = int(later["index"]) + 1
+            raise InputsError(
+                f"the module '{path}' has the name of call {number} of '{later['path'] or '.'}': give it a name that "
+                "does not end with @ and a number"
+            )
+    aliases: dict[nn.Module, list[str]] = {module: [] for module in paths}
+    for path, module in _all_paths(model, "", set()):
+        if path != paths[module]:
+            aliases[module].append(path)
+    total, trainable = _parameter_counts(list(paths))
+
+    modules: dict[str, Module] = {}
+    for module, path in paths.items():
+        above, _, name = path.rpartition(".")
+        parent = above if path else None
+        modules[path] = Module(
+            path=path,
+            class_name=type(module).__name__,
+            class_module=type(module).__module__,
+            parent=parent,
+            name=name,
+            depth=0 if parent is None else modules[parent].depth + 1,
+            children=tuple(paths[child] for child in module.children()),
+            aliases=tuple(aliases[module]),
+            parameters=total[module],
+            trainable=trainable[module],
+            shapes={
+                key: tuple(tensor.shape)
+                for key, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+                if not is_lazy(tensor)
+            },
+        )
+    return ModuleTree(modules)
+
+
+def containers(model: nn.Module) -> frozenset[str]:
+    """The paths of the modules that have no ``forward`` and so cannot be called: module lists and the like."""
+    return frozenset(path for path, module in model.named_modules() if not _has_forward(module))
+
+
+def check_has_forward(model: nn.Module) -> None:
+    """Refuse a model that has no ``forward``, which is what hooks see and what is exported.
+
+    Raises:
+        InputsError: It has none.
+    """
+    if _has_forward(model):
+        return
+    if type(model).__call__ is nn.Module.__call__:
+        raise InputsError(f"{type(model).__name__} has no forward, so it cannot run: export a module that has one")
+    raise InputsError(
+        f"{type(model).__name__} has a __call__ in the place of a forward: rename it to forward, which PyTorch calls "
+        f"with the hooks of the module"
+    )
+
+
+def _has_forward(module: nn.Module) -> bool:
+    own = inspect.getattr_static(type(module), "forward", None)
+    return own is not nn.Module.forward or "forward" in vars(module)
+
+
+def _all_paths(module: nn.Module, path: str, above: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """Like ``named_modules(remove_duplicate=False)``, but ends at modules that contain themselves."""
+    yield path, module
+    for name, child in module._modules.items():
+        if child is not None and child is not module and child not in above:
+            yield from _all_paths(child, f"{path}.{name}" if path else name, above | {module})
+
+
+def _parameter_counts(modules: list[nn.Module]) -> tuple[dict[nn.Module, int], dict[nn.Module, int]]:
+    """Elements of all parameters, and of the trainable ones, in each module and its descendants."""
+    parents: dict[nn.Module, list[nn.Module]] = {module: [] for module in modules}
+    enclosing: dict[nn.Parameter, list[nn.Module]] = {}
+    for module in modules:
+        for child in module.children():
+            parents[child].append(module)
+        for parameter in module.parameters(recurse=False):
+            enclosing.setdefault(parameter, []).append(module)
+
+    total = dict.fromkeys(modules, 0)
+    trainable = dict.fromkeys(modules, 0)
+    for parameter, direct in enclosing.items():
+        if is_lazy(parameter):
+            continue
+        # Each module from which the parameter can be reached counts it once, even if there are several paths to it.
+        reached, newest = set(direct), direct
+        while newest:
+            newest = [parent for module in newest for parent in parents[module] if parent not in reached]
+            reached.update(newest)
+        for module in reached:
+            total[module] += parameter.numel()
+            trainable[module] += parameter.numel() if parameter.requires_grad else 0
+    return total, trainable

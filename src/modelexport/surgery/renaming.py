@@ -1,0 +1,54 @@
+"""``rename``: name nodes after their modules, for tools that use such names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from modelexport.core.results import Written
+from modelexport.files.atomic import check_writable, written_together
+from modelexport.files.given_models import Source, as_path
+from modelexport.graph.path_names import name_nodes_by_path, name_values_by_path
+from modelexport.surgery.edited_tags import EditedTags
+from modelexport.surgery.edits import Documents
+from modelexport.surgery.saving import SharedFiles
+from modelexport.tagged.encodings.attributes import write_attributes
+from modelexport.tagged.file import read_tagged
+
+
+class Renamed(Written, msgspec.Struct, frozen=True):
+    """A file whose nodes have new names."""
+
+    path: str
+    renamed: dict[str, str]
+    """Old names of the renamed nodes to new ones."""
+    values: dict[str, str]
+    """Old names of the renamed values to new ones."""
+
+
+def rename(path: Source, output: str | Path, *, values: bool = False) -> Renamed:
+    """Write a tagged file whose nodes are named after their modules.
+
+    A file with functions is made flat: no such name would be right in the body of a function that many modules share.
+    The documents beside the file are written for the new one.
+
+    Args:
+        values: Rename values as well. ``retag`` then needs the renamed file as its source.
+
+    Raises:
+        FileFormatError: The file cannot be read.
+        OutputError: ``output`` cannot be written. An existing file of that name is unchanged.
+    """
+    path, output = as_path(path), Path(output)
+    check_writable(output, [path])
+    tagged = read_tagged(path)
+    documents, tags = Documents(tagged), EditedTags(tagged)
+    renamed = name_nodes_by_path(tagged.model)
+    values_renamed = name_values_by_path(tagged.model) if values else {}
+    beside = documents.of_edited(tags)
+    if tagged.encoding == "attributes":
+        write_attributes(tagged.model)
+    with written_together(output.parent) as staging:
+        SharedFiles(tagged.model, output.parent, staging).save(tagged.model, output.name, beside)
+    return Renamed(str(output), renamed, values_renamed)

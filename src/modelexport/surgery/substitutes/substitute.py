@@ -1,0 +1,69 @@
+"""The interface of a substitute: what it gets, and the parts that it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import onnx_ir as ir
+
+from modelexport.core.calls import ModuleCall
+from modelexport.core.owners import Owner
+from modelexport.format import documents
+from modelexport.surgery.call_interfaces import Interface
+from modelexport.surgery.cutter import Cut
+from modelexport.surgery.edited_tags import EditedTags
+from modelexport.surgery.grafts import Graft
+
+
+@dataclass(frozen=True)
+class Site:
+    """A call that is replaced: its current values, and its original nodes."""
+
+    interface: Interface
+    weights: Sequence[ir.Value]
+    """The initializers that its nodes use, in the order of the nodes."""
+    cut: Cut | None
+    """The call as a model of its own, if the substitute needs it."""
+
+    @property
+    def call(self) -> ModuleCall:
+        return self.interface.call
+
+
+@dataclass
+class Parts:
+    """The parts that are inserted into the graph."""
+
+    nodes: list[ir.Node]
+    outputs: list[ir.Value]
+    """The values that replace the site's outputs, in their order."""
+    owners: Mapping[ir.Node, Owner] = field(default_factory=dict)
+    """The owners of the nodes that the replaced call does not own itself, with those of nested graphs."""
+    weights: Mapping[ir.Value, tuple[str, ...]] = field(default_factory=dict)
+    """New initializers to their ``state_dict`` keys; empty for those that do not come from entries."""
+    functions: Sequence[ir.Function] = ()
+    opsets: Mapping[str, int] = field(default_factory=dict)
+    entries: Mapping[str, documents.StateDictEntry] = field(default_factory=dict)
+    graft: Graft | None = None
+    """The exported module that they come from, if they do."""
+
+
+class Substitute(Protocol):
+    """Builds the replacement of a call."""
+
+    @property
+    def keep_body(self) -> bool:
+        """Whether it needs the call as a model of its own."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the metadata of nodes."""
+
+    def build(self, site: Site, tags: EditedTags, used: Iterable[ModuleCall]) -> Parts:
+        """New nodes for a call; changes the calls inside it in ``tags``.
+
+        Args:
+            used: The calls that own other nodes.
+        """
