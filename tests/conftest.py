@@ -12,10 +12,15 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 import models
 
 pytest_plugins = ["exports"]
+
+# How long an example takes depends on what else the machine does.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 # Workers of pytest-xdist share the cores; more threads would only wait for each other.
 torch.set_num_threads(1)
@@ -47,10 +52,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _exports_another(item: pytest.Item) -> bool:
-    """Whether a test is about an exported model of the table, by its parameter ``name``, that is not a quick one."""
+    """Whether a test is about an exported model of the table that is not a quick one, by ``name`` or ``beside``."""
     if not isinstance(item, pytest.Function) or "exported" not in item.fixturenames or not hasattr(item, "callspec"):
         return False
-    name = item.callspec.params.get("name")
+    params = item.callspec.params
+    name = params.get("name", params.get("beside"))
     return name in models.NAMES and name not in models.QUICK
 
 

@@ -160,7 +160,13 @@ def write_retagged(
     lost = _lost(inheritance, entries)
     _write(model, tagged, tags, inheritance, entries, lost)
     documents = descended_documents(
-        tagged.path, tagged.hierarchy, model=model, values=descent.values, tags=tags, origins=inheritance.origins
+        tagged.path,
+        tagged.hierarchy,
+        model=model,
+        values=descent.values,
+        tags=tags,
+        origins=inheritance.origins,
+        untagged=True,
     )
     with written_together(output.parent) as staging:
         if save is None:

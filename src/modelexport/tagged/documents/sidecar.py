@@ -133,23 +133,26 @@ def descended_documents(
     values: Mapping[str, ir.Value],
     tags: CallTags,
     origins: Mapping[str, Origin],
+    untagged: bool = False,
 ) -> dict[str, bytes]:
     """The documents that are beside a file, made for a model that it became: the end of each name to the content.
-
-    The tables name every node, and are left out of a model in which some have no owner.
 
     Args:
         path: The file that was changed.
         before, model, values, tags, origins: As :func:`descended_document` has them.
+        untagged: Nodes may have no owner. Then the tables, which name every node, are left out.
+
+    Raises:
+        FileFormatError: A node has no owner, and none may.
     """
-    coverage, untagged = count_coverage(model)
+    coverage, without = count_coverage(model)
     written: dict[str, bytes] = {}
     if before is not None:
         written[".hierarchy.json"] = encode_sidecar(
             descended_document(before, model=model, values=values, tags=tags, origins=origins, coverage=coverage)
         )
     for suffix, table in ((".dag.json", dag_document), (".operations.json", operations_document)):
-        if not untagged and path.with_suffix(suffix).is_file():
+        if not (untagged and without) and path.with_suffix(suffix).is_file():
             written[suffix] = encode_table(table(model, tags))
     return written
 
