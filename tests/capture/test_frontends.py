@@ -428,6 +428,12 @@ class Force(nn.Module):
             return -torch.autograd.grad(self.energy(x).tanh().sum(), x)[0]
 
 
-def test_a_model_that_differentiates_is_refused_with_a_way_out() -> None:
+class FunctionalForce(Force):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return -torch.func.grad(lambda one: self.energy(one).tanh().sum())(x)
+
+
+@pytest.mark.parametrize("model", [Force(), FunctionalForce()], ids=["autograd", "func"])
+def test_a_model_that_differentiates_is_refused_with_a_way_out(model: nn.Module) -> None:
     with pytest.raises(CaptureError, match="export the module that they are taken of"):
-        capture(Force().eval(), (torch.randn(2, 3),), "dynamo")
+        capture(model.eval(), (torch.randn(2, 3),), "dynamo")

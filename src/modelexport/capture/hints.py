@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -61,8 +60,12 @@ def differentiates(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) 
 
     args, kwargs = run_arguments(inputs)
     hooks = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, noted)
-    with untouched(model), collected(), contextlib.suppress(Exception), hooks:
-        model(*args, **kwargs)
+    with untouched(model), collected():
+        try:
+            with hooks:
+                model(*args, **kwargs)
+        except RuntimeError:  # of a model that runs without them: torch.func differentiates, and refuses such hooks
+            return True
     return bool(read)
 
 
