@@ -21,7 +21,6 @@ QUICK = {
 REFUSED = {
     "branches": "data-dependent",
     "func-grad": "constant",
-    "tacotron2": "packed sequences",
     "fastspeech2": "data-dependent",
 }
 """Name to part of the reason."""
