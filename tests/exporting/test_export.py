@@ -8,6 +8,8 @@ from pathlib import Path
 import onnx
 import onnxruntime
 import pytest
+import torch
+from torch import nn
 
 import modelexport
 import models
@@ -38,6 +40,18 @@ def test_a_graph_with_a_loop_that_is_not_optimized_has_owners_too(tmp_path: Path
     case = models.case("loop")
     modelexport.export(case.build(), case.inputs(), tmp_path / "m.onnx", optimized=False)
     assert load(tmp_path / "m.onnx").coverage.untagged == 0
+
+
+class Until(nn.Module):
+    """Computes a condition of several operators, for the first time before the loop."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.while_loop(lambda x: (x.abs() - 1).sum() > 0, lambda x: (x * 0.5,), (x,))[0].sigmoid()
+
+
+def test_the_first_condition_of_a_loop_is_of_the_call_that_it_is_in(tmp_path: Path) -> None:
+    result = modelexport.export(Until(), (torch.full((2, 3), 5.0),), tmp_path / "m.onnx")
+    assert (result.coverage.inferred, result.coverage.untagged) == (0, 0)
 
 
 @pytest.mark.parametrize("name", models.NAMES)

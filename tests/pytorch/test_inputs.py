@@ -222,6 +222,20 @@ CASES = {
         ),
         {"past_values": [2, 8, 3]},
     ),
+    "a time series that is looked back at": Case(
+        lambda: hf.InformerModel(
+            hf.InformerConfig(
+                **dict.fromkeys(("d_model", "encoder_ffn_dim", "decoder_ffn_dim"), 8),
+                **dict.fromkeys(("encoder_layers", "decoder_layers"), 1),
+                **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2),
+                prediction_length=4,
+                context_length=8,
+                lags_sequence=[1, 3],
+                num_time_features=2,
+            )
+        ),
+        {"past_values": [2, 11], "past_time_features": [2, 11, 2], "past_observed_mask": [2, 11]},
+    ),
     "a linear layer": Case(lambda: nn.Linear(3, 4), {"input": [2, 3]}),
     "a linear layer behind a reshape": Case(lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 1)), {"input": [2, 12]}),
     "an embedding": Case(lambda: nn.Embedding(3, 4), {"input": [2, 16]}),

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from modelexport.capture.patches import private, usable
+from modelexport.capture.patches import private
 from modelexport.core.collected_messages import collected
 from modelexport.pytorch.nested_tensors import input_tensors, run_arguments
 from modelexport.pytorch.private_torch import tracing_state, version_of
@@ -163,7 +163,7 @@ class InputsRead(TorchFunctionMode):
     ) -> Any:
         given = [*_tensors(args), *_tensors(list((kwargs or {}).values()))]
         sources = frozenset[str]().union(*(self._from.get(id(tensor), frozenset()) for tensor in given))
-        if sources and (func in _READS_VALUES or func in _TAKES_LENGTHS):
+        if sources and func in _READS_VALUES:
             self.read.update(dict.fromkeys(sorted(sources)))
         output = func(*args, **(kwargs or {}))
         data = any(_is_data(tensor) and id(tensor) not in self._from for tensor in given)
@@ -176,10 +176,6 @@ class InputsRead(TorchFunctionMode):
 
 def _is_data(tensor: torch.Tensor) -> bool:
     return bool(tensor.is_floating_point() or tensor.is_complex()) and tensor.dim() > 0
-
-
-_TAKES_LENGTHS = {private("packing")} if usable("packing") else set()
-"""What reads the values of a tensor inside of PyTorch."""
 
 
 def inputs_read(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> list[str]:

@@ -59,7 +59,7 @@ class FxOwners:
         fx_nodes: dict[str, torch.fx.Node] = {}
         owners: dict[torch.fx.Node, Owner] = {}
         known = self.fx_graphs.get(graph) if isinstance(graph, ir.Graph) else None
-        for fx_graph in [known] if known is not None else _fx_graphs(graph):
+        for fx_graph in dict.fromkeys([*([] if known is None else [known]), *_fx_graphs(graph)]):
             of_graph = {fx_node.name: fx_node for fx_node in fx_graph.nodes}
             fx_nodes = {**of_graph, **fx_nodes}
             owners.update(self._read_owners(fx_graph))
@@ -208,7 +208,7 @@ def is_annotated(graph: torch.fx.Graph) -> bool:
 
 
 def _fx_graphs(graph: ir.Graph | ir.Function) -> list[torch.fx.Graph]:
-    """The FX graphs that a graph was translated from: two for a loop, of its body and of its condition.
+    """The FX graphs that a graph was translated from: also of the condition of a loop, in its body and before it.
 
     A graph that a translation made has none.
     """

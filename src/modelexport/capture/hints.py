@@ -31,7 +31,7 @@ def way_out(model: nn.Module, error: BaseException) -> str:
             "with the trained weights, and quantize the file"
         )
     if _has_local(error, PackedSequence):
-        return "; packed sequences cannot be exported: give the model padded sequences with a mask"
+        return "; of packed sequences, those are exported that forward packs itself, by the front end dynamo"
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         return "; a module is a ScriptModule: export the model as it was before torch.jit.script"
     if _is_caused_by(error, DynamicOutputShapeException):

@@ -11,15 +11,18 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from modelexport.capture.patches import replaced
+from modelexport.capture.repairs.packed_sequences import packed_sequences, unless_packed
 
 
 @contextmanager
 def values_not_read() -> Iterator[None]:
     """Inside, PyTorch itself reads no values in order to warn of them or to refuse them.
 
-    Its distributions do so by default, in Python, and some functions in C++. No front end can follow either.
+    Its distributions do so by default, in Python, and some functions in C++, as packed sequences do with lengths. No
+    front end can follow either.
     """
-    with replaced({"validation": lambda _: False}), _Rewritten(_REWRITTEN):
+    unchecked = dict.fromkeys(("states", "cells"), unless_packed)
+    with replaced({"validation": lambda _: False, **unchecked}), _Rewritten({**_REWRITTEN, **packed_sequences()}):
         yield
 
 

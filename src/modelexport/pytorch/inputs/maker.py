@@ -91,8 +91,13 @@ class InputMaker:
             shapes = [(batch, wave), (batch, self.number("audio_channels") or 1, wave), (batch, *spectrum)]
         elif name in ("inputs_embeds", "hidden_states", "encoder_hidden_states"):
             shapes = [(batch, LENGTHS[0], self.number("hidden_size"))]
-        elif name == "past_values":
-            shapes = [(batch, self.number("context_length"), self.number("num_input_channels") or 1)]
+        elif name in ("past_values", "past_time_features"):
+            lags = self.find("lags_sequence") or []  # how far back a model looks from each step
+            steps, channels = self.number("context_length") + max(lags, default=0), self.number("input_size")
+            if name == "past_time_features":  # there may be none
+                return [self.floats(name, (batch, steps, self.number("num_time_features")))] if lags else []
+            several = (batch, steps, self.number("num_input_channels") or channels or 1)
+            shapes = [(batch, steps)] if lags and channels < 2 else [several]
         return [self.floats(name, shape) for shape in shapes if all(shape)] if self.configs else []
 
     def unseen(self, name: str, batch: int) -> Iterator[torch.Tensor]:
