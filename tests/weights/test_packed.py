@@ -112,7 +112,7 @@ class Case:
     pack: Callable[..., Any]
 
 
-# onnxruntime-genai's builder refuses OPT, GPT-NeoX, BLOOM, Falcon and StableLM.
+# The builder of onnxruntime-genai 0.18.0 refuses OPT, GPT-NeoX, BLOOM, Falcon and StableLM.
 CASES = {
     "gptq with activation order": Case(
         "llama", gptq(), partial(by_gptq, bits=4, group=16, symmetric=False, shuffled=True)
