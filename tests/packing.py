@@ -57,12 +57,9 @@ def quantize(weight: np.ndarray, bits: int, group: int, *, symmetric: bool, orde
 def words(numbers: np.ndarray, bits: int) -> np.ndarray:
     """Each run of ``32 / bits`` numbers along the last axis as an int32, the first in the lowest bits."""
     each = 32 // bits
-    padded = np.pad(numbers, [(0, 0), (0, -numbers.shape[1] % each)]).astype(object)
-    packed = [
-        [sum(int(row[start + i]) << (bits * i) for i in range(each)) for start in range(0, len(row), each)]
-        for row in padded
-    ]
-    return np.array(packed, dtype=np.uint64).astype(np.uint32).view(np.int32)
+    padded = np.pad(numbers, [(0, 0), (0, -numbers.shape[1] % each)]).astype(np.uint64)
+    shifted = padded.reshape(len(padded), -1, each) << np.arange(0, 32, bits, dtype=np.uint64)
+    return shifted.sum(axis=2).astype(np.uint32).view(np.int32)
 
 
 def gptq(plain: Plain, version: int = 1) -> dict[str, np.ndarray]:

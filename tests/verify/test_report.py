@@ -76,7 +76,7 @@ def test_an_optimizer_that_makes_outputs_wrong_is_named(exported: Exporter, monk
     monkeypatch.setattr(as_run, "blamed_optimizer", lambda path, inputs, agrees, provider: "SomeFusion")
     found = verify(one.case.build(), one.case.inputs(), one.path)
     assert found.verdict == "differ"
-    assert found.optimizer == "SomeFusion"
+    assert found.cause == "ONNX Runtime's optimizer SomeFusion"
     assert {one.status for one in found.outputs} == {"differ"}
     assert "differ" not in {one.status for one in found.calls}
 

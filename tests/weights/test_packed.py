@@ -22,6 +22,7 @@ from commands import run
 from decoders import SMALL
 from modelexport import export
 from modelexport.capture import QuantizedAs
+from modelexport.cli.show_verification import format_verify
 from modelexport.errors import ModelLoadError, UsageError, WeightsError
 from modelexport.files.onnx_models import load_onnx
 from modelexport.graph.nodes import all_nodes
@@ -111,7 +112,7 @@ class Case:
     pack: Callable[..., Any]
 
 
-# onnxruntime-genai's builder refuses OPT, GPT-NeoX, BLOOM, Falcon and StableLM.
+# The builder of onnxruntime-genai 0.18.0 refuses OPT, GPT-NeoX, BLOOM, Falcon and StableLM.
 CASES = {
     "gptq with activation order": Case(
         "llama", gptq(), partial(by_gptq, bits=4, group=16, symmetric=False, shuffled=True)
@@ -357,6 +358,17 @@ def test_the_accuracy_level_is_that_of_the_provider_and_written_down(tmp_path: P
         result = export(loaded.model, {"input_ids": IDS}, tmp_path / "model.onnx", check=False, **more)  # type: ignore[arg-type]
         found = {n.attributes["accuracy_level"].value for n in layers(tmp_path / "model.onnx", "MatMulNBits")}
         assert found == {level} and result.hierarchy.settings.accuracy_level == level
+
+
+def test_activations_in_8_bits_are_named_as_the_cause_of_other_outputs(tmp_path: Path) -> None:
+    packing.write(tmp_path / "model", build("llama"), AWQ, partial(by_awq, group=32))
+    loaded = load_model(str(tmp_path / "model"))
+    result = export(
+        loaded.model, {"input_ids": IDS}, tmp_path / "model.onnx", verify=True, keep_anyway=True, accuracy_level="fast"
+    )
+    assert result.verified is not None and result.verified.verdict == "differ"
+    assert "differ" not in {call.status for call in result.verified.calls}
+    assert format_verify(result.verified).startswith("the file is right, but MatMulNBits with accuracy_level 4")
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,8 @@ def format_verify(report: VerifyReport) -> str:
     if report.diverging is not None:
         first = report.diverging
         lines += [f"first diverging: {first.address or '.'}  {first.tag}", f"  {first.reason}"]
-    if report.optimizer:
-        lines.append(f"the file is right, but ONNX Runtime's optimizer {report.optimizer} makes its outputs wrong")
+    if report.cause:
+        lines.append(f"the file is right, but {report.cause} makes its outputs wrong")
     lines += [f"{o.name}: {o.status} ({o.reason})" for o in report.outputs if o.status != "agree"]
     lines += [f"with {o.what}: {o.status} ({o.reason})" for o in report.others if o.status != "agree"]
     lines += [

@@ -96,9 +96,9 @@ def _directions(size: int) -> Any:
     """Fixed random vectors of any length: prefixes of long ones."""
     global _vectors  # noqa: PLW0603  # grown to the largest array that was seen
     if _vectors.shape[1] < size:
-        generator = [np.random.default_rng([12, row]) for row in range(_PROJECTIONS)]
-        length = max(size, 2 * _vectors.shape[1], _BLOCK)
-        _vectors = np.stack([one.standard_normal(length) for one in generator])
+        _vectors = np.empty((_PROJECTIONS, max(size, 2 * _vectors.shape[1], _BLOCK)))
+        for row, direction in enumerate(_vectors):  # in place: for a large vocabulary, a second copy is gigabytes
+            np.random.default_rng([12, row]).standard_normal(out=direction)
     return _vectors[:, :size]
 
 

@@ -62,7 +62,7 @@ def verify_reference(path: Source, *, modules: Sequence[str] = (), provider: str
             parameters=None,
             owners=compared.owners,
             claims=false_claims(tagged, None, compared.end_to_end, None),
-            optimizer=run.optimizer,
+            cause=run.cause,
             notes=run.notes,
         )
 

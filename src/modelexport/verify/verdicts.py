@@ -98,8 +98,8 @@ class VerifyReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
     others: list[OtherInputs] = []
     perturbed: bool = False
     """Whether the calls were compared with changed weights on both sides, to distinguish equal ones."""
-    optimizer: str = ""
-    """The runtime's optimizer that makes the outputs wrong, if the file itself is right."""
+    cause: str = ""
+    """What of the runtime makes the outputs wrong, if the file itself is right."""
     notes: list[str] = []
     """The parts that were left out, and why."""
 

@@ -111,7 +111,7 @@ def verify(
             calls = _with_others(calls, varied.wrong, chosen)
         claims = false_claims(tagged, said, compared.end_to_end, module_tree(model), entries=entries_of(model))
         return VerifyReport(
-            outputs=(run.outputs if run.optimizer else _judged(run.outputs, compared)) or output_differences(compared),
+            outputs=(run.outputs if run.cause else _judged(run.outputs, compared)) or output_differences(compared),
             calls=with_weights(calls, users_of(tagged.model, set(parameters.differing)), "the model's"),
             provider=provider,
             parameters=parameters,
@@ -119,7 +119,7 @@ def verify(
             claims=claims,
             others=varied.compared,
             perturbed=bool(changed),
-            optimizer=run.optimizer,
+            cause=run.cause,
             notes=[*sides.notes, *run.notes],
         )
 
