@@ -1,9 +1,8 @@
 """The `torchscript` front end: ``torch.jit`` tracing, then the TorchScript exporter, without folding or merging.
 
 PyTorch keeps a map from modules to scope names (``torch.jit._trace._trace_module_map``). While it traces, each call of
-a module looks its name up there, and every node recorded inside the call carries the chain of names. A hook before each
-call puts a name for this call into the map. The chain becomes the name of the ONNX node: ``/c0/c7/c12/MatMul`` was
-computed in the call that began as the thirteenth.
+a module looks its name up there, and nodes recorded inside carry the chain of names. A hook before each call puts a
+name for this call into the map. ``/c0/c7/c12/MatMul`` was computed in the call that began as the thirteenth.
 
 The tensors that a call gets and returns are added as outputs of the graph, until it is captured: so no pass of the
 exporter can remove these values, and the order of the outputs identifies them.
