@@ -80,6 +80,16 @@ def test_a_loop_is_walked_and_each_iteration_is_seen() -> None:
     assert [one.same(fingerprint_of(n * x)) for one, n in zip(prints, (2, 3, 4), strict=True)] == [True] * 3
 
 
+def test_a_value_that_only_a_loop_uses_is_there_in_each_iteration() -> None:
+    model = graph(
+        "g (float[2] x, int64 n) => (float[2] y) <bool go = {1}> { a = Mul (x, x)  y = Loop (n, go, x) <"
+        "body = b (int64 i, bool c, float[2] h) => (bool d, float[2] k) { d = Identity (c)  k = Add (h, a) }> }"
+    )
+    x = np.array([0.5, 1.25])
+    found = FileRun(model, wide="float32").run({"x": x, "n": np.array(3)})
+    np.testing.assert_array_equal(found["y"], x + 3 * x * x)
+
+
 def test_a_scan_is_walked_in_both_directions() -> None:
     model = graph(
         "g (float[2] s, float[3, 2] x) => (float[2] t, float[3, 2] y) { t, y = Scan "
@@ -119,6 +129,20 @@ def test_an_operator_of_a_runtime_is_run_by_it_and_told() -> None:
     x = NUMBERS[:2, :4]
     assert error_of(x / (1 + np.exp(-1.702 * x)), run.run({"x": x})["y"]) < 1e-6
     assert len(run.inexact) == 1
+
+
+# --- arrays are told apart --------------------------------------------------------------------------------------------
+
+
+def test_long_arrays_are_told_apart_by_their_order() -> None:
+    long = np.random.default_rng(1).standard_normal(200_001)
+    its = fingerprint_of(long)
+    assert its.same(fingerprint_of(long * (1 + 1e-12)))
+    for other in (np.roll(long, 1), np.roll(long, 1 << 16), long[::-1]):
+        assert its.alike(fingerprint_of(other))
+        assert not its.same(fingerprint_of(other))
+    apart = fingerprint_of(long + 0.1 * np.random.default_rng(2).standard_normal(long.size)).distance(its)
+    assert 0.01 < apart < 1
 
 
 # --- values are replaced ----------------------------------------------------------------------------------------------

@@ -104,7 +104,6 @@ class FileRun:
         self._kernels = {**KERNELS, **(kernels or {})}
         self._opsets = dict(model.opset_imports)
         self._made: dict[ir.Node, Callable[..., tuple[Any, ...]]] = {}
-        self._weights: dict[ir.Value, Any] = {}
         self._uses: dict[ir.Graph, dict[ir.Node, list[ir.Value]]] = {}
         self.inexact: set[ir.Node] = set()
         """The nodes that were computed by a runtime in float32."""
@@ -114,7 +113,7 @@ class FileRun:
         and the results of nodes that only a runtime computes. Constants are left to the caller.
         """
         other = FileRun(self._model, wide=self._wide, kernels=self._given_kernels)
-        other._nudge, other._weights, other._uses = UNITS["float32"], self._weights, self._uses
+        other._nudge, other._uses = UNITS["float32"], self._uses
         return other
 
     @property
@@ -173,44 +172,32 @@ class FileRun:
         return array.astype(np.float64) if narrow else array
 
     def weight(self, value: ir.Value) -> Any:
-        """The array of an initializer, converted once."""
-        if value not in self._weights:
-            assert value.const_value is not None
-            self._weights[value] = self.widened(value.const_value.numpy())
-        return self._weights[value]
+        """The array of an initializer, as this run has it; it is not kept."""
+        assert value.const_value is not None
+        return self.widened(value.const_value.numpy())
 
-    def constants(self) -> Iterator[tuple[ir.Value, Any]]:
-        """The floating-point initializers and outputs of ``Constant``, as this run has them."""
+    def constants(self) -> Iterator[tuple[ir.Value, Callable[[], Any]]]:
+        """The floating-point initializers and outputs of ``Constant``, with what gives them as this run has them."""
         for value in initializers(self._model):
             if value.dtype is not None and value.dtype.is_floating_point() and value.const_value is not None:
-                yield value, self.weight(value)
+                yield value, partial(self.weight, value)
         for node in all_nodes(self._model):
             if node.op_type == "Constant" and not node.domain:
                 (array,) = self.compute(node, ())
                 if isinstance(array, np.ndarray) and array.dtype.kind == "f":
-                    yield node.outputs[0], array
+                    yield node.outputs[0], partial(_itself, array)
 
     def last_uses(self, graph: ir.Graph) -> Mapping[ir.Node, list[ir.Value]]:
-        """The values of a graph that are not used after a node of it; those that nested graphs use are left out."""
+        """The values of a graph that neither it nor a nested graph uses after a node of it."""
         if graph not in self._uses:
-            found: dict[ir.Node, list[ir.Value]] = {}
-            kept = {*graph.outputs}
+            last: dict[ir.Value, ir.Node] = {}
             for node in graph:
-                for value in (*node.inputs, *node.outputs):
-                    if value is None or value in kept or (value.producer() is None and not value.is_graph_input()):
-                        continue
-                    users = [user for user, _ in value.uses()]
-                    if all(user.graph is graph for user in users):
-                        kept.add(value)
-                        last = max(users, key=self._order(graph).__getitem__, default=node)
-                        found.setdefault(last, []).append(value)
+                last |= {value: node for value in (*values_taken(node), *node.outputs) if value.graph is graph}
+            found: dict[ir.Node, list[ir.Value]] = {}
+            for value in last.keys() - {*graph.outputs}:
+                found.setdefault(last[value], []).append(value)
             self._uses[graph] = found
         return self._uses[graph]
-
-    def _order(self, graph: ir.Graph) -> Mapping[ir.Node, int]:
-        if getattr(self, "_ordered", (None, None))[0] is not graph:
-            self._ordered = (graph, {node: place for place, node in enumerate(graph)})
-        return self._ordered[1]
 
     def function_of(self, node: ir.Node) -> ir.Function | None:
         """The function that a node calls, if it does."""

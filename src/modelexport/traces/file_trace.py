@@ -119,9 +119,10 @@ def exact_constants(run: FileRun, truth: Trace, computed: Mapping[ir.Value, Any]
     """
     found = {}
     for value, stored in run.constants():
-        unit, array = _unit(value), computed.get(value, stored)
+        unit = _unit(value)
         if not unit or is_parameter(value):
             continue
+        array = computed[value] if value in computed else stored()
         its = fingerprint_of(array)
         results = [one for one in truth.contents.same(its, 4 * unit) if one.computed and one.array is not None]
         for content in sorted(results, key=lambda one: one.fingerprint.distance(its)):
@@ -154,9 +155,9 @@ def computed_weights(run: FileRun, read: Callable[[str], Any], changed: Collecti
 def rounded_constants(run: FileRun) -> Index:
     """The constants that may be rounded results of PyTorch's run."""
     index = Index()
-    for value, array in run.constants():
+    for value, stored in run.constants():
         if _unit(value) and not is_parameter(value):
-            index.add(array)
+            index.add(stored())
     return index
 
 

@@ -85,21 +85,20 @@ def fingerprint_of(array: Any) -> Fingerprint:
         flat = np.where(above | below | nan, 0.0, flat)
         least, most = float(flat.min()), float(flat.max())
     root = flat.size**0.5
-    directions = _directions(flat.size)
-    projections = tuple(float(direction @ flat) / root for direction in directions)
+    projections = tuple(float(one) / root for one in _projected(flat))
     norm = float(np.linalg.norm(flat)) / root
     telling = not whole and bool((flat[:_BLOCK] != np.rint(flat[:_BLOCK])).any())
     return Fingerprint(flat.size, special, norm, float(flat.mean()), least, most, projections, telling)
 
 
-def _directions(size: int) -> Any:
-    """Fixed random vectors of any length: prefixes of long ones."""
-    global _vectors  # noqa: PLW0603  # grown to the largest array that was seen
-    if _vectors.shape[1] < size:
-        _vectors = np.empty((_PROJECTIONS, max(size, 2 * _vectors.shape[1], _BLOCK)))
-        for row, direction in enumerate(_vectors):  # in place: for a large vocabulary, a second copy is gigabytes
-            np.random.default_rng([12, row]).standard_normal(out=direction)
-    return _vectors[:, :size]
+def _projected(flat: Any) -> Any:
+    """Products with fixed random vectors: one random block, repeated with a random factor each."""
+    whole, rest = divmod(flat.size, _BLOCK)
+    products = _vectors[:, :rest] @ flat[whole * _BLOCK :]
+    if whole:
+        factors = np.random.default_rng(12).standard_normal((_PROJECTIONS, whole))
+        products = products + ((_vectors @ flat[: whole * _BLOCK].reshape(whole, _BLOCK).T) * factors).sum(axis=1)
+    return products
 
 
-_vectors = np.empty((_PROJECTIONS, 0))
+_vectors = np.random.default_rng(12).standard_normal((_PROJECTIONS, _BLOCK))
