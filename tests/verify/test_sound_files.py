@@ -13,6 +13,7 @@ import models
 from exports import Exporter
 from modelexport import export, load, verify
 from modelexport.capture import FrontEnd
+from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.lineage.tools import optimize_file
 from modelexport.verify.verdicts import VerifyReport
 
@@ -98,6 +99,61 @@ def test_a_fresh_weight_normalization(tmp_path: Path) -> None:
     """Its weight is what the normalization computes of it, but for rounding: one is not the rounded other."""
     model = nn.utils.parametrizations.weight_norm(nn.Conv1d(6, 4, 3)).eval()
     assert proven(model, (torch.randn(2, 6, 8),), tmp_path).agrees
+
+
+class Centered(nn.Module):
+    """Returns a mean that is zero but for rounding, clamped by a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.clamp, self.head = nn.LayerNorm(16), nn.Hardtanh(), nn.Linear(16, 2)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self.norm(x)
+        return self.head(hidden), 3 * self.clamp(hidden.mean(-1))
+
+
+def test_a_result_that_is_rounding_alone(tmp_path: Path) -> None:
+    """Another order of its sum gives another number; a wrong file gives one that rounding does not."""
+    model, inputs, path = Centered().eval(), {"x": torch.randn(3, 16)}, tmp_path / "m.onnx"
+    result = export(model, inputs, path, dynamic=True, verify=True)
+    assert result.verified is not None
+    assert result.verified.agrees
+    file = load_onnx(path)
+    next(node for node in file.graph if node.op_type == "ReduceMean").op_type = "ReduceMin"
+    save_model(file, tmp_path / "faulty.onnx")
+    assert verify(model, inputs, tmp_path / "faulty.onnx").verdict == "differ"
+
+
+class Bytes(nn.Module):
+    """Divides integers, which gives a number of the default type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x.clamp(0, 1).mul(255).round().byte() / 255)
+
+
+def test_a_division_of_integers(tmp_path: Path) -> None:
+    assert proven(Bytes().eval(), {"x": torch.rand(1, 3, 4, 4)}, tmp_path).agrees
+
+
+class Turned(nn.Module):
+    """Turns by large angles that depend on nothing: in float32 they are off by more than their rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        angles = 1e4 ** torch.linspace(0, 1, 8) * torch.pi * torch.arange(x.shape[1])[:, None]
+        return self.linear(x) * angles.cos()
+
+
+def test_constants_that_float32_computes_with_more_than_its_rounding(tmp_path: Path) -> None:
+    assert proven(Turned().eval(), {"x": torch.randn(2, 6, 8)}, tmp_path).agrees
 
 
 class Peaks(nn.Module):

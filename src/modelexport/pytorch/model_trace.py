@@ -262,7 +262,10 @@ class _Operations(OperationMode):
         given = list(leaves((args, kwargs)))
         if self._wide:
             args, kwargs = self._wide_arguments(func, args, kwargs)
-        output = _ONLY_NARROW.get(func, func)(*self.inside(func, args), **kwargs)
+        run = _ONLY_NARROW.get(func, func)
+        output = run(*self.inside(func, args), **kwargs)
+        if self._wide and _is_of_integers(args, output):
+            output = run(*tree_map(_as_float, args), **kwargs)
         if self._wide:
             output = tree_map(_widened, output)
         if _draws(func):
@@ -319,6 +322,17 @@ def _widened(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and value.dtype in _WIDE and has_elements(value):
         return value.to(_WIDE[value.dtype])
     return value
+
+
+def _is_of_integers(args: Any, output: Any) -> bool:
+    """Whether integers gave a result of PyTorch's default type, as in a division."""
+    given = [one for one in leaves(args) if isinstance(one, torch.Tensor)]
+    narrow = isinstance(output, torch.Tensor) and output.dtype is torch.get_default_dtype()
+    return narrow and bool(given) and not any(one.is_floating_point() or one.is_complex() for one in given)
+
+
+def _as_float(value: Any) -> Any:
+    return value.double() if isinstance(value, torch.Tensor) else value
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from modelexport.traces.choices import is_tie
 from modelexport.traces.differences import UNITS, error_of
 from modelexport.traces.file_run import Change, FileRun, NodeError, nudge
 from modelexport.traces.fingerprints import Fingerprint, fingerprint_of
-from modelexport.traces.trace import Index, Trace
+from modelexport.traces.trace import Content, Index, Trace
 from modelexport.weights.transforms import parameter_plan
 
 
@@ -77,12 +77,15 @@ def trace_file(
 
 
 def measure_noise(
-    run: FileRun, inputs: Mapping[str, Any], truth: Trace, trace: FileTrace, **how: Any
+    run: FileRun, inputs: Mapping[str, Any], truth: Trace, trace: FileTrace, *, constants: Mapping[ir.Value, Any]
 ) -> dict[ir.Value, float]:
     """How much each value changes if the constants of the file are rounded otherwise, as a share of its size.
 
     An exporter rounds what it computes of constants to the types of the file; in PyTorch's run they are exact. So are
     the results of nodes that only a runtime computes, in float32.
+
+    Args:
+        trace: The run to compare with, with the same ``constants``.
     """
     generator = np.random.default_rng(12)
 
@@ -90,7 +93,34 @@ def measure_noise(
         unit = 0.0 if array.dtype != np.float64 or is_parameter(value) else _unit(value)
         return nudge(array, unit, generator) if unit else array
 
-    other = trace_file(run.nudged(), inputs, truth, change=moved, **how)
+    return _changes(trace, trace_file(run.nudged(), inputs, truth, constants=constants, change=moved))
+
+
+def measure_rounding(
+    run: FileRun, inputs: Mapping[str, Any], truth: Trace, trace: FileTrace, *, constants: Mapping[ir.Value, Any]
+) -> dict[ir.Value, float]:
+    """How much each value changes with the last bits of inputs and parameters, as a share of its size: all of it where
+    a sum is zero but for rounding.
+
+    Args:
+        trace: The run to compare with, with the same ``constants``.
+    """
+    generator = np.random.default_rng(12)
+
+    def moved(array: Any) -> Any:
+        wide = run.widened(np.asarray(array))
+        return wide * (1 + generator.choice([-1, 1], wide.shape) * 2.0**-52) if wide.dtype == np.float64 else array
+
+    def change(value: ir.Value, array: Any) -> Any:
+        return moved(array) if is_parameter(value) else array
+
+    inputs = {name: moved(array) for name, array in inputs.items()}
+    constants = {value: change(value, array) for value, array in constants.items()}
+    return _changes(trace, trace_file(run, inputs, truth, constants=constants, change=change))
+
+
+def _changes(trace: FileTrace, other: FileTrace) -> dict[ir.Value, float]:
+    """The largest change of each value between two runs, as a share of its size."""
     found = {}
     for value, prints in trace.prints.items():
         again = other.prints.get(value, [])
@@ -111,11 +141,15 @@ MOVES = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Slice", "Gather", "Con
 """Operators that only move elements, of those that parameters are rearranged with."""
 
 
-def exact_constants(run: FileRun, truth: Trace, computed: Mapping[ir.Value, Any]) -> dict[ir.Value, Any]:
+def exact_constants(
+    run: FileRun, truth: Trace, computed: Mapping[ir.Value, Any], own: Trace | None = None
+) -> dict[ir.Value, Any]:
     """The constants that are results of PyTorch's run rounded to the types of the file, to these results.
 
     Args:
         computed: Constants to other arrays for them, which come of rounded constants as well.
+        own: PyTorch's run in the types of the model. Its results are the constants of a file whose exporter computed
+            them in these types: each is taken for the nearest result in float64 of the same call.
     """
     found = {}
     for value, stored in run.constants():
@@ -124,16 +158,32 @@ def exact_constants(run: FileRun, truth: Trace, computed: Mapping[ir.Value, Any]
             continue
         array = computed[value] if value in computed else stored()
         its = fingerprint_of(array)
-        results = [one for one in truth.contents.same(its, 4 * unit) if one.computed and one.array is not None]
-        for content in sorted(results, key=lambda one: one.fingerprint.distance(its)):
-            exact = content.array
-            if exact.dtype == np.float64 and np.isfinite(exact).all():
-                exact = exact.reshape(array.shape)
-                size = np.maximum(np.abs(exact), content.fingerprint.norm)  # a sine near zero is as exact as its angle
-                if (np.abs(exact - array) <= 4 * unit * size).all():
-                    found[value] = exact
-                    break
+
+        def results(trace: Trace, room: float, its: Fingerprint = its) -> list[Content]:
+            there = [one for one in trace.contents.same(its, room) if one.computed and one.array is not None]
+            return sorted(there, key=lambda one: one.fingerprint.distance(its))
+
+        exact = next((one for one in results(truth, 4 * unit) if _is_rounded(one, array, unit)), None)
+        if exact is None and own is not None:
+            calls = {call for one in results(own, 4 * unit) if _is_rounded(one, array, unit) for call in one.computed}
+            exact = next((one for one in results(truth, _IN_ITS_TYPES) if calls & one.computed.keys()), None)
+        if exact is not None:
+            found[value] = exact.array.reshape(array.shape)
     return found
+
+
+_IN_ITS_TYPES = 2.0**-8
+"""How far off results in float32 may be from those in float64, as the sine of a large angle, as a share of the size."""
+
+
+def _is_rounded(result: Content, array: Any, unit: float) -> bool:
+    """Whether an array is a floating-point result, rounded."""
+    exact = result.array
+    if exact.dtype.kind != "f" or not np.isfinite(exact).all():
+        return False
+    exact = exact.reshape(array.shape)
+    size = np.maximum(np.abs(exact), result.fingerprint.norm)  # a sine near zero is as exact as its angle
+    return bool((np.abs(exact - array) <= 4 * unit * size).all())
 
 
 def computed_weights(run: FileRun, read: Callable[[str], Any], changed: Collection[str] = ()) -> dict[ir.Value, Any]:

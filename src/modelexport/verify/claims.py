@@ -246,7 +246,7 @@ class _Right:
             dtype = str(one.get("dtype", ""))
             is_half = seen.dtype in _HALF and dtype in (*_HALF, "float32")
             its = self._values[value].dtype if value is not None else None
-            is_files = dtype in _FLOATS and its is not None and dtype_name(its) == dtype
+            is_files = dtype in _FLOATS and (its is None or dtype_name(its) == dtype)
             if not (is_half or (is_files and seen.dtype in _FLOATS)):
                 dtype = seen.dtype
             found.append({"name": seen.place.name, "dtype": dtype, "shape": shape, "value": value})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from modelexport.graph.node_owners import owner_of
 from modelexport.tagged.file import TaggedFile
 from modelexport.traces.differences import Difference, Verdict
 from modelexport.traces.file_run import FileRun
-from modelexport.traces.file_trace import exact_constants, measure_noise, trace_file
+from modelexport.traces.file_trace import exact_constants, measure_noise, measure_rounding, trace_file
 from modelexport.traces.trace import SeenTensor, Trace
 from modelexport.verify.located import Located, find_pairs, locate, replacements
 from modelexport.verify.matches import Matches, telling_outputs
@@ -40,7 +40,12 @@ class Compared:
 
 
 def compare_runs(
-    tagged: TaggedFile, run: FileRun, inputs: Mapping[str, Any], truth: Trace, weights: Mapping[ir.Value, Any]
+    tagged: TaggedFile,
+    run: FileRun,
+    inputs: Mapping[str, Any],
+    truth: Trace,
+    weights: Mapping[ir.Value, Any],
+    own: Callable[[], Trace] | None = None,
 ) -> Compared:
     """Run a file and compare it with a run of PyTorch.
 
@@ -48,27 +53,41 @@ def compare_runs(
         inputs: Names of the file's inputs to arrays.
         truth: The run of PyTorch.
         weights: Initializers to other arrays for them.
+        own: Gives the run of PyTorch in the types of the model, whose results some constants of the file may be.
     """
-    constants = {**weights, **exact_constants(run, truth, weights)}
+    exact = exact_constants(run, truth, weights)
+    found = _compare(tagged, run, inputs, truth, {**weights, **exact})
+    if found.agrees or own is None:
+        return found
+    more = exact_constants(run, truth, weights, own())
+    return _compare(tagged, run, inputs, truth, {**weights, **more}) if more.keys() != exact.keys() else found
+
+
+def _compare(
+    tagged: TaggedFile, run: FileRun, inputs: Mapping[str, Any], truth: Trace, constants: Mapping[ir.Value, Any]
+) -> Compared:
     trace = trace_file(run, inputs, truth, constants=constants)
 
-    def compared(noise: Mapping[ir.Value, float]) -> Compared:
-        matches = Matches(tagged, truth, trace, noise)
+    def compared(noise: Mapping[ir.Value, float], rounding: Mapping[ir.Value, float]) -> Compared:
+        matches = Matches(tagged, truth, trace, noise, rounding)
         pairs = find_pairs(matches, outputs_of(tagged, truth))
         again = matches
         if pairs:
             replaced = trace_file(run, inputs, truth, constants=constants, replace=replacements(pairs))
-            again = Matches(tagged, truth, replaced, noise)
+            again = Matches(tagged, truth, replaced, noise, rounding)
         located = locate(again, pairs)
         owners, contradictions = check_owners(again)
         # What follows from a wrong node tells nothing of owners.
         return Compared(matches, again, located, owners, [] if located.blamed else contradictions)
 
-    strict = compared({})
+    strict = compared({}, {})
     if strict.agrees or trace.failed is not None:
         return strict
     # The constants that the file has rounded may be why; they are not if as many calls are wrong beyond their rounding.
-    loose = compared(measure_noise(run, inputs, truth, trace, constants=constants))
+    noise, rounding = (
+        measure(run, inputs, truth, trace, constants=constants) for measure in (measure_noise, measure_rounding)
+    )
+    loose = compared(noise, rounding)
     return strict if 0 < len(strict.located.blamed) <= len(loose.located.blamed) else loose
 
 

@@ -52,7 +52,7 @@ def find_pairs(matches: Matches, outputs: Sequence[tuple[ir.Value, SeenTensor]])
     taken: set[Content] = set()
     for value, tensor in outputs:
         known = value.producer() is None or tensor.content in matches.same.get(value, ())
-        if not known and not _is_equal(matches, value, tensor) and not matches.is_random(value):
+        if not known and not matches.is_equal(value, tensor) and not matches.is_random(value):
             pairs[value] = Wrong(value, tensor, tensor.place.call)
             taken.add(tensor.content)
     missing: dict[ModuleCall, list[SeenTensor]] = {}
@@ -68,7 +68,7 @@ def find_pairs(matches: Matches, outputs: Sequence[tuple[ir.Value, SeenTensor]])
         ]
         suspects = [value for value in candidates if value not in matches.right]
         for tensor in missing[call]:
-            if tensor.content in taken:
+            if tensor.content in taken or any(matches.is_equal(value, tensor) for value in candidates):
                 continue
             fitting = [value for value in suspects if value not in pairs and _fits(matches, value, tensor)]
             if not fitting and len(missing[call]) == len(suspects) == 1:
@@ -79,12 +79,6 @@ def find_pairs(matches: Matches, outputs: Sequence[tuple[ir.Value, SeenTensor]])
                 pairs[fitting[0]] = Wrong(fitting[0], tensor, call)
                 taken.add(tensor.content)
     return pairs
-
-
-def _is_equal(matches: Matches, value: ir.Value, tensor: SeenTensor) -> bool:
-    prints = matches.trace.prints.get(value, [])
-    shape = matches.trace.shapes.get(value)
-    return bool(prints) and shape == tensor.shape and prints[-1].same(tensor.content.fingerprint, matches.room(value))
 
 
 def _fits(matches: Matches, value: ir.Value, tensor: SeenTensor) -> bool:

@@ -32,6 +32,8 @@ class Matches:
     noise: Mapping[ir.Value, float] = field(default_factory=dict)
     """How far off values may be since the file has rounded constants, as a share of their size; empty if that was not
     measured, because all agrees without."""
+    rounding: Mapping[ir.Value, float] = field(default_factory=dict)
+    """How much values change with the last bits of inputs and constants, as a share of their size; empty as above."""
 
     def room(self, value: ir.Value) -> float:
         """How far off a value may be, as a share of its size."""
@@ -81,6 +83,14 @@ class Matches:
         if not prints or prints[-1].size != its.size or not its.norm:
             return float("inf")
         return prints[-1].distance(its) / its.norm
+
+    def is_equal(self, value: ir.Value, tensor: SeenTensor) -> bool:
+        """Whether a value has the elements of a tensor, or is one that is zero but for rounding."""
+        prints, its = self.trace.prints.get(value), tensor.content.fingerprint
+        if not prints or self.trace.shapes.get(value) != tensor.shape:
+            return False
+        rounding = _TIMES_NOISE * self.rounding.get(value, 0.0) * prints[-1].norm
+        return prints[-1].same(its, self.room(value)) or prints[-1].distance(its) <= rounding
 
     @cached_property
     def order(self) -> Mapping[Content, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import onnx_ir as ir
@@ -91,13 +91,15 @@ class Sides:
         """The file in float64, or in its own types if the model is."""
         return FileRun(self.tagged.model, wide=self.dtype if self.wide else None, kernels=DOUBLE_KERNELS)
 
-    def trace(self, inputs: Inputs, changed: Mapping[str, torch.Tensor]) -> Trace:
+    def trace(self, inputs: Inputs, changed: Mapping[str, torch.Tensor], *, own: bool = False) -> Trace:
         """A run of the model in float64.
 
         Args:
             changed: Weights to use instead of the model's own.
+            own: In its own types instead.
         """
-        key = ("trace", _contents(inputs), frozenset(changed), self.wide)
+        wide = self.wide and not own
+        key = ("trace", _contents(inputs), frozenset(changed), wide)
         if key not in self.kept:
             called = {traced.call.path for traced in self.tagged.calls}
             self.kept[key] = trace_model(
@@ -107,7 +109,7 @@ class Sides:
                 weights=self.weights,
                 never_called={path for path, _ in self.model.named_modules()} - called,
                 bodies=any(nested_graphs(node) for node in self.tagged.model.graph),
-                wide=self.wide,
+                wide=wide,
                 kept=rounded_constants(self.run),
             )
         found: Trace = self.kept[key]
@@ -128,7 +130,8 @@ class Sides:
     def compare(self, inputs: Inputs, changed: Mapping[str, torch.Tensor], truth: Trace | None = None) -> Compared:
         """Runs of both on the same inputs, compared."""
         truth = truth or self.trace(inputs, changed)
-        return compare_runs(self.tagged, self.run, self.feeds(inputs), truth, self._weights(changed))
+        own = partial(self.trace, inputs, changed, own=True) if truth.exact else None
+        return compare_runs(self.tagged, self.run, self.feeds(inputs), truth, self._weights(changed), own)
 
     def agrees(self, inputs: Inputs, right: Sequence[Any]) -> bool:
         """Whether the file gives what the model returns in float64, in one run of which nothing is recorded."""
