@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
-import numpy as np
 import onnx_ir as ir
 
 from modelexport.errors import UsageError
@@ -19,10 +20,16 @@ from modelexport.files.manifests import write_manifest
 from modelexport.files.onnx_models import load_onnx
 from modelexport.files.package_folders import check_package_folder
 from modelexport.lineage.retagging import RetagReport, retag
+from modelexport.precision.quantize import QuantizeResult
 from modelexport.surgery.adapted_file import AdaptedFile
 from modelexport.surgery.adapting import MergedAdapters
-from modelexport.tagged.package import read_package
-from modelexport.weights.updates import UpdateResult, WeightsInFile, planned
+from modelexport.tagged.package import Package, read_package
+from modelexport.weights.transforms import ParameterPlan
+from modelexport.weights.updates import UpdateResult, WeightsInFile, new_tensor, planned
+
+Report = TypeVar("Report", RetagReport, QuantizeResult)
+Changed = Iterator[tuple[ir.Value, ParameterPlan, ir.TensorProtocol]]
+"""Initializers, how they are computed from entries, and what takes their place."""
 
 
 def update_package(folder: Path, state_dict: Path, output: Path) -> UpdateResult:
@@ -39,33 +46,21 @@ def update_package(folder: Path, state_dict: Path, output: Path) -> UpdateResult
         OutputError: The output cannot be written. An existing folder of that name is unchanged.
         UsageError: A part has a weight embedded.
     """
-    package = read_package(folder)
-    check_package_folder(output, [folder, state_dict])
-    used: dict[str, tuple[str, ...]] = {}
-    written: dict[tuple[int, int], str] = {}
+    used: set[str] = set()
     weights = WeightsInFile(state_dict)
-    with written_together(output, [folder, state_dict], make=True, package=True) as staging:
-        copy_folder(folder, staging)
-        for part, file in package.files.items():
-            model = load_onnx(file)
-            plans, tied, read = planned(file, model, weights)
-            used |= tied
-            for value, plan in plans.items():
-                tensor = value.const_value
-                if not isinstance(tensor, ir.ExternalTensor) or plan.steps or tensor.offset is None:
-                    raise UsageError(f"{part} has {value.name} embedded: update {file} alone, or export again")
-                target = staging / file.parent.relative_to(folder) / str(tensor.location)
-                place = (target.stat().st_ino, tensor.offset)
-                if place not in written:
-                    _overwrite(target, tensor, plan.compute({key: read(key) for key in plan.inputs()}))
-                    written[place] = plan.keys[0]
-        for entry in package.manifest.parts:
-            record_samples(staging / entry.file)
-        write_manifest(package.manifest, staging)
-        unused = len(weights.types.keys() - used.keys())
+
+    def changed(file: Path) -> Changed:
+        plans, tied, read = planned(file, load_onnx(file), weights)
+        used.update(tied)
+        return ((value, plan, new_tensor(file, value, plan, read)) for value, plan in plans.items())
+
+    package = read_package(folder)
+    with package_made_from(package, output, [state_dict]) as staging:
+        replaced = _overwrite(package, staging, changed)
         files = sorted(str(output / file.relative_to(staging)) for file in staging.rglob("*") if file.is_file())
+    unused = len(weights.types.keys() - used)
     return UpdateResult(
-        path=str(output), files=files, replaced=len(written), transformed=0, kept=0, used=len(used), unused=unused
+        path=str(output), files=files, replaced=replaced, transformed=0, kept=0, used=len(used), unused=unused
     )
 
 
@@ -83,77 +78,33 @@ def merge_adapters_into_package(folder: Path, adapters: Sequence[str | Path], ou
         OutputError: The output cannot be written. An existing folder of that name is unchanged.
         UsageError: A part has a weight embedded, or a tied parameter would need a tensor of its own.
     """
-    package = read_package(folder)
-    check_package_folder(output, [folder, *map(Path, adapters)])
-    written: set[tuple[str, int]] = set()
-    unused: dict[str, int] = {}
-    with written_together(output, [folder], make=True, package=True) as staging:
-        copy_folder(folder, staging)
-        for part, file in package.files.items():
-            work = AdaptedFile(file, adapters, output / file.name, None)
-            for value in work.touched:
-                tensor, plan = value.const_value, work.plans[value]
-                one_of = [names for names in plan.groups() if 0 < len(set(names) & set(work.changes.keys)) < len(names)]
-                if one_of:
+    parts: list[AdaptedFile] = []
+
+    def changed(file: Path) -> Changed:
+        parts.append(work := AdaptedFile(file, adapters, output / file.name, None))
+        for value in work.touched:
+            for names in work.plans[value].groups():
+                if 0 < len(set(names) & set(work.changes.keys)) < len(names):
                     raise UsageError(
-                        f"the adapter changes one of the names of a tied parameter ({', '.join(one_of[0])}), and the "
+                        f"the adapter changes one of the names of a tied parameter ({', '.join(names)}), and the "
                         f"weights of a package stay as they are laid out: apply it to {file} alone"
                     )
-                if not isinstance(tensor, ir.ExternalTensor) or plan.steps or tensor.offset is None:
-                    raise UsageError(f"{part} has {value.name} embedded: apply the adapter to {file} alone")
-                target = file.parent.relative_to(folder) / str(tensor.location)
-                if (str(target), tensor.offset) not in written:
-                    written.add((str(target), tensor.offset))
-                    _overwrite(staging / target, tensor, work.tensor(value).numpy())
-            for key in work.unused:
-                unused[key] = unused.get(key, 0) + 1
-            merged = work.changes
-        for entry in package.manifest.parts:
-            record_samples(staging / entry.file)
-        write_manifest(package.manifest, staging)
+            yield value, work.plans[value], work.tensor(value)
+
+    package = read_package(folder)
+    with package_made_from(package, output, [*map(Path, adapters)]) as staging:
+        replaced = _overwrite(package, staging, changed)
+    merged = parts[-1].changes
     return MergedAdapters(
         path=str(output),
         adapters=[str(adapter.path) for adapter in merged.adapters],
         pairs=sum(map(len, merged.pairs.values())),
         whole=len(merged.whole),
-        initializers=len(written),
-        unused=[key for key, count in unused.items() if count == len(package.files)],
+        initializers=replaced,
+        unused=[key for key in parts[0].unused if all(key in work.unused for work in parts)],
         untied=[],
         weights=list(package.manifest.weights),
     )
-
-
-def copy_folder(folder: Path, target: Path) -> None:
-    """Copy the regular files of a folder into another, symbolic links to them as files; what else is there is left.
-
-    A file that is there under several names (weights of several parts) is one in the copy as well.
-    """
-    copied: dict[tuple[int, int], Path] = {}
-    for file in sorted(folder.rglob("*")):
-        inside = file.relative_to(folder)
-        if file.is_file() and not inside.parts[0].startswith(STAGING_PREFIX):
-            (target / inside).parent.mkdir(parents=True, exist_ok=True)
-            status = file.stat()
-            first = copied.setdefault((status.st_dev, status.st_ino), target / inside)
-            if first != target / inside and _linked(first, target / inside):
-                continue
-            shutil.copy2(file, target / inside)
-
-
-def _linked(first: Path, second: Path) -> bool:
-    """Give a file a second name; returns whether the file system can."""
-    try:
-        os.link(first, second)
-    except OSError:
-        return False
-    return True
-
-
-def _overwrite(file: Path, tensor: ir.ExternalTensor, array: np.ndarray) -> None:
-    data = ir.tensor(array).tobytes()
-    with file.open("r+b") as opened:
-        opened.seek(tensor.offset or 0)
-        opened.write(data)
 
 
 def retag_package(changed: Path, *, source: Path, output: Path) -> dict[str, RetagReport]:
@@ -173,13 +124,75 @@ def retag_package(changed: Path, *, source: Path, output: Path) -> dict[str, Ret
         OutputError: The output cannot be written. An existing folder of that name is unchanged.
     """
     package = read_package(source)
-    check_package_folder(output, [source, changed])
-    reports = {}
-    with written_together(output, [source, changed], make=True, package=True) as staging:
-        copy_folder(source, staging)
-        for part in package.manifest.parts:
-            report = retag(changed / part.file, source=source / part.file, output=staging / part.file)
-            files = [str(output / Path(file).relative_to(staging)) for file in report.files]
-            reports[part.name] = msgspec.structs.replace(report, path=str(output / part.file), files=files)
+    with package_made_from(package, output, [changed]) as staging:
+        return {
+            part.name: moved(
+                retag(changed / part.file, source=source / part.file, output=staging / part.file), staging, output
+            )
+            for part in package.manifest.parts
+        }
+
+
+@contextmanager
+def package_made_from(package: Package, output: Path, reads: Sequence[Path] = ()) -> Iterator[Path]:
+    """A copy of the folder of a package, which takes the place of ``output`` when the block ends.
+
+    Args:
+        package: Its manifest is that of the copy.
+        reads: What is read besides.
+
+    Raises:
+        OutputError: The output cannot be written. An existing folder of that name is unchanged.
+    """
+    check_package_folder(output, [package.folder, *reads])
+    with written_together(output, [package.folder, *reads], make=True, package=True) as staging:
+        _copy_folder(package.folder, staging)
+        yield staging
         write_manifest(package.manifest, staging)
-    return reports
+
+
+def moved(report: Report, staging: Path, output: Path) -> Report:
+    """What is reported of files in a staging folder, with the places that they get."""
+    path, *files = (str(output / Path(file).relative_to(staging)) for file in (report.path, *report.files))
+    return msgspec.structs.replace(report, path=path, files=files)
+
+
+def _copy_folder(folder: Path, target: Path) -> None:
+    """Copy the regular files of a folder into another, symbolic links to them as files; what else is there is left.
+
+    A file that is there under several names (weights of several parts) is one in the copy as well.
+    """
+    copied: dict[tuple[int, int], Path] = {}
+    for file in sorted(folder.rglob("*")):
+        place = target / file.relative_to(folder)
+        if file.is_file() and not file.relative_to(folder).parts[0].startswith(STAGING_PREFIX):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            status = file.stat()
+            try:
+                os.link(copied.setdefault((status.st_dev, status.st_ino), place), place)
+            except OSError:  # it is the first of its names, or the file system has one name for a file
+                shutil.copy2(file, place)
+
+
+def _overwrite(package: Package, staging: Path, changed: Callable[[Path], Changed]) -> int:
+    """Overwrite parameters in the weights files that the parts of a copied package share; returns how many.
+
+    Raises:
+        UsageError: A part has a weight embedded.
+    """
+    written = set()
+    for part, file in package.files.items():
+        for value, plan, new in changed(file):
+            tensor = value.const_value
+            if not isinstance(tensor, ir.ExternalTensor) or plan.steps or tensor.offset is None:
+                raise UsageError(f"{part} has {value.name} embedded: change the weights of {file} alone")
+            target = staging / file.parent.relative_to(package.folder) / str(tensor.location)
+            place = (target.stat().st_ino, tensor.offset)
+            if place not in written:
+                written.add(place)
+                with target.open("r+b") as opened:
+                    opened.seek(tensor.offset)
+                    opened.write(new.tobytes())
+    for entry in package.manifest.parts:
+        record_samples(staging / entry.file)
+    return len(written)
