@@ -198,7 +198,8 @@ def _with_embedding(
 def _special_tokens(text: Any) -> dict[str, Any]:
     """The tokens that begin, end and pad a sequence; a token that the model does not define is the end token."""
     found = (getattr(text, f"{name}_token_id", None) for name in ("bos", "eos", "pad"))
-    beginning, end, padding = (list(one) if isinstance(one, tuple) else one for one in found)
+    tokens: list[Any] = [list(one) if isinstance(one, tuple) else one for one in found]
+    beginning, end, padding = tokens
     first_end = end[0] if isinstance(end, list) else end
     return {
         "bos_token_id": beginning if beginning is not None else first_end or 0,

@@ -295,9 +295,3 @@ class _Text:
 def start_of(start: Start, batch: int) -> Any:
     """A state before the first token."""
     return np.zeros([batch if size == _BATCH else size for size in start.shape], start.dtype)
-
-
-def relative_difference(found: Any, right: Any) -> float:
-    """The norm of a difference divided by the norm of the right values."""
-    wide = np.asarray(right, np.float32)
-    return float(np.linalg.norm(np.asarray(found, np.float32) - wide) / max(float(np.linalg.norm(wide)), 1e-30))
