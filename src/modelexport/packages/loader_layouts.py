@@ -50,7 +50,7 @@ def write_layouts(
             (folder / f"{part.file}.data").touch()
     if manifest.kind == "generate":
         try:
-            places = next((part.model.forward.positions for part in parts if part.name == POSITIONS), None)
+            places = next((part.model.forward.func for part in parts if part.name == POSITIONS), None)
             _write(folder / GENAI_CONFIG, make_genai_config(config, folder, manifest, places))
         except GenaiError as reason:
             notes.append(f"{GENAI_CONFIG} was not written: {reason}")

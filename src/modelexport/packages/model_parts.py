@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -47,10 +48,10 @@ class ModelPart:
         return self.file or f"{self.name}.onnx"
 
 
-def with_forward(model: nn.Module, forward: Callable[[nn.Module], Callable[..., Any]]) -> nn.Module:
-    """A model of the same modules with another ``forward``."""
+def with_forward(model: nn.Module, run: Callable[..., Any]) -> nn.Module:
+    """A model of the same modules whose ``forward`` is a function of the model and of what it is called with."""
     part = copy.copy(model)
-    part.forward = forward(part)
+    part.forward = partial(run, part)
     return part
 
 

@@ -57,6 +57,10 @@ class Positions:
         before = text.cumsum(-1) - text + torch.where(image, at // size, count // size) * self.extent
         return torch.where(image, before + self.offsets[:, at % size], before)
 
+    def __call__(self, model: nn.Module, /, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        """A ``forward`` from the tokens of a prompt to their positions."""
+        return {"position_ids": self.of_prompt(inputs["input_ids"], inputs["attention_mask"])}
+
     @property
     def as_in_genai(self) -> bool:
         """Whether they are what onnxruntime-genai computes itself: time, row and column, and text after the largest."""
@@ -229,21 +233,15 @@ def _refused(model: nn.Module, kind: str, reason: str) -> CaptureError:
     return CaptureError(told, reason=told)
 
 
-class Encode:
+def encode(modality: Modality, model: nn.Module, /, **inputs: Any) -> dict[str, torch.Tensor]:
     """A ``forward`` from images to the features of all their placeholder tokens, ``[tokens, width]``."""
-
-    def __init__(self, model: nn.Module, modality: Modality) -> None:
-        self._model, self._modality = model, modality
-
-    def __call__(self, **inputs: Any) -> dict[str, torch.Tensor]:
-        modality = self._modality
-        owner = _owner(self._model, modality.kind)
-        with nullcontext() if modality.sizes else undivided():
-            made = getattr(owner, f"get_{modality.kind}_features")(**{**modality.arguments, **inputs})
-        features = getattr(made, "pooler_output", made)
-        if isinstance(features, (list, tuple)):
-            features = torch.cat([one.reshape(-1, one.shape[-1]) for one in features])
-        return {modality.features: features.reshape(-1, features.shape[-1])}
+    owner = _owner(model, modality.kind)
+    with nullcontext() if modality.sizes else undivided():
+        made = getattr(owner, f"get_{modality.kind}_features")(**{**modality.arguments, **inputs})
+    features = getattr(made, "pooler_output", made)
+    if isinstance(features, (list, tuple)):
+        features = torch.cat([one.reshape(-1, one.shape[-1]) for one in features])
+    return {modality.features: features.reshape(-1, features.shape[-1])}
 
 
 @contextmanager
@@ -271,32 +269,17 @@ def undivided() -> Iterator[None]:
         yield
 
 
-class Place:
-    """A ``forward`` from the tokens of a prompt to their positions."""
-
-    def __init__(self, model: Any, positions: Positions) -> None:
-        self.positions = positions
-
-    def __call__(self, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"position_ids": self.positions.of_prompt(inputs["input_ids"], inputs["attention_mask"])}
-
-
-class Merge:
+def merge(modality: Modality, model: Any, /, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
     """A ``forward`` from tokens and features to embeddings."""
-
-    def __init__(self, model: Any, modality: Modality) -> None:
-        self._model, self._modality = model, modality
-
-    def __call__(self, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-        ids, features = inputs["input_ids"], inputs[self._modality.features]
-        placeholder = ids == self._modality.token
-        # Placeholders take the features in order. One without a feature, which a model may generate, is a token.
-        places = placeholder.flatten().long().cumsum(0).view(ids.shape) * placeholder
-        places = torch.where(places <= features.shape[0], places, 0)
-        embeds = self._model.get_input_embeddings()(ids.masked_fill(places > 0, 0))
-        # The row of zeros lets a text without any have no features.
-        rows = torch.cat([features.new_zeros(1, features.shape[-1]), features]).to(embeds.dtype)
-        return {EMBEDS: torch.where((places > 0)[..., None], rows[places], embeds)}
+    ids, features = inputs["input_ids"], inputs[modality.features]
+    placeholder = ids == modality.token
+    # Placeholders take the features in order. One without a feature, which a model may generate, is a token.
+    places = placeholder.flatten().long().cumsum(0).view(ids.shape) * placeholder
+    places = torch.where(places <= features.shape[0], places, 0)
+    embeds = model.get_input_embeddings()(ids.masked_fill(places > 0, 0))
+    # The row of zeros lets a text without any have no features.
+    rows = torch.cat([features.new_zeros(1, features.shape[-1]), features]).to(embeds.dtype)
+    return {EMBEDS: torch.where((places > 0)[..., None], rows[places], embeds)}
 
 
 def _check_merge(model: nn.Module, modality: Modality) -> bool:
@@ -311,10 +294,10 @@ def _check_merge(model: nn.Module, modality: Modality) -> bool:
     reason, telling = "", False
     with untouched(model, runs=False), collected():
         try:
-            encode, merge = (with_forward(model, partial(kind, modality=modality)) for kind in (Encode, Merge))
-            features = encode(**modality.tensors)
+            encoding, merging = (with_forward(model, partial(run, modality)) for run in (encode, merge))
+            features = encoding(**modality.tensors)
             ids = modality.example["input_ids"]
-            embeds = merge(input_ids=ids, **features)[EMBEDS]
+            embeds = merging(input_ids=ids, **features)[EMBEDS]
             mask = modality.example.get("attention_mask")
             places = modality.positions
             given = {} if places is None else {"position_ids": places.of_prompt(ids, torch.ones_like(ids))}

@@ -16,7 +16,6 @@ from modelexport.core.results import Rows, Written
 from modelexport.core.stages import Stages
 from modelexport.core.text import error_line, plural
 from modelexport.errors import CaptureError, CheckError, InputsError, ModelExportError, UsageError
-from modelexport.exporting import PartsMode
 from modelexport.exporting.options import Keywords, Options, PackageOptions
 from modelexport.exporting.pipeline import export
 from modelexport.exporting.result import ExportResult
@@ -32,7 +31,7 @@ from modelexport.packages.diffusion.components_module import (
 )
 from modelexport.packages.diffusion.diffusion_parts import diffusion_parts, model_parts
 from modelexport.packages.diffusion.observing import observe_example
-from modelexport.packages.generation_parts import DecoderForm, can_generate, generation_forms
+from modelexport.packages.generation_parts import can_generate, generation_forms
 from modelexport.packages.generator import generation_of
 from modelexport.packages.loader_layouts import write_layouts
 from modelexport.packages.model_parts import ModelPart
@@ -131,11 +130,8 @@ def export_package(
         model = as_module(model)
     check_package_folder(folder, [] if lies_in is None else [lies_in])
     with stages("parts"):
-        asked = options.package
-        form = DecoderForm(static_cache=asked.static_cache, separate_prefill=asked.separate_prefill)
-        form.check()
         given = inputs if isinstance(inputs, Mapping) else None
-        kind, made = _parts_of(model, asked.parts or "auto", inputs, form, options.weights.to_check)
+        kind, made = _parts_of(model, options.package, inputs, options.weights.to_check)
         forms = iter(made)
         best = next(forms)
     with written_together(folder, [] if lies_in is None else [lies_in], make=True, package=True) as staging:
@@ -203,17 +199,17 @@ def _first_that_passes(
 
 def _parts_of(
     model: nn.Module,
-    parts: PartsMode,
+    asked: PackageOptions,
     inputs: Mapping[str, Any] | Sequence[Any] | None,
-    form: DecoderForm,
     weights: Weights | None,
 ) -> tuple[Kind, Iterable[list[ModelPart]]]:
     """The kind of the package, and the forms that its parts may have, the best first; those of generation are made when
     they are asked for.
     """
+    parts = asked.parts or "auto"
     if parts == "generate" or (parts == "auto" and can_generate(model)):
-        return "generate", generation_forms(model, form, inputs if isinstance(inputs, Mapping) else None, weights)
-    if form != DecoderForm():
+        return "generate", generation_forms(model, asked, inputs if isinstance(inputs, Mapping) else None, weights)
+    if asked.static_cache is not None or asked.separate_prefill:
         raise InputsError("--static-cache and --separate-prefill are for a model that generates: leave them out")
     if isinstance(model, PipelineModules):
         if parts == "whole":

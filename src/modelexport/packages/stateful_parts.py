@@ -25,7 +25,7 @@ from modelexport.packages.generator import PRESENT, TokenLoop
 from modelexport.packages.greedy import Reference, first_difference, generate_greedily
 from modelexport.packages.model_parts import ModelPart, with_forward
 from modelexport.packages.prompts import prompts_like
-from modelexport.packages.states import BATCH, PAST, SEQUENCE, State, growing
+from modelexport.packages.states import BATCH, PAST, SEQUENCE, State, growing, with_tensors
 from modelexport.pytorch.dispatch_modes import OperationMode
 from modelexport.pytorch.nested_tensors import as_array
 from modelexport.pytorch.traced_tree import untouched
@@ -54,77 +54,63 @@ class Form:
     """Whether a token of padding keeps the state of its row as it is."""
 
 
-class _Part:
-    """A ``forward`` that runs one part of a model with a state."""
+def _run(
+    state: State,
+    model: nn.Module,
+    began: Mapping[str, Any],
+    given: Mapping[str, Any],
+    cache: Any,
+    held: Mapping[str, torch.Tensor],
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The logits and the tensors of the state, from tokens and a state.
 
-    def __init__(self, part: nn.Module, state: State) -> None:
-        self._model, self._whole, self._state = part, type(part).forward, state
-
-    def _run(
-        self, began: Mapping[str, Any], given: Mapping[str, Any], cache: Any, held: Mapping[str, torch.Tensor]
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The logits and the tensors of the state, from tokens and a state.
-
-        Args:
-            began: The arguments of such a call in ``generate``.
-            given: Those that are inputs; what the call did not have is left out.
-            cache: The state.
-            held: The tensors of modules.
-        """
-        state = self._state
-        flags = {name: value for name, value in began.items() if isinstance(value, bool) and name != "return_dict"}
-        taken = {name: value for name, value in given.items() if began.get(name) is not None}
-        passed = {} if cache is None else {state.argument: cache}
-        with growing(), state.put(self._model, held):
-            made = self._whole(self._model, **flags, **taken, **passed)
-            return made["logits"], state.read(self._model, made, cache)
+    Args:
+        began: The arguments of such a call in ``generate``.
+        given: Those that are inputs; what the call did not have is left out.
+        cache: The state.
+        held: The tensors of modules.
+    """
+    flags = {name: value for name, value in began.items() if isinstance(value, bool) and name != "return_dict"}
+    taken = {name: value for name, value in given.items() if began.get(name) is not None}
+    passed = {} if cache is None else {state.argument: cache}
+    with growing(), state.put(model, held):
+        made = type(model).forward(model, **flags, **taken, **passed)
+        return made["logits"], state.read(model, made, cache)
 
 
-class _Prompt(_Part):
+def _run_prompt(state: State, padding: int, model: nn.Module, /, **inputs: torch.Tensor) -> dict[str, Any]:
     """The first tokens, without a state."""
-
-    def __init__(self, part: nn.Module, state: State, padding: int) -> None:
-        super().__init__(part, state)
-        self._padding = padding
-
-    def __call__(self, **inputs: torch.Tensor) -> dict[str, Any]:
-        state, padding, began = self._state, self._padding, self._state.prompt.arguments
-        for name in self._state.of_text if padding else ():
-            before = inputs[name][:, :1].expand(-1, padding, *inputs[name].shape[2:])
-            inputs[name] = torch.cat([torch.zeros_like(before), inputs[name]], 1)
-        carried = {name: inputs[name][:, -1:] for name in state.carried}
-        logits, present = self._run(began, inputs, state.before(), {})
-        if padding:
-            logits = logits[:, padding:]
-            present = {
-                name: one.narrow(axis, padding, one.shape[axis] - padding) if (axis := state.past_axis(name)) else one
-                for name, one in present.items()
-            }
-        return {"logits": logits, PRESENT: present | carried}
+    for name in state.of_text if padding else ():
+        before = inputs[name][:, :1].expand(-1, padding, *inputs[name].shape[2:])
+        inputs[name] = torch.cat([torch.zeros_like(before), inputs[name]], 1)
+    carried = {name: inputs[name][:, -1:] for name in state.carried}
+    logits, present = _run(state, model, state.prompt.arguments, inputs, state.before(), {})
+    if padding:
+        logits = logits[:, padding:]
+        present = {
+            name: one.narrow(axis, padding, one.shape[axis] - padding) if (axis := state.past_axis(name)) else one
+            for name, one in present.items()
+        }
+    return {"logits": logits, PRESENT: present | carried}
 
 
-class _Step(_Part):
+def _run_step(state: State, holds: bool, model: nn.Module, /, **inputs: Any) -> dict[str, Any]:
     """One more token of each row."""
-
-    def __init__(self, part: nn.Module, state: State, holds: bool) -> None:
-        super().__init__(part, state)
-        self._holds = holds
-
-    def __call__(self, **inputs: Any) -> dict[str, Any]:
-        state, past = self._state, inputs.pop(PAST_INPUT)
+    past = inputs.pop(PAST_INPUT)
+    for name, sizes in state.axes.items():
+        for size, found in zip(sizes, past[name].shape, strict=True):
+            torch._check(not isinstance(size, int) or found == size)  # a capture leaves unread sizes open
+    copies = {name: one.clone() for name, one in past.items()}
+    carried = {name: copies.pop(name) for name in state.carried}
+    cache = with_tensors(state.template, copies)
+    logits, present = _run(state, model, state.step.arguments, inputs | carried, cache, copies)
+    if holds:
+        new = inputs["attention_mask"][:, -1] != 0
         for name, sizes in state.axes.items():
-            for size, found in zip(sizes, past[name].shape, strict=True):
-                torch._check(not isinstance(size, int) or found == size)  # a capture leaves unread sizes open
-        copies = {name: one.clone() for name, one in past.items()}
-        carried = {name: copies.pop(name) for name in state.carried}
-        logits, present = self._run(state.step.arguments, inputs | carried, state.with_tensors(copies), copies)
-        if self._holds:
-            new = inputs["attention_mask"][:, -1] != 0
-            for name, sizes in state.axes.items():
-                if PAST not in sizes:
-                    rows = new.view([-1 if size == BATCH else 1 for size in sizes])
-                    present[name] = torch.where(rows, present[name], past[name])
-        return {"logits": logits, PRESENT: present | carried}
+            if PAST not in sizes:
+                rows = new.view([-1 if size == BATCH else 1 for size in sizes])
+                present[name] = torch.where(rows, present[name], past[name])
+    return {"logits": logits, PRESENT: present | carried}
 
 
 def stateful_parts(model: nn.Module, state: State, notes: tuple[str, ...] = ()) -> list[list[ModelPart]]:
@@ -187,7 +173,7 @@ def _padding(model: nn.Module, state: State) -> int | None:
 
 def _operations(model: nn.Module, state: State, length: int) -> list[str]:
     """The operations of a prompt of a length, in their order."""
-    part = with_forward(model, partial(_Prompt, state=state, padding=0))
+    part = with_forward(model, partial(_run_prompt, state, 0))
     mode, inputs = _Seen(), _prompt_inputs(state, length)
     with untouched(model), collected(), mode:
         part(**inputs)
@@ -228,7 +214,7 @@ def _parts(model: nn.Module, state: State, form: Form, rows: Rows, notes: tuple[
             for axis, size in enumerate(state.given[name])
             if size == BATCH or (size == SEQUENCE and not form.prefill)
         }
-        first = with_forward(model, partial(_Prompt, state=state, padding=form.padding))
+        first = with_forward(model, partial(_run_prompt, state, form.padding))
         parts.append(ModelPart("prefill", first, inputs, axes=axes, rows=rows))
     began = state.step.arguments
     names = ["input_ids", *(name for name in ("attention_mask", "position_ids") if began.get(name) is not None)]
@@ -245,7 +231,7 @@ def _parts(model: nn.Module, state: State, form: Form, rows: Rows, notes: tuple[
     past |= {name: began[name].clone() for name in state.carried}
     for name, sizes in {**state.axes, **dict.fromkeys(state.carried, (BATCH,))}.items():
         axes |= {(f"{PAST_INPUT}.{name}", axis): size for axis, size in enumerate(sizes) if isinstance(size, str)}
-    step = with_forward(model, partial(_Step, state=state, holds=form.holds))
+    step = with_forward(model, partial(_run_step, state, form.holds))
     if form.prefill != 0:
         notes += (f"a prompt runs token by token, as the model's code does: {form.told}",)
     if state.example.beside:

@@ -80,10 +80,6 @@ class State:
         """The axis of a tensor that grows with the text; 0, which is the batch, if there is none."""
         return self.axes[name].index(PAST) if PAST in self.axes[name] else 0
 
-    def with_tensors(self, tensors: Mapping[str, torch.Tensor]) -> Any:
-        """A state of the same structure with other tensors."""
-        return with_tensors(self.template, tensors)
-
     def before(self) -> Any:
         """What the first call takes as the state."""
         return with_tensors(self.prompt.arguments.get(self.argument), {})

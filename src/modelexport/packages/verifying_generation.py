@@ -174,9 +174,9 @@ def _step_of(model: nn.Module, feeds: Mapping[str, Any]) -> tuple[nn.Module, dic
     layers = list(zip(states, states, strict=True))
     inputs["past_key_values"] = DynamicCache(layers)
     if CACHE_POSITION in inputs:
-        from modelexport.packages.fixed_caches import FixedCacheStep
+        from modelexport.packages.fixed_caches import fixed_cache_step
 
-        return with_forward(model, partial(FixedCacheStep, length=layers[0][0].shape[2])), inputs
+        return with_forward(model, partial(fixed_cache_step, layers[0][0].shape[2])), inputs
     return model, inputs | {"use_cache": True}
 
 
