@@ -27,8 +27,8 @@ from modelexport.packages.multimodal import (
     POSITIONS,
     Modality,
     encode,
+    find_modality,
     merge,
-    modality_of,
 )
 from modelexport.packages.prompts import (
     Example,
@@ -83,7 +83,11 @@ def generation_forms(
         return
     special = asked.static_cache is not None or asked.separate_prefill
     example = example_of(model, given)
-    modality, reason = modality_of(model, example, weights)
+    modality, reason = None, ""
+    try:
+        modality = find_modality(model, example, weights)
+    except CaptureError as error:
+        reason = error.reason
     if modality is not None:
         yield _multimodal_parts(model, modality, asked)
     if example.beside and not special:

@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -85,25 +85,13 @@ def positions_of(model: nn.Module, token: int, example: Mapping[str, Any], one: 
     image = ids[ids == token]
     ids = torch.cat([image, ids[ids != token][-1:]])[None]
     known = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **one}
-    known |= {name: types_of(token, ids, example) for name in types_in(example)}
+    # Other integers of the shape of the tokens say what each of them is: 1 for placeholders, 0 for text.
+    for name, value in example.items():
+        if name not in known and getattr(value, "shape", None) == example["input_ids"].shape:
+            known[name] = (ids == token).to(value.dtype)
     wanted = inspect.signature(method).parameters
     found = method(**{name: value for name, value in known.items() if name in wanted})[0][:, 0]
     return Positions(token, found[:, :-1].clone(), int(found[0, -1]))
-
-
-def types_in(example: Mapping[str, Any]) -> list[str]:
-    """The names of the inputs that say what each token is: integers of the shape of the tokens, besides their mask."""
-    ids = example["input_ids"]
-    return [
-        name
-        for name, value in example.items()
-        if name not in ("input_ids", "attention_mask") and getattr(value, "shape", None) == ids.shape
-    ]
-
-
-def types_of(token: int, ids: torch.Tensor, example: Mapping[str, Any]) -> torch.Tensor:
-    """Which tokens are placeholders, in the type in which a model takes it: 1 for those, 0 for text."""
-    return (ids == token).to(example[types_in(example)[0]].dtype)
 
 
 PLURALS = {"image": "images", "audio": "sound"}
@@ -159,14 +147,6 @@ class Modality:
         return {name: value[: len(value) // count] for name, value in self.tensors.items()}
 
 
-def modality_of(model: nn.Module, example: Example, weights: Weights | None = None) -> tuple[Modality | None, str]:
-    """What a model takes besides text, if a package supports it, and otherwise the reason why not."""
-    try:
-        return find_modality(model, example, weights), ""
-    except CaptureError as error:
-        return None, error.reason
-
-
 def find_modality(model: nn.Module, example: Example, weights: Weights | None = None) -> Modality | None:
     """What a model takes besides text; ``None`` for a model of text.
 
@@ -195,37 +175,32 @@ def _owner(model: nn.Module, kind: str) -> nn.Module | None:
 
 
 def _observed(model: nn.Module, owner: nn.Module, kind: str, token: int, example: Mapping[str, Any]) -> Modality:
-    seen: list[dict[str, Any]] = []
+    given: dict[str, Any] = {}
     own = getattr(owner, f"get_{kind}_features")
+    signature = inspect.signature(own)
 
     def record(*args: Any, **kwargs: Any) -> Any:
-        seen.append(dict(inspect.signature(own).bind(*args, **kwargs).arguments))
+        given.clear()
+        given.update(signature.bind(*args, **kwargs).arguments)
         return own(*args, **kwargs)
 
-    with ExitStack() as stack:
-        stack.enter_context(collected())
-        stack.enter_context(attribute_set(owner, f"get_{kind}_features", record))
+    reason = ""
+    with collected(), attribute_set(owner, f"get_{kind}_features", record):
         try:
-            stack.enter_context(untouched(model))
-            model(**copy.deepcopy(dict(example)))
-            reason = ""
+            with untouched(model):
+                model(**copy.deepcopy(dict(example)))
         except Exception as error:  # the code of a model may raise anything
             reason = error_line(error)
-    if not any(isinstance(value, torch.Tensor) for value in (seen[-1] if seen else {}).values()):
+    if not any(isinstance(value, torch.Tensor) for value in given.values()):
         reason = f"no example {kind} can be made for it"
     if reason:
-        given = seen[-1] if seen else {}
-        lacking = [name for name in _tensor_parameters(own) if given.get(name) is None]
+        tensors = [name for name, one in signature.parameters.items() if "Tensor" in str(one.annotation)]
+        lacking = [name for name in tensors if given.get(name) is None]
         raise _refused(model, kind, f"no example {' and '.join(lacking)} can be made for it" if lacking else reason)
-    arguments = {name: value for name, value in seen[-1].items() if name != "kwargs"} | seen[-1].get("kwargs", {})
+    arguments = {name: value for name, value in given.items() if name != "kwargs"} | given.get("kwargs", {})
     found = Modality(kind, token, arguments, example)
     with torch.no_grad(), raised_as(lambda error: _refused(model, kind, f"its positions: {error_line(error)}")):
         return dataclasses.replace(found, positions=positions_of(model, token, example, found.of_one))
-
-
-def _tensor_parameters(function: Any) -> list[str]:
-    """The parameters of a function that are annotated as tensors."""
-    return [name for name, one in inspect.signature(function).parameters.items() if "Tensor" in str(one.annotation)]
 
 
 def _refused(model: nn.Module, kind: str, reason: str) -> CaptureError:

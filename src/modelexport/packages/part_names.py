@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import onnx_ir as ir
 
@@ -38,30 +38,21 @@ def cache_name(name: str, prefix: str) -> str | None:
 
 def name_generation(exported: Exported) -> Exported:
     """Name the inputs, outputs and axes of a graph that generates, in place."""
-    graph = exported.model.graph
-    encodes = any(name.startswith(("encoder_", "decoder_")) for name in (*_names(graph.inputs), *exported.output_names))
-    inputs = {value.name or "": value for value in graph.inputs}
+    inputs, outputs = _plain_names(exported)
+    encodes = any(name.startswith(("encoder_", "decoder_")) for name in (*inputs, *outputs))
     total = TOTAL if any(_CACHE.fullmatch(name) for name in inputs) else SEQUENCE
-    new_inputs = {name: cache_name(name, "past_key_values") or name.removeprefix("input.") for name in inputs}
-    new_outputs = {name: cache_name(name, "present") or name.removeprefix("output.") for name in exported.output_names}
-    sizes = [
-        (new_inputs[name], axis, symbol)
-        for name, value in inputs.items()
-        for axis, symbol in _axes(name, value, encodes, total)
-    ]
-    given = set(new_inputs.values())
+    inputs |= {name: cache for name in inputs if (cache := cache_name(name, "past_key_values"))}
+    outputs |= {name: cache for name in outputs if (cache := cache_name(name, "present"))}
+    values = {value.name or "": value for value in exported.model.graph.inputs}
+    axes = {(inputs[name], axis): size for name in values for axis, size in _axes(name, values[name], encodes, total)}
     # The encoder's cache, which a step reads but does not change, is not an output.
     kept = [
         name
-        for name in new_outputs.values()
-        if ".encoder." not in name or name.replace("present", "past_key_values", 1) not in given
+        for name in outputs.values()
+        if ".encoder." not in name or name.replace("present", "past_key_values", 1) not in inputs.values()
     ]
-    return Interface(
-        inputs=new_inputs,
-        outputs=new_outputs,
-        kept=[re.sub(r"([*?[])", r"[\1]", name) for name in kept],
-        axes={(name, axis): symbol for name, axis, symbol in sizes},
-    )(exported)
+    escaped = [re.sub(r"([*?[])", r"[\1]", name) for name in kept]
+    return Interface(inputs=inputs, outputs=outputs, kept=escaped, axes=axes)(exported)
 
 
 def name_axes(exported: Exported, *, axes: Mapping[tuple[str, int], str]) -> Exported:
@@ -70,12 +61,9 @@ def name_axes(exported: Exported, *, axes: Mapping[tuple[str, int], str]) -> Exp
     Raises:
         UsageError: An axis has a fixed size.
     """
-    inputs = {name: name.removeprefix("input.") for name in _names(exported.model.graph.inputs)}
-    outputs = {name: name.removeprefix("output.") for name in exported.output_names}
-    known = set(inputs.values())
-    return Interface(
-        inputs=inputs, outputs=outputs, axes={place: size for place, size in axes.items() if place[0] in known}
-    )(exported)
+    inputs, outputs = _plain_names(exported)
+    known = {place: size for place, size in axes.items() if place[0] in inputs.values()}
+    return Interface(inputs=inputs, outputs=outputs, axes=known)(exported)
 
 
 def name_pipeline(exported: Exported) -> Exported:
@@ -84,18 +72,28 @@ def name_pipeline(exported: Exported) -> Exported:
     An axis that always has the size of an earlier one has its name. A second size of one name is named after its input:
     ``encoder_hidden_states_sequence``.
     """
+    inputs, outputs = _plain_names(exported)
     names: dict[str, str] = {}
     axes: dict[tuple[str, int], str] = {}
     for value in exported.model.graph.inputs:
-        for axis in _open(value):
-            size = value.shape[axis] if value.shape is not None else None
+        shape, name = value.shape or (), inputs[value.name or ""]
+        for axis, size in enumerate(shape):
             if not isinstance(size, ir.SymbolicDim) or size.value is None or not SYMBOL.fullmatch(size.value):
                 continue
-            usual = _usual_axes(len(value.shape or ()))[axis]
+            usual = _usual_axes(len(shape))[axis]
             if size.value not in names:
-                names[size.value] = usual if usual not in names.values() else f"{value.name}_{usual}"
-            axes[value.name or "", axis] = names[size.value]
-    return Interface(axes=axes)(exported)
+                names[size.value] = usual if usual not in names.values() else f"{name}_{usual}"
+            axes[name, axis] = names[size.value]
+    return Interface(inputs=inputs, outputs=outputs, axes=axes)(exported)
+
+
+def _plain_names(exported: Exported) -> tuple[dict[str, str], dict[str, str]]:
+    """The names of inputs and outputs to those without what an exporter puts before the names of a mapping."""
+    inputs = [value.name or "" for value in exported.model.graph.inputs]
+    return (
+        {name: name.removeprefix("input.") for name in inputs},
+        {name: name.removeprefix("output.") for name in exported.output_names},
+    )
 
 
 def _usual_axes(rank: int) -> tuple[str, ...]:
@@ -103,14 +101,6 @@ def _usual_axes(rank: int) -> tuple[str, ...]:
     if rank <= 3:
         return (BATCH, SEQUENCE, "width")[:rank]
     return (BATCH, "channels", *("frames", "depth")[: rank - 4], "height", "width")
-
-
-def _open(value: ir.Value) -> list[int]:
-    return [axis for axis, size in enumerate(value.shape or ()) if not isinstance(size, int)]
-
-
-def _names(values: Iterable[ir.Value]) -> list[str]:
-    return [value.name or "" for value in values]
 
 
 def _axes(name: str, value: ir.Value, encodes: bool, total: str) -> Iterator[tuple[int, str]]:

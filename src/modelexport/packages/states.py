@@ -21,7 +21,7 @@ from modelexport.core.replaced_attributes import attribute_set
 from modelexport.core.text import error_line
 from modelexport.errors import CaptureError, raised_as
 from modelexport.packages.prompts import Example
-from modelexport.pytorch.nested_tensors import tensors_in
+from modelexport.pytorch.nested_tensors import copied, tensors_in
 from modelexport.pytorch.traced_tree import untouched
 
 BATCH, SEQUENCE, PAST = "batch", "sequence", "past_sequence"
@@ -72,9 +72,9 @@ class State:
     @property
     def is_keys_and_values(self) -> bool:
         """Whether it consists of keys and values alone, in layers of one form."""
-        layers = getattr(self.template, "layers", None) or ()
+        layers = range(len(getattr(self.template, "layers", None) or ()))
         plain = all(len(sizes) == 4 and sizes[0] == BATCH and sizes[2] == PAST for sizes in self.axes.values())
-        return plain and len(self.axes) == 2 * len(layers) and self.axes.keys() == _names_of_layers(len(layers))
+        return plain and self.axes.keys() == {f"{layer}.{kind}" for layer in layers for kind in _USUAL.values()}
 
     def past_axis(self, name: str) -> int:
         """The axis of a tensor that grows with the text; 0, which is the batch, if there is none."""
@@ -114,17 +114,11 @@ def count_tokens(arguments: Mapping[str, Any]) -> int:
 def keys_and_values(cache: Any) -> list[Any]:
     """The layers of a cache of keys and values alone, ``[batch, heads, positions, width]``; empty for any other."""
     layers = list(getattr(cache, "layers", None) or ())
-    return layers if all(map(_is_plain, layers)) else []
-
-
-def _is_plain(layer: Any) -> bool:
-    """Whether a layer has no other state, such as that of a convolution or of a recurrence."""
-    states = [name for name, value in vars(layer).items() if name.endswith("_states") and value is not None]
-    return not states and getattr(layer, "keys", None) is not None and layer.keys.dim() == 4
-
-
-def _names_of_layers(count: int) -> set[str]:
-    return {f"{index}.{kind}" for index in range(count) for kind in _USUAL.values()}
+    for layer in layers:  # it may have another state, such as that of a convolution or of a recurrence
+        states = [name for name, value in vars(layer).items() if name.endswith("_states") and value is not None]
+        if states or getattr(layer, "keys", None) is None or layer.keys.dim() != 4:
+            return []
+    return layers
 
 
 def find_state(model: nn.Module, example: Example) -> State | None:
@@ -228,11 +222,11 @@ def record_calls(model: nn.Module, inputs: Mapping[str, torch.Tensor], count: in
 
     @functools.wraps(forward)
     def record(*args: Any, **kwargs: Any) -> Any:
-        before = {name: _copied(value) for name, value in kwargs.items()}
+        before = copied(kwargs)
         held = {name: one.clone() for name, one in _kept(model).items() if one is not kept.get(name)}
         made = forward(*args, **kwargs)
-        after = {name: _copied(value) for name, value in kwargs.items() if _is_state(value)}
-        calls.append(RecordedCall(before, after | {name: _copied(value) for name, value in made.items()}, held))
+        after = {name: value for name, value in kwargs.items() if _is_state(value)} | dict(made)
+        calls.append(RecordedCall(before, copied(after), held))
         return made
 
     def fails(error: Exception) -> CaptureError:
@@ -255,10 +249,6 @@ def _kept(model: nn.Module) -> dict[str, torch.Tensor]:
         for name, value in vars(module).items()
         if isinstance(value, torch.Tensor)
     }
-
-
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
 
 
 @contextmanager

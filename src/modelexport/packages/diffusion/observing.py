@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +57,7 @@ def _made_from(value: Any) -> dict[str, Any]:
     return attributes if any(isinstance(part, torch.Tensor) for part in attributes.values()) else {}
 
 
-def leaves(value: Any) -> Iterator[tuple[str, Any]]:
+def leaves(value: Any) -> list[tuple[str, Any]]:
     """The leaves of a structure with their dotted names, in order."""
     found: list[tuple[str, Any]] = []
 
@@ -66,7 +66,7 @@ def leaves(value: Any) -> Iterator[tuple[str, Any]]:
         return leaf
 
     rebuilt(value, note)
-    return iter(found)
+    return found
 
 
 @dataclass(frozen=True, order=True)
@@ -96,24 +96,8 @@ _ROWS = 2
 _LATENTS = ((15, 21), (14, 22), (16, 24), None)
 """Sizes of the example latents, the first that a pipeline accepts. A model that halves odd sizes is captured as code
 that accepts all; one that divides an image into patches refuses them. ``None``: the pipeline's own size."""
+_SIZES = ("height", "width")
 _PROMPTS = ("a cat on a red mat", "two small boats at sea in the evening")
-
-
-@contextmanager
-def intercepted(modules: PipelineModules, handler: Handler, entries: Collection[Entry] | None = None) -> Iterator[None]:
-    """Let a handler answer the calls from the pipeline to its models, inside the block.
-
-    Args:
-        entries: The methods that it answers for; by default all public ones.
-    """
-    with ExitStack() as stack:
-        for name, component in modules.named_children():
-            running: list[str] = []
-            for method in _methods(component):
-                if entries is None or Entry(name, method) in entries:
-                    answer = _answering(component, Entry(name, method), running, handler)
-                    stack.enter_context(attribute_set(component, method, answer))
-        yield
 
 
 def _methods(component: nn.Module) -> list[str]:
@@ -160,56 +144,40 @@ def observe_example(
     Raises:
         InputsError: The pipeline fails, needs an argument that is not known, or takes no such argument.
     """
+    pipeline, given = modules.pipeline, dict(given or {})
+    parameters = inspect.signature(pipeline.__call__).parameters
+    scale = int(getattr(pipeline, "vae_scale_factor", 0) or 1)
+    known: dict[str, Any] = {
+        "prompt": list(_PROMPTS),
+        "class_labels": list(range(_ROWS)),
+        "batch_size": _ROWS,
+        "num_inference_steps": steps,
+        "output_type": "np",
+        "use_resolution_binning": False,
+    }
+    for name in given:
+        if name not in parameters:
+            raise InputsError(
+                f"{type(pipeline).__name__} takes no argument {name}{nearest(name, list(parameters))}: "
+                f"it takes {', '.join(parameters)}"
+            )
+    plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    for name, parameter in parameters.items():
+        needed = parameter.default is parameter.empty and parameter.kind in plain
+        if needed and name not in {*known, *_SIZES, *given}:
+            raise InputsError(
+                f"{type(pipeline).__name__} needs the argument {name}: give it in a JSON file with --inputs"
+            )
     failure: InputsError | None = None
     for latents in _LATENTS:
-        arguments = example_call(modules, given, latents=latents, steps=steps)
+        sizes = dict(zip(_SIZES, [size * scale for size in latents], strict=True)) if latents else {}
+        arguments = {name: value for name, value in {**known, **sizes}.items() if name in parameters} | given
         try:
             return observe(modules, arguments, seed=seed), arguments
         except InputsError as error:
             failure = failure or error
     assert failure is not None
     raise failure
-
-
-def example_call(
-    modules: PipelineModules, given: Mapping[str, Any] | None, *, latents: tuple[int, int] | None, steps: int
-) -> dict[str, Any]:
-    """The arguments for a run of a pipeline.
-
-    Args:
-        given: Arguments that replace or complete them.
-        latents: Height and width of the latents of the images; ``None`` for the pipeline's own.
-
-    Raises:
-        InputsError: The pipeline needs an argument that is not known, or takes no such argument.
-    """
-    pipeline = modules.pipeline
-    parameters = inspect.signature(pipeline.__call__).parameters
-    scale = int(getattr(pipeline, "vae_scale_factor", 0) or 1)
-    known = {
-        "prompt": list(_PROMPTS),
-        "class_labels": list(range(_ROWS)),
-        "batch_size": _ROWS,
-        **({"height": latents[0] * scale, "width": latents[1] * scale} if latents is not None else {}),
-        "num_inference_steps": steps,
-        "output_type": "np",
-        "use_resolution_binning": False,
-    }
-    made = {name: value for name, value in known.items() if name in parameters}
-    for name in given or {}:
-        if name not in parameters:
-            raise InputsError(
-                f"{type(pipeline).__name__} takes no argument {name}{nearest(name, list(parameters))}: "
-                f"it takes {', '.join(parameters)}"
-            )
-    made |= given or {}
-    plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    for name, parameter in parameters.items():
-        if parameter.default is parameter.empty and parameter.kind in plain and name not in made:
-            raise InputsError(
-                f"{type(pipeline).__name__} needs the argument {name}: give it in a JSON file with --inputs"
-            )
-    return made
 
 
 def run_pipeline(
@@ -222,6 +190,9 @@ def run_pipeline(
 ) -> Any:
     """Run a pipeline whose models a handler answers for.
 
+    Args:
+        entries: The methods that it answers for; by default all public ones.
+
     Raises:
         InputsError: The pipeline fails with these arguments.
     """
@@ -232,8 +203,13 @@ def run_pipeline(
         told = f"{type(modules).__name__} fails with the example arguments: {error_line(error)}"
         return InputsError(f"{told}; give others with --inputs")
 
-    untouched_models = untouched(modules, runs=False, masks=False)
-    with untouched_models, intercepted(modules, handler, entries), collected(), raised_as(fails):
+    with untouched(modules, runs=False, masks=False), ExitStack() as stack, collected(), raised_as(fails):
+        for name, component in modules.named_children():
+            running: list[str] = []
+            for method in _methods(component):
+                if entries is None or Entry(name, method) in entries:
+                    answer = _answering(component, Entry(name, method), running, handler)
+                    stack.enter_context(attribute_set(component, method, answer))
         torch.manual_seed(seed)
         return modules.pipeline(**drawn, **copied(arguments))
 
