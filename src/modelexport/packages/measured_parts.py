@@ -144,7 +144,7 @@ def _placeholders(generator: Generator, encoded: Mapping[str, Any], vocabulary: 
     features: dict[str, Any] = {}
     for part in generator.how.before:
         if part in ENCODERS:
-            features |= generator.run_before(part, encoded)
+            features |= generator.run(part, encoded)
     others = {name: array + 1 for name, array in features.items()}
     found: list[int] = []
     for start in range(0, vocabulary, _IDS):

@@ -26,7 +26,6 @@ from modelexport.runtime.sessions import CPU
 from modelexport.tagged.package import Package, read_package
 from modelexport.traces.differences import compare_arrays
 from modelexport.verify.model_weights import verify_parameters
-from modelexport.verify.verdicts import VerifyReport
 from modelexport.verify.verify import verify
 
 
@@ -65,8 +64,6 @@ class GenerationReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
     runs: list[GenerationRun]
     parameters_wrong: list[str]
     """Initializers of any part whose bytes differ from the model's."""
-    parts: dict[str, VerifyReport] = {}
-    """Name of a part to the comparison of its modules on example inputs."""
 
     def _table(self) -> Rows:
         yield "run", "steps", "largest difference", "reason"
@@ -74,9 +71,8 @@ class GenerationReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def agrees(self) -> bool:
-        """Whether every run, every part and every parameter agrees."""
-        parts = all(report.agrees for report in self.parts.values())
-        return parts and not self.parameters_wrong and all(run.agrees for run in self.runs)
+        """Whether every run and every parameter agrees."""
+        return not self.parameters_wrong and all(run.agrees for run in self.runs)
 
 
 def verify_generation(

@@ -153,11 +153,13 @@ def model_parts(
 
 def _part(entry: Entry, calls: Sequence[ObservedCall]) -> DiffusionPart:
     first = calls[0]
-    found = dict(leaves(dict(first.arguments)))
+    found, *others = (dict(leaves(dict(call.arguments))) for call in calls)
+    # A number that is another one in other calls is an input.
     varying = {
         path
         for path, leaf in found.items()
-        if isinstance(leaf, (int, float)) and not isinstance(leaf, bool) and _varies(path, leaf, calls[1:])
+        if isinstance(leaf, (int, float)) and not isinstance(leaf, bool)
+        if any(other.get(path) not in (leaf, None) for other in others)
     }
     paths = [path for path, leaf in found.items() if isinstance(leaf, torch.Tensor) or path in varying]
     inputs = _named(paths, _ARGUMENTS.get(entry.method, {}), "_")
@@ -165,11 +167,6 @@ def _part(entry: Entry, calls: Sequence[ObservedCall]) -> DiffusionPart:
         dict(first.arguments), lambda path, leaf: torch.tensor(leaf) if path in varying else _constant(leaf)
     )
     return DiffusionPart(entry, arguments, inputs, _outputs(first.output, set(inputs.values())), output=first.output)
-
-
-def _varies(path: str, leaf: Any, others: Sequence[ObservedCall]) -> bool:
-    """Whether a number is another one in other calls."""
-    return any(dict(leaves(dict(other.arguments))).get(path) not in (leaf, None) for other in others)
 
 
 def _outputs(output: Any, inputs: set[str]) -> dict[str, str]:
