@@ -7,7 +7,7 @@ model begins with another one. Tokens that are padding keep a state as it is, or
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -124,7 +124,14 @@ def stateful_parts(model: nn.Module, state: State, notes: tuple[str, ...] = ()) 
     Raises:
         CaptureError: There is none.
     """
-    forms, reasons = list(_forms(model, state)), []
+    reasons, padding = [], _padding(model, state)
+    forms = [] if padding is None else [Form(told="the prompt at once", prefill=0, padding=padding)]
+    if not state.example.beside:
+        forms += [
+            Form(told="every token by itself, and padding keeps the state", holds=True),
+            Form(told="every token by itself"),
+            Form(told="every token by itself, the first without a state", prefill=1),
+        ]
     for rows, batches in _LENGTHS.items():
         references = [
             generate_greedily(model, prompts_like(model, state.example, lengths, 1), _NEW_TOKENS) for lengths in batches
@@ -140,17 +147,6 @@ def stateful_parts(model: nn.Module, state: State, notes: tuple[str, ...] = ()) 
             return found
     told = f"no loop over its tokens computes what {type(model).__name__}.generate does ({'; '.join(reasons[:3])})"
     raise CaptureError(f"{told}; use --parts whole", reason=told)
-
-
-def _forms(model: nn.Module, state: State) -> Iterator[Form]:
-    padding = _padding(model, state)
-    if padding is not None:
-        yield Form(told="the prompt at once", prefill=0, padding=padding)
-    if state.example.beside:
-        return
-    yield Form(told="every token by itself, and padding keeps the state", holds=True)
-    yield Form(told="every token by itself")
-    yield Form(told="every token by itself, the first without a state", prefill=1)
 
 
 def _padding(model: nn.Module, state: State) -> int | None:
@@ -220,8 +216,8 @@ def _parts(model: nn.Module, state: State, form: Form, rows: Rows, notes: tuple[
     names = ["input_ids", *(name for name in ("attention_mask", "position_ids") if began.get(name) is not None)]
     given = {name: began[name] for name in names}
     if form.holds and "attention_mask" not in given:
-        mask = state.prompt.arguments.get("attention_mask")
-        given["attention_mask"] = mask.new_ones(len(mask), mask.shape[1] + 1) if mask is not None else None
+        mask = state.prompt.arguments["attention_mask"]
+        given["attention_mask"] = mask.new_ones(len(mask), mask.shape[1] + 1)
     axes = {(name, 0): BATCH for name in given}
     past = {name: tensor.clone() for name, tensor in state.tensors.items()}
     if "attention_mask" in given:
