@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import nn
 from modelexport.core.collected_messages import collected
 from modelexport.core.text import error_line
 from modelexport.errors import InputsError, raised_as
-from modelexport.packages.generator import TokenLoop
+from modelexport.packages.generator import Step, TokenLoop
 from modelexport.packages.states import greedy_config
 from modelexport.pytorch.nested_tensors import as_array
 from modelexport.pytorch.traced_tree import untouched
@@ -67,21 +67,36 @@ def generate_greedily(model: nn.Module, prompts: Sequence[Mapping[str, Any]], ne
     )
 
 
-def first_difference(loop: TokenLoop, reference: Reference) -> str:
-    """Where the logits of a loop differ from the model's first; empty if they do not.
+def compared(loop: TokenLoop, reference: Reference) -> Iterator[tuple[Step, Any, Any]]:
+    """The steps of a loop up to the first at which a row has another token, which the later ones follow from.
+
+    Yields:
+        The step, the model's logits of the rows that have not ended, and the loop's.
 
     Raises:
         UsageError: The loop does not take these prompts, or a part does not run.
     """
     ended = np.zeros(len(reference.tokens[0]), dtype=bool)
     steps = loop.steps(reference.inputs, len(reference.logits), eos=reference.eos, pad=reference.pad)
-    for index, (step, right) in enumerate(zip(steps, reference.logits, strict=False)):
-        off = error_of(right[~ended], step.logits[~ended])
-        if not off <= (_TOLERANCE if step.logits.dtype.itemsize > 2 else _TOLERANCE_OF_HALF):
+    for step, tokens, logits in zip(steps, reference.tokens, reference.logits, strict=False):
+        yield step, logits[~ended], step.logits[~ended]
+        if not np.array_equal(tokens, step.tokens):
+            return
+        ended |= np.isin(tokens, list(reference.eos))
+
+
+def first_difference(loop: TokenLoop, reference: Reference) -> str:
+    """Where the logits of a loop differ from the model's first; empty if they do not.
+
+    Another token is not a difference if logits agree: it is a choice among logits that are equal but for rounding.
+
+    Raises:
+        UsageError: The loop does not take these prompts, or a part does not run.
+    """
+    for index, (_, right, found) in enumerate(compared(loop, reference)):
+        off = error_of(right, found)
+        if not off <= (_TOLERANCE if found.dtype.itemsize > 2 else _TOLERANCE_OF_HALF):
             return f"the logits of token {index + 1} are off by {off:.1e}"
-        if not np.array_equal(reference.tokens[index], step.tokens):
-            return ""  # a choice among logits that are equal but for rounding; all after it follows
-        ended |= np.isin(step.tokens, list(reference.eos))
     return ""
 
 

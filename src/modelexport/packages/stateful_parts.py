@@ -8,6 +8,7 @@ model begins with another one. Tokens that are padding keep a state as it is, or
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 
 from modelexport.core.collected_messages import collected
+from modelexport.core.replaced_attributes import attribute_set
 from modelexport.core.text import error_line
 from modelexport.errors import CaptureError
 from modelexport.format.manifest import Generation, Rows, Start
@@ -25,7 +27,7 @@ from modelexport.packages.generator import PRESENT, TokenLoop
 from modelexport.packages.greedy import Reference, first_difference, generate_greedily
 from modelexport.packages.model_parts import ModelPart, with_forward
 from modelexport.packages.prompts import prompts_like
-from modelexport.packages.states import BATCH, PAST, SEQUENCE, State, growing, with_tensors
+from modelexport.packages.states import BATCH, PAST, SEQUENCE, State, growing, named_tensors, with_tensors
 from modelexport.pytorch.dispatch_modes import OperationMode
 from modelexport.pytorch.nested_tensors import as_array
 from modelexport.pytorch.traced_tree import untouched
@@ -73,18 +75,23 @@ def _run(
     flags = {name: value for name, value in began.items() if isinstance(value, bool) and name != "return_dict"}
     taken = {name: value for name, value in given.items() if began.get(name) is not None}
     passed = {} if cache is None else {state.argument: cache}
-    with growing(), state.put(model, held):
+    with growing(), ExitStack() as stack:
+        for name, (path, attribute) in state.held.items():
+            stack.enter_context(attribute_set(model.get_submodule(path), attribute, held.get(name)))
         made = type(model).forward(model, **flags, **taken, **passed)
-        return made["logits"], state.read(model, made, cache)
+        present = named_tensors(made.get(state.argument, cache))
+        present |= {name: getattr(model.get_submodule(path), key) for name, (path, key) in state.held.items()}
+    return made["logits"], {name: one for name, one in present.items() if name in state.axes}
 
 
 def _run_prompt(state: State, padding: int, model: nn.Module, /, **inputs: torch.Tensor) -> dict[str, Any]:
     """The first tokens, without a state."""
     for name in state.of_text if padding else ():
-        before = inputs[name][:, :1].expand(-1, padding, *inputs[name].shape[2:])
-        inputs[name] = torch.cat([torch.zeros_like(before), inputs[name]], 1)
+        zeros = torch.zeros_like(inputs[name][:, :1].expand(-1, padding, *inputs[name].shape[2:]))
+        inputs[name] = torch.cat([zeros, inputs[name]], 1)
     carried = {name: inputs[name][:, -1:] for name in state.carried}
-    logits, present = _run(state, model, state.prompt.arguments, inputs, state.before(), {})
+    before = with_tensors(state.prompt.arguments.get(state.argument), {})
+    logits, present = _run(state, model, state.prompt.arguments, inputs, before, {})
     if padding:
         logits = logits[:, padding:]
         present = {

@@ -80,24 +80,6 @@ class State:
         """The axis of a tensor that grows with the text; 0, which is the batch, if there is none."""
         return self.axes[name].index(PAST) if PAST in self.axes[name] else 0
 
-    def before(self) -> Any:
-        """What the first call takes as the state."""
-        return with_tensors(self.prompt.arguments.get(self.argument), {})
-
-    @contextmanager
-    def put(self, model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
-        """Inside, the modules keep other tensors; nothing where none are given. Restores what they kept."""
-        with ExitStack() as stack:
-            for name, (path, attribute) in self.held.items():
-                stack.enter_context(attribute_set(model.get_submodule(path), attribute, tensors.get(name)))
-            yield
-
-    def read(self, model: nn.Module, results: Mapping[str, Any], given: Any) -> dict[str, torch.Tensor]:
-        """The tensors after a run: in what it returned, in the object that it was given, and in its modules."""
-        found = named_tensors(results.get(self.argument, given))
-        kept = {name: getattr(model.get_submodule(path), key) for name, (path, key) in self.held.items()}
-        return {name: one for name, one in (found | kept).items() if name in self.axes}
-
 
 def with_tensors(state: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     """A copy of a state with other tensors, and copies where none are given: models write into counters."""

@@ -19,7 +19,7 @@ from modelexport.exporting.options import Options
 from modelexport.exporting.result import ExportResult
 from modelexport.format.manifest import Manifest
 from modelexport.packages.generator import CACHE_POSITION, Generator, Step
-from modelexport.packages.greedy import first_difference, generate_greedily
+from modelexport.packages.greedy import compared, first_difference, generate_greedily
 from modelexport.packages.model_parts import with_forward, with_weights
 from modelexport.packages.prompts import example_prompts
 from modelexport.runtime.sessions import CPU
@@ -119,26 +119,15 @@ def _compare(
     wrong_logits: int | None = None
     first: Step | None = None
     largest, reason, tokens = 0.0, "", []
-    ended = np.zeros(len(prompts), dtype=bool)
-    steps = generator.steps(reference.inputs, new_tokens, eos=reference.eos, pad=reference.pad)
-    for index, step in enumerate(steps):
+    for index, (step, right, found) in enumerate(compared(generator, reference)):
         tokens.append(step.tokens)
-        if index >= len(reference.logits):
-            wrong_token, reason, first = index, "PyTorch had ended", first or step
-            break
-        difference = compare_arrays("logits", reference.logits[index][~ended], step.logits[~ended])
+        difference = compare_arrays("logits", right, found)
         largest = max(largest, difference.absolute or 0.0)
         if difference.status != "agree" and wrong_logits is None:
             wrong_logits, reason, first = index, f"logits: {difference.reason}", step
-        right = reference.tokens[index]
-        if not np.array_equal(right, step.tokens):
-            row = int(np.flatnonzero(right != step.tokens)[0])
+        for row in np.flatnonzero(reference.tokens[index] != step.tokens)[:1]:
             wrong_token, first = index, first or step
-            reason = reason or f"row {row}: {step.tokens[row]} for {right[row]}"
-            break
-        ended |= np.isin(step.tokens, list(reference.eos))
-    if wrong_token is None and len(tokens) < len(reference.tokens):
-        wrong_token, reason = len(tokens), "the package had ended"
+            reason = reason or f"row {row}: {step.tokens[row]} for {reference.tokens[index][row]}"
     module = None
     if first is not None and (ran := _step_of(model, first.feeds)) is not None:
         diverging = verify(*ran, package.files[first.part], provider=provider).diverging
