@@ -16,7 +16,7 @@ from modelexport.core.collected_messages import collected
 from modelexport.errors import UsageError
 from modelexport.packages.diffusion.components_module import PipelineModules
 from modelexport.packages.diffusion.observing import Entry, Observed, ObservedCall, leaves, rebuilt
-from modelexport.packages.model_parts import ModelPart, with_forward
+from modelexport.packages.model_parts import ModelPart
 from modelexport.pytorch.traced_tree import untouched
 
 _AGENTS = {"encode": "encoder", "decode": "decoder"}
@@ -95,14 +95,25 @@ class DiffusionPart:
             own = copy.copy(getattr(modules, self.entry.component))
             own.forward = getattr(own, self.entry.method)
             part._modules[self.entry.component] = own
-        return with_forward(part, self._run)
+        part.__class__ = _with_forward(type(modules), self)
+        return part
 
-    def _run(self, modules: nn.Module, /, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-        """A ``forward`` from the inputs of the part to its outputs by name."""
+
+def _with_forward(cls: type, part: DiffusionPart) -> type:
+    """A class of the same name whose ``forward`` takes the inputs of a part and returns its outputs by name."""
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
+        given = signature.bind(self, *args, **kwargs).arguments
         arguments = rebuilt(
-            dict(self.arguments), lambda path, leaf: inputs[self.inputs[path]] if path in self.inputs else leaf
+            dict(part.arguments), lambda path, leaf: given[part.inputs[path]] if path in part.inputs else leaf
         )
-        return self.results(getattr(modules, self.entry.component)(**arguments))
+        return part.results(getattr(self, part.entry.component)(**arguments))
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    names = ("self", *dict.fromkeys(part.inputs.values()))
+    signature = inspect.Signature([inspect.Parameter(name, kind) for name in names])
+    vars(forward)["__signature__"] = signature  # which exporters read
+    return type(cls.__name__, (cls,), {"forward": forward, "__module__": cls.__module__})
 
 
 def diffusion_parts(modules: PipelineModules, observed: Observed) -> list[DiffusionPart]:

@@ -30,43 +30,38 @@ def rebuilt(value: Any, change: Change, name: str = "") -> Any:
     Mappings, lists, tuples and the outputs of transformers and diffusers are followed, and objects that their class
     makes from attributes with tensors (a distribution from its ``parameters``); all else is a leaf.
     """
-
-    def inner(key: object, part: Any) -> Any:
-        return rebuilt(part, change, f"{name}.{key}" if name else str(key))
-
-    if isinstance(value, Mapping):
-        parts = {key: inner(key, part) for key, part in value.items()}
-        return parts if type(value) is dict else type(value)(**parts)
+    parts = _parts(value)
+    if parts is None:
+        return change(name, value)
+    made = {key: rebuilt(part, change, f"{name}.{key}" if name else str(key)) for key, part in parts.items()}
     if isinstance(value, (list, tuple)):
-        items = [inner(index, part) for index, part in enumerate(value)]
+        items = made.values()
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if attributes := _made_from(value):
-        return type(value)(**{key: inner(key, part) for key, part in attributes.items()})
-    return change(name, value)
+    return made if type(value) is dict else type(value)(**made)
 
 
-def _made_from(value: Any) -> dict[str, Any]:
-    """The attributes that the class of an object takes to make it, if there are tensors among them."""
+def leaves(value: Any, name: str = "") -> list[tuple[str, Any]]:
+    """The leaves of a structure with their dotted names, in order."""
+    parts = _parts(value)
+    if parts is None:
+        return [(name, value)]
+    return [leaf for key, part in parts.items() for leaf in leaves(part, f"{name}.{key}" if name else str(key))]
+
+
+def _parts(value: Any) -> Mapping[Any, Any] | None:
+    """What a structure consists of; ``None`` for a leaf."""
+    if isinstance(value, Mapping):
+        return value
+    if isinstance(value, (list, tuple)):
+        return dict(enumerate(value))
     if isinstance(value, (torch.Tensor, torch.Generator, torch.nn.Module, type)) or not hasattr(value, "__dict__"):
-        return {}
+        return None
     try:
         parameters = inspect.signature(type(value)).parameters
     except (TypeError, ValueError):
-        return {}
+        return None
     attributes = {key: vars(value)[key] for key in parameters if key in vars(value)}
-    return attributes if any(isinstance(part, torch.Tensor) for part in attributes.values()) else {}
-
-
-def leaves(value: Any) -> list[tuple[str, Any]]:
-    """The leaves of a structure with their dotted names, in order."""
-    found: list[tuple[str, Any]] = []
-
-    def note(name: str, leaf: Any) -> Any:
-        found.append((name, leaf))
-        return leaf
-
-    rebuilt(value, note)
-    return found
+    return attributes if any(isinstance(part, torch.Tensor) for part in attributes.values()) else None
 
 
 @dataclass(frozen=True, order=True)
