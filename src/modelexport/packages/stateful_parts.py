@@ -90,8 +90,8 @@ def _run_prompt(state: State, padding: int, model: nn.Module, /, **inputs: torch
         zeros = torch.zeros_like(inputs[name][:, :1].expand(-1, padding, *inputs[name].shape[2:]))
         inputs[name] = torch.cat([zeros, inputs[name]], 1)
     carried = {name: inputs[name][:, -1:] for name in state.carried}
-    before = with_tensors(state.prompt.arguments.get(state.argument), {})
-    logits, present = _run(state, model, state.prompt.arguments, inputs, before, {})
+    before = with_tensors(state.prompt.get(state.argument), {})
+    logits, present = _run(state, model, state.prompt, inputs, before, {})
     if padding:
         logits = logits[:, padding:]
         present = {
@@ -110,7 +110,7 @@ def _run_step(state: State, holds: bool, model: nn.Module, /, **inputs: Any) -> 
     copies = {name: one.clone() for name, one in past.items()}
     carried = {name: copies.pop(name) for name in state.carried}
     cache = with_tensors(state.template, copies)
-    logits, present = _run(state, model, state.step.arguments, inputs | carried, cache, copies)
+    logits, present = _run(state, model, state.step, inputs | carried, cache, copies)
     if holds:
         new = inputs["attention_mask"][:, -1] != 0
         for name, sizes in state.axes.items():
@@ -197,7 +197,7 @@ class _Seen(OperationMode):
 
 def _prompt_inputs(state: State, length: int) -> dict[str, torch.Tensor]:
     """The inputs of the example prompt with its text repeated to a length, its first row padded."""
-    began, head = state.prompt.arguments, state.example.head
+    began, head = state.prompt, state.example.head
     at = torch.arange(length)
     at = torch.where(at < head, at, head + (at - head) % (began["input_ids"].shape[1] - head))
     found = {name: began[name][:, at] if name in state.of_text else began[name] for name in state.given}
@@ -210,7 +210,7 @@ def _prompt_inputs(state: State, length: int) -> dict[str, torch.Tensor]:
 def _parts(model: nn.Module, state: State, form: Form, rows: Rows, notes: tuple[str, ...]) -> list[ModelPart]:
     parts = []
     if form.prefill is not None:
-        inputs = _prompt_inputs(state, form.prefill or state.prompt.arguments["input_ids"].shape[1])
+        inputs = _prompt_inputs(state, form.prefill or state.prompt["input_ids"].shape[1])
         axes = {
             (name, axis): size
             for name in inputs
@@ -219,11 +219,11 @@ def _parts(model: nn.Module, state: State, form: Form, rows: Rows, notes: tuple[
         }
         first = with_forward(model, partial(_run_prompt, state, form.padding))
         parts.append(ModelPart("prefill", first, inputs, axes=axes, rows=rows))
-    began = state.step.arguments
+    began = state.step
     names = ["input_ids", *(name for name in ("attention_mask", "position_ids") if began.get(name) is not None)]
     given = {name: began[name] for name in names}
     if form.holds and "attention_mask" not in given:
-        mask = state.prompt.arguments["attention_mask"]
+        mask = state.prompt["attention_mask"]
         given["attention_mask"] = mask.new_ones(len(mask), mask.shape[1] + 1)
     axes = {(name, 0): BATCH for name in given}
     past = {name: tensor.clone() for name, tensor in state.tensors.items()}

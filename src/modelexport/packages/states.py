@@ -36,8 +36,6 @@ class RecordedCall:
 
     arguments: Mapping[str, Any]
     """As they were before it."""
-    results: Mapping[str, Any]
-    """What it returned, and the objects it was given as they were after it."""
     held: Mapping[str, torch.Tensor]
     """Tensors that modules kept from the call before it as attributes, by path."""
 
@@ -56,8 +54,10 @@ class State:
     """Name of a tensor in it to its sizes; ``batch`` and ``past_sequence`` for those that follow."""
     tensors: Mapping[str, torch.Tensor]
     """Name of a tensor to the one in the template."""
-    prompt: RecordedCall
-    step: RecordedCall
+    prompt: Mapping[str, Any]
+    """The arguments of the first call in ``generate``, and of what it encodes before."""
+    step: Mapping[str, Any]
+    """The arguments of the second call."""
     given: Mapping[str, tuple[int | str, ...]]
     """Name of a tensor that the first call takes, images included, to its sizes."""
     carried: tuple[str, ...]
@@ -118,7 +118,7 @@ def find_state(model: nn.Module, example: Example) -> State | None:
         for name, value in inputs.items()
     }
     runs = [record_calls(model, one) for one in (inputs, more, longer)]
-    prompt, step = runs[0][:2]
+    step = runs[0][1]
     arguments = [name for name, value in step.arguments.items() if _is_state(value)]
     if len(arguments) > 1:
         raise _refused(model, f"it passes on {' and '.join(arguments)}")
@@ -141,16 +141,15 @@ def find_state(model: nn.Module, example: Example) -> State | None:
         for name, value in began[0].items()
         if isinstance(value, torch.Tensor) and all(isinstance(one.get(name), torch.Tensor) for one in began)
     }
-    prompt = RecordedCall({**inputs, **prompt.arguments}, prompt.results, prompt.held)
     carried = tuple(
         name
         for name, sizes in given.items()
         if sizes[1:2] == (SEQUENCE,)
         and name not in TEXT
         and isinstance(one := step.arguments.get(name), torch.Tensor)
-        and torch.equal(one, prompt.arguments[name][:, -1:])
+        and torch.equal(one, began[0][name][:, -1:])
     )
-    return State(argument, templates[0], held, axes, tensors, prompt, step, given, carried, example)
+    return State(argument, templates[0], held, axes, tensors, began[0], step.arguments, given, carried, example)
 
 
 def _is_state(value: Any) -> bool:
@@ -206,10 +205,8 @@ def record_calls(model: nn.Module, inputs: Mapping[str, torch.Tensor], count: in
     def record(*args: Any, **kwargs: Any) -> Any:
         before = copied(kwargs)
         held = {name: one.clone() for name, one in _kept(model).items() if one is not kept.get(name)}
-        made = forward(*args, **kwargs)
-        after = {name: value for name, value in kwargs.items() if _is_state(value)} | dict(made)
-        calls.append(RecordedCall(before, copied(after), held))
-        return made
+        calls.append(RecordedCall(before, held))
+        return forward(*args, **kwargs)
 
     def fails(error: Exception) -> CaptureError:
         told = f"{type(model).__name__}.generate fails: {error_line(error)}; export one forward pass with --parts whole"
