@@ -50,6 +50,9 @@ Changed = Iterator[tuple[ir.Value, ParameterPlan, ir.TensorProtocol]]
 """Initializers, how they are computed from entries, and what takes their place."""
 
 
+RECIPE, WEIGHTS = "recipe.yaml", "weights.data"
+
+
 def update_package(folder: Path, state_dict: Path, output: Path) -> UpdateResult:
     """Write a package with new weights of the same shapes and the same graphs.
 
@@ -214,9 +217,6 @@ def _overwrite(package: Package, staging: Path, changed: Callable[[Path], Change
     for entry in package.manifest.parts:
         record_samples(staging / entry.file)
     return len(written)
-
-
-RECIPE, WEIGHTS = "recipe.yaml", "weights.data"
 
 
 def quantize_package(

@@ -24,7 +24,7 @@ ENCODERS = ("encoder", "vision", "speech")
 _BEFORE = (*ENCODERS, "positions")
 _TOKENS = ("decoder_input_ids", "input_ids", "inputs_embeds")
 _PAST_AXIS = 2
-_BATCH = "batch"
+BATCH = "batch"
 _DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(double)": "float64"}
 
 
@@ -51,7 +51,7 @@ def generation_of(
     known = {state.get(name, name) for part in before for name in outputs[part]}
     # Before the first token, a state has rows and constant sizes; all others are 0.
     start = {
-        port.name: Start(dtype=port.dtype, shape=[n if isinstance(n, int) or n == _BATCH else 0 for n in port.shape])
+        port.name: Start(dtype=port.dtype, shape=[n if isinstance(n, int) or n == BATCH else 0 for n in port.shape])
         for port in inputs[first]
         if port.name.startswith(PAST) and port.name not in known
     }
@@ -125,7 +125,7 @@ class TokenLoop(ABC):
         self._check(tokens, values.get(how.mask), new_tokens)
         text = _Text(how, tokens, values)
         for name, start in how.start.items():
-            sizes: list[Any] = [len(tokens) if size == _BATCH else size for size in start.shape]
+            sizes: list[Any] = [len(tokens) if size == BATCH else size for size in start.shape]
             values.setdefault(name, np.zeros(sizes, start.dtype))
         ended = np.zeros(len(tokens), dtype=bool)
         part, made = how.first, 0

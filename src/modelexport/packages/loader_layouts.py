@@ -23,6 +23,18 @@ from modelexport.packages.multimodal import POSITIONS, Positions
 from modelexport.pytorch.loading.loaded import TOKENIZER_FILES
 from modelexport.pytorch.private_torch import tree_structure, treespec_dumps
 
+GENAI_CONFIG = "genai_config.json"
+_BESIDE = ("attention_mask", "position_ids")
+"""The inputs that onnxruntime-genai passes to a decoder besides tokens and a cache."""
+_BEFORE = (
+    ("vision", "image_features", "pixel_values", "phi3v"),
+    ("speech", "audio_features", "audio_embeds", "lfm2_audio"),
+)
+"""The parts before an embedding, the names of their features and of their input, and a type that has them."""
+_FRAMES = 3000
+"""The frames that onnxruntime-genai expects of any sound."""
+_OPTIONS = {"log_id": "onnxruntime-genai", "provider_options": []}
+
 
 def write_layouts(
     model: nn.Module, directory: Path | None, folder: Path, manifest: Manifest, parts: Sequence[ModelPart]
@@ -122,19 +134,6 @@ def _nested(names: Sequence[str]) -> Mapping[str, Any]:
             inner = inner.setdefault(step, {})
         inner[last] = 0
     return nested
-
-
-GENAI_CONFIG = "genai_config.json"
-_BESIDE = ("attention_mask", "position_ids")
-"""The inputs that onnxruntime-genai passes to a decoder besides tokens and a cache."""
-_BEFORE = (
-    ("vision", "image_features", "pixel_values", "phi3v"),
-    ("speech", "audio_features", "audio_embeds", "lfm2_audio"),
-)
-"""The parts before an embedding, the names of their features and of their input, and a type that has them."""
-_FRAMES = 3000
-"""The frames that onnxruntime-genai expects of any sound."""
-_OPTIONS = {"log_id": "onnxruntime-genai", "provider_options": []}
 
 
 class GenaiError(Exception):

@@ -157,24 +157,16 @@ def _placeholders(generator: Generator, encoded: Mapping[str, Any], vocabulary: 
     return found[:1] * (min((len(array) for array in features.values()), default=0) // batch)
 
 
-def chained_feeds(
-    uses: Mapping[str, TaggedFile],
-    sizes: Mapping[str, Mapping[str, int]],
-    given: Mapping[str, Any],
-    provider: str,
-    seed: int,
-) -> Feeds:
+def chained_feeds(uses: Mapping[str, PartUse], given: Mapping[str, Any], provider: str, seed: int) -> Feeds:
     """What each part gets where they run one after the other.
-
-    Args:
-        sizes: Of the dynamic axes of each part.
 
     Raises:
         InputsError, UsageError: No random inputs fit, or ONNX Runtime does not run a part.
     """
     values, found = dict(given), {}
-    for name, tagged in uses.items():
-        feeds = random_feeds(tagged, tagged.path, sizes[name], given=values, provider=provider, seed=seed)
+    for name, use in uses.items():
+        tagged = use.tagged
+        feeds = random_feeds(tagged, tagged.path, use.sizes, given=values, provider=provider, seed=seed)
         before = [name for name in feeds if name in values and name not in given]
         text = f"random, and {', '.join(before)} of parts before it" if before else "random"
         found[name] = feeds, _source(given, text)
@@ -245,12 +237,12 @@ def profile_parts(
         return {"": profile(path, inputs, sizes=sizes, **how)}
     uses = uses_of(path, sizes or {})
     given = read_feeds(inputs, seed) if isinstance(inputs, Path) else dict(inputs or {})
-    tagged = {name: use.tagged for name, use in uses.items()}
     if DECODE in uses:
         generator = Generator.of(read_package(path), provider=provider)
+        tagged = {name: use.tagged for name, use in uses.items()}
         made = generation_feeds(generator, tagged, given, sizes or {}, provider, seed)
     else:
-        made = chained_feeds(tagged, {name: use.sizes for name, use in uses.items()}, given, provider, seed)
+        made = chained_feeds(uses, given, provider, seed)
     found = {}
     for name, (feeds, source) in made.items():
         measured = profile(uses[name].tagged, feeds, inputs_from=source, **how)

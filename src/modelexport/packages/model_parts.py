@@ -17,9 +17,19 @@ from modelexport.capture.exported import Exported
 from modelexport.exporting.interface import Interface
 from modelexport.format.manifest import Rows
 from modelexport.graph.size_symbols import SYMBOL
-from modelexport.packages.generator import CACHE_POSITION
+from modelexport.packages.generator import BATCH, CACHE_POSITION
 from modelexport.pytorch.lazy_weights import lend_weights
 from modelexport.weights.sources import Weights
+
+SEQUENCE, PAST = "sequence", "past_sequence"
+TOTAL = f"{PAST} + {SEQUENCE}"
+ENCODER = "encoder_sequence"
+
+_CACHE = re.compile(
+    r"(?:(?:input|output)\.)?past_key_values\.(?:(self|cross)_attention_cache\.)?(?:layers\.)?(\d+)\.(\w+)"
+)
+_ATTENTION = {"self": "decoder.", "cross": "encoder.", None: ""}
+KINDS = {"keys": "key", "values": "value"}
 
 
 @dataclass(frozen=True)
@@ -70,17 +80,6 @@ def with_weights(model: nn.Module, weights: Weights | None) -> AbstractContextMa
     return nullcontext() if weights is None else lend_weights(model, weights, outside)
 
 
-BATCH, SEQUENCE, PAST = "batch", "sequence", "past_sequence"
-TOTAL = f"{PAST} + {SEQUENCE}"
-ENCODER = "encoder_sequence"
-
-_CACHE = re.compile(
-    r"(?:(?:input|output)\.)?past_key_values\.(?:(self|cross)_attention_cache\.)?(?:layers\.)?(\d+)\.(\w+)"
-)
-_ATTENTION = {"self": "decoder.", "cross": "encoder.", None: ""}
-_KINDS = {"keys": "key", "values": "value"}
-
-
 def cache_name(name: str, prefix: str) -> str | None:
     """The usual name of a cache tensor: ``past_key_values.3.key`` for transformers' ``past_key_values.layers.3.keys``.
 
@@ -91,7 +90,7 @@ def cache_name(name: str, prefix: str) -> str | None:
     if found is None:
         return None
     attention, layer, kind = found.groups()
-    return f"{prefix}.{layer}.{_ATTENTION[attention]}{_KINDS.get(kind, kind)}"
+    return f"{prefix}.{layer}.{_ATTENTION[attention]}{KINDS.get(kind, kind)}"
 
 
 def name_generation(exported: Exported) -> Exported:

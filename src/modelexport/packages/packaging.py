@@ -32,9 +32,9 @@ from modelexport.packages.diffusion.components_module import (
 from modelexport.packages.diffusion.diffusion_parts import diffusion_parts, model_parts
 from modelexport.packages.diffusion.observing import observe_example
 from modelexport.packages.generation_parts import can_generate, generation_forms
-from modelexport.packages.generator import generation_of
+from modelexport.packages.generator import BATCH, generation_of
 from modelexport.packages.loader_layouts import write_layouts
-from modelexport.packages.model_parts import BATCH, ModelPart, name_axes, name_generation, name_pipeline
+from modelexport.packages.model_parts import ModelPart, name_axes, name_generation, name_pipeline
 from modelexport.packages.sentence_pipelines import SENTENCE_TRANSFORMER, SentencePipeline, pipeline_parts
 from modelexport.packages.shared_weights import share_components, share_weights
 from modelexport.packages.verifying_generation import run_once

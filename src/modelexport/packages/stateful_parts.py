@@ -22,12 +22,12 @@ from modelexport.core.replaced_attributes import attribute_set
 from modelexport.core.text import error_line
 from modelexport.errors import CaptureError
 from modelexport.format.manifest import Generation, Rows, Start
+from modelexport.packages.generator import BATCH, PRESENT, TokenLoop
 from modelexport.packages.generator import PAST as PAST_INPUT
-from modelexport.packages.generator import PRESENT, TokenLoop
 from modelexport.packages.greedy import Reference, first_difference, generate_greedily
-from modelexport.packages.model_parts import ModelPart, with_forward
+from modelexport.packages.model_parts import PAST, SEQUENCE, ModelPart, with_forward
 from modelexport.packages.prompts import prompts_like
-from modelexport.packages.states import BATCH, PAST, SEQUENCE, State, growing, named_tensors, with_tensors
+from modelexport.packages.states import State, growing, named_tensors, with_tensors
 from modelexport.pytorch.dispatch_modes import OperationMode
 from modelexport.pytorch.nested_tensors import as_array
 from modelexport.pytorch.traced_tree import untouched

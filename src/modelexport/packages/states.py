@@ -20,14 +20,14 @@ from modelexport.core.collected_messages import collected
 from modelexport.core.replaced_attributes import attribute_set
 from modelexport.core.text import error_line
 from modelexport.errors import CaptureError, raised_as
+from modelexport.packages.generator import BATCH
+from modelexport.packages.model_parts import KINDS, PAST, SEQUENCE
 from modelexport.packages.prompts import Example
 from modelexport.pytorch.nested_tensors import copied, tensors_in
 from modelexport.pytorch.traced_tree import untouched
 
-BATCH, SEQUENCE, PAST = "batch", "sequence", "past_sequence"
 TEXT = ("input_ids", "attention_mask", "position_ids")
 """What calls take for tokens; a mask is of all tokens so far."""
-_USUAL = {"keys": "key", "values": "value"}
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class State:
         """Whether it consists of keys and values alone, in layers of one form."""
         layers = range(len(getattr(self.template, "layers", None) or ()))
         plain = all(len(sizes) == 4 and sizes[0] == BATCH and sizes[2] == PAST for sizes in self.axes.values())
-        return plain and self.axes.keys() == {f"{layer}.{kind}" for layer in layers for kind in _USUAL.values()}
+        return plain and self.axes.keys() == {f"{layer}.{kind}" for layer in layers for kind in KINDS.values()}
 
     def past_axis(self, name: str) -> int:
         """The axis of a tensor that grows with the text; 0, which is the batch, if there is none."""
@@ -260,5 +260,5 @@ def named_tensors(state: Any) -> dict[str, torch.Tensor]:
     for path, tensor in found.items():
         only = len(path) > 1 and path[-1].isdigit() and parents.count(path[:-1]) == 1
         short = [part for part in (path[:-1] if only else path) if part != "layers"]
-        named[".".join([*short[:-1], _USUAL.get(short[-1], short[-1])])] = tensor
+        named[".".join([*short[:-1], KINDS.get(short[-1], short[-1])])] = tensor
     return named
