@@ -126,7 +126,8 @@ def _step_of(model: nn.Module) -> dict[str, Any]:
         for name, axis in (("position_ids", -1), (CACHE_POSITION, 0)):
             if first.get(name) is not None:
                 first[name] = torch.cat([first[name], last[name]], axis)
-        first["attention_mask"] = last.get("attention_mask")
+        if first.get("attention_mask") is not None:
+            first["attention_mask"] = last["attention_mask"]
     first.pop("logits_to_keep", None)
     return {**first, "input_ids": some_tokens(model, first["input_ids"].shape)}
 
