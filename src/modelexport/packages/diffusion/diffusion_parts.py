@@ -173,7 +173,7 @@ def _part(entry: Entry, calls: Sequence[ObservedCall]) -> DiffusionPart:
         if any(other.get(path) not in (leaf, None) for other in others)
     }
     paths = [path for path, leaf in found.items() if isinstance(leaf, torch.Tensor) or path in varying]
-    inputs = _named(paths, _ARGUMENTS.get(entry.method, {}), "_")
+    inputs = _named(paths, _ARGUMENTS.get(entry.method, {}))
     arguments = rebuilt(
         dict(first.arguments), lambda path, leaf: torch.tensor(leaf) if path in varying else _constant(leaf)
     )
@@ -194,9 +194,9 @@ def _outputs(output: Any, inputs: set[str]) -> dict[str, str]:
     }
 
 
-def _named(paths: Sequence[str], given: Mapping[str, str], joint: str) -> dict[str, str]:
+def _named(paths: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
     """Names of the shortest ends of dotted paths that tell them apart; an end is not only a number."""
-    names = {path: given.get(path, path.replace(".", joint)) for path in paths}
+    names = {path: given.get(path, path.replace(".", "_")) for path in paths}
     ends = {path: path.rpartition(".")[2] for path in paths}
     counts = Counter([*ends.values(), *names.values()])
     return {
@@ -236,8 +236,7 @@ def _with_vectors(modules: PipelineModules, part: DiffusionPart) -> DiffusionPar
             found = run(changed)
         except Exception:  # it takes a number only
             return part
-    same = all(torch.equal(right[name], found[name]) for name in right if right[name].shape == found[name].shape)
-    return changed if same and all(right[name].shape == found[name].shape for name in right) else part
+    return changed if all(torch.equal(right[name], found[name]) for name in right) else part
 
 
 def _constant(leaf: Any) -> Any:
