@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from modelexport.lineage.retagging import retag as retag
     from modelexport.measure.costs import cost as cost
     from modelexport.measure.profiles import profile as profile
+    from modelexport.packages.changed_packages import quantize_package as quantize_package
+    from modelexport.packages.changed_packages import quantize_within as quantize_within
     from modelexport.packages.measured_parts import cost_parts as cost_parts
     from modelexport.packages.measured_parts import profile_parts as profile_parts
     from modelexport.packages.packaging import PackageResult as PackageResult
     from modelexport.packages.packaging import export_package as export_package
-    from modelexport.packages.quantized_packages import quantize_package as quantize_package
-    from modelexport.packages.searched_precision import quantize_within as quantize_within
     from modelexport.packages.transformers_backend import register_transformers_backend as register_transformers_backend
     from modelexport.packages.verifying import verify as verify
     from modelexport.packages.verifying_generation import GenerationReport as GenerationReport
@@ -106,9 +106,9 @@ _PUBLIC = {
     "profile": "modelexport.measure.profiles",
     "profile_parts": "modelexport.packages.measured_parts",
     "quantize": "modelexport.precision.quantize",
-    "quantize_within": "modelexport.packages.searched_precision",
+    "quantize_within": "modelexport.packages.changed_packages",
     "sensitivity": "modelexport.precision.sensitivity",
-    "quantize_package": "modelexport.packages.quantized_packages",
+    "quantize_package": "modelexport.packages.changed_packages",
     "inline": "modelexport.tagged.flattening",
     "load": "modelexport.api",
     "retag": "modelexport.lineage.retagging",

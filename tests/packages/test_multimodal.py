@@ -22,7 +22,7 @@ from modelexport.packages.generator import Generator
 from modelexport.packages.greedy import generate_greedily
 from modelexport.packages.measured_parts import cost_parts, profile_parts
 from modelexport.packages.model_parts import with_weights
-from modelexport.packages.multimodal import Encode, Merge, find_modality, undivided
+from modelexport.packages.multimodal import encode, find_modality, merge, undivided
 from modelexport.packages.prompts import example_of, example_prompts
 from modelexport.pytorch.loading import load_model
 from modelexport.tagged.package import read_package
@@ -74,10 +74,10 @@ def test_the_merge_puts_features_in_the_place_of_placeholders_in_order() -> None
     ids = torch.tensor([[IMAGE, 7, IMAGE], [IMAGE, IMAGE, 9]])
     features = torch.arange(4)[:, None].expand(4, 32).float()
     with torch.no_grad():
-        merged = Merge(model, modality)(input_ids=ids, image_features=features)["inputs_embeds"]
+        merged = merge(modality, model, input_ids=ids, image_features=features)["inputs_embeds"]
         plain = model.get_input_embeddings()(torch.tensor([7, 9]))
-        text = Merge(model, modality)(input_ids=torch.tensor([[7, 9]]), image_features=features[:0])["inputs_embeds"]
-        encoded = Encode(model, modality)(pixel_values=torch.ones(3, 3, 16, 16))["image_features"]
+        text = merge(modality, model, input_ids=torch.tensor([[7, 9]]), image_features=features[:0])["inputs_embeds"]
+        encoded = encode(modality, model, pixel_values=torch.ones(3, 3, 16, 16))["image_features"]
     assert merged[..., 0][ids == IMAGE].tolist() == [0, 1, 2, 3]
     torch.testing.assert_close(merged[ids != IMAGE], plain)
     torch.testing.assert_close(text[0], plain)  # without an image, there are no features

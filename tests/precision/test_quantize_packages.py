@@ -65,7 +65,7 @@ def test_a_selector_has_to_match_in_one_part(stages: Path, tmp_path: Path) -> No
 
 
 def test_data_belong_to_one_file(stages: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="quantize one of its parts alone"):
+    with pytest.raises(UsageError, match="give one of its files"):
         modelexport.quantize_package(stages, tmp_path / "out", to="int8-static", data=tmp_path / "data.npz")
 
 

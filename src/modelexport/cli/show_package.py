@@ -57,9 +57,7 @@ def format_generation(report: GenerationReport) -> str:
     ]
     equal = sum(run.agrees for run in report.runs)
     summary = f"{equal} of {plural(len(report.runs), 'run')} generate what PyTorch generates"
-    wrong = report.parameters_wrong
-    summary += f"; missing or different: {', '.join(wrong)}" if wrong else "; all parameters are equal to the model's"
-    return "\n".join([align(rows, right={2, 4}), summary])
+    return "\n".join([align(rows, right={2, 4}), summary + _told_of_parameters(report.parameters_wrong)])
 
 
 def _told(run: GenerationRun) -> str:
@@ -89,8 +87,7 @@ def format_pipeline(report: PipelineReport) -> str:
     rows += [(one.name, "", one.status, "", f"{one.relative or 0.0:.1e}", one.reason) for one in report.results]
     equal = sum(call.status == "agree" for call in report.calls)
     summary = f"{equal} of {plural(len(report.calls), 'call')} return what PyTorch returns"
-    wrong = report.parameters_wrong
-    summary += f"; missing or different: {', '.join(wrong)}" if wrong else "; all parameters are equal to the model's"
+    summary += _told_of_parameters(report.parameters_wrong)
     if report.in_pytorch:
         summary += f"; {', '.join(report.in_pytorch)} ran in PyTorch"
     told = (
@@ -100,11 +97,10 @@ def format_pipeline(report: PipelineReport) -> str:
     return "\n".join([align(rows, right={1, 3, 4}), told, summary])
 
 
-def pipeline_document(report: PipelineReport) -> dict[str, Any]:
+def report_document(report: GenerationReport | PipelineReport) -> dict[str, Any]:
     """The report as JSON values."""
     return {"agrees": report.agrees, **msgspec.to_builtins(report)}
 
 
-def generation_document(report: GenerationReport) -> dict[str, Any]:
-    """The report as JSON values."""
-    return {"agrees": report.agrees, **msgspec.to_builtins(report)}
+def _told_of_parameters(wrong: list[str]) -> str:
+    return f"; missing or different: {', '.join(wrong)}" if wrong else "; all parameters are equal to the model's"

@@ -285,6 +285,10 @@ class Options:
             )
         if not package and self.package != PackageOptions():
             raise UsageError("--parts, --static-cache and --separate-prefill go with a FOLDER/, not with a FILE.onnx")
+        if self.package.static_cache is not None and self.package.static_cache < 1:
+            raise UsageError(f"a static cache has at least one position, not {self.package.static_cache}")
+        if self.package.static_cache is not None and self.package.separate_prefill:
+            raise UsageError("one graph fills a static cache from prompts and tokens: leave out --separate-prefill")
         if package and self.tags.dag_dir is not None:
             raise UsageError("--dag-dir goes with a FILE.onnx: each part of a package has a document of its own")
         if package and self.tags.expose:

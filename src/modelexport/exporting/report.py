@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from modelexport.capture.front_ends import Attempt
 from modelexport.core.text import printable, without_paths
-from modelexport.exporting.checks import FileCheck
-from modelexport.exporting.fixed_axes import FixedAxis
 from modelexport.exporting.fusion import Fusion
 from modelexport.format import keys
 from modelexport.graph.nodes import all_nodes
@@ -19,8 +16,6 @@ from modelexport.weights.storage import WeightsSummary
 
 if TYPE_CHECKING:
     from modelexport.exporting.result import ExportResult
-    from modelexport.pytorch.repeatability import Unrepeatable
-    from modelexport.verify.verdicts import VerifyReport
 
 
 def report_path(path: Path) -> Path:
@@ -35,145 +30,148 @@ def write_report(path: Path, result: ExportResult) -> None:
 
 def format_report(result: ExportResult) -> str:
     """The report: tree, coverage, time by stage, modules without nodes, the weights, and the verification."""
-    hierarchy = result.hierarchy
+    return "\n\n".join(_sections(result)) + "\n"
+
+
+def _sections(result: ExportResult) -> Iterator[str]:
+    hierarchy, check, verified = result.hierarchy, result.check, result.verified
     model, coverage = hierarchy.model, hierarchy.coverage
-    sections = [
-        f"# {model.name}",
+    yield f"# {model.name}"
+    yield (
         f"`{model.class_name}`, {model.parameters:,} parameters, {len(hierarchy.nodes):,} nodes, "
         f"{len(hierarchy.initializers):,} initializers, opset {model.opset}, "
-        f"front end `{hierarchy.settings.frontend}`.",
-        *_attempts(result.attempts),
-        "## Coverage",
-        _table(
-            ("evidence", "nodes"),
-            [
-                ("exact", coverage.exact),
-                ("derived", coverage.derived),
-                ("inferred", coverage.inferred),
-                ("untagged", coverage.untagged),
-            ],
-        ),
-        *_fusion(result.fusion),
-        *_check(result.check),
-        *_fixed(result.fixed),
-        *_arguments(hierarchy.settings.constants, result.notes),
-        *_unrepeatable(result.unrepeatable),
-        *_verification(result.verified),
-        "## Time by stage",
-        _table(("stage", "seconds"), [(stage, f"{spent:.2f}") for stage, spent in result.seconds.items()]),
-        "## Modules",
-        "Every call, with the number of nodes that it owns itself.",
-        _table(
-            ("call", "tag", "nodes"),
-            [(f"`{call.address or '.'}`", f"`{call.tag}`", call.nodes) for call in hierarchy.calls],
-        ),
-        "## Modules without nodes",
-        _table(
-            ("module", "class", "why"),
-            [(f"`{m.path or '.'}`", f"`{m.class_name}`", m.reason) for m in hierarchy.modules if m.reason],
-        ),
-        "## Nodes with several owners",
-        _table(
-            ("node", "operator", "calls, the one that produces the output first"),
-            [
-                (f"`{node.name}`", node.op_type, ", ".join(f"`{call or '.'}`" for call in node.calls))
-                for node in hierarchy.nodes
-                if node.calls
-            ],
-        ),
-        *_functions(result.functions),
-        *_weights(result.weights),
-        *_messages(result.messages),
-        "## Environment",
-        _table(("package", "version"), [*hierarchy.environment.items()]),
-    ]
-    return "\n\n".join(sections) + "\n"
-
-
-def _messages(messages: Sequence[str]) -> list[str]:
-    if not messages:
-        return []
-    return ["## Warnings of the exporter", "\n".join(f"- {message}" for message in messages)]
-
-
-def _attempts(attempts: Sequence[Attempt]) -> list[str]:
-    if not attempts:
-        return []
-    return [
-        "## Front ends that were tried first",
-        *(
-            f"`{one.frontend}` did not produce a usable file:\n\n````\n{one.reason.replace('````', '')}\n````"
-            for one in attempts
-        ),
-    ]
-
-
-def _check(check: FileCheck | None) -> list[str]:
+        f"front end `{hierarchy.settings.frontend}`."
+    )
+    if result.attempts:
+        yield "## Front ends that were tried first"
+    for attempt in result.attempts:
+        reason = attempt.reason.replace("````", "")
+        yield f"`{attempt.frontend}` did not produce a usable file:\n\n````\n{reason}\n````"
+    yield "## Coverage"
+    kinds = ("exact", "derived", "inferred", "untagged")
+    yield _table(("evidence", "nodes"), [(kind, getattr(coverage, kind)) for kind in kinds])
+    if result.fusion is not None:
+        yield from _fusion(result.fusion)
+    yield "## Check"
     if check is None:
-        return ["## Check", "Not requested."]
-    told = {"passed": "Passed", "failed": "**Failed**", "skipped": "Skipped"}[check.status]
-    where = f" ({check.step})" if check.step else ""
-    largest = "" if check.largest is None else f"; the largest error is {check.largest:.2e} of the output's norm"
-    return [
-        "## Check",
-        "`onnx.checker`, loading in ONNX Runtime, and the outputs for the example inputs compared with PyTorch's: "
-        f"{told}{where}{': ' + without_paths(check.reason) if check.reason else ''}{largest}.",
-    ]
-
-
-def _fusion(fusion: Fusion | None) -> list[str]:
-    if fusion is None:
-        return []
-    return [
-        f"## Fused for {fusion.target}",
-        f"{fusion.before:,} nodes became {fusion.after:,}.",
-        _table(
-            ("operator", "nodes", "calls of", "with it", "without it"),
+        yield "Not requested."
+    else:
+        told = {"passed": "Passed", "failed": "**Failed**", "skipped": "Skipped"}[check.status]
+        where = f" ({check.step})" if check.step else ""
+        largest = "" if check.largest is None else f"; the largest error is {check.largest:.2e} of the output's norm"
+        yield (
+            "`onnx.checker`, loading in ONNX Runtime, and the outputs for the example inputs compared with PyTorch's: "
+            f"{told}{where}{': ' + without_paths(check.reason) if check.reason else ''}{largest}."
+        )
+    if result.fixed:
+        yield "## Axes that are not dynamic"
+        yield "The capture left them dynamic, but with another size the file fails or differs from PyTorch."
+        yield _table(
+            ("input", "axis", "size", "fixed by", "with another size"),
+            [(f"`{a.input}`", a.axis, a.size, f"`{a.call or '.'}`", without_paths(a.reason)) for a in result.fixed],
+        )
+    constants = [(f"`{name}`", f"`{value}`") for name, value in hierarchy.settings.constants.items()]
+    if constants or result.notes:
+        yield "## Arguments"
+    if result.notes:
+        yield "\n".join(f"- {note}" for note in result.notes)
+    if constants:
+        yield _table(("argument that the file does not take", "value that it keeps"), constants)
+    if result.unrepeatable:
+        yield "## Not the same in every run"
+        rows = [(f"`{one.where}`", one.kind, told_of(one.kind)) for one in result.unrepeatable]
+        yield _table(("where", "what", "what the file does instead"), rows)
+    if verified is not None:
+        yield "## Against PyTorch"
+        yield f"On `{verified.provider}`."
+        yield _table(
+            ("output", "status", "type", "shape", "absolute", "relative", "NaN", "reason"),
             [
-                (
-                    f"`{one.op_type}`",
-                    one.nodes,
-                    f"`{one.module_class}`",
-                    f"{one.calls} of {one.of}",
-                    _values(one.without),
-                )
-                for one in fusion.operators
+                (f"`{o.name}`", o.status, o.dtype, o.shape, _number(o.absolute), _number(o.relative), o.nans, o.reason)
+                for o in verified.outputs
             ],
-        ),
-        "### Attention that is not GroupQueryAttention",
-        _table(("call", "why"), [(f"`{address or '.'}`", reason) for address, reason in fusion.unfused.items()]),
-        "### Calls whose results are not in the graph any more",
-        _values([address or "." for address in fusion.lost]) or "None.",
-    ]
+        )
+    yield "## Time by stage"
+    yield _table(("stage", "seconds"), [(stage, f"{spent:.2f}") for stage, spent in result.seconds.items()])
+    yield "## Modules"
+    yield "Every call, with the number of nodes that it owns itself."
+    yield _table(
+        ("call", "tag", "nodes"),
+        [(f"`{call.address or '.'}`", f"`{call.tag}`", call.nodes) for call in hierarchy.calls],
+    )
+    yield "## Modules without nodes"
+    yield _table(
+        ("module", "class", "why"),
+        [(f"`{m.path or '.'}`", f"`{m.class_name}`", m.reason) for m in hierarchy.modules if m.reason],
+    )
+    yield "## Nodes with several owners"
+    yield _table(
+        ("node", "operator", "calls, the one that produces the output first"),
+        [
+            (f"`{node.name}`", node.op_type, _values([call or "." for call in node.calls]))
+            for node in hierarchy.nodes
+            if node.calls
+        ],
+    )
+    if result.functions is not None:
+        yield from _functions(result.functions)
+    if result.weights is not None and result.weights.is_apart:
+        yield from _weights(result.weights)
+    if result.messages:
+        yield "## Warnings of the exporter"
+        yield "\n".join(f"- {message}" for message in result.messages)
+    yield "## Environment"
+    yield _table(("package", "version"), [*hierarchy.environment.items()])
 
 
-def _fixed(axes: Sequence[FixedAxis]) -> list[str]:
-    if not axes:
-        return []
-    rows = [(f"`{a.input}`", a.axis, a.size, f"`{a.call or '.'}`", without_paths(a.reason)) for a in axes]
-    return [
-        "## Axes that are not dynamic",
-        "The capture left them dynamic, but with another size the file fails or differs from PyTorch.",
-        _table(("input", "axis", "size", "fixed by", "with another size"), rows),
-    ]
+def _fusion(fusion: Fusion) -> Iterator[str]:
+    yield f"## Fused for {fusion.target}"
+    yield f"{fusion.before:,} nodes became {fusion.after:,}."
+    yield _table(
+        ("operator", "nodes", "calls of", "with it", "without it"),
+        [
+            (f"`{one.op_type}`", one.nodes, f"`{one.module_class}`", f"{one.calls} of {one.of}", _values(one.without))
+            for one in fusion.operators
+        ],
+    )
+    yield "### Attention that is not GroupQueryAttention"
+    yield _table(("call", "why"), [(f"`{address or '.'}`", reason) for address, reason in fusion.unfused.items()])
+    yield "### Calls whose results are not in the graph any more"
+    yield _values([address or "." for address in fusion.lost]) or "None."
 
 
-def _arguments(constants: Mapping[str, str], notes: Sequence[str]) -> list[str]:
-    if not constants and not notes:
-        return []
-    kept = [(f"`{name}`", f"`{value}`") for name, value in constants.items()]
-    return [
-        "## Arguments",
-        *(["\n".join(f"- {note}" for note in notes)] if notes else []),
-        *([_table(("argument that the file does not take", "value that it keeps"), kept)] if kept else []),
-    ]
+def _functions(functions: FunctionsModel) -> Iterator[str]:
+    calls = Counter(node.op_identifier() for node in all_nodes(functions.model))
+    yield "## Functions"
+    yield _table(
+        ("function", "nodes", "call nodes"),
+        [
+            (f"`{function.name}`", len(function), calls[name])
+            for name, function in functions.model.functions.items()
+            if function.domain == keys.FUNCTIONS_DOMAIN
+        ],
+    )
+    yield "## Calls that are not functions"
+    flat = [(f"`{call.address}`", call.reason, _values(call.values)) for call in functions.flat]
+    yield _table(("call", "why", "values"), flat)
+    yield "## Nodes outside the calls that own them"
+    hoisted = [(f"`{h.address}`", _values(h.owners), _values(h.values)) for h in functions.hoisted]
+    yield _table(("are in", "owners", "values"), hoisted)
 
 
-def _unrepeatable(found: Sequence[Unrepeatable]) -> list[str]:
-    if not found:
-        return []
-    rows = [(f"`{one.where}`", one.kind, told_of(one.kind)) for one in found]
-    return ["## Not the same in every run", _table(("where", "what", "what the file does instead"), rows)]
+def _weights(weights: WeightsSummary) -> Iterator[str]:
+    yield "## Weights"
+    yield (
+        f"{weights.linked_bytes:,} bytes linked, {weights.copied_bytes:,} in the data file, "
+        f"{weights.absent_bytes:,} left out."
+    )
+    if weights.linked:
+        yield "### Linked files"
+        yield _table(("file", "how"), [(f"`{location}`", how) for location, how in weights.linked.items()])
+    if weights.made:
+        yield "### Changed from the checkpoint"
+        made = [(f"`{name}`", operations) for name, operations in weights.made.items()]
+        yield _table(("initializer", "computed by"), made)
 
 
 def told_of(kind: str) -> str:
@@ -189,61 +187,6 @@ def told_of(kind: str) -> str:
         "no output": "it returns nothing",
         "empty output": "it returns an empty tensor, or omits the output",
     }[kind]
-
-
-def _verification(verified: VerifyReport | None) -> list[str]:
-    if verified is None:
-        return []
-    rows = [
-        (f"`{o.name}`", o.status, o.dtype, o.shape, _number(o.absolute), _number(o.relative), o.nans, o.reason)
-        for o in verified.outputs
-    ]
-    header = ("output", "status", "type", "shape", "absolute", "relative", "NaN", "reason")
-    return ["## Against PyTorch", f"On `{verified.provider}`.", _table(header, rows)]
-
-
-def _functions(functions: FunctionsModel | None) -> list[str]:
-    if functions is None:
-        return []
-    calls = Counter(node.op_identifier() for node in all_nodes(functions.model))
-    return [
-        "## Functions",
-        _table(
-            ("function", "nodes", "call nodes"),
-            [
-                (f"`{function.name}`", len(function), calls[name])
-                for name, function in functions.model.functions.items()
-                if function.domain == keys.FUNCTIONS_DOMAIN
-            ],
-        ),
-        "## Calls that are not functions",
-        _table(
-            ("call", "why", "values"),
-            [(f"`{call.address}`", call.reason, _values(call.values)) for call in functions.flat],
-        ),
-        "## Nodes outside the calls that own them",
-        _table(
-            ("are in", "owners", "values"),
-            [(f"`{h.address}`", _values(h.owners), _values(h.values)) for h in functions.hoisted],
-        ),
-    ]
-
-
-def _weights(weights: WeightsSummary | None) -> list[str]:
-    if weights is None or not weights.is_apart:
-        return []
-    sections = [
-        "## Weights",
-        f"{weights.linked_bytes:,} bytes linked, {weights.copied_bytes:,} in the data file, "
-        f"{weights.absent_bytes:,} left out.",
-    ]
-    if weights.linked:
-        files = [(f"`{location}`", how) for location, how in weights.linked.items()]
-        sections += ["### Linked files", _table(("file", "how"), files)]
-    if weights.made:
-        made = [(f"`{name}`", operations) for name, operations in weights.made.items()]
-        sections += ["### Changed from the checkpoint", _table(("initializer", "computed by"), made)]
-    return sections
 
 
 def _values(names: Sequence[str]) -> str:

@@ -1,28 +1,56 @@
-"""Packages made from others: with new weights, or from parts that another tool changed."""
+"""Packages made from others: with new weights, from parts that another tool changed, or quantized."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
-import numpy as np
 import onnx_ir as ir
 
 from modelexport.errors import UsageError
 from modelexport.files.abandoned_staging import STAGING_PREFIX
 from modelexport.files.atomic import written_together
-from modelexport.files.linked_weights import record_samples
+from modelexport.files.given_models import Source, as_path
+from modelexport.files.linked_weights import record_data, record_samples
 from modelexport.files.manifests import write_manifest
-from modelexport.files.onnx_models import load_onnx
+from modelexport.files.onnx_models import (
+    SMALLEST_OUTSIDE,
+    inside_file,
+    load_onnx,
+    record_documents,
+    save_with_references,
+    write_data_file,
+)
 from modelexport.files.package_folders import check_package_folder
-from modelexport.lineage.retagging import RetagReport, retag
+from modelexport.format import keys
+from modelexport.graph.nodes import initializers
+from modelexport.lineage.retagging import RetagReport, retag, write_retagged
+from modelexport.precision.quantize import Feeds, QuantizeResult, quantize, quantized, result_of
+from modelexport.precision.recipes import Recipe, chosen_recipe, encode_recipe, of_parts
+from modelexport.precision.search import SearchResult, search
+from modelexport.precision.sensitivity import given_feeds
 from modelexport.surgery.adapted_file import AdaptedFile
 from modelexport.surgery.adapting import MergedAdapters
-from modelexport.tagged.package import read_package
-from modelexport.weights.updates import UpdateResult, WeightsInFile, planned
+from modelexport.tagged.file import read_tagged
+from modelexport.tagged.package import Package, read_package
+from modelexport.weights.transforms import ParameterPlan
+from modelexport.weights.updates import UpdateResult, WeightsInFile, new_tensor, planned
+
+Report = TypeVar("Report", RetagReport, QuantizeResult)
+Changed = Iterator[tuple[ir.Value, ParameterPlan, ir.TensorProtocol]]
+"""Initializers, how they are computed from entries, and what takes their place."""
+
+
+RECIPE, WEIGHTS = "recipe.yaml", "weights.data"
 
 
 def update_package(folder: Path, state_dict: Path, output: Path) -> UpdateResult:
@@ -39,33 +67,21 @@ def update_package(folder: Path, state_dict: Path, output: Path) -> UpdateResult
         OutputError: The output cannot be written. An existing folder of that name is unchanged.
         UsageError: A part has a weight embedded.
     """
-    package = read_package(folder)
-    check_package_folder(output, [folder, state_dict])
-    used: dict[str, tuple[str, ...]] = {}
-    written: dict[tuple[int, int], str] = {}
+    used: set[str] = set()
     weights = WeightsInFile(state_dict)
-    with written_together(output, [folder, state_dict], make=True, package=True) as staging:
-        copy_folder(folder, staging)
-        for part, file in package.files.items():
-            model = load_onnx(file)
-            plans, tied, read = planned(file, model, weights)
-            used |= tied
-            for value, plan in plans.items():
-                tensor = value.const_value
-                if not isinstance(tensor, ir.ExternalTensor) or plan.steps or tensor.offset is None:
-                    raise UsageError(f"{part} has {value.name} embedded: update {file} alone, or export again")
-                target = staging / file.parent.relative_to(folder) / str(tensor.location)
-                place = (target.stat().st_ino, tensor.offset)
-                if place not in written:
-                    _overwrite(target, tensor, plan.compute({key: read(key) for key in plan.inputs()}))
-                    written[place] = plan.keys[0]
-        for entry in package.manifest.parts:
-            record_samples(staging / entry.file)
-        write_manifest(package.manifest, staging)
-        unused = len(weights.types.keys() - used.keys())
+
+    def changed(file: Path) -> Changed:
+        plans, tied, read = planned(file, load_onnx(file), weights)
+        used.update(tied)
+        return ((value, plan, new_tensor(file, value, plan, read)) for value, plan in plans.items())
+
+    package = read_package(folder)
+    with package_made_from(package, output, [state_dict]) as staging:
+        replaced = _overwrite(package, staging, changed)
         files = sorted(str(output / file.relative_to(staging)) for file in staging.rglob("*") if file.is_file())
+    unused = len(weights.types.keys() - used)
     return UpdateResult(
-        path=str(output), files=files, replaced=len(written), transformed=0, kept=0, used=len(used), unused=unused
+        path=str(output), files=files, replaced=replaced, transformed=0, kept=0, used=len(used), unused=unused
     )
 
 
@@ -83,77 +99,33 @@ def merge_adapters_into_package(folder: Path, adapters: Sequence[str | Path], ou
         OutputError: The output cannot be written. An existing folder of that name is unchanged.
         UsageError: A part has a weight embedded, or a tied parameter would need a tensor of its own.
     """
-    package = read_package(folder)
-    check_package_folder(output, [folder, *map(Path, adapters)])
-    written: set[tuple[str, int]] = set()
-    unused: dict[str, int] = {}
-    with written_together(output, [folder], make=True, package=True) as staging:
-        copy_folder(folder, staging)
-        for part, file in package.files.items():
-            work = AdaptedFile(file, adapters, output / file.name, None)
-            for value in work.touched:
-                tensor, plan = value.const_value, work.plans[value]
-                one_of = [names for names in plan.groups() if 0 < len(set(names) & set(work.changes.keys)) < len(names)]
-                if one_of:
+    parts: list[AdaptedFile] = []
+
+    def changed(file: Path) -> Changed:
+        parts.append(work := AdaptedFile(file, adapters, output / file.name, None))
+        for value in work.touched:
+            for names in work.plans[value].groups():
+                if 0 < len(set(names) & set(work.changes.keys)) < len(names):
                     raise UsageError(
-                        f"the adapter changes one of the names of a tied parameter ({', '.join(one_of[0])}), and the "
+                        f"the adapter changes one of the names of a tied parameter ({', '.join(names)}), and the "
                         f"weights of a package stay as they are laid out: apply it to {file} alone"
                     )
-                if not isinstance(tensor, ir.ExternalTensor) or plan.steps or tensor.offset is None:
-                    raise UsageError(f"{part} has {value.name} embedded: apply the adapter to {file} alone")
-                target = file.parent.relative_to(folder) / str(tensor.location)
-                if (str(target), tensor.offset) not in written:
-                    written.add((str(target), tensor.offset))
-                    _overwrite(staging / target, tensor, work.tensor(value).numpy())
-            for key in work.unused:
-                unused[key] = unused.get(key, 0) + 1
-            merged = work.changes
-        for entry in package.manifest.parts:
-            record_samples(staging / entry.file)
-        write_manifest(package.manifest, staging)
+            yield value, work.plans[value], work.tensor(value)
+
+    package = read_package(folder)
+    with package_made_from(package, output, [*map(Path, adapters)]) as staging:
+        replaced = _overwrite(package, staging, changed)
+    merged = parts[-1].changes
     return MergedAdapters(
         path=str(output),
         adapters=[str(adapter.path) for adapter in merged.adapters],
         pairs=sum(map(len, merged.pairs.values())),
         whole=len(merged.whole),
-        initializers=len(written),
-        unused=[key for key, count in unused.items() if count == len(package.files)],
+        initializers=replaced,
+        unused=[key for key in parts[0].unused if all(key in work.unused for work in parts)],
         untied=[],
         weights=list(package.manifest.weights),
     )
-
-
-def copy_folder(folder: Path, target: Path) -> None:
-    """Copy the regular files of a folder into another, symbolic links to them as files; what else is there is left.
-
-    A file that is there under several names (weights of several parts) is one in the copy as well.
-    """
-    copied: dict[tuple[int, int], Path] = {}
-    for file in sorted(folder.rglob("*")):
-        inside = file.relative_to(folder)
-        if file.is_file() and not inside.parts[0].startswith(STAGING_PREFIX):
-            (target / inside).parent.mkdir(parents=True, exist_ok=True)
-            status = file.stat()
-            first = copied.setdefault((status.st_dev, status.st_ino), target / inside)
-            if first != target / inside and _linked(first, target / inside):
-                continue
-            shutil.copy2(file, target / inside)
-
-
-def _linked(first: Path, second: Path) -> bool:
-    """Give a file a second name; returns whether the file system can."""
-    try:
-        os.link(first, second)
-    except OSError:
-        return False
-    return True
-
-
-def _overwrite(file: Path, tensor: ir.ExternalTensor, array: np.ndarray) -> None:
-    data = ir.tensor(array).tobytes()
-    with file.open("r+b") as opened:
-        opened.seek(tensor.offset or 0)
-        opened.write(data)
 
 
 def retag_package(changed: Path, *, source: Path, output: Path) -> dict[str, RetagReport]:
@@ -173,13 +145,224 @@ def retag_package(changed: Path, *, source: Path, output: Path) -> dict[str, Ret
         OutputError: The output cannot be written. An existing folder of that name is unchanged.
     """
     package = read_package(source)
-    check_package_folder(output, [source, changed])
-    reports = {}
-    with written_together(output, [source, changed], make=True, package=True) as staging:
-        copy_folder(source, staging)
-        for part in package.manifest.parts:
-            report = retag(changed / part.file, source=source / part.file, output=staging / part.file)
-            files = [str(output / Path(file).relative_to(staging)) for file in report.files]
-            reports[part.name] = msgspec.structs.replace(report, path=str(output / part.file), files=files)
+    with package_made_from(package, output, [changed]) as staging:
+        return {
+            part.name: moved(
+                retag(changed / part.file, source=source / part.file, output=staging / part.file), staging, output
+            )
+            for part in package.manifest.parts
+        }
+
+
+@contextmanager
+def package_made_from(package: Package, output: Path, reads: Sequence[Path] = ()) -> Iterator[Path]:
+    """A copy of the folder of a package, which takes the place of ``output`` when the block ends.
+
+    Args:
+        package: Its manifest is that of the copy.
+        reads: What is read besides.
+
+    Raises:
+        OutputError: The output cannot be written. An existing folder of that name is unchanged.
+    """
+    check_package_folder(output, [package.folder, *reads])
+    with written_together(output, [package.folder, *reads], make=True, package=True) as staging:
+        _copy_folder(package.folder, staging)
+        yield staging
         write_manifest(package.manifest, staging)
-    return reports
+
+
+def moved(report: Report, staging: Path, output: Path) -> Report:
+    """What is reported of files in a staging folder, with the places that they get."""
+    path, *files = (str(output / Path(file).relative_to(staging)) for file in (report.path, *report.files))
+    return msgspec.structs.replace(report, path=path, files=files)
+
+
+def _copy_folder(folder: Path, target: Path) -> None:
+    """Copy the regular files of a folder into another, symbolic links to them as files; what else is there is left.
+
+    A file that is there under several names (weights of several parts) is one in the copy as well.
+    """
+    copied: dict[tuple[int, int], Path] = {}
+    for file in sorted(folder.rglob("*")):
+        place = target / file.relative_to(folder)
+        if file.is_file() and not file.relative_to(folder).parts[0].startswith(STAGING_PREFIX):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            status = file.stat()
+            try:
+                os.link(copied.setdefault((status.st_dev, status.st_ino), place), place)
+            except OSError:  # it is the first of its names, or the file system has one name for a file
+                shutil.copy2(file, place)
+
+
+def _overwrite(package: Package, staging: Path, changed: Callable[[Path], Changed]) -> int:
+    """Overwrite parameters in the weights files that the parts of a copied package share; returns how many.
+
+    Raises:
+        UsageError: A part has a weight embedded.
+    """
+    written = set()
+    for part, file in package.files.items():
+        for value, plan, new in changed(file):
+            tensor = value.const_value
+            if not isinstance(tensor, ir.ExternalTensor) or plan.steps or tensor.offset is None:
+                raise UsageError(f"{part} has {value.name} embedded: change the weights of {file} alone")
+            target = staging / file.parent.relative_to(package.folder) / str(tensor.location)
+            place = (target.stat().st_ino, tensor.offset)
+            if place not in written:
+                written.add(place)
+                with target.open("r+b") as opened:
+                    opened.seek(tensor.offset)
+                    opened.write(new.tobytes())
+    for entry in package.manifest.parts:
+        record_samples(staging / entry.file)
+    return len(written)
+
+
+def quantize_package(
+    folder: str | Path,
+    output: str | Path,
+    *,
+    to: str | None = None,
+    keep: Iterable[str] = (),
+    only: Iterable[str] = (),
+    recipe: Recipe | str | Path | None = None,
+    data: Feeds | str | Path | None = None,
+    processor: str | Path | None = None,
+    check_runtime: bool = True,
+) -> dict[str, QuantizeResult]:
+    """Quantize modules of a package. A module gets the same method in every part; a selector has to match in one.
+
+    Args:
+        folder: The package.
+        output: The folder to write.
+        to, keep, only, recipe, data, processor, check_runtime: As for :func:`modelexport.quantize`.
+
+    Returns:
+        Name of a part to what was written.
+
+    Raises:
+        UsageError, FileFormatError, OutputError: As for :func:`modelexport.quantize`.
+    """
+    folder, output = Path(folder), Path(output)
+    package = read_package(folder)
+    rules = chosen_recipe(to, keep, only, recipe)
+    parts = {name: read_tagged(file) for name, file in package.files.items()}
+    feeds = None
+    if data is not None:
+        feeds = given_feeds(read_tagged(graph_of(folder)), data, processor or folder)
+    folders: dict[Path, list[str]] = defaultdict(list)
+    for entry in package.manifest.parts:
+        folders[Path(entry.file).parent].append(entry.name)
+    weights = [(place / WEIGHTS).as_posix() for place in folders]
+    made_from = replace(package, manifest=msgspec.structs.replace(package.manifest, weights=weights))
+    results = {}
+    with package_made_from(made_from, output) as staging:
+        made = {
+            name: quantized(parts[name], rule, data=feeds, folder=staging, check=check_runtime)
+            for name, rule in of_parts(rules, parts).items()
+        }
+        for name in package.manifest.weights:
+            (staging / name).unlink(missing_ok=True)
+        records = {
+            place: _share([made[name].model for name in names], staging / place / WEIGHTS)
+            for place, names in folders.items()
+        }
+        for entry in package.manifest.parts:
+            one, save = made[entry.name], partial(_save, record=records[Path(entry.file).parent])
+            report = write_retagged(one.model, parts[entry.name], staging / entry.file, save=save)
+            results[entry.name] = moved(result_of(report, one), staging, output)
+        (staging / RECIPE).write_bytes(encode_recipe(rules))
+    return results
+
+
+def _share(models: Iterable[ir.Model], file: Path) -> str:
+    """Write the weights of models to one file, each tensor once by its content, and let the models refer to it.
+
+    Returns:
+        The record of the file for :data:`.keys.DATA`.
+    """
+    first: dict[object, ir.Value] = {}
+    equal: dict[ir.Value, ir.Value] = {}
+    for value in (value for model in models for value in initializers(model)):
+        tensor = value.const_value
+        if tensor is not None and tensor.nbytes >= SMALLEST_OUTSIDE and tensor.dtype != ir.DataType.STRING:
+            digest = hashlib.sha256(tensor.tobytes()).digest()
+            equal[value] = first.setdefault((digest, tensor.dtype, tuple(tensor.shape.numpy())), value)
+        elif tensor is not None:
+            value.const_value = inside_file(tensor, at_once=True)
+    tensors = {value: value.const_value for value in first.values() if value.const_value is not None}
+    placed = write_data_file(tensors, file.parent, file.name)
+    for value, other in equal.items():
+        value.const_value = placed[other]
+    sealed = ir.Model(ir.Graph([], [], nodes=[]), ir_version=10)
+    record_data(sealed, file)
+    return sealed.metadata_props[keys.DATA]
+
+
+def _save(model: ir.Model, path: Path, documents: Mapping[str, bytes], *, record: str) -> None:
+    """Write a part whose weights are in a file."""
+    record_documents(model, documents)
+    model.metadata_props.pop(keys.WEIGHTS, None)
+    model.metadata_props[keys.DATA] = record
+    save_with_references(model, path)
+
+
+class Searched(NamedTuple):
+    """What was chosen, and what was written: nothing if the bound is not met."""
+
+    found: SearchResult
+    written: dict[str, QuantizeResult]
+    """Name of a part to what was written; a file has no name."""
+
+
+def quantize_within(
+    file: Source,
+    output: str | Path,
+    *,
+    to: Sequence[str],
+    data: Feeds | str | Path,
+    processor: str | Path | None = None,
+    check_runtime: bool = True,
+    **options: Any,
+) -> Searched:
+    """Quantize a file, or a package of one graph, by the methods that :func:`.search` finds for its modules.
+
+    Args:
+        file: A tagged file, or a package.
+        output: The file or the folder to write.
+        to, data, processor: As for :func:`.search`. Ranges are measured on the inputs that it chooses by.
+        check_runtime: Refuse methods for which the runtime of this machine has no kernel.
+        options: Of :func:`.search`: ``within`` or ``budget``, and others.
+
+    Raises:
+        UsageError, FileFormatError, InputsError, OutputError: As for :func:`.search` and :func:`.quantize`.
+    """
+    path = as_path(file)
+    graph = graph_of(path)
+    feeds = given_feeds(read_tagged(graph), data, processor)
+    found = search(graph, to=to, data=feeds, **options)
+    if not found.met:
+        return Searched(found, {})
+    how: dict[str, Any] = {
+        "recipe": found.recipe,
+        "data": feeds[: found.runs[0]],
+        "check_runtime": check_runtime,
+    }
+    if path.is_dir():
+        return Searched(found, quantize_package(path, output, **how))
+    return Searched(found, {"": quantize(path, output, **how)})
+
+
+def graph_of(file: str | Path) -> Path:
+    """The file itself, or that of the only graph of a package.
+
+    Raises:
+        UsageError: The package has several.
+    """
+    if not Path(file).is_dir():
+        return Path(file)
+    files = read_package(file).files
+    if len(files) > 1:
+        raise UsageError(f"data are inputs of one graph, and {file} has {len(files)}: give one of its files")
+    return next(iter(files.values()))

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import pad
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import CacheLayerMixin
 
@@ -47,22 +48,14 @@ class _FixedLayer(CacheLayerMixin):
         return self._length
 
 
-class FixedCacheStep:
+def fixed_cache_step(length: int, model: nn.Module, /, **inputs: Any) -> dict[str, Any]:
     """A ``forward`` that takes and returns a cache of a fixed number of positions."""
-
-    def __init__(self, part: nn.Module, length: int) -> None:
-        self._model, self._whole, self._length = part, type(part).forward, length
-
-    def __call__(self, **inputs: Any) -> dict[str, Any]:
-        length, positions = self._length, inputs.pop(CACHE_POSITION)
-        given = inputs["past_key_values"].layers
-        for size in (inputs["attention_mask"].shape[1], *(layer.keys.shape[2] for layer in given)):
-            torch._check(size == length)
-        layers = [_FixedLayer(one.keys, one.values, length, positions) for one in given]
-        inputs |= {"past_key_values": Cache(layers=layers), "use_cache": True}
-        made = self._whole(self._model, **inputs)
-        written = [(one.keys, one.values) for one in layers]
-        return {"logits": made.logits, "past_key_values": DynamicCache(written)}
+    positions, given = inputs.pop(CACHE_POSITION), inputs["past_key_values"].layers
+    for size in (inputs["attention_mask"].shape[1], *(layer.keys.shape[2] for layer in given)):
+        torch._check(size == length)
+    layers = [_FixedLayer(one.keys, one.values, length, positions) for one in given]
+    made = type(model).forward(model, **{**inputs, "past_key_values": Cache(layers=layers), "use_cache": True})
+    return {"logits": made.logits, "past_key_values": DynamicCache([(one.keys, one.values) for one in layers])}
 
 
 def fixed_cache_inputs(model: nn.Module, step: Mapping[str, Any], length: int) -> dict[str, Any]:
@@ -80,14 +73,8 @@ def fixed_cache_inputs(model: nn.Module, step: Mapping[str, Any], length: int) -
     taken, query = layers[0].keys.shape[2], count_tokens(step)
     if taken + query > length:
         raise InputsError(f"a static cache of {length} positions is too small: give at least {taken + query}")
-    cache = DynamicCache([(_filled_up(one.keys, 2, length), _filled_up(one.values, 2, length)) for one in layers])
+    missing = length - taken
+    cache = DynamicCache([(pad(one.keys, (0, 0, 0, missing)), pad(one.values, (0, 0, 0, missing))) for one in layers])
     positions = torch.arange(taken, taken + query)
-    filled = _filled_up(mask, 1, length)
+    filled = pad(mask, (0, length - mask.shape[1]))
     return {**step, "attention_mask": filled, CACHE_POSITION: positions, "past_key_values": cache}
-
-
-def _filled_up(tensor: torch.Tensor, axis: int, length: int) -> torch.Tensor:
-    """A tensor with zeros behind it on an axis."""
-    shape = list(tensor.shape)
-    shape[axis] = length - shape[axis]
-    return torch.cat([tensor, tensor.new_zeros(shape)], axis)

@@ -24,7 +24,7 @@ ENCODERS = ("encoder", "vision", "speech")
 _BEFORE = (*ENCODERS, "positions")
 _TOKENS = ("decoder_input_ids", "input_ids", "inputs_embeds")
 _PAST_AXIS = 2
-_BATCH = "batch"
+BATCH = "batch"
 _DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(double)": "float64"}
 
 
@@ -49,8 +49,9 @@ def generation_of(
     state = {name: f"{PAST}{name.removeprefix(PRESENT)}" for name in made if name.startswith(f"{PRESENT}.")}
     before = [part for part in inputs if part in _BEFORE]
     known = {state.get(name, name) for part in before for name in outputs[part]}
+    # Before the first token, a state has rows and constant sizes; all others are 0.
     start = {
-        port.name: Start(dtype=port.dtype, shape=[_at_start(size) for size in port.shape])
+        port.name: Start(dtype=port.dtype, shape=[n if isinstance(n, int) or n == BATCH else 0 for n in port.shape])
         for port in inputs[first]
         if port.name.startswith(PAST) and port.name not in known
     }
@@ -73,18 +74,10 @@ def generation_of(
         start=start,
         mask="attention_mask" if own else "",
         positions="position_ids" if positions is not None and own else "",
-        position_axes=_axes(positions),
+        position_axes=int(positions.shape[0] or 0) if positions is not None and len(positions.shape) > 2 else 0,
         cache_position=CACHE_POSITION if place else "",
         cache_size=next((size for size in kept if isinstance(size, int)), 0),
     )
-
-
-def _at_start(size: int | str | None) -> int | str:
-    return size if isinstance(size, int) or size == _BATCH else 0
-
-
-def _axes(positions: Value | None) -> int:
-    return int(positions.shape[0] or 0) if positions is not None and len(positions.shape) > 2 else 0
 
 
 @dataclass(frozen=True)
@@ -112,10 +105,6 @@ class TokenLoop(ABC):
     def run(self, part: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """The outputs of a part, those that the next run takes under the names of its inputs."""
 
-    def run_before(self, part: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The outputs of a part that runs once."""
-        return self.run(part, values)
-
     def steps(
         self, inputs: Mapping[str, Any], new_tokens: int, *, eos: Collection[int] = (), pad: int = 0
     ) -> Iterator[Step]:
@@ -131,12 +120,13 @@ class TokenLoop(ABC):
         """
         how, values = self.how, dict(inputs)
         for part in how.before:
-            values |= self.run_before(part, values)
+            values |= self.run(part, values)
         tokens = np.asarray(values[how.tokens], dtype=np.int64)
-        self._check_length(tokens.shape[1], new_tokens)
-        self._check_rows(len(tokens), values.get(how.mask))
+        self._check(tokens, values.get(how.mask), new_tokens)
         text = _Text(how, tokens, values)
-        values |= {name: start_of(start, len(tokens)) for name, start in how.start.items() if name not in values}
+        for name, start in how.start.items():
+            sizes: list[Any] = [len(tokens) if size == BATCH else size for size in start.shape]
+            values.setdefault(name, np.zeros(sizes, start.dtype))
         ended = np.zeros(len(tokens), dtype=bool)
         part, made = how.first, 0
         while made < new_tokens:
@@ -158,25 +148,23 @@ class TokenLoop(ABC):
                 return
             text.add(chosen)
 
-    def _check_rows(self, batch: int, mask: Any) -> None:
-        if self.how.rows == "one" and batch > 1:
+    def _check(self, tokens: Any, mask: Any, new_tokens: int) -> None:
+        """Refuse prompts that the package does not take."""
+        (batch, prompt), size, rows = tokens.shape, self.how.cache_size, self.how.rows
+        if rows == "one" and batch > 1:
             raise UsageError(f"the package takes one prompt at a time, not {batch}: so does the model")
-        if self.how.rows == "equal" and mask is not None and not np.all(mask):
+        if rows == "equal" and mask is not None and not np.all(mask):
             raise UsageError("the package takes prompts of one length in a batch: run those of other lengths apart")
-
-    def _check_length(self, prompt: int, new_tokens: int) -> None:
-        size = self.how.cache_size
-        if not size or prompt + new_tokens - 1 <= size:
-            return
-        if prompt > size:
+        if size and prompt > size:
             raise UsageError(
                 f"the prompt has {prompt} tokens, and the static cache {size} positions: give a shorter prompt, or "
                 f"export with --static-cache {prompt} or more"
             )
-        raise UsageError(
-            f"the static cache has {size} positions, and {new_tokens} new tokens after a prompt of {prompt} need "
-            f"{prompt + new_tokens - 1}: generate {size - prompt + 1} at most (--new-tokens)"
-        )
+        if size and prompt + new_tokens - 1 > size:
+            raise UsageError(
+                f"the static cache has {size} positions, and {new_tokens} new tokens after a prompt of {prompt} need "
+                f"{prompt + new_tokens - 1}: generate {size - prompt + 1} at most (--new-tokens)"
+            )
 
 
 class Generator(TokenLoop):
@@ -220,33 +208,34 @@ class Generator(TokenLoop):
         wanted = self._inputs[part]
         if missing := [name for name in wanted if name not in values]:
             raise UsageError(f"the part {part} needs the input {missing[0]}, which was not given")
-        self.taken[part] = {name: values[name] for name in wanted}
-        made = run_session(self.sessions[part], self.taken[part])
+        taken = {name: values[name] for name in wanted}
+        shares = self._shares(part, taken) if part in ENCODERS else [taken]
+        self.taken[part] = shares[-1] if shares else taken
+        session = self.sessions[part]
+        results = [run_session(session, share) for share in shares]
+        made = results[0] if results else {}
+        if len(results) != 1:
+            empty = {one.name: np.zeros((0, *one.shape[1:]), _DTYPES[one.type]) for one in session.get_outputs()}
+            made = {name: np.concatenate([none, *(one[name] for one in results)]) for name, none in empty.items()}
         return {self.how.state.get(name, name): array for name, array in made.items()}
 
-    def run_before(self, part: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The outputs of a part that runs once."""
-        return self._encoded(part, values) if part in ENCODERS else self.run(part, values)
+    def _shares(self, part: str, taken: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """What an encoder gets in each run: one that takes a fixed number of rows runs once for each so many of them.
 
-    def _encoded(self, part: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The results of an encoder; one that takes a fixed number of rows runs once for each so many of them."""
+        Raises:
+            UsageError: The rows are not so many times that number.
+        """
         rows = {name: one.shape[0] for name, one in self._inputs[part].items() if isinstance(one.shape[0], int)}
-        times = {len(values[name]) / count for name, count in rows.items() if name in values}
+        times = {len(taken[name]) / count for name, count in rows.items()}
         if not times or times == {1}:
-            return self.run(part, values)
+            return [taken]
         if len(times) > 1 or (count := times.pop()) % 1:
             told = ", ".join(f"{count} of {name}" for name, count in rows.items())
             raise UsageError(
                 f"the part {part} takes images of one size, {told} for each: export again with the size of yours"
             )
-        shares = [
-            {name: np.split(values[name], int(count))[index] for name in self._inputs[part] if name in values}
-            for index in range(int(count))
-        ]
-        made = [self.run(part, share) for share in shares]
-        given_back = self.sessions[part].get_outputs()
-        empty = {value.name: np.zeros((0, *value.shape[1:]), _DTYPES[value.type]) for value in given_back}
-        return {name: np.concatenate([none, *(one[name] for one in made)]) for name, none in empty.items()}
+        times_of = {name: np.split(array, int(count)) for name, array in taken.items()} if count else {}
+        return [{name: parts[index] for name, parts in times_of.items()} for index in range(int(count))]
 
 
 class _Text:
@@ -290,14 +279,3 @@ class _Text:
             last = self._positions.max(axis=axes, keepdims=True) + 1
             last = np.broadcast_to(last, (*self._positions.shape[:-1], 1))
             self._positions = np.concatenate([self._positions, last], axis=-1)
-
-
-def start_of(start: Start, batch: int) -> Any:
-    """A state before the first token."""
-    return np.zeros([batch if size == _BATCH else size for size in start.shape], start.dtype)
-
-
-def relative_difference(found: Any, right: Any) -> float:
-    """The norm of a difference divided by the norm of the right values."""
-    wide = np.asarray(right, np.float32)
-    return float(np.linalg.norm(np.asarray(found, np.float32) - wide) / max(float(np.linalg.norm(wide)), 1e-30))

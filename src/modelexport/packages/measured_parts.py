@@ -6,7 +6,7 @@ package of one part without a name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,29 +38,26 @@ Feeds = dict[str, tuple[dict[str, Any], str]]
 """Name of a use of a part to its inputs, and where they come from."""
 
 
-def symbols_of(tagged: TaggedFile) -> Iterator[str]:
-    """The names of the dynamic axes of a file's inputs."""
-    return (symbol for value in tagged.model.graph.inputs for symbol in _open(value))
-
-
-def _open(value: ir.Value) -> list[str]:
-    sizes = (size for size in value.shape or () if isinstance(size, ir.SymbolicDim))
-    return [size.value for size in sizes if size.value is not None and size.value.isidentifier()]
+def _open(tagged: TaggedFile, *inputs: str) -> list[str]:
+    """The names of the dynamic axes of inputs of a file; by default of all."""
+    values = [value for value in tagged.model.graph.inputs if not inputs or value.name in inputs]
+    sizes = [size.value for value in values for size in value.shape or () if isinstance(size, ir.SymbolicDim)]
+    return [size for size in sizes if size is not None and size.isidentifier()]
 
 
 def cache_axes(tagged: TaggedFile) -> tuple[str, list[str]]:
     """The dynamic axes of a part that generates: of the tokens (empty if fixed), and those that only its cache has."""
-    others = {value.name or "": _open(value) for value in tagged.model.graph.inputs}
-    own = [name for name in others if name.startswith(PAST) and ".encoder." not in name]
-    cached = {symbol for name in own for symbol in others[name]}
-    cached -= {symbol for name, symbols in others.items() if not name.startswith(PAST) for symbol in symbols}
+    names = [value.name or "" for value in tagged.model.graph.inputs]
+    own = [name for name in names if name.startswith(PAST) and ".encoder." not in name]
+    others = [name for name in names if not name.startswith(PAST)]
+    cached = set(_open(tagged, *own) if own else ()) - set(_open(tagged, *others))
     tokens = _token_axes(tagged)
     return (tokens[-1] if len(tokens) == 2 else ""), sorted(cached)
 
 
 def _token_axes(tagged: TaggedFile) -> list[str]:
-    inputs = {value.name: value for value in tagged.model.graph.inputs}
-    return next((_open(inputs[name]) for name in _TOKENS if name in inputs), [])
+    names = {value.name for value in tagged.model.graph.inputs}
+    return next((_open(tagged, name) for name in _TOKENS if name in names), [])
 
 
 def generation_feeds(
@@ -77,119 +74,99 @@ def generation_feeds(
         InputsError: The prompt is too short for the image or the sound that the package takes.
         UsageError: An input is missing, or ONNX Runtime does not run a part.
     """
-    step = uses[DECODE]
-    query, past = cache_axes(step)
-    prompts = _Prompts(uses, generator, given, sizes, provider, seed)
-    length = sizes.get(query, 1 if "encoder" in uses else 0)
-    first = prompts.of(length)
-    length = first[generator.how.tokens].shape[1]
+    query, past = cache_axes(uses[DECODE])
+    random_prompt = _prompts(generator, uses, given, sizes, provider, seed)
+    token_input = generator.how.tokens
+    first = random_prompt(sizes.get(query, 1 if "encoder" in uses else 0))
+    length = first[token_input].shape[1]
     cached = next((sizes[symbol] for symbol in past if symbol in sizes), length)
-    by_use = {PREFILL: first, DECODE: first if cached == length or given else prompts.of(cached)}
+    second = first if cached == length or given else random_prompt(cached)
     found: Feeds = {}
-    for name, index in ((PREFILL, 0), (DECODE, 1)):
-        steps = list(generator.steps(by_use[name], index + 1))
-        tokens = plural(by_use[name][generator.how.tokens].shape[1], "token")
-        text = f"a random prompt of {tokens}" if index == 0 else f"the step after a random prompt of {tokens}"
-        if index == 0:
+    for name, prompt, told in ((PREFILL, first, ""), (DECODE, second, "the step after ")):
+        steps = list(generator.steps(prompt, 2 if told else 1))
+        if not told:
             before = [part for part in uses if part not in (PREFILL, DECODE)]
             found = {part: (dict(generator.taken[part]), _source(given, "random")) for part in before}
-        found[name] = dict(steps[index].feeds), _source(given, text)
+        text = f"{told}a random prompt of {plural(prompt[token_input].shape[1], 'token')}"
+        found[name] = dict(steps[-1].feeds), _source(given, text)
     return found
 
 
-class _Prompts:
-    """Random prompts of any length, with the same image or sound."""
+def _prompts(
+    generator: Generator,
+    uses: Mapping[str, TaggedFile],
+    given: Mapping[str, Any],
+    sizes: Mapping[str, int],
+    provider: str,
+    seed: int,
+) -> Callable[[int], dict[str, Any]]:
+    """What makes random prompts of a number of tokens, or for 0 of any number, with the same image or sound."""
+    token_input = generator.how.tokens
+    logits = next((value.shape for value in uses[DECODE].model.graph.outputs if value.name == "logits"), None)
+    vocabulary = logits[-1] if logits is not None and isinstance(logits[-1], int) else 10
+    symbols = _token_axes(uses[DECODE])
+    batch = sizes.get(symbols[0], 1) if symbols else 1
+    encoded: dict[str, Any] = {}
+    for part in ENCODERS:
+        if part in uses:  # as many rows as there are prompts, or so many times those that it always takes
+            encoder = uses[part]
+            shapes = [value.shape for value in encoder.model.graph.inputs if value.shape]
+            rows = {str(shape[0]) for shape in shapes}
+            axes = {one: sizes.get(one, batch if one in rows else _PROMPT) for one in _open(encoder)}
+            drawn = random_feeds(encoder, encoder.path, axes, given=given, provider=provider, seed=seed)
+            times = batch if all(isinstance(shape[0], int) for shape in shapes) else 1
+            encoded |= {name: np.concatenate([array] * times) for name, array in drawn.items()}
+    places: list[int] = []
+    if "embedding" in uses and token_input not in given:
+        places = _placeholders(generator, encoded, vocabulary, batch)
 
-    def __init__(
-        self,
-        uses: Mapping[str, TaggedFile],
-        generator: Generator,
-        given: Mapping[str, Any],
-        sizes: Mapping[str, int],
-        provider: str,
-        seed: int,
-    ) -> None:
-        self._generator, self._given, self._seed = generator, given, seed
-        graph = uses[DECODE].model.graph
-        logits = next((value.shape for value in graph.outputs if value.name == "logits"), None)
-        self._vocabulary = logits[-1] if logits is not None and isinstance(logits[-1], int) else 10
-        symbols = _token_axes(uses[DECODE])
-        self._batch = sizes.get(symbols[0], 1) if symbols else 1
-        self._encoded: dict[str, Any] = {}
-        for part in ENCODERS:
-            if part in uses:
-                self._encoded |= self._drawn_for(uses[part], sizes, provider)
-        self._places = self._placeholders() if "embedding" in uses and generator.how.tokens not in given else []
-
-    def of(self, length: int) -> dict[str, Any]:
-        """What generation begins with: what is given, and random tokens and inputs of the encoders.
-
-        Args:
-            length: The number of tokens; 0 for any.
-        """
-        token_input, places = self._generator.how.tokens, self._places
+    def prompt(length: int) -> dict[str, Any]:
         length = length or max(_PROMPT, len(places) + 2)
         if len(places) >= length:
             raise InputsError(
                 f"an image or sound takes {len(places)} tokens of a prompt: --size sequence has to be larger than that"
             )
-        random = np.random.default_rng(self._seed)
-        drawn = random.integers(1, max(self._vocabulary, 2), (self._batch, length)).astype(np.int64)
+        random = np.random.default_rng(seed)
+        ids = random.integers(1, max(vocabulary, 2), (batch, length)).astype(np.int64)
         if places:
-            drawn[np.isin(drawn, places)] = next(token for token in range(1, self._vocabulary) if token not in places)
-            drawn[:, 1 : len(places) + 1] = places
-        values = dict(self._encoded)
-        values[token_input] = np.asarray(self._given.get(token_input, drawn))
+            ids[np.isin(ids, places)] = next(token for token in range(1, vocabulary) if token not in places)
+            ids[:, 1 : len(places) + 1] = places
+        values = {**encoded, token_input: np.asarray(given.get(token_input, ids))}
         if token_input == "input_ids":
             values["attention_mask"] = np.ones_like(values[token_input])
-        return values | {name: np.asarray(array) for name, array in self._given.items()}
+        return values | {name: np.asarray(array) for name, array in given.items()}
 
-    def _drawn_for(self, encoder: TaggedFile, sizes: Mapping[str, int], provider: str) -> dict[str, Any]:
-        """The inputs of an encoder: as many rows as there are prompts, or so many times those that it always takes."""
-        shapes = [value.shape for value in encoder.model.graph.inputs if value.shape]
-        rows = {str(shape[0]) for shape in shapes}
-        axes = {symbol: sizes.get(symbol, self._batch if symbol in rows else _PROMPT) for symbol in symbols_of(encoder)}
-        how: dict[str, Any] = {"given": self._given, "provider": provider, "seed": self._seed}
-        drawn = random_feeds(encoder, encoder.path, axes, **how)
-        times = self._batch if all(isinstance(shape[0], int) for shape in shapes) else 1
-        return {name: np.concatenate([array] * times) for name, array in drawn.items()}
-
-    def _placeholders(self) -> list[int]:
-        """The placeholder token, once for each feature of a row: the token whose embedding is a feature."""
-        features: dict[str, Any] = {}
-        for part in self._generator.how.before:
-            if part in ENCODERS:
-                features |= self._generator.run_before(part, self._encoded)
-        found: list[int] = []
-        for start in range(0, self._vocabulary, _IDS):
-            ids = np.arange(start, min(start + _IDS, self._vocabulary), dtype=np.int64)[None]
-            one, other = (
-                self._generator.run("embedding", {self._generator.how.tokens: ids, **features_})["inputs_embeds"]
-                for features_ in (features, {name: array + 1 for name, array in features.items()})
-            )
-            found += ids[(one != other).any(-1)].tolist()
-        rows = min((len(array) for array in features.values()), default=0)
-        return found[:1] * (rows // self._batch)
+    return prompt
 
 
-def chained_feeds(
-    uses: Mapping[str, TaggedFile],
-    sizes: Mapping[str, Mapping[str, int]],
-    given: Mapping[str, Any],
-    provider: str,
-    seed: int,
-) -> Feeds:
+def _placeholders(generator: Generator, encoded: Mapping[str, Any], vocabulary: int, batch: int) -> list[int]:
+    """The placeholder token, once for each feature of a row: the token whose embedding is a feature."""
+    features: dict[str, Any] = {}
+    for part in generator.how.before:
+        if part in ENCODERS:
+            features |= generator.run(part, encoded)
+    others = {name: array + 1 for name, array in features.items()}
+    found: list[int] = []
+    for start in range(0, vocabulary, _IDS):
+        ids = np.arange(start, min(start + _IDS, vocabulary), dtype=np.int64)[None]
+        one, other = (
+            generator.run("embedding", {generator.how.tokens: ids, **made})["inputs_embeds"]
+            for made in (features, others)
+        )
+        found += ids[(one != other).any(-1)].tolist()
+    return found[:1] * (min((len(array) for array in features.values()), default=0) // batch)
+
+
+def chained_feeds(uses: Mapping[str, PartUse], given: Mapping[str, Any], provider: str, seed: int) -> Feeds:
     """What each part gets where they run one after the other.
-
-    Args:
-        sizes: Of the dynamic axes of each part.
 
     Raises:
         InputsError, UsageError: No random inputs fit, or ONNX Runtime does not run a part.
     """
     values, found = dict(given), {}
-    for name, tagged in uses.items():
-        feeds = random_feeds(tagged, tagged.path, sizes[name], given=values, provider=provider, seed=seed)
+    for name, use in uses.items():
+        tagged = use.tagged
+        feeds = random_feeds(tagged, tagged.path, use.sizes, given=values, provider=provider, seed=seed)
         before = [name for name in feeds if name in values and name not in given]
         text = f"random, and {', '.join(before)} of parts before it" if before else "random"
         found[name] = feeds, _source(given, text)
@@ -260,12 +237,12 @@ def profile_parts(
         return {"": profile(path, inputs, sizes=sizes, **how)}
     uses = uses_of(path, sizes or {})
     given = read_feeds(inputs, seed) if isinstance(inputs, Path) else dict(inputs or {})
-    tagged = {name: use.tagged for name, use in uses.items()}
     if DECODE in uses:
         generator = Generator.of(read_package(path), provider=provider)
+        tagged = {name: use.tagged for name, use in uses.items()}
         made = generation_feeds(generator, tagged, given, sizes or {}, provider, seed)
     else:
-        made = chained_feeds(tagged, {name: use.sizes for name, use in uses.items()}, given, provider, seed)
+        made = chained_feeds(uses, given, provider, seed)
     found = {}
     for name, (feeds, source) in made.items():
         measured = profile(uses[name].tagged, feeds, inputs_from=source, **how)
@@ -293,7 +270,7 @@ def profile_same(path: str | Path, measured: Mapping[str, ModuleProfile], **how:
 def uses_of(path: str | Path, sizes: Mapping[str, int]) -> dict[str, PartUse]:
     """The uses of the parts of a package by name, in the order in which they run."""
     files = {name: read_tagged(file) for name, file in read_package(path).files.items()}
-    symbols = {name: dict.fromkeys(symbols_of(tagged)) for name, tagged in files.items()}
+    symbols = {name: _open(tagged) for name, tagged in files.items()}
     known = [symbol for of_part in symbols.values() for symbol in of_part]
     for name in sizes:
         if name not in known:

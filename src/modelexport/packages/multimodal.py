@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -57,6 +57,10 @@ class Positions:
         before = text.cumsum(-1) - text + torch.where(image, at // size, count // size) * self.extent
         return torch.where(image, before + self.offsets[:, at % size], before)
 
+    def __call__(self, model: nn.Module, /, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        """A ``forward`` from the tokens of a prompt to their positions."""
+        return {"position_ids": self.of_prompt(inputs["input_ids"], inputs["attention_mask"])}
+
     @property
     def as_in_genai(self) -> bool:
         """Whether they are what onnxruntime-genai computes itself: time, row and column, and text after the largest."""
@@ -81,25 +85,13 @@ def positions_of(model: nn.Module, token: int, example: Mapping[str, Any], one: 
     image = ids[ids == token]
     ids = torch.cat([image, ids[ids != token][-1:]])[None]
     known = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **one}
-    known |= {name: types_of(token, ids, example) for name in types_in(example)}
+    # Other integers of the shape of the tokens say what each of them is: 1 for placeholders, 0 for text.
+    for name, value in example.items():
+        if name not in known and getattr(value, "shape", None) == example["input_ids"].shape:
+            known[name] = (ids == token).to(value.dtype)
     wanted = inspect.signature(method).parameters
     found = method(**{name: value for name, value in known.items() if name in wanted})[0][:, 0]
     return Positions(token, found[:, :-1].clone(), int(found[0, -1]))
-
-
-def types_in(example: Mapping[str, Any]) -> list[str]:
-    """The names of the inputs that say what each token is: integers of the shape of the tokens, besides their mask."""
-    ids = example["input_ids"]
-    return [
-        name
-        for name, value in example.items()
-        if name not in ("input_ids", "attention_mask") and getattr(value, "shape", None) == ids.shape
-    ]
-
-
-def types_of(token: int, ids: torch.Tensor, example: Mapping[str, Any]) -> torch.Tensor:
-    """Which tokens are placeholders, in the type in which a model takes it: 1 for those, 0 for text."""
-    return (ids == token).to(example[types_in(example)[0]].dtype)
 
 
 PLURALS = {"image": "images", "audio": "sound"}
@@ -155,14 +147,6 @@ class Modality:
         return {name: value[: len(value) // count] for name, value in self.tensors.items()}
 
 
-def modality_of(model: nn.Module, example: Example, weights: Weights | None = None) -> tuple[Modality | None, str]:
-    """What a model takes besides text, if a package supports it, and otherwise the reason why not."""
-    try:
-        return find_modality(model, example, weights), ""
-    except CaptureError as error:
-        return None, error.reason
-
-
 def find_modality(model: nn.Module, example: Example, weights: Weights | None = None) -> Modality | None:
     """What a model takes besides text; ``None`` for a model of text.
 
@@ -191,37 +175,32 @@ def _owner(model: nn.Module, kind: str) -> nn.Module | None:
 
 
 def _observed(model: nn.Module, owner: nn.Module, kind: str, token: int, example: Mapping[str, Any]) -> Modality:
-    seen: list[dict[str, Any]] = []
+    given: dict[str, Any] = {}
     own = getattr(owner, f"get_{kind}_features")
+    signature = inspect.signature(own)
 
     def record(*args: Any, **kwargs: Any) -> Any:
-        seen.append(dict(inspect.signature(own).bind(*args, **kwargs).arguments))
+        given.clear()
+        given.update(signature.bind(*args, **kwargs).arguments)
         return own(*args, **kwargs)
 
-    with ExitStack() as stack:
-        stack.enter_context(collected())
-        stack.enter_context(attribute_set(owner, f"get_{kind}_features", record))
+    reason = ""
+    with collected(), attribute_set(owner, f"get_{kind}_features", record):
         try:
-            stack.enter_context(untouched(model))
-            model(**copy.deepcopy(dict(example)))
-            reason = ""
+            with untouched(model):
+                model(**copy.deepcopy(dict(example)))
         except Exception as error:  # the code of a model may raise anything
             reason = error_line(error)
-    if not any(isinstance(value, torch.Tensor) for value in (seen[-1] if seen else {}).values()):
+    if not any(isinstance(value, torch.Tensor) for value in given.values()):
         reason = f"no example {kind} can be made for it"
     if reason:
-        given = seen[-1] if seen else {}
-        lacking = [name for name in _tensor_parameters(own) if given.get(name) is None]
+        tensors = [name for name, one in signature.parameters.items() if "Tensor" in str(one.annotation)]
+        lacking = [name for name in tensors if given.get(name) is None]
         raise _refused(model, kind, f"no example {' and '.join(lacking)} can be made for it" if lacking else reason)
-    arguments = {name: value for name, value in seen[-1].items() if name != "kwargs"} | seen[-1].get("kwargs", {})
+    arguments = {name: value for name, value in given.items() if name != "kwargs"} | given.get("kwargs", {})
     found = Modality(kind, token, arguments, example)
     with torch.no_grad(), raised_as(lambda error: _refused(model, kind, f"its positions: {error_line(error)}")):
         return dataclasses.replace(found, positions=positions_of(model, token, example, found.of_one))
-
-
-def _tensor_parameters(function: Any) -> list[str]:
-    """The parameters of a function that are annotated as tensors."""
-    return [name for name, one in inspect.signature(function).parameters.items() if "Tensor" in str(one.annotation)]
 
 
 def _refused(model: nn.Module, kind: str, reason: str) -> CaptureError:
@@ -229,21 +208,15 @@ def _refused(model: nn.Module, kind: str, reason: str) -> CaptureError:
     return CaptureError(told, reason=told)
 
 
-class Encode:
+def encode(modality: Modality, model: nn.Module, /, **inputs: Any) -> dict[str, torch.Tensor]:
     """A ``forward`` from images to the features of all their placeholder tokens, ``[tokens, width]``."""
-
-    def __init__(self, model: nn.Module, modality: Modality) -> None:
-        self._model, self._modality = model, modality
-
-    def __call__(self, **inputs: Any) -> dict[str, torch.Tensor]:
-        modality = self._modality
-        owner = _owner(self._model, modality.kind)
-        with nullcontext() if modality.sizes else undivided():
-            made = getattr(owner, f"get_{modality.kind}_features")(**{**modality.arguments, **inputs})
-        features = getattr(made, "pooler_output", made)
-        if isinstance(features, (list, tuple)):
-            features = torch.cat([one.reshape(-1, one.shape[-1]) for one in features])
-        return {modality.features: features.reshape(-1, features.shape[-1])}
+    owner = _owner(model, modality.kind)
+    with nullcontext() if modality.sizes else undivided():
+        made = getattr(owner, f"get_{modality.kind}_features")(**{**modality.arguments, **inputs})
+    features = getattr(made, "pooler_output", made)
+    if isinstance(features, (list, tuple)):
+        features = torch.cat([one.reshape(-1, one.shape[-1]) for one in features])
+    return {modality.features: features.reshape(-1, features.shape[-1])}
 
 
 @contextmanager
@@ -271,32 +244,17 @@ def undivided() -> Iterator[None]:
         yield
 
 
-class Place:
-    """A ``forward`` from the tokens of a prompt to their positions."""
-
-    def __init__(self, model: Any, positions: Positions) -> None:
-        self.positions = positions
-
-    def __call__(self, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"position_ids": self.positions.of_prompt(inputs["input_ids"], inputs["attention_mask"])}
-
-
-class Merge:
+def merge(modality: Modality, model: Any, /, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
     """A ``forward`` from tokens and features to embeddings."""
-
-    def __init__(self, model: Any, modality: Modality) -> None:
-        self._model, self._modality = model, modality
-
-    def __call__(self, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-        ids, features = inputs["input_ids"], inputs[self._modality.features]
-        placeholder = ids == self._modality.token
-        # Placeholders take the features in order. One without a feature, which a model may generate, is a token.
-        places = placeholder.flatten().long().cumsum(0).view(ids.shape) * placeholder
-        places = torch.where(places <= features.shape[0], places, 0)
-        embeds = self._model.get_input_embeddings()(ids.masked_fill(places > 0, 0))
-        # The row of zeros lets a text without any have no features.
-        rows = torch.cat([features.new_zeros(1, features.shape[-1]), features]).to(embeds.dtype)
-        return {EMBEDS: torch.where((places > 0)[..., None], rows[places], embeds)}
+    ids, features = inputs["input_ids"], inputs[modality.features]
+    placeholder = ids == modality.token
+    # Placeholders take the features in order. One without a feature, which a model may generate, is a token.
+    places = placeholder.flatten().long().cumsum(0).view(ids.shape) * placeholder
+    places = torch.where(places <= features.shape[0], places, 0)
+    embeds = model.get_input_embeddings()(ids.masked_fill(places > 0, 0))
+    # The row of zeros lets a text without any have no features.
+    rows = torch.cat([features.new_zeros(1, features.shape[-1]), features]).to(embeds.dtype)
+    return {EMBEDS: torch.where((places > 0)[..., None], rows[places], embeds)}
 
 
 def _check_merge(model: nn.Module, modality: Modality) -> bool:
@@ -311,10 +269,10 @@ def _check_merge(model: nn.Module, modality: Modality) -> bool:
     reason, telling = "", False
     with untouched(model, runs=False), collected():
         try:
-            encode, merge = (with_forward(model, partial(kind, modality=modality)) for kind in (Encode, Merge))
-            features = encode(**modality.tensors)
+            encoding, merging = (with_forward(model, partial(run, modality)) for run in (encode, merge))
+            features = encoding(**modality.tensors)
             ids = modality.example["input_ids"]
-            embeds = merge(input_ids=ids, **features)[EMBEDS]
+            embeds = merging(input_ids=ids, **features)[EMBEDS]
             mask = modality.example.get("attention_mask")
             places = modality.positions
             given = {} if places is None else {"position_ids": places.of_prompt(ids, torch.ones_like(ids))}

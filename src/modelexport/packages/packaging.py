@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -15,8 +16,7 @@ from modelexport.core.results import Rows, Written
 from modelexport.core.stages import Stages
 from modelexport.core.text import error_line, plural
 from modelexport.errors import CaptureError, CheckError, InputsError, ModelExportError, UsageError
-from modelexport.exporting import PartsMode
-from modelexport.exporting.options import Keywords, Options, PackageOptions, WeightOptions
+from modelexport.exporting.options import Keywords, Options, PackageOptions
 from modelexport.exporting.pipeline import export
 from modelexport.exporting.result import ExportResult
 from modelexport.files.atomic import written_together
@@ -31,11 +31,10 @@ from modelexport.packages.diffusion.components_module import (
 )
 from modelexport.packages.diffusion.diffusion_parts import diffusion_parts, model_parts
 from modelexport.packages.diffusion.observing import observe_example
-from modelexport.packages.generation_parts import DecoderForm, can_generate, generation_forms
-from modelexport.packages.generator import generation_of
+from modelexport.packages.generation_parts import can_generate, generation_forms
+from modelexport.packages.generator import BATCH, generation_of
 from modelexport.packages.loader_layouts import write_layouts
-from modelexport.packages.model_parts import ModelPart
-from modelexport.packages.part_names import BATCH, name_axes, name_generation, name_pipeline
+from modelexport.packages.model_parts import ModelPart, name_axes, name_generation, name_pipeline
 from modelexport.packages.sentence_pipelines import SENTENCE_TRANSFORMER, SentencePipeline, pipeline_parts
 from modelexport.packages.shared_weights import share_components, share_weights
 from modelexport.packages.verifying_generation import run_once
@@ -130,84 +129,86 @@ def export_package(
         model = as_module(model)
     check_package_folder(folder, [] if lies_in is None else [lies_in])
     with stages("parts"):
-        asked = options.package
-        form = DecoderForm(static_cache=asked.static_cache, separate_prefill=asked.separate_prefill)
-        form.check()
         given = inputs if isinstance(inputs, Mapping) else None
-        kind, made = _parts_of(model, asked.parts or "auto", inputs, form, options.weights.to_check)
+        kind, made = _parts_of(model, options.package, inputs, options.weights.to_check)
         forms = iter(made)
         best = next(forms)
     with written_together(folder, [] if lies_in is None else [lies_in], make=True, package=True) as staging:
         with stages("weights"):
-            shared = _share(model, best, lies_in, staging, options.weights)
-        export_part = partial(export, name=name)
-        for_parts = replace(options, package=PackageOptions())
+            shared: Mapping[str, Weights]
+            if isinstance(model, PipelineModules):
+                shared = share_components(best, lies_in, staging, options.weights.weights)
+            else:
+                weights = share_weights(model, options.weights.source, staging, options.weights.weights)
+                shared = defaultdict(lambda: weights)
 
         def exported(found: Sequence[ModelPart]) -> PackageResult:
-            results, seconds, left_out = _export_each(kind, found, export_part, shared, for_parts, staging, stages)
+            results, seconds, notes = _export_each(kind, found, name, shared, options, staging, stages)
             found = [part for part in found if part.name in results]
-            files = [file.path.relative_to(staging).as_posix() for part in found for file in shared[part.name].files]
-            weights = sorted(set(files))
-            manifest = _manifest(kind, found, results, weights)
+            places = {file.path.relative_to(staging).as_posix() for part in found for file in shared[part.name].files}
+            manifest = _manifest(kind, found, results, sorted(places))
             if manifest.generation is not None:
                 with stages("generate"):
-                    left_out += run_once(model, manifest, staging, results, given, options)
-            notes = [*left_out, *_notes(found), *write_layouts(model, lies_in, staging, manifest, found)]
+                    notes += run_once(model, manifest, staging, results, given, options)
+            notes += [f"{part.name}: {note}" for part in found for note in part.notes]
+            notes += write_layouts(model, lies_in, staging, manifest, found)
             write_manifest(manifest, staging)
-            return _result(folder, staging, manifest, results, seconds, notes)
+            written = {file.relative_to(staging): file.stat() for file in staging.rglob("*") if file.is_file()}
+            heavy = {(one := written[Path(file)]).st_ino: one.st_size for file in manifest.weights}
+            return PackageResult(
+                folder=folder,
+                manifest=manifest,
+                parts=results,
+                seconds=seconds,
+                notes=notes,
+                files=[folder / file for file in sorted(written)],
+                graph_bytes=sum(written[Path(part.file)].st_size for part in manifest.parts),
+                weight_bytes=sum(heavy.values()),
+            )
 
-        return _first_that_passes(best, forms, exported, staging)
+        return _first_that_passes(chain([best], forms), exported, staging)
 
 
 def _first_that_passes(
-    best: Sequence[ModelPart],
-    others: Iterator[Sequence[ModelPart]],
-    export_form: Callable[[Sequence[ModelPart]], PackageResult],
-    staging: Path,
+    forms: Iterable[Sequence[ModelPart]], export_form: Callable[[Sequence[ModelPart]], PackageResult], staging: Path
 ) -> PackageResult:
     """The package of the first form whose parts can be captured and generate what the model does.
 
     Raises:
         CaptureError, CheckError, UsageError: There is none. What was wrong with the best one.
     """
+    wrong: ModelExportError | None = None
     try:
-        return export_form(best)
-    except (UsageError, CheckError) as error:
-        wrong: ModelExportError = error
-        _remove(best, staging)
-    try:
-        for form in others:
+        for form in forms:
             try:
                 result = export_form(form)
-            except (UsageError, CheckError):
-                _remove(form, staging)
+            except (UsageError, CheckError) as error:
+                wrong = wrong or error
+                for file in chain(*(staging.glob(f"{part.path.removesuffix('.onnx')}.*") for part in form)):
+                    file.unlink()
             else:
-                told = f"the first form of its parts was not used: {error_line(wrong)}"
-                return replace(result, notes=[*result.notes, told])
-    except CaptureError:  # there is no other form
-        pass
+                told = [] if wrong is None else [f"the first form of its parts was not used: {error_line(wrong)}"]
+                return replace(result, notes=[*result.notes, *told])
+    except CaptureError:
+        if wrong is None:
+            raise
+    assert wrong is not None
     raise wrong
-
-
-def _remove(form: Sequence[ModelPart], staging: Path) -> None:
-    for part in form:
-        for file in staging.glob(f"{part.path.removesuffix('.onnx')}.*"):
-            file.unlink()
 
 
 def _parts_of(
     model: nn.Module,
-    parts: PartsMode,
+    asked: PackageOptions,
     inputs: Mapping[str, Any] | Sequence[Any] | None,
-    form: DecoderForm,
     weights: Weights | None,
 ) -> tuple[Kind, Iterable[list[ModelPart]]]:
     """The kind of the package, and the forms that its parts may have, the best first; those of generation are made when
     they are asked for.
     """
+    parts = asked.parts or "auto"
     if parts == "generate" or (parts == "auto" and can_generate(model)):
-        return "generate", generation_forms(model, form, inputs if isinstance(inputs, Mapping) else None, weights)
-    if form != DecoderForm():
+        return "generate", generation_forms(model, asked, inputs if isinstance(inputs, Mapping) else None, weights)
+    if asked.static_cache is not None or asked.separate_prefill:
         raise InputsError("--static-cache and --separate-prefill are for a model that generates: leave them out")
     if isinstance(model, PipelineModules):
         if parts == "whole":
@@ -227,20 +228,10 @@ def _parts_of(
     return "whole", [[ModelPart("model", model, inputs)]]
 
 
-def _share(
-    model: nn.Module, parts: Sequence[ModelPart], directory: Path | None, folder: Path, options: WeightOptions
-) -> Mapping[str, Weights]:
-    """Name of a part to the places of the weights that it uses, which are written once for all parts."""
-    if isinstance(model, PipelineModules):
-        return share_components(parts, directory, folder, options.weights)
-    weights = share_weights(model, options.source, folder, options.weights)
-    return defaultdict(lambda: weights)
-
-
 def _export_each(
     kind: Kind,
     parts: Sequence[ModelPart],
-    export_part: Callable[..., ExportResult],
+    name: str | None,
     shared: Mapping[str, Weights],
     options: Options,
     folder: Path,
@@ -250,25 +241,24 @@ def _export_each(
     optional parts that cannot be captured.
     """
     notes: list[str] = []
-    fused = options.graph.fuse is not None
     seconds: dict[str, float] = dict(stages.seconds)
     results: dict[str, ExportResult] = {}
     for part in parts:
         own = stages.within(part.name)
-        linked = replace(options, weights=replace(options.weights, weights="link", source=shared[part.name]))
-        keywords = _of_one_row(part) if fused else {}
-        if part.constants:
-            linked = linked.replaced_by({"constants": [*options.capture.constants, *part.constants]})
+        keywords: Keywords = {
+            "interface": partial(name_axes, axes=part.axes) if part.axes else _INTERFACES.get(kind),
+            "constants": [*options.capture.constants, *part.constants],
+            "dynamic": not part.constants,  # what depends on the values of constants has their sizes
+            "weights": "link",
+            "source": shared[part.name],
+        }
+        if options.graph.fuse is not None and part.row is not None:
+            # Fused, it refuses several new tokens after a cache for more than one row.
+            keywords |= {"row": BATCH, "checked": part.row}
+        linked = replace(options, package=PackageOptions()).replaced_by(keywords)
         try:
-            results[part.name] = export_part(
-                part.model,
-                part.inputs,
-                folder / part.path,
-                interface=partial(name_axes, axes=part.axes) if part.axes else _INTERFACES.get(kind),
-                dynamic=not part.constants,  # what depends on the values of constants has their sizes
-                options=linked,
-                stages=own,
-                **keywords,
+            results[part.name] = export(
+                part.model, part.inputs, folder / part.path, name=name, options=linked, stages=own
             )
         except (CaptureError, CheckError) as error:
             if not part.optional:
@@ -278,15 +268,6 @@ def _export_each(
         for stage, took in own.seconds.items():
             seconds[stage] = seconds.get(stage, 0.0) + took
     return results, seconds, notes
-
-
-def _notes(parts: Sequence[ModelPart]) -> list[str]:
-    return [f"{part.name}: {note}" for part in parts for note in part.notes]
-
-
-def _of_one_row(part: ModelPart) -> Keywords:
-    """The options of a part that, fused, refuses several new tokens after a cache for more than one row."""
-    return {} if part.row is None else {"row": BATCH, "checked": part.row}
 
 
 def _manifest(
@@ -311,27 +292,3 @@ def _manifest(
             next((part.rows for part in parts if part.rows != "padded"), "padded"),
         )
     return Manifest(format_version=PACKAGE_VERSION, kind=kind, parts=entries, weights=weights, generation=how)
-
-
-def _result(
-    folder: Path,
-    staging: Path,
-    manifest: Manifest,
-    results: Mapping[str, ExportResult],
-    seconds: Mapping[str, float],
-    notes: Sequence[str],
-) -> PackageResult:
-    """The result for the files in ``staging``, with their later paths in ``folder``."""
-    written = sorted(file.relative_to(staging) for file in staging.rglob("*") if file.is_file())
-    return PackageResult(
-        folder=folder,
-        manifest=manifest,
-        parts=results,
-        seconds=seconds,
-        notes=notes,
-        files=[folder / file for file in written],
-        graph_bytes=sum((staging / part.file).stat().st_size for part in manifest.parts),
-        weight_bytes=sum(
-            {one.st_ino: one.st_size for file in manifest.weights if (one := (staging / file).stat())}.values()
-        ),
-    )

@@ -122,11 +122,8 @@ def _types(model: nn.Module, inputs: Mapping[str, Any], placeholder: torch.Tenso
 
 
 def placeholder_of(config: Any, kind: str) -> int | None:
-    for name in (f"{kind}_token_id", f"{kind}_token_index"):
-        value = getattr(config, name, None)
-        if isinstance(value, int):
-            return value
-    return None
+    values = (getattr(config, f"{kind}_token_{name}", None) for name in ("id", "index"))
+    return next((value for value in values if isinstance(value, int)), None)
 
 
 def encoder_inputs(model: nn.Module, given: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from modelexport.files.regular_files import read_regular
 from modelexport.files.safetensors_files import read_header
 from modelexport.packages.model_parts import ModelPart
 from modelexport.pytorch.loading import LoadedModel, load_model
-from modelexport.weights.sources import Weights
 
 _T = TypeVar("_T")
 SENTENCE_TRANSFORMER = "modules.json"
@@ -132,16 +131,22 @@ def load_pipeline(
                 modules[entry.name] = Normalize()
             case _:
                 raise ModelLoadError(f"{directory} has a module {entry.name} of the unsupported type {entry.type}")
-    prefixed = [
-        _prefixed(one.weights, f"{name}.auto_model.") for name, one in loaded.items() if one.weights is not None
-    ]
+    apart = [(f"{name}.auto_model.", one.weights) for name, one in loaded.items() if one.weights is not None]
+    weights_apart = None
+    if len(apart) == 1:
+        ((prefix, own),) = apart
+        weights_apart = dataclasses.replace(
+            own,
+            tensors={f"{prefix}{key}": tensor for key, tensor in own.tensors.items()},
+            made={f"{prefix}{key}": what for key, what in own.made.items()},
+        )
     return LoadedModel(
         SentencePipeline(modules).eval(),
         None,
         directory.resolve().name,
         directory,
         tuple(warning for one in loaded.values() for warning in one.warnings),
-        prefixed[0] if len(prefixed) == 1 else None,
+        weights_apart,
     )
 
 
@@ -151,13 +156,6 @@ def pipeline_parts(model: nn.Module) -> list[ModelPart]:
     mask = torch.ones_like(ids)
     mask[0, -1] = 0
     return [ModelPart("model", model, {"input_ids": ids, "attention_mask": mask})]
-
-
-def _prefixed(weights: Weights, prefix: str) -> Weights:
-    tensors = {f"{prefix}{key}": tensor for key, tensor in weights.tensors.items()}
-    return dataclasses.replace(
-        weights, tensors=tensors, made={f"{prefix}{key}": what for key, what in weights.made.items()}
-    )
 
 
 class _Entry(msgspec.Struct, frozen=True):

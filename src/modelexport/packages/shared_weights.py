@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
 from modelexport.errors import OutputError
-from modelexport.files.linked_weights import clone_or_link
-from modelexport.files.safetensors_files import SINGLE, Place, SafetensorsFile, read_header
+from modelexport.files.safetensors_files import SINGLE, Place, read_header
 from modelexport.packages.model_parts import ModelPart
 from modelexport.pytorch.checkpoints import find_entries, save_entries
 from modelexport.weights import WeightsMode
@@ -38,7 +38,7 @@ def share_weights(model: nn.Module, source: Weights | None, folder: Path, mode: 
         OutputError: The checkpoint cannot be linked, and ``mode`` is ``link``.
     """
     if source is not None and not source.made:
-        return _with_checkpoint(source, folder, mode)
+        return _moved(source, folder, mode)
     if mode == "link":
         made = len(source.made) if source is not None else 0
         raise OutputError(
@@ -46,49 +46,7 @@ def share_weights(model: nn.Module, source: Weights | None, folder: Path, mode: 
             if made
             else "the model has no safetensors files that could be linked: use --weights copy"
         )
-    return _written(model, source, folder / SINGLE)
-
-
-def put_file(file: SafetensorsFile, target: Path, mode: WeightsMode) -> None:
-    """Link a file of weights to another place; copy it if the mode says so, or if it cannot be linked and need not be.
-
-    Raises:
-        OutputError: It cannot be linked, and the mode is ``link``.
-    """
-    if mode == "copy":
-        shutil.copyfile(file.path, target)
-        return
-    try:
-        link_file(file, target)
-    except OutputError:
-        if mode == "link":
-            raise
-        shutil.copyfile(file.path, target)
-
-
-def _with_checkpoint(source: Weights, folder: Path, mode: WeightsMode) -> Weights:
-    files: dict[str, Path] = {}
-    for file in source.files:
-        target = folder / file.path.name
-        if target.exists():
-            raise OutputError(f"two files of the checkpoint have the name {target.name}: rename one of them")
-        put_file(file, target, mode)
-        files[str(file.path.resolve())] = target
-    tensors: dict[str, ir.TensorProtocol] = {}
-    for key, one in source.tensors.items():
-        if isinstance(one, ir.ExternalTensor):
-            path = files[str(one.path)].resolve()
-            tensors[key] = Place(path, one.offset or 0, one.length or 0, one.dtype, one.shape.numpy()).tensor(key)
-    moved = tuple(SafetensorsFile(files[str(f.path.resolve())], f.size, f.header, f.tensors) for f in source.files)
-    return Weights(tensors, {}, moved)
-
-
-def _written(model: nn.Module, source: Weights | None, path: Path) -> Weights:
-    """Write every entry to one file, tied ones once."""
-    keys = save_entries(model, source, path)
-    file = read_header(path)
-    tensors = {key: file.tensors[name].tensor(key) for key, name in keys.items()}
-    return Weights(tensors, {}, (file,), in_memory=source is None)
+    return _written(model, source, folder)
 
 
 def share_components(
@@ -99,7 +57,7 @@ def share_components(
     Args:
         directory: The folder of the pipeline. A component's files are linked if they contain every entry unchanged.
         folder: The folder of the package.
-        mode: ``link``, ``copy``, or ``auto``: linked if possible.
+        mode: As for :func:`share_weights`.
 
     Returns:
         Name of a part to the places of its component's entries.
@@ -108,65 +66,67 @@ def share_components(
         OutputError: A component cannot be linked, and ``mode`` is ``link``.
     """
     shared: dict[str, Weights] = {}
-    first: dict[str, tuple[Path, dict[str, Place]]] = {}
+    first: dict[str, Weights] = {}
     for part in parts:
-        place = (folder / part.path).parent
+        place, name = (folder / part.path).parent, part.module
         place.mkdir(parents=True, exist_ok=True)
-        if part.module in first:
-            there, places = first[part.module]
-            _link_again(there, place, places)
-        else:
-            component = part.model.get_submodule(part.module)
-            own = None if directory is None else directory / part.module
-            first[part.module] = place, _placed(component, part.module, own, place, mode)
-            there, places = first[part.module]
-        shared[part.name] = _moved(places, place, part.module)
-    return shared
-
-
-def _placed(
-    component: nn.Module, name: str, directory: Path | None, folder: Path, mode: WeightsMode
-) -> dict[str, Place]:
-    """Put the files of a component into a folder; each of its keys to its place there."""
-    files = list(_files(directory))
-    places = find_entries(component, files)
-    if places is None:
-        if mode == "link":
+        if name in first:
+            shared[part.name] = _moved(first[name], place, "auto")
+            continue
+        component = part.model.get_submodule(name)
+        paths = sorted((directory / name).glob("*.safetensors")) if directory is not None else ()
+        files = [read_header(path) for path in paths]
+        places = find_entries(component, files)
+        if places is not None:
+            used = {one.path for one in places.values()}
+            linked = tuple(file for file in files if Path(os.path.realpath(file.path)) in used)
+            first[name] = _moved(Weights(_tensors(places, f"{name}."), {}, linked, in_memory=True), place, mode)
+        elif mode == "link":
             raise OutputError(
                 f"{name} is not in safetensors files unchanged, so it cannot be linked: use --weights copy"
             )
-        names = save_entries(component, None, folder / SINGLE)
-        written = read_header(folder / SINGLE)
-        return {key: written.tensors[entry] for key, entry in names.items()}
-    used = {place.path for place in places.values()}
-    for file in files:
-        if Path(os.path.realpath(file.path)) in used:
-            put_file(file, folder / file.path.name, mode)
-    by_path = {Path(os.path.realpath(file.path)): folder / file.path.name for file in files}
-    return {key: _at(place, by_path[place.path]) for key, place in places.items()}
+        else:
+            first[name] = _written(component, None, place, f"{name}.")
+        shared[part.name] = first[name]
+    return shared
 
 
-def _link_again(there: Path, place: Path, places: Mapping[str, Place]) -> None:
-    """Link the weights of a component into the folder of another part; copy them if the file system cannot link."""
-    for source in {one.path for one in places.values()}:
+def _moved(weights: Weights, folder: Path, mode: WeightsMode) -> Weights:
+    """Link the files of weights into a folder; copy them if the mode says so, or if they cannot and need not be linked.
+
+    Raises:
+        OutputError: A file cannot be linked, and the mode is ``link``; or two have one name.
+    """
+    targets: dict[Path, Path] = {}
+    for file in weights.files:
+        target = folder / file.path.name
+        if target.exists():
+            raise OutputError(f"two files of the checkpoint have the name {target.name}: rename one of them")
         try:
-            clone_or_link(source, place / source.name)
-        except OSError:
-            shutil.copyfile(source, place / source.name)
+            if mode != "copy":
+                link_file(file, target)
+        except OutputError:
+            if mode == "link":
+                raise
+        if not target.exists():
+            shutil.copyfile(file.path, target)
+        targets[Path(os.path.realpath(file.path))] = target
+    places = {
+        key: Place(targets[Path(one.path)].resolve(), one.offset or 0, one.length or 0, one.dtype, one.shape.numpy())
+        for key, one in weights.tensors.items()
+        if isinstance(one, ir.ExternalTensor)
+    }
+    files = tuple(replace(file, path=targets[Path(os.path.realpath(file.path))]) for file in weights.files)
+    return replace(weights, tensors=_tensors(places), files=files)
 
 
-def _files(directory: Path | None) -> Iterator[SafetensorsFile]:
-    for path in sorted(directory.glob("*.safetensors")) if directory is not None else ():
-        yield read_header(path)
+def _written(model: nn.Module, source: Weights | None, folder: Path, prefix: str = "") -> Weights:
+    """Write every entry of a model to one file, tied ones once."""
+    names = save_entries(model, source, folder / SINGLE)
+    file = read_header(folder / SINGLE)
+    places = {key: file.tensors[name] for key, name in names.items()}
+    return Weights(_tensors(places, prefix), {}, (file,), in_memory=source is None)
 
 
-def _at(place: Place, path: Path) -> Place:
-    return Place(path.resolve(), place.offset, place.length, place.dtype, place.shape)
-
-
-def _moved(places: Mapping[str, Place], folder: Path, component: str) -> Weights:
-    """The entries of a component, with their names in the pipeline, in the files of a folder."""
-    files = {place.path.name: read_header(folder / place.path.name) for place in places.values()}
-    names = {f"{component}.{key}": _at(place, folder / place.path.name) for key, place in places.items()}
-    tensors = {name: place.tensor(name) for name, place in names.items()}
-    return Weights(tensors, {}, tuple(files.values()), in_memory=True)
+def _tensors(places: Mapping[str, Place], prefix: str = "") -> dict[str, ir.TensorProtocol]:
+    return {f"{prefix}{key}": place.tensor(f"{prefix}{key}") for key, place in places.items()}

@@ -7,7 +7,8 @@ model begins with another one. Tokens that are padding keep a state as it is, or
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,15 +18,16 @@ import torch
 from torch import nn
 
 from modelexport.core.collected_messages import collected
+from modelexport.core.replaced_attributes import attribute_set
 from modelexport.core.text import error_line
 from modelexport.errors import CaptureError
 from modelexport.format.manifest import Generation, Rows, Start
+from modelexport.packages.generator import BATCH, PRESENT, TokenLoop
 from modelexport.packages.generator import PAST as PAST_INPUT
-from modelexport.packages.generator import PRESENT, TokenLoop
 from modelexport.packages.greedy import Reference, first_difference, generate_greedily
-from modelexport.packages.model_parts import ModelPart, with_forward
+from modelexport.packages.model_parts import PAST, SEQUENCE, ModelPart, with_forward
 from modelexport.packages.prompts import prompts_like
-from modelexport.packages.states import BATCH, PAST, SEQUENCE, State, growing
+from modelexport.packages.states import State, growing, named_tensors, with_tensors
 from modelexport.pytorch.dispatch_modes import OperationMode
 from modelexport.pytorch.nested_tensors import as_array
 from modelexport.pytorch.traced_tree import untouched
@@ -54,77 +56,68 @@ class Form:
     """Whether a token of padding keeps the state of its row as it is."""
 
 
-class _Part:
-    """A ``forward`` that runs one part of a model with a state."""
+def _run(
+    state: State,
+    model: nn.Module,
+    began: Mapping[str, Any],
+    given: Mapping[str, Any],
+    cache: Any,
+    held: Mapping[str, torch.Tensor],
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The logits and the tensors of the state, from tokens and a state.
 
-    def __init__(self, part: nn.Module, state: State) -> None:
-        self._model, self._whole, self._state = part, type(part).forward, state
-
-    def _run(
-        self, began: Mapping[str, Any], given: Mapping[str, Any], cache: Any, held: Mapping[str, torch.Tensor]
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The logits and the tensors of the state, from tokens and a state.
-
-        Args:
-            began: The arguments of such a call in ``generate``.
-            given: Those that are inputs; what the call did not have is left out.
-            cache: The state.
-            held: The tensors of modules.
-        """
-        state = self._state
-        flags = {name: value for name, value in began.items() if isinstance(value, bool) and name != "return_dict"}
-        taken = {name: value for name, value in given.items() if began.get(name) is not None}
-        passed = {} if cache is None else {state.argument: cache}
-        with growing(), state.put(self._model, held):
-            made = self._whole(self._model, **flags, **taken, **passed)
-            return made["logits"], state.read(self._model, made, cache)
+    Args:
+        began: The arguments of such a call in ``generate``.
+        given: Those that are inputs; what the call did not have is left out.
+        cache: The state.
+        held: The tensors of modules.
+    """
+    flags = {name: value for name, value in began.items() if isinstance(value, bool) and name != "return_dict"}
+    taken = {name: value for name, value in given.items() if began.get(name) is not None}
+    passed = {} if cache is None else {state.argument: cache}
+    with growing(), ExitStack() as stack:
+        for name, (path, attribute) in state.held.items():
+            stack.enter_context(attribute_set(model.get_submodule(path), attribute, held.get(name)))
+        made = type(model).forward(model, **flags, **taken, **passed)
+        present = named_tensors(made.get(state.argument, cache))
+        present |= {name: getattr(model.get_submodule(path), key) for name, (path, key) in state.held.items()}
+    return made["logits"], {name: one for name, one in present.items() if name in state.axes}
 
 
-class _Prompt(_Part):
+def _run_prompt(state: State, padding: int, model: nn.Module, /, **inputs: torch.Tensor) -> dict[str, Any]:
     """The first tokens, without a state."""
-
-    def __init__(self, part: nn.Module, state: State, padding: int) -> None:
-        super().__init__(part, state)
-        self._padding = padding
-
-    def __call__(self, **inputs: torch.Tensor) -> dict[str, Any]:
-        state, padding, began = self._state, self._padding, self._state.prompt.arguments
-        for name in self._state.of_text if padding else ():
-            before = inputs[name][:, :1].expand(-1, padding, *inputs[name].shape[2:])
-            inputs[name] = torch.cat([torch.zeros_like(before), inputs[name]], 1)
-        carried = {name: inputs[name][:, -1:] for name in state.carried}
-        logits, present = self._run(began, inputs, state.before(), {})
-        if padding:
-            logits = logits[:, padding:]
-            present = {
-                name: one.narrow(axis, padding, one.shape[axis] - padding) if (axis := state.past_axis(name)) else one
-                for name, one in present.items()
-            }
-        return {"logits": logits, PRESENT: present | carried}
+    for name in state.of_text if padding else ():
+        zeros = torch.zeros_like(inputs[name][:, :1].expand(-1, padding, *inputs[name].shape[2:]))
+        inputs[name] = torch.cat([zeros, inputs[name]], 1)
+    carried = {name: inputs[name][:, -1:] for name in state.carried}
+    before = with_tensors(state.prompt.get(state.argument), {})
+    logits, present = _run(state, model, state.prompt, inputs, before, {})
+    if padding:
+        logits = logits[:, padding:]
+        present = {
+            name: one.narrow(axis, padding, one.shape[axis] - padding) if (axis := state.past_axis(name)) else one
+            for name, one in present.items()
+        }
+    return {"logits": logits, PRESENT: present | carried}
 
 
-class _Step(_Part):
+def _run_step(state: State, holds: bool, model: nn.Module, /, **inputs: Any) -> dict[str, Any]:
     """One more token of each row."""
-
-    def __init__(self, part: nn.Module, state: State, holds: bool) -> None:
-        super().__init__(part, state)
-        self._holds = holds
-
-    def __call__(self, **inputs: Any) -> dict[str, Any]:
-        state, past = self._state, inputs.pop(PAST_INPUT)
+    past = inputs.pop(PAST_INPUT)
+    for name, sizes in state.axes.items():
+        for size, found in zip(sizes, past[name].shape, strict=True):
+            torch._check(not isinstance(size, int) or found == size)  # a capture leaves unread sizes open
+    copies = {name: one.clone() for name, one in past.items()}
+    carried = {name: copies.pop(name) for name in state.carried}
+    cache = with_tensors(state.template, copies)
+    logits, present = _run(state, model, state.step, inputs | carried, cache, copies)
+    if holds:
+        new = inputs["attention_mask"][:, -1] != 0
         for name, sizes in state.axes.items():
-            for size, found in zip(sizes, past[name].shape, strict=True):
-                torch._check(not isinstance(size, int) or found == size)  # a capture leaves unread sizes open
-        copies = {name: one.clone() for name, one in past.items()}
-        carried = {name: copies.pop(name) for name in state.carried}
-        logits, present = self._run(state.step.arguments, inputs | carried, state.with_tensors(copies), copies)
-        if self._holds:
-            new = inputs["attention_mask"][:, -1] != 0
-            for name, sizes in state.axes.items():
-                if PAST not in sizes:
-                    rows = new.view([-1 if size == BATCH else 1 for size in sizes])
-                    present[name] = torch.where(rows, present[name], past[name])
-        return {"logits": logits, PRESENT: present | carried}
+            if PAST not in sizes:
+                rows = new.view([-1 if size == BATCH else 1 for size in sizes])
+                present[name] = torch.where(rows, present[name], past[name])
+    return {"logits": logits, PRESENT: present | carried}
 
 
 def stateful_parts(model: nn.Module, state: State, notes: tuple[str, ...] = ()) -> list[list[ModelPart]]:
@@ -138,7 +131,14 @@ def stateful_parts(model: nn.Module, state: State, notes: tuple[str, ...] = ()) 
     Raises:
         CaptureError: There is none.
     """
-    forms, reasons = list(_forms(model, state)), []
+    reasons, padding = [], _padding(model, state)
+    forms = [] if padding is None else [Form(told="the prompt at once", prefill=0, padding=padding)]
+    if not state.example.beside:
+        forms += [
+            Form(told="every token by itself, and padding keeps the state", holds=True),
+            Form(told="every token by itself"),
+            Form(told="every token by itself, the first without a state", prefill=1),
+        ]
     for rows, batches in _LENGTHS.items():
         references = [
             generate_greedily(model, prompts_like(model, state.example, lengths, 1), _NEW_TOKENS) for lengths in batches
@@ -154,17 +154,6 @@ def stateful_parts(model: nn.Module, state: State, notes: tuple[str, ...] = ()) 
             return found
     told = f"no loop over its tokens computes what {type(model).__name__}.generate does ({'; '.join(reasons[:3])})"
     raise CaptureError(f"{told}; use --parts whole", reason=told)
-
-
-def _forms(model: nn.Module, state: State) -> Iterator[Form]:
-    padding = _padding(model, state)
-    if padding is not None:
-        yield Form(told="the prompt at once", prefill=0, padding=padding)
-    if state.example.beside:
-        return
-    yield Form(told="every token by itself, and padding keeps the state", holds=True)
-    yield Form(told="every token by itself")
-    yield Form(told="every token by itself, the first without a state", prefill=1)
 
 
 def _padding(model: nn.Module, state: State) -> int | None:
@@ -187,7 +176,7 @@ def _padding(model: nn.Module, state: State) -> int | None:
 
 def _operations(model: nn.Module, state: State, length: int) -> list[str]:
     """The operations of a prompt of a length, in their order."""
-    part = with_forward(model, partial(_Prompt, state=state, padding=0))
+    part = with_forward(model, partial(_run_prompt, state, 0))
     mode, inputs = _Seen(), _prompt_inputs(state, length)
     with untouched(model), collected(), mode:
         part(**inputs)
@@ -208,7 +197,7 @@ class _Seen(OperationMode):
 
 def _prompt_inputs(state: State, length: int) -> dict[str, torch.Tensor]:
     """The inputs of the example prompt with its text repeated to a length, its first row padded."""
-    began, head = state.prompt.arguments, state.example.head
+    began, head = state.prompt, state.example.head
     at = torch.arange(length)
     at = torch.where(at < head, at, head + (at - head) % (began["input_ids"].shape[1] - head))
     found = {name: began[name][:, at] if name in state.of_text else began[name] for name in state.given}
@@ -221,21 +210,21 @@ def _prompt_inputs(state: State, length: int) -> dict[str, torch.Tensor]:
 def _parts(model: nn.Module, state: State, form: Form, rows: Rows, notes: tuple[str, ...]) -> list[ModelPart]:
     parts = []
     if form.prefill is not None:
-        inputs = _prompt_inputs(state, form.prefill or state.prompt.arguments["input_ids"].shape[1])
+        inputs = _prompt_inputs(state, form.prefill or state.prompt["input_ids"].shape[1])
         axes = {
             (name, axis): size
             for name in inputs
             for axis, size in enumerate(state.given[name])
             if size == BATCH or (size == SEQUENCE and not form.prefill)
         }
-        first = with_forward(model, partial(_Prompt, state=state, padding=form.padding))
+        first = with_forward(model, partial(_run_prompt, state, form.padding))
         parts.append(ModelPart("prefill", first, inputs, axes=axes, rows=rows))
-    began = state.step.arguments
+    began = state.step
     names = ["input_ids", *(name for name in ("attention_mask", "position_ids") if began.get(name) is not None)]
     given = {name: began[name] for name in names}
     if form.holds and "attention_mask" not in given:
-        mask = state.prompt.arguments.get("attention_mask")
-        given["attention_mask"] = mask.new_ones(len(mask), mask.shape[1] + 1) if mask is not None else None
+        mask = state.prompt["attention_mask"]
+        given["attention_mask"] = mask.new_ones(len(mask), mask.shape[1] + 1)
     axes = {(name, 0): BATCH for name in given}
     past = {name: tensor.clone() for name, tensor in state.tensors.items()}
     if "attention_mask" in given:
@@ -245,7 +234,7 @@ def _parts(model: nn.Module, state: State, form: Form, rows: Rows, notes: tuple[
     past |= {name: began[name].clone() for name in state.carried}
     for name, sizes in {**state.axes, **dict.fromkeys(state.carried, (BATCH,))}.items():
         axes |= {(f"{PAST_INPUT}.{name}", axis): size for axis, size in enumerate(sizes) if isinstance(size, str)}
-    step = with_forward(model, partial(_Step, state=state, holds=form.holds))
+    step = with_forward(model, partial(_run_step, state, form.holds))
     if form.prefill != 0:
         notes += (f"a prompt runs token by token, as the model's code does: {form.told}",)
     if state.example.beside:

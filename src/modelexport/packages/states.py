@@ -20,14 +20,14 @@ from modelexport.core.collected_messages import collected
 from modelexport.core.replaced_attributes import attribute_set
 from modelexport.core.text import error_line
 from modelexport.errors import CaptureError, raised_as
+from modelexport.packages.generator import BATCH
+from modelexport.packages.model_parts import KINDS, PAST, SEQUENCE
 from modelexport.packages.prompts import Example
-from modelexport.pytorch.nested_tensors import tensors_in
+from modelexport.pytorch.nested_tensors import copied, tensors_in
 from modelexport.pytorch.traced_tree import untouched
 
-BATCH, SEQUENCE, PAST = "batch", "sequence", "past_sequence"
 TEXT = ("input_ids", "attention_mask", "position_ids")
 """What calls take for tokens; a mask is of all tokens so far."""
-_USUAL = {"keys": "key", "values": "value"}
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,6 @@ class RecordedCall:
 
     arguments: Mapping[str, Any]
     """As they were before it."""
-    results: Mapping[str, Any]
-    """What it returned, and the objects it was given as they were after it."""
     held: Mapping[str, torch.Tensor]
     """Tensors that modules kept from the call before it as attributes, by path."""
 
@@ -56,8 +54,10 @@ class State:
     """Name of a tensor in it to its sizes; ``batch`` and ``past_sequence`` for those that follow."""
     tensors: Mapping[str, torch.Tensor]
     """Name of a tensor to the one in the template."""
-    prompt: RecordedCall
-    step: RecordedCall
+    prompt: Mapping[str, Any]
+    """The arguments of the first call in ``generate``, and of what it encodes before."""
+    step: Mapping[str, Any]
+    """The arguments of the second call."""
     given: Mapping[str, tuple[int | str, ...]]
     """Name of a tensor that the first call takes, images included, to its sizes."""
     carried: tuple[str, ...]
@@ -72,35 +72,13 @@ class State:
     @property
     def is_keys_and_values(self) -> bool:
         """Whether it consists of keys and values alone, in layers of one form."""
-        layers = getattr(self.template, "layers", None) or ()
+        layers = range(len(getattr(self.template, "layers", None) or ()))
         plain = all(len(sizes) == 4 and sizes[0] == BATCH and sizes[2] == PAST for sizes in self.axes.values())
-        return plain and len(self.axes) == 2 * len(layers) and self.axes.keys() == _names_of_layers(len(layers))
+        return plain and self.axes.keys() == {f"{layer}.{kind}" for layer in layers for kind in KINDS.values()}
 
     def past_axis(self, name: str) -> int:
         """The axis of a tensor that grows with the text; 0, which is the batch, if there is none."""
         return self.axes[name].index(PAST) if PAST in self.axes[name] else 0
-
-    def with_tensors(self, tensors: Mapping[str, torch.Tensor]) -> Any:
-        """A state of the same structure with other tensors."""
-        return with_tensors(self.template, tensors)
-
-    def before(self) -> Any:
-        """What the first call takes as the state."""
-        return with_tensors(self.prompt.arguments.get(self.argument), {})
-
-    @contextmanager
-    def put(self, model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
-        """Inside, the modules keep other tensors; nothing where none are given. Restores what they kept."""
-        with ExitStack() as stack:
-            for name, (path, attribute) in self.held.items():
-                stack.enter_context(attribute_set(model.get_submodule(path), attribute, tensors.get(name)))
-            yield
-
-    def read(self, model: nn.Module, results: Mapping[str, Any], given: Any) -> dict[str, torch.Tensor]:
-        """The tensors after a run: in what it returned, in the object that it was given, and in its modules."""
-        found = named_tensors(results.get(self.argument, given))
-        kept = {name: getattr(model.get_submodule(path), key) for name, (path, key) in self.held.items()}
-        return {name: one for name, one in (found | kept).items() if name in self.axes}
 
 
 def with_tensors(state: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
@@ -118,17 +96,11 @@ def count_tokens(arguments: Mapping[str, Any]) -> int:
 def keys_and_values(cache: Any) -> list[Any]:
     """The layers of a cache of keys and values alone, ``[batch, heads, positions, width]``; empty for any other."""
     layers = list(getattr(cache, "layers", None) or ())
-    return layers if all(map(_is_plain, layers)) else []
-
-
-def _is_plain(layer: Any) -> bool:
-    """Whether a layer has no other state, such as that of a convolution or of a recurrence."""
-    states = [name for name, value in vars(layer).items() if name.endswith("_states") and value is not None]
-    return not states and getattr(layer, "keys", None) is not None and layer.keys.dim() == 4
-
-
-def _names_of_layers(count: int) -> set[str]:
-    return {f"{index}.{kind}" for index in range(count) for kind in _USUAL.values()}
+    for layer in layers:  # it may have another state, such as that of a convolution or of a recurrence
+        states = [name for name, value in vars(layer).items() if name.endswith("_states") and value is not None]
+        if states or getattr(layer, "keys", None) is None or layer.keys.dim() != 4:
+            return []
+    return layers
 
 
 def find_state(model: nn.Module, example: Example) -> State | None:
@@ -146,7 +118,7 @@ def find_state(model: nn.Module, example: Example) -> State | None:
         for name, value in inputs.items()
     }
     runs = [record_calls(model, one) for one in (inputs, more, longer)]
-    prompt, step = runs[0][:2]
+    step = runs[0][1]
     arguments = [name for name, value in step.arguments.items() if _is_state(value)]
     if len(arguments) > 1:
         raise _refused(model, f"it passes on {' and '.join(arguments)}")
@@ -169,16 +141,15 @@ def find_state(model: nn.Module, example: Example) -> State | None:
         for name, value in began[0].items()
         if isinstance(value, torch.Tensor) and all(isinstance(one.get(name), torch.Tensor) for one in began)
     }
-    prompt = RecordedCall({**inputs, **prompt.arguments}, prompt.results, prompt.held)
     carried = tuple(
         name
         for name, sizes in given.items()
         if sizes[1:2] == (SEQUENCE,)
         and name not in TEXT
         and isinstance(one := step.arguments.get(name), torch.Tensor)
-        and torch.equal(one, prompt.arguments[name][:, -1:])
+        and torch.equal(one, began[0][name][:, -1:])
     )
-    return State(argument, templates[0], held, axes, tensors, prompt, step, given, carried, example)
+    return State(argument, templates[0], held, axes, tensors, began[0], step.arguments, given, carried, example)
 
 
 def _is_state(value: Any) -> bool:
@@ -232,12 +203,10 @@ def record_calls(model: nn.Module, inputs: Mapping[str, torch.Tensor], count: in
 
     @functools.wraps(forward)
     def record(*args: Any, **kwargs: Any) -> Any:
-        before = {name: _copied(value) for name, value in kwargs.items()}
+        before = copied(kwargs)
         held = {name: one.clone() for name, one in _kept(model).items() if one is not kept.get(name)}
-        made = forward(*args, **kwargs)
-        after = {name: _copied(value) for name, value in kwargs.items() if _is_state(value)}
-        calls.append(RecordedCall(before, after | {name: _copied(value) for name, value in made.items()}, held))
-        return made
+        calls.append(RecordedCall(before, held))
+        return forward(*args, **kwargs)
 
     def fails(error: Exception) -> CaptureError:
         told = f"{type(model).__name__}.generate fails: {error_line(error)}; export one forward pass with --parts whole"
@@ -259,10 +228,6 @@ def _kept(model: nn.Module) -> dict[str, torch.Tensor]:
         for name, value in vars(module).items()
         if isinstance(value, torch.Tensor)
     }
-
-
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
 
 
 @contextmanager
@@ -295,5 +260,5 @@ def named_tensors(state: Any) -> dict[str, torch.Tensor]:
     for path, tensor in found.items():
         only = len(path) > 1 and path[-1].isdigit() and parents.count(path[:-1]) == 1
         short = [part for part in (path[:-1] if only else path) if part != "layers"]
-        named[".".join([*short[:-1], _USUAL.get(short[-1], short[-1])])] = tensor
+        named[".".join([*short[:-1], KINDS.get(short[-1], short[-1])])] = tensor
     return named

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+import torch
 from torch import nn
 
 from modelexport.core.results import Rows, Shown, error_text
@@ -15,16 +17,15 @@ from modelexport.core.text import error_line
 from modelexport.errors import CheckError, ModelExportError, UsageError
 from modelexport.exporting.options import Options
 from modelexport.exporting.result import ExportResult
-from modelexport.format.manifest import Generation, Manifest
-from modelexport.packages.generator import Generator, Step
-from modelexport.packages.greedy import first_difference, generate_greedily, step_of
-from modelexport.packages.model_parts import with_weights
+from modelexport.format.manifest import Manifest
+from modelexport.packages.generator import CACHE_POSITION, Generator, Step
+from modelexport.packages.greedy import compared, first_difference, generate_greedily
+from modelexport.packages.model_parts import with_forward, with_weights
 from modelexport.packages.prompts import example_prompts
 from modelexport.runtime.sessions import CPU
 from modelexport.tagged.package import Package, read_package
 from modelexport.traces.differences import compare_arrays
 from modelexport.verify.model_weights import verify_parameters
-from modelexport.verify.verdicts import VerifyReport
 from modelexport.verify.verify import verify
 
 
@@ -63,8 +64,6 @@ class GenerationReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
     runs: list[GenerationRun]
     parameters_wrong: list[str]
     """Initializers of any part whose bytes differ from the model's."""
-    parts: dict[str, VerifyReport] = {}
-    """Name of a part to the comparison of its modules on example inputs."""
 
     def _table(self) -> Rows:
         yield "run", "steps", "largest difference", "reason"
@@ -72,9 +71,8 @@ class GenerationReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def agrees(self) -> bool:
-        """Whether every run, every part and every parameter agrees."""
-        parts = all(report.agrees for report in self.parts.values())
-        return parts and not self.parameters_wrong and all(run.agrees for run in self.runs)
+        """Whether every run and every parameter agrees."""
+        return not self.parameters_wrong and all(run.agrees for run in self.runs)
 
 
 def verify_generation(
@@ -119,31 +117,21 @@ def _compare(
     reference = generate_greedily(model, prompts, new_tokens)
     wrong_token: int | None = None
     wrong_logits: int | None = None
-    largest, first = 0.0, None
-    reason, tokens = "", []
-    steps = generator.steps(reference.inputs, new_tokens, eos=reference.eos, pad=reference.pad)
-    ended = np.zeros(len(prompts), dtype=bool)
-    index = -1
-    for index, step in enumerate(steps):
+    first: Step | None = None
+    largest, reason, tokens = 0.0, "", []
+    for index, (step, right, found) in enumerate(compared(generator, reference)):
         tokens.append(step.tokens)
-        if index >= len(reference.logits):
-            wrong_token, reason, first = index, "PyTorch had ended", first or step
-            break
-        rows = ~ended
-        difference = compare_arrays("logits", reference.logits[index][rows], step.logits[rows])
+        difference = compare_arrays("logits", right, found)
         largest = max(largest, difference.absolute or 0.0)
         if difference.status != "agree" and wrong_logits is None:
             wrong_logits, reason, first = index, f"logits: {difference.reason}", step
-        if not np.array_equal(reference.tokens[index], step.tokens):
-            row = int(np.flatnonzero(reference.tokens[index] != step.tokens)[0])
-            first = first or step
-            wrong_token = index
+        for row in np.flatnonzero(reference.tokens[index] != step.tokens)[:1]:
+            wrong_token, first = index, first or step
             reason = reason or f"row {row}: {step.tokens[row]} for {reference.tokens[index][row]}"
-            break
-        ended |= np.isin(step.tokens, list(reference.eos))
-    if wrong_token is None and len(tokens) < len(reference.tokens):
-        wrong_token, reason = len(tokens), "the package had ended"
-    module = _module_at(model, package, first, provider) if first is not None else None
+    module = None
+    if first is not None and (ran := _step_of(model, first.feeds)) is not None:
+        diverging = verify(*ran, package.files[first.part], provider=provider).diverging
+        module = None if diverging is None else diverging.address or "."
     return GenerationRun(
         name=name,
         prompts=[int(np.shape(prompt.get("input_ids", next(iter(prompt.values()))))[1]) for prompt in prompts],
@@ -158,25 +146,34 @@ def _compare(
     )
 
 
-def _module_at(model: nn.Module, package: Package, step: Step, provider: str) -> str | None:
-    """The first module that differs when both run one step from the package's state before it."""
-    ran = step_of(model, step.feeds)
-    if ran is None:
+def _step_of(model: nn.Module, feeds: Mapping[str, Any]) -> tuple[nn.Module, dict[str, Any]] | None:
+    """The module and the arguments that a graph's step runs; ``None`` if the cache holds more than keys and values."""
+    from transformers import DynamicCache
+
+    inputs = {name: torch.from_numpy(np.array(array)) for name, array in feeds.items()}
+    caches = [name for name in inputs if name.startswith("past_key_values")]
+    named = [f"past_key_values.{layer}.{kind}" for layer in range(len(caches) // 2) for kind in ("key", "value")]
+    if {*named} != {*caches}:
         return None
-    report = verify(*ran, package.files[step.part], provider=provider)
-    return None if report.diverging is None else report.diverging.address or "."
+    states = iter([inputs.pop(name) for name in named])
+    layers = list(zip(states, states, strict=True))
+    inputs["past_key_values"] = DynamicCache(layers)
+    if CACHE_POSITION in inputs:
+        from modelexport.packages.fixed_caches import fixed_cache_step
+
+        return with_forward(model, partial(fixed_cache_step, layers[0][0].shape[2])), inputs
+    return model, inputs | {"use_cache": True}
 
 
 def wrong_parameters(model: nn.Module, package: Package) -> list[str]:
     """The initializers of all parts that are missing or differ from the model's entries, after the name of the part."""
-    found = []
-    for name, file in package.files.items():
-        report = verify_parameters(model, file)
-        found += [f"{name}: {entry}" for entry in (*report.unaccounted, *report.differing)]
-    return found
+    reports = {name: verify_parameters(model, file) for name, file in package.files.items()}
+    return [f"{name}: {entry}" for name, one in reports.items() for entry in (*one.unaccounted, *one.differing)]
 
 
 _NEW_TOKENS = 4
+_NOT_RUN = ("loading", "running")
+"""The steps of a check that show that a part does not run here."""
 
 
 def run_once(
@@ -200,11 +197,11 @@ def run_once(
         CheckError: The package does not run, or generates something else.
     """
     checks = {name: result.check for name, result in results.items()}
-    cannot = [f"{name}: {one.reason}" for name, one in checks.items() if one and one.step in ("loading", "running")]
-    told, fault = "the package cannot run a prompt here", next(iter(cannot), "")
-    if not fault and any(one is None or one.status != "passed" for one in checks.values()):
-        return []
+    fault = next((f"{name}: {one.reason}" for name, one in checks.items() if one and one.step in _NOT_RUN), "")
+    told = "the package cannot run a prompt here"
     if not fault:
+        if any(one is None or one.status != "passed" for one in checks.values()):
+            return []
         told = "the package does not generate what the model does"
         try:
             with with_weights(model, options.weights.lent):
@@ -221,26 +218,20 @@ def run_once(
 
 
 def _fault(model: nn.Module, manifest: Manifest, folder: Path, given: Mapping[str, Any] | None) -> str:
-    assert manifest.generation is not None
-    generator = Generator({part.name: folder / part.file for part in manifest.parts}, manifest.generation)
+    """What is wrong in the batches that a package takes: all prompts together, and the first and the last alone."""
+    how = manifest.generation
+    assert how is not None
+    generator = Generator({part.name: folder / part.file for part in manifest.parts}, how)
     prompts = example_prompts(model, None, seed=1, given=given, manifest=manifest)
-    for batch in batches_of(prompts, manifest.generation):
-        if told := first_difference(generator, generate_greedily(model, batch, _NEW_TOKENS)):
-            lengths = ", ".join(str(len(next(iter(prompt.values()))[0])) for prompt in batch)
-            return f"{told} (prompts of {lengths} tokens)"
-    return ""
-
-
-def batches_of(prompts: Sequence[Mapping[str, Any]], how: Generation) -> list[Sequence[Mapping[str, Any]]]:
-    """Prompts in the batches that a package takes: all together and the first and the last alone."""
+    lengths = [int(one["input_ids"].shape[1]) if "input_ids" in one else 1 for one in prompts]
     alone = [prompts[:1], prompts[-1:]]
     if how.cache_size:
-        prompts = [one for one in prompts if _length(one) + _NEW_TOKENS - 1 <= how.cache_size]
-        alone = [prompts[:1]] if prompts else []
-    if how.rows == "padded":
-        return [prompts, *alone] if prompts else []
-    return [[prompts[0]] * 3, *alone] if how.rows == "equal" else alone
-
-
-def _length(prompt: Mapping[str, Any]) -> int:
-    return int(prompt["input_ids"].shape[1]) if "input_ids" in prompt else 1
+        fitting = zip(prompts, lengths, strict=True)
+        prompts = [one for one, length in fitting if length + _NEW_TOKENS - 1 <= how.cache_size]
+        alone = [prompts[:1]]
+    together = {"padded": [prompts], "equal": [prompts[:1] * 3], "one": []}[how.rows]
+    for batch in filter(None, [*together, *alone]):
+        if told := first_difference(generator, generate_greedily(model, batch, _NEW_TOKENS)):
+            sizes = ", ".join(str(len(next(iter(prompt.values()))[0])) for prompt in batch)
+            return f"{told} (prompts of {sizes} tokens)"
+    return ""

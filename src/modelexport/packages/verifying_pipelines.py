@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-import onnxruntime
 import torch
-from torch import nn
 
 from modelexport.core.results import Rows, Shown, error_text
 from modelexport.core.text import first_few
 from modelexport.errors import UsageError
 from modelexport.packages.diffusion.components_module import PipelineModules, as_module
 from modelexport.packages.diffusion.diffusion_parts import DiffusionPart, diffusion_parts
-from modelexport.packages.diffusion.observing import Entry, ObservedCall, observe_example, run_pipeline
+from modelexport.packages.diffusion.observing import Entry, leaves, observe_example, run_pipeline
 from modelexport.packages.verifying_generation import wrong_parameters
 from modelexport.pytorch.named_inputs import under_names
 from modelexport.pytorch.nested_tensors import as_array, copied
 from modelexport.runtime.sessions import CPU, input_names, open_session, run_session
 from modelexport.tagged.package import Package, read_package
-from modelexport.traces.differences import Difference, Verdict, compare_arrays, compare_outputs, worst
+from modelexport.traces.differences import Difference, Verdict, compare_arrays, compare_outputs, error_of, worst
 from modelexport.verify.verify import verify
 
 _IMAGES = 1e-3
@@ -71,18 +67,6 @@ class PipelineReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
         return all(status == "agree" for status in statuses) and not self.parameters_wrong
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """One call of a part, with what both returned."""
-
-    part: DiffusionPart
-    index: int
-    inputs: Mapping[str, torch.Tensor]
-    right: Mapping[str, Any]
-    """What PyTorch returns for the same inputs."""
-    found: Mapping[str, Any]
-
-
 def verify_pipeline(
     model: Any,
     folder: str | Path,
@@ -117,14 +101,53 @@ def verify_pipeline(
         name: open_session(file, provider=provider, optimized=True, runs_often=True)
         for name, file in package.files.items()
     }
-    answers, result = _run_package(modules, sessions, parts, given, seed)
-    run = {one.part.name for one in answers}
-    answers += [_run_alone(modules, part, sessions[part.name]) for part in parts.values() if part.name not in run]
     expected = [call for call in observed.calls if call.entry in parts]
-    calls = _compare_calls(modules, package, expected, answers, provider)
+    calls: list[PartCall] = []
+    ran: list[tuple[DiffusionPart, Mapping[str, torch.Tensor]]] = []
+
+    def compare(part: DiffusionPart, inputs: Mapping[str, torch.Tensor], output: Any, alone: Any = None) -> Any:
+        """What a part returns, which is compared with PyTorch's output for these inputs and in the run without parts"""
+        session = sessions[part.name]
+        found = run_session(session, under_names(inputs, input_names(session)))
+        right = _arrays(part.results(output))
+        difference = worst(compare_outputs(list(right), list(right.values()), [found[name] for name in right]))
+        assert difference is not None
+        off = {name: error_of(one, found[name]) for name, one in _arrays(part.results(alone)).items()}
+        calls.append(
+            PartCall(
+                part=part.name,
+                index=sum(call.part == part.name for call in calls),
+                status=difference.status,
+                relative=difference.relative or 0.0,
+                end_to_end=None if alone is None else max(off.values(), default=0.0),
+                reason=f"{difference.name}: {difference.reason}" if difference.status != "agree" else "",
+            )
+        )
+        ran.append((part, inputs))
+        return found
+
+    def answer(entry: Entry, taken: dict[str, Any], run: Callable[[], Any]) -> Any:
+        part, alone = parts[entry], expected[len(calls)] if len(calls) < len(expected) else None
+        inputs = copied(part.tensors(taken))
+        found = compare(part, inputs, run(), alone.output if alone is not None and alone.entry == entry else None)
+        return part.result({name: torch.from_numpy(np.array(array)) for name, array in found.items()})
+
+    result = run_pipeline(modules, given, answer, parts.keys(), seed=seed)
+    used = {call.part for call in calls}
+    for part in parts.values():
+        if part.name not in used:  # it runs on its example inputs
+            compare(part, part.tensors(part.arguments), part.output)
+    first = next((index for index, call in enumerate(calls) if call.status != "agree"), None)
+    if first is not None:
+        part, inputs = ran[first]
+        diverging = verify(part.module(modules), inputs, package.files[part.name], provider=provider).diverging
+        module = None if diverging is None else diverging.address or "."
+        calls[first] = msgspec.structs.replace(calls[first], module=module)
+    pairs = zip(_arrays(observed.result).items(), _arrays(result).values(), strict=True)
     return PipelineReport(
         calls=calls,
-        results=_compare_results(observed.result, result),
+        # Each step adds its rounding, so that more is allowed than for one call.
+        results=[compare_arrays(name, right, found, allowed=_IMAGES) for (name, right), found in pairs],
         parameters_wrong=wrong_parameters(modules, package),
         in_pytorch=[name for name in names if name not in package.files],
     )
@@ -144,101 +167,7 @@ def _in_package(
     return {entry: part for entry, part in parts.items() if part.name in names}
 
 
-def _run_alone(modules: PipelineModules, part: DiffusionPart, session: onnxruntime.InferenceSession) -> _Answer:
-    """A part that the run does not use, on its example inputs."""
-    inputs = part.tensors(part.arguments)
-    right = {name: as_array(tensor) for name, tensor in part.results(part.output).items()}
-    return _Answer(part, 0, inputs, right, run_session(session, under_names(inputs, input_names(session))))
-
-
-def _run_package(
-    modules: PipelineModules,
-    sessions: Mapping[str, onnxruntime.InferenceSession],
-    parts: Mapping[Entry, DiffusionPart],
-    arguments: Mapping[str, Any],
-    seed: int,
-) -> tuple[list[_Answer], Any]:
-    """Run the pipeline with the graphs of the package; each call runs in PyTorch as well, for the same inputs."""
-    counts: Counter[str] = Counter()
-    answers: list[_Answer] = []
-
-    def answer(entry: Entry, given: dict[str, Any], run: Callable[[], Any]) -> Any:
-        part = parts[entry]
-        inputs = copied(part.tensors(given))
-        session = sessions[part.name]
-        found = run_session(session, under_names(inputs, input_names(session)))
-        right = {name: as_array(tensor) for name, tensor in part.results(run()).items()}
-        answers.append(_Answer(part, counts[part.name], inputs, right, found))
-        counts[part.name] += 1
-        return part.result({name: torch.from_numpy(np.array(array)) for name, array in found.items()})
-
-    return answers, run_pipeline(modules, arguments, answer, parts.keys(), seed=seed)
-
-
-def _compare_calls(
-    modules: PipelineModules,
-    package: Package,
-    expected: Sequence[ObservedCall],
-    answers: Sequence[_Answer],
-    provider: str,
-) -> list[PartCall]:
-    found: list[PartCall] = []
-    for position, one in enumerate(answers):
-        difference = worst(_compare(one))
-        assert difference is not None
-        differs = difference.status != "agree"
-        first = differs and all(call.status == "agree" for call in found)
-        before = expected[position] if position < len(expected) and expected[position].entry == one.part.entry else None
-        found.append(
-            PartCall(
-                part=one.part.name,
-                index=one.index,
-                status=difference.status,
-                relative=difference.relative or 0.0,
-                end_to_end=_end_to_end(one, before),
-                reason=f"{difference.name}: {difference.reason}" if differs else "",
-                module=_module_in(one.part.module(modules), one.inputs, package.files[one.part.name], provider)
-                if first
-                else None,
-            )
-        )
-    return found
-
-
-def _compare(one: _Answer) -> list[Difference]:
-    """Compare what both return."""
-    found = [one.found[name] for name in one.right]
-    return compare_outputs(list(one.right), list(one.right.values()), found)
-
-
-def _end_to_end(one: _Answer, before: ObservedCall | None) -> float | None:
-    """The largest error of a call's outputs in relation to the run in PyTorch alone."""
-    if before is None:
-        return None
-    right = {name: as_array(tensor) for name, tensor in one.part.results(before.output).items()}
-    return max((compare_arrays(name, right[name], one.found[name]).relative or 0.0 for name in right), default=0.0)
-
-
-def _module_in(part: nn.Module, inputs: Mapping[str, Any], file: Path, provider: str) -> str | None:
-    """The first module that differs when both run one call."""
-    diverging = verify(part, inputs, file, provider=provider).diverging
-    return None if diverging is None else diverging.address or "."
-
-
-def _compare_results(expected: Any, found: Any) -> list[Difference]:
-    """Compare what a pipeline returns; each step adds its rounding, so that more is allowed than for one call."""
-    pairs = zip(_arrays(expected), _arrays(found), strict=True)
-    return [compare_arrays(name, one, other, allowed=_IMAGES) for (name, one), (_, other) in pairs]
-
-
-def _arrays(value: Any, name: str = "") -> list[tuple[str, Any]]:
-    """The arrays in a pipeline's result with their names."""
-    if isinstance(value, torch.Tensor):
-        return [(name, as_array(value))]
-    if isinstance(value, np.ndarray):
-        return [(name, value)]
-    if isinstance(value, Mapping):
-        return [pair for key, part in value.items() for pair in _arrays(part, f"{name}.{key}" if name else str(key))]
-    if isinstance(value, (list, tuple)):
-        return [pair for index, part in enumerate(value) for pair in _arrays(part, f"{name}.{index}")]
-    return []
+def _arrays(value: Any) -> dict[str, Any]:
+    """The arrays in a result with their names."""
+    found = {name: leaf for name, leaf in leaves(value) if isinstance(leaf, (torch.Tensor, np.ndarray))}
+    return {name: as_array(one) if isinstance(one, torch.Tensor) else one for name, one in found.items()}

@@ -136,7 +136,7 @@ def _update(path: Path, weights: _InMemory | WeightsInFile, output: Path, strict
     check_weights(model)  # missing files are allowed: their weights are replaced
     plans, tied, read = planned(path, model, weights, strict)
     values = list(initializers(model))
-    tensors = {value: _new_tensor(path, value, plan, read) for value, plan in plans.items()}
+    tensors = {value: new_tensor(path, value, plan, read) for value, plan in plans.items()}
     external = any(isinstance(value.const_value, ir.ExternalTensor) for value in values)
     check_documents(path, model.metadata_props)
     sidecar = path.with_suffix(_SIDECAR)
@@ -182,7 +182,7 @@ def _check_recorded(
         )
 
 
-def _new_tensor(path: Path, value: ir.Value, plan: ParameterPlan, read: Callable[[str], np.ndarray]) -> ir.LazyTensor:
+def new_tensor(path: Path, value: ir.Value, plan: ParameterPlan, read: Callable[[str], np.ndarray]) -> ir.LazyTensor:
     """The new tensor of an initializer, computed when it is written."""
     old = value.const_value
     assert old is not None

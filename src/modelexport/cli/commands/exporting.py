@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from modelexport.cli.interface_options import NameOptions, read_interface
-from modelexport.cli.json_documents import export_document
-from modelexport.cli.model_choice import Loading, ModelChoice
+from modelexport.cli.json_documents import export_document, package_document
+from modelexport.cli.model_choice import Loading, ModelChoice, load_for_package
 from modelexport.cli.printing import print_result
 from modelexport.cli.progress import LINE
 from modelexport.cli.read_and_written import WRITTEN, WRITTEN_ALONE
@@ -49,9 +49,7 @@ def export(
                 "--axes, --input-names, --output-names and --outputs go with a FILE.onnx: "
                 "the names in a package are fixed by its runtimes"
             )
-        from modelexport.cli.package_export import export_folder
-
-        export_folder(choice, Path(output), options, as_json=as_json)
+        _export_folder(choice, Path(output), options, as_json=as_json)
         return
     from modelexport.cli import show_export
 
@@ -84,6 +82,33 @@ def _export_file(
         dynamic=options.capture.dynamic or bool(names.axes),
         source=loaded.weights,
     )
+
+
+def _export_folder(choice: ModelChoice, folder: Path, options: Options, *, as_json: bool) -> None:
+    from modelexport.cli import show_package
+    from modelexport.core.garbage import only_new_garbage
+    from modelexport.files.package_folders import check_package_folder
+    from modelexport.packages.packaging import export_package
+
+    options.check_together(package=True)
+    check_package_folder(folder, [Path(choice.model)])
+    stages = Stages(LINE.tell)
+    loaded, example = load_for_package(choice, options.package.parts or "auto", stages)
+    options.quantized.check_model(loaded.model)
+    with only_new_garbage():
+        result = export_package(
+            loaded.model,
+            folder,
+            inputs=example,
+            name=loaded.name,
+            directory=loaded.directory,
+            options=options,
+            source=loaded.weights,
+            stages=stages,
+        )
+    print_result(package_document(result), lambda: show_package.format_package(result), as_json=as_json)
+    if not result.agrees:
+        raise typer.Exit(1)
 
 
 def hierarchy(

@@ -166,9 +166,9 @@ def _shown(found: Any) -> tuple[Any, str]:
         case "AgainstReport":
             return show_verification.against_document(found), show_verification.format_losses(found)
         case "GenerationReport":
-            return show_package.generation_document(found), show_package.format_generation(found)
+            return show_package.report_document(found), show_package.format_generation(found)
         case "PipelineReport":
-            return show_package.pipeline_document(found), show_package.format_pipeline(found)
+            return show_package.report_document(found), show_package.format_pipeline(found)
         case "StagesReport":
             return found.outputs, show_surgery.format_chain(found.outputs)
     documents = {name: show_verification.verify_document(report) for name, report in found.parts.items()}

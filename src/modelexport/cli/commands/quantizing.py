@@ -82,7 +82,7 @@ def quantize(
     """Quantize modules of FILE by ONNX Runtime's quantizers; all others stay bit for bit what they are."""
     from modelexport.cli import show_quantized
     from modelexport.core.stages import Stages
-    from modelexport.packages.quantized_packages import quantize_package
+    from modelexport.packages.changed_packages import quantize_package
     from modelexport.precision.quantize import quantize as run
 
     how: dict[str, Any] = {
@@ -109,7 +109,7 @@ def quantize(
 
 def _search(file: Path, output: Path, rules: Rules, bounds: Within, how: dict[str, Any], *, as_json: bool) -> None:
     from modelexport.cli import show_quantized
-    from modelexport.packages.searched_precision import quantize_within
+    from modelexport.packages.changed_packages import quantize_within
 
     if rules.recipe is not None:
         raise UsageError("a recipe says which method a module gets: give --recipe, or --within or --budget")
@@ -157,7 +157,7 @@ def sensitivity(
     import msgspec
 
     from modelexport.core.stages import Stages
-    from modelexport.packages.searched_precision import graph_of
+    from modelexport.packages.changed_packages import graph_of
     from modelexport.precision.sensitivity import STEADY
     from modelexport.precision.sensitivity import sensitivity as measure
     from modelexport.tagged.file import read_tagged

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,10 @@ def load_diffusion(directory: Path, *, trust_remote_code: bool = False, dtype: s
             f"install diffusers and pillow"
         ) from error
     fails = raised_as(lambda error: ModelLoadError(f"{directory} cannot be loaded: {error_line(error)}"))
-    with collected(), no_questions(), quiet_transformers(), _quiet_diffusers(diffusers), fails:
+    with ExitStack() as stack, collected(), no_questions(), quiet_transformers(), fails:
+        if diffusers.utils.logging.is_progress_bar_enabled():  # they are also written into pipes
+            diffusers.utils.logging.disable_progress_bar()
+            stack.callback(diffusers.utils.logging.enable_progress_bar)
         load: Any = diffusers.DiffusionPipeline.from_pretrained
         pipeline = load(
             str(directory),
@@ -79,19 +82,6 @@ def load_diffusion(directory: Path, *, trust_remote_code: bool = False, dtype: s
         )
     pipeline.set_progress_bar_config(disable=True)
     return LoadedModel(as_module(pipeline), None, directory.resolve().name, directory)
-
-
-@contextmanager
-def _quiet_diffusers(diffusers: Any) -> Iterator[None]:
-    """Turn off its progress bars, which are also written into pipes."""
-    logging = diffusers.utils.logging
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def _check_index(directory: Path) -> None:
@@ -113,13 +103,9 @@ def _check_index(directory: Path) -> None:
 
 def _is_known(library: object) -> bool:
     """Whether a component's library is a trusted one, or a pipeline of diffusers by the name of its module."""
+    from importlib.util import find_spec
+
     if library is None or library in _LIBRARIES:
         return True
-    import importlib.util
-
-    return (
-        isinstance(library, str)
-        and library.isidentifier()
-        and importlib.util.find_spec("diffusers") is not None
-        and importlib.util.find_spec(f"diffusers.pipelines.{library}") is not None
-    )
+    named = isinstance(library, str) and library.isidentifier() and find_spec("diffusers") is not None
+    return named and find_spec(f"diffusers.pipelines.{library}") is not None

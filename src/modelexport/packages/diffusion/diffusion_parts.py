@@ -164,23 +164,20 @@ def model_parts(
 
 def _part(entry: Entry, calls: Sequence[ObservedCall]) -> DiffusionPart:
     first = calls[0]
-    found = dict(leaves(dict(first.arguments)))
+    found, *others = (dict(leaves(dict(call.arguments))) for call in calls)
+    # A number that is another one in other calls is an input.
     varying = {
         path
         for path, leaf in found.items()
-        if isinstance(leaf, (int, float)) and not isinstance(leaf, bool) and _varies(path, leaf, calls[1:])
+        if isinstance(leaf, (int, float)) and not isinstance(leaf, bool)
+        if any(other.get(path) not in (leaf, None) for other in others)
     }
     paths = [path for path, leaf in found.items() if isinstance(leaf, torch.Tensor) or path in varying]
-    inputs = _named(paths, _ARGUMENTS.get(entry.method, {}), "_")
+    inputs = _named(paths, _ARGUMENTS.get(entry.method, {}))
     arguments = rebuilt(
         dict(first.arguments), lambda path, leaf: torch.tensor(leaf) if path in varying else _constant(leaf)
     )
     return DiffusionPart(entry, arguments, inputs, _outputs(first.output, set(inputs.values())), output=first.output)
-
-
-def _varies(path: str, leaf: Any, others: Sequence[ObservedCall]) -> bool:
-    """Whether a number is another one in other calls."""
-    return any(dict(leaves(dict(other.arguments))).get(path) not in (leaf, None) for other in others)
 
 
 def _outputs(output: Any, inputs: set[str]) -> dict[str, str]:
@@ -197,9 +194,9 @@ def _outputs(output: Any, inputs: set[str]) -> dict[str, str]:
     }
 
 
-def _named(paths: Sequence[str], given: Mapping[str, str], joint: str) -> dict[str, str]:
+def _named(paths: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
     """Names of the shortest ends of dotted paths that tell them apart; an end is not only a number."""
-    names = {path: given.get(path, path.replace(".", joint)) for path in paths}
+    names = {path: given.get(path, path.replace(".", "_")) for path in paths}
     ends = {path: path.rpartition(".")[2] for path in paths}
     counts = Counter([*ends.values(), *names.values()])
     return {
@@ -239,8 +236,7 @@ def _with_vectors(modules: PipelineModules, part: DiffusionPart) -> DiffusionPar
             found = run(changed)
         except Exception:  # it takes a number only
             return part
-    same = all(torch.equal(right[name], found[name]) for name in right if right[name].shape == found[name].shape)
-    return changed if same and all(right[name].shape == found[name].shape for name in right) else part
+    return changed if all(torch.equal(right[name], found[name]) for name in right) else part
 
 
 def _constant(leaf: Any) -> Any:

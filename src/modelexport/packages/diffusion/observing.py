@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,43 +30,38 @@ def rebuilt(value: Any, change: Change, name: str = "") -> Any:
     Mappings, lists, tuples and the outputs of transformers and diffusers are followed, and objects that their class
     makes from attributes with tensors (a distribution from its ``parameters``); all else is a leaf.
     """
-
-    def inner(key: object, part: Any) -> Any:
-        return rebuilt(part, change, f"{name}.{key}" if name else str(key))
-
-    if isinstance(value, Mapping):
-        parts = {key: inner(key, part) for key, part in value.items()}
-        return parts if type(value) is dict else type(value)(**parts)
+    parts = _parts(value)
+    if parts is None:
+        return change(name, value)
+    made = {key: rebuilt(part, change, f"{name}.{key}" if name else str(key)) for key, part in parts.items()}
     if isinstance(value, (list, tuple)):
-        items = [inner(index, part) for index, part in enumerate(value)]
+        items = made.values()
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if attributes := _made_from(value):
-        return type(value)(**{key: inner(key, part) for key, part in attributes.items()})
-    return change(name, value)
+    return made if type(value) is dict else type(value)(**made)
 
 
-def _made_from(value: Any) -> dict[str, Any]:
-    """The attributes that the class of an object takes to make it, if there are tensors among them."""
+def leaves(value: Any, name: str = "") -> list[tuple[str, Any]]:
+    """The leaves of a structure with their dotted names, in order."""
+    parts = _parts(value)
+    if parts is None:
+        return [(name, value)]
+    return [leaf for key, part in parts.items() for leaf in leaves(part, f"{name}.{key}" if name else str(key))]
+
+
+def _parts(value: Any) -> Mapping[Any, Any] | None:
+    """What a structure consists of; ``None`` for a leaf."""
+    if isinstance(value, Mapping):
+        return value
+    if isinstance(value, (list, tuple)):
+        return dict(enumerate(value))
     if isinstance(value, (torch.Tensor, torch.Generator, torch.nn.Module, type)) or not hasattr(value, "__dict__"):
-        return {}
+        return None
     try:
         parameters = inspect.signature(type(value)).parameters
     except (TypeError, ValueError):
-        return {}
+        return None
     attributes = {key: vars(value)[key] for key in parameters if key in vars(value)}
-    return attributes if any(isinstance(part, torch.Tensor) for part in attributes.values()) else {}
-
-
-def leaves(value: Any) -> Iterator[tuple[str, Any]]:
-    """The leaves of a structure with their dotted names, in order."""
-    found: list[tuple[str, Any]] = []
-
-    def note(name: str, leaf: Any) -> Any:
-        found.append((name, leaf))
-        return leaf
-
-    rebuilt(value, note)
-    return iter(found)
+    return attributes if any(isinstance(part, torch.Tensor) for part in attributes.values()) else None
 
 
 @dataclass(frozen=True, order=True)
@@ -96,24 +91,8 @@ _ROWS = 2
 _LATENTS = ((15, 21), (14, 22), (16, 24), None)
 """Sizes of the example latents, the first that a pipeline accepts. A model that halves odd sizes is captured as code
 that accepts all; one that divides an image into patches refuses them. ``None``: the pipeline's own size."""
+_SIZES = ("height", "width")
 _PROMPTS = ("a cat on a red mat", "two small boats at sea in the evening")
-
-
-@contextmanager
-def intercepted(modules: PipelineModules, handler: Handler, entries: Collection[Entry] | None = None) -> Iterator[None]:
-    """Let a handler answer the calls from the pipeline to its models, inside the block.
-
-    Args:
-        entries: The methods that it answers for; by default all public ones.
-    """
-    with ExitStack() as stack:
-        for name, component in modules.named_children():
-            running: list[str] = []
-            for method in _methods(component):
-                if entries is None or Entry(name, method) in entries:
-                    answer = _answering(component, Entry(name, method), running, handler)
-                    stack.enter_context(attribute_set(component, method, answer))
-        yield
 
 
 def _methods(component: nn.Module) -> list[str]:
@@ -160,56 +139,40 @@ def observe_example(
     Raises:
         InputsError: The pipeline fails, needs an argument that is not known, or takes no such argument.
     """
+    pipeline, given = modules.pipeline, dict(given or {})
+    parameters = inspect.signature(pipeline.__call__).parameters
+    scale = int(getattr(pipeline, "vae_scale_factor", 0) or 1)
+    known: dict[str, Any] = {
+        "prompt": list(_PROMPTS),
+        "class_labels": list(range(_ROWS)),
+        "batch_size": _ROWS,
+        "num_inference_steps": steps,
+        "output_type": "np",
+        "use_resolution_binning": False,
+    }
+    for name in given:
+        if name not in parameters:
+            raise InputsError(
+                f"{type(pipeline).__name__} takes no argument {name}{nearest(name, list(parameters))}: "
+                f"it takes {', '.join(parameters)}"
+            )
+    plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    for name, parameter in parameters.items():
+        needed = parameter.default is parameter.empty and parameter.kind in plain
+        if needed and name not in {*known, *_SIZES, *given}:
+            raise InputsError(
+                f"{type(pipeline).__name__} needs the argument {name}: give it in a JSON file with --inputs"
+            )
     failure: InputsError | None = None
     for latents in _LATENTS:
-        arguments = example_call(modules, given, latents=latents, steps=steps)
+        sizes = dict(zip(_SIZES, [size * scale for size in latents], strict=True)) if latents else {}
+        arguments = {name: value for name, value in {**known, **sizes}.items() if name in parameters} | given
         try:
             return observe(modules, arguments, seed=seed), arguments
         except InputsError as error:
             failure = failure or error
     assert failure is not None
     raise failure
-
-
-def example_call(
-    modules: PipelineModules, given: Mapping[str, Any] | None, *, latents: tuple[int, int] | None, steps: int
-) -> dict[str, Any]:
-    """The arguments for a run of a pipeline.
-
-    Args:
-        given: Arguments that replace or complete them.
-        latents: Height and width of the latents of the images; ``None`` for the pipeline's own.
-
-    Raises:
-        InputsError: The pipeline needs an argument that is not known, or takes no such argument.
-    """
-    pipeline = modules.pipeline
-    parameters = inspect.signature(pipeline.__call__).parameters
-    scale = int(getattr(pipeline, "vae_scale_factor", 0) or 1)
-    known = {
-        "prompt": list(_PROMPTS),
-        "class_labels": list(range(_ROWS)),
-        "batch_size": _ROWS,
-        **({"height": latents[0] * scale, "width": latents[1] * scale} if latents is not None else {}),
-        "num_inference_steps": steps,
-        "output_type": "np",
-        "use_resolution_binning": False,
-    }
-    made = {name: value for name, value in known.items() if name in parameters}
-    for name in given or {}:
-        if name not in parameters:
-            raise InputsError(
-                f"{type(pipeline).__name__} takes no argument {name}{nearest(name, list(parameters))}: "
-                f"it takes {', '.join(parameters)}"
-            )
-    made |= given or {}
-    plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    for name, parameter in parameters.items():
-        if parameter.default is parameter.empty and parameter.kind in plain and name not in made:
-            raise InputsError(
-                f"{type(pipeline).__name__} needs the argument {name}: give it in a JSON file with --inputs"
-            )
-    return made
 
 
 def run_pipeline(
@@ -222,6 +185,9 @@ def run_pipeline(
 ) -> Any:
     """Run a pipeline whose models a handler answers for.
 
+    Args:
+        entries: The methods that it answers for; by default all public ones.
+
     Raises:
         InputsError: The pipeline fails with these arguments.
     """
@@ -232,8 +198,13 @@ def run_pipeline(
         told = f"{type(modules).__name__} fails with the example arguments: {error_line(error)}"
         return InputsError(f"{told}; give others with --inputs")
 
-    untouched_models = untouched(modules, runs=False, masks=False)
-    with untouched_models, intercepted(modules, handler, entries), collected(), raised_as(fails):
+    with untouched(modules, runs=False, masks=False), ExitStack() as stack, collected(), raised_as(fails):
+        for name, component in modules.named_children():
+            running: list[str] = []
+            for method in _methods(component):
+                if entries is None or Entry(name, method) in entries:
+                    answer = _answering(component, Entry(name, method), running, handler)
+                    stack.enter_context(attribute_set(component, method, answer))
         torch.manual_seed(seed)
         return modules.pipeline(**drawn, **copied(arguments))
 
