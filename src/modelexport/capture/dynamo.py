@@ -61,6 +61,7 @@ from modelexport.capture.transformers_exporter import (
 )
 from modelexport.core.calls import ROOT, ModuleCall, Port, Side, TracedCall
 from modelexport.core.collected_messages import collected
+from modelexport.core.text import raised_first
 from modelexport.errors import CaptureError
 from modelexport.graph.size_symbols import rename_sizes
 from modelexport.pytorch.inputs import check_inputs
@@ -104,7 +105,7 @@ def capture_by_dynamo(
     recorder = CallRecorder(model, _annotated, watcher.watch, changed_caches())
     programs: list[Any] = []
     asked: list[bool] = []
-    captured, args, given = _bound(model, *by_name(model, *run_arguments(inputs)), constants)
+    captured, args, given = _bound(model, *by_name(model, inputs), constants)
     with (
         untouched(model, runs=False, captures=True),
         replaced(_replacements(recorder.seen, programs, stack_traces, translations(form))),
@@ -295,9 +296,7 @@ def _annotated(call: ModuleCall) -> Iterator[None]:
 
 def _explained(error: Exception, recorder: CallRecorder, hint: str = "") -> CaptureError:
     """The error with what failed, where, and the exporter's own reason: the exception at the bottom of the chain."""
-    cause: BaseException = error
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
+    cause = raised_first(error)
     node = translated_node(error)
     call = recorder.running or (annotated_call(node) if node is not None else None)
     where = f" in {call}" if call is not None else ""

@@ -15,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.utils.rnn import PackedSequence
 
 from modelexport.core.collected_messages import collected
+from modelexport.core.text import chained
 from modelexport.errors import UsageError
 from modelexport.pytorch.nested_tensors import run_arguments
 from modelexport.pytorch.private_torch import DynamicOutputShapeException
@@ -34,7 +35,7 @@ def way_out(model: nn.Module, error: BaseException) -> str:
         return "; of packed sequences, those are exported that forward packs itself, by the front end dynamo"
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         return "; a module is a ScriptModule: export the model as it was before torch.jit.script"
-    if _is_caused_by(error, DynamicOutputShapeException):
+    if any(isinstance(one, DynamicOutputShapeException) for one in chained(error)):
         return (
             "; the size of its result depends on the values of the inputs: leave it out of forward, as a loss that "
             "only training needs, and compute it from the model's outputs"
@@ -101,13 +102,11 @@ def in_one_line(reason: str) -> str:
 
 def translated_node(error: BaseException) -> torch.fx.Node | None:
     """The node that ``torch.onnx`` was translating when it failed, read from its stack frame."""
-    chained: BaseException | None = error
-    while chained is not None:
-        for frame, _ in traceback.walk_tb(chained.__traceback__):
+    for chain in chained(error):
+        for frame, _ in traceback.walk_tb(chain.__traceback__):
             node = frame.f_locals.get("node")
             if isinstance(node, torch.fx.Node) and frame.f_globals.get("__name__", "").startswith(torch.onnx.__name__):
                 return node
-        chained = chained.__cause__
     return None
 
 
@@ -135,16 +134,7 @@ def _is_packed(module: nn.Module) -> bool:
     return any(isinstance(value, torch.ScriptObject) for value in vars(module).values())
 
 
-def _is_caused_by(error: BaseException | None, kind: type[BaseException]) -> bool:
-    while error is not None and not isinstance(error, kind):
-        error = error.__cause__ or error.__context__
-    return error is not None
-
-
-def _has_local(error: BaseException | None, kind: type) -> bool:
-    while error is not None:
-        for frame, _ in traceback.walk_tb(error.__traceback__):
-            if any(isinstance(value, kind) for value in frame.f_locals.values()):
-                return True
-        error = error.__cause__ or error.__context__
-    return False
+def _has_local(error: BaseException, kind: type) -> bool:
+    """Whether a function that an exception came through has a variable of this type."""
+    frames = (frame for one in chained(error) for frame, _ in traceback.walk_tb(one.__traceback__))
+    return any(isinstance(value, kind) for frame in frames for value in frame.f_locals.values())

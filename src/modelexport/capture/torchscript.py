@@ -41,7 +41,7 @@ from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.graph.nodes import all_nodes
 from modelexport.lineage.ownership import place_unowned
-from modelexport.pytorch.nested_tensors import NamedTensors, copied, output_tensors, run_arguments
+from modelexport.pytorch.nested_tensors import NamedTensors, copied, output_tensors
 from modelexport.pytorch.outside_jit_trace import in_trace
 from modelexport.pytorch.pretrained import is_pretrained
 from modelexport.pytorch.private_torch import version_of
@@ -79,7 +79,7 @@ def capture_by_tracing(
     """
     require("torchscript")
     _check_traced_opset(opset)
-    args, kwargs = by_name(model, *run_arguments(inputs))
+    args, kwargs = by_name(model, inputs)
     with collected():
         run = trace_calls(model, *copied((args, kwargs)))
     traced = _Traced(model, run, args, kwargs, dynamic, constants)

@@ -7,7 +7,6 @@ import copy
 import dataclasses
 import enum
 import inspect
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -71,7 +70,7 @@ NamedTensors = list[tuple[str, torch.Tensor]]
 def input_tensors(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NamedTensors:
     """The tensors that a module is called with, named as ``forward``'s arguments."""
     try:
-        signature = _signature(module.forward)
+        signature = inspect.signature(module.forward)
         arguments = signature.bind_partial(*args, **kwargs).arguments
     except (TypeError, ValueError):  # no signature, or arguments that forward is about to refuse
         if isinstance(module, torch.jit.ScriptModule):
@@ -84,19 +83,6 @@ def input_tensors(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
         for name, value in arguments.items()
         for named in tensors_in(value, "" if signature.parameters[name].kind is variadic else name)
     ]
-
-
-def _signature(method: Callable[..., Any]) -> inspect.Signature:
-    function = getattr(method, "__func__", None)
-    if function is None:
-        return inspect.signature(method)
-    if function not in _SIGNATURES:
-        _SIGNATURES[function] = inspect.signature(method)
-    return _SIGNATURES[function]
-
-
-_SIGNATURES: weakref.WeakKeyDictionary[Callable[..., Any], inspect.Signature] = weakref.WeakKeyDictionary()
-"""Those of methods, without ``self``: to find one takes as long as a small operation."""
 
 
 def output_tensors(output: object) -> NamedTensors:
@@ -187,15 +173,3 @@ def as_array(tensor: torch.Tensor) -> Any:
 
         return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
     return tensor.numpy()
-
-
-def leaves(value: Any) -> Iterator[Any]:
-    """What an operation takes or gives, without its lists: several times faster than PyTorch's own."""
-    if isinstance(value, (list, tuple)):
-        for part in value:
-            yield from leaves(part)
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from leaves(part)
-    else:
-        yield value

@@ -16,7 +16,6 @@ from modelexport.core.calls import ROOT, CallTree
 from modelexport.core.replaced_attributes import attribute_set
 from modelexport.errors import InputsError
 from modelexport.pytorch.dispatch_modes import OperationMode
-from modelexport.pytorch.outside_jit_trace import in_trace
 from modelexport.pytorch.private_torch import FakeTensor, operator_utilities, tree_leaves, writes_to_inputs
 from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.restored_state import KeptState
@@ -26,8 +25,7 @@ def trace_calls(model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str,
     """Run the model once, in evaluation mode and without gradients, and return its calls.
 
     The model's state is restored, also when the run fails: each module's mode and hooks, parameters, buffers,
-    ``requires_grad``, torch's random number generators. The only exception is a parameter that is overwritten in place
-    by a module other than its own: restoring it would take a copy of all weights.
+    ``requires_grad``, torch's random number generators.
 
     Args:
         args: Positional arguments of ``forward``.
@@ -68,7 +66,6 @@ def untouched(
     runs: bool = True,
     captures: bool = False,
     masks: bool = True,
-    guarded: bool = False,
     in_mode: bool = False,
     bodies: bool = False,
 ) -> Iterator[Guard | None]:
@@ -77,11 +74,9 @@ def untouched(
     What the model compiles with ``torch.compile`` runs as Python in the block, so that its calls are seen.
 
     Args:
-        runs: The model computes real values in the block, so a module may overwrite its own parameters.
+        runs: The model computes real values in the block, so it may overwrite its own parameters.
         captures: ``torch.export`` captures the model in the block, which may take the compiler's front end.
         masks: The model computes as it is exported (:func:`as_exported`).
-        guarded: Watch for such writes in every operation, not by copies of the parameters of every module. It is
-            several times faster.
         in_mode: The caller, who has a mode that sees every operation, calls the guard that it gets before each.
         bodies: The bodies of branches and loops run as Python, too, for a caller who has a mode for them.
 
@@ -100,16 +95,9 @@ def untouched(
             stack.enter_context(as_exported(model))
         stack.enter_context(torch.random.fork_rng(devices=devices))
         changed = stack.enter_context(_model_kept(model))
-        guard = Guard(tensors, changed) if runs and guarded else None
+        guard = Guard(tensors, changed) if runs else None
         if guard is not None and not in_mode:
             stack.enter_context(guard)
-        runs = runs and not guarded
-        for module in model.modules() if runs else ():
-            if isinstance(module, torch.jit.ScriptModule):  # does not accept hooks
-                continue
-            keeper = _OwnParameters(changed)
-            stack.callback(module.register_forward_pre_hook(keeper.before).remove)
-            stack.callback(module.register_forward_hook(keeper.after, always_call=True).remove)
         yield guard
 
 
@@ -180,28 +168,6 @@ def nothing_cast(model: nn.Module) -> Iterator[None]:
 
 _Changed = list[tuple[torch.Tensor, torch.Tensor]]
 """Memory that was, or may be, overwritten, and what it held; the oldest first."""
-
-
-class _OwnParameters:
-    """The hooks that detect when a module overwrites its own parameters, as ``Embedding(max_norm=...)`` does."""
-
-    def __init__(self, changed: _Changed) -> None:
-        self._changed = changed
-        self._copies: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
-
-    def before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if torch.compiler.is_dynamo_compiling():  # inside a branch, which torch.cond compiles without side effects
-            return
-        own = module.parameters(recurse=False)
-        with in_trace(None):
-            # Not the parameter itself: it may have other memory later.
-            self._copies.append([(one.data, one.clone()) for one in own if _has_values(one)])
-
-    def after(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
-        for memory, copy in self._copies.pop() if self._copies else ():
-            with in_trace(None):
-                if not torch.equal(memory, copy):
-                    self._changed.append((memory, copy))
 
 
 class Guard(OperationMode):
