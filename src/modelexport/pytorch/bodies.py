@@ -13,7 +13,7 @@ import torch
 
 from modelexport.pytorch.dispatch_modes import OperationMode
 from modelexport.pytorch.nested_tensors import memory_of
-from modelexport.pytorch.private_torch import schema_of, tree_leaves, writes_to_inputs
+from modelexport.pytorch.private_torch import tree_leaves, written_by
 from modelexport.pytorch.recorder import CallRecorder
 
 
@@ -105,13 +105,7 @@ class Bodies(OperationMode):
         return run
 
     def _check_writes(self, func: Any, args: Any, kwargs: Any) -> None:
-        if not writes_to_inputs(func):
-            return
-        for argument, value in zip(schema_of(func).arguments, args, strict=False):
-            written = argument.alias_info is not None and argument.alias_info.is_write
-            if written and not _memory(value) <= (self._made or set()):
-                raise BodyError(f"{func} writes to a tensor from outside of the branch")
-        if _memory(kwargs.get("out")) - (self._made or set()):
+        if _memory(written_by(func, args, kwargs)) - (self._made or set()):
             raise BodyError(f"{func} writes to a tensor from outside of the branch")
 
     def _see_made(self, output: Any, args: Any, kwargs: Any) -> None:

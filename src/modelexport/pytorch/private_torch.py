@@ -7,6 +7,7 @@ operation says of its arguments, and whether a trace is running. Without them no
 needs, and can do without, is in ``capture/patches.py``.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ __all__ = [
     "tree_structure",
     "treespec_dumps",
     "version_of",
-    "writes_to_inputs",
+    "written_by",
 ]
 
 
@@ -58,10 +59,17 @@ def schema_of(operation: Any) -> Any:
     return getattr(operation, "_schema", None)
 
 
-def writes_to_inputs(operation: Any) -> bool:
-    """Whether an operation, as a dispatch mode gets it, may write to the tensors that it takes."""
+def written_by(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[Any]:
+    """The arguments of an operation, as a dispatch mode or an FX node has it, that it may write to."""
     schema = schema_of(operation)
-    return bool(schema is not None and schema.is_mutable)
+    if schema is None or not schema.is_mutable:
+        return []
+    given = {**dict(enumerate(args)), **(kwargs or {})}
+    return [
+        given.get(one.name, given.get(position))
+        for position, one in enumerate(schema.arguments)
+        if one.alias_info is not None and one.alias_info.is_write
+    ]
 
 
 def version_of(tensor: torch.Tensor) -> int | None:

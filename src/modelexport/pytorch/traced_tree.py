@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -16,7 +15,8 @@ from modelexport.core.calls import ROOT, CallTree
 from modelexport.core.replaced_attributes import attribute_set
 from modelexport.errors import InputsError
 from modelexport.pytorch.dispatch_modes import OperationMode
-from modelexport.pytorch.private_torch import FakeTensor, operator_utilities, tree_leaves, writes_to_inputs
+from modelexport.pytorch.nested_tensors import memory_of
+from modelexport.pytorch.private_torch import FakeTensor, operator_utilities, tree_leaves, written_by
 from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.restored_state import KeptState
 
@@ -177,7 +177,6 @@ class Guard(OperationMode):
         super().__init__()
         self._tensors, self._changed = tensors, changed
         self._copied: set[int] = set()
-        self._writes: dict[Any, bool] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.before(func, args, kwargs)
@@ -185,51 +184,24 @@ class Guard(OperationMode):
 
     def before(self, func: Any, args: Any, kwargs: Any) -> None:
         """Copy the parameters that an operation may write to."""
-        writes = self._writes.get(func)
-        if writes is None:
-            writes = self._writes[func] = writes_to_inputs(func)
-        if writes:
-            for value in tree_leaves((args, kwargs)):
-                if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-                    self._copy(value.untyped_storage().data_ptr())
+        for value in tree_leaves(written_by(func, args, kwargs)):
+            if isinstance(value, torch.Tensor) and (place := memory_of(value)) is not None:
+                self._copy(place)
 
     def _copy(self, place: int) -> None:
-        if place == 0 or place in self._copied:  # no memory
+        if place in self._copied:
             return
         self._copied.add(place)
         for tensor in self._tensors:
-            if tensor.layout is torch.strided and tensor.untyped_storage().data_ptr() == place:
+            if memory_of(tensor) == place:
                 self._changed.append((tensor.data, tensor.detach().clone()))
-
-
-@contextmanager
-def state_remembered(model: nn.Module) -> Iterator[None]:
-    """Inside, a model's state is inspected once, not before each run: each restores it, and nothing else changes it."""
-    before = _remembered.set((model, *_state_of(model)))
-    try:
-        yield
-    finally:
-        _remembered.reset(before)
-
-
-_remembered: ContextVar[tuple[nn.Module | None, Any, _Changed]] = ContextVar(
-    "modelexport.state", default=(None, None, [])
-)
-
-
-def _state_of(model: nn.Module) -> tuple[KeptState, _Changed]:
-    """The state of a model, and copies of the values of its buffers."""
-    state = KeptState(model)
-    parameters = set(model.parameters())
-    return state, [(one, one.clone()) for one in state.tensors if one not in parameters and _has_values(one)]
 
 
 @contextmanager
 def _model_kept(model: nn.Module) -> Iterator[_Changed]:
     """Evaluation mode inside the block, restored afterwards; yields a list for the parameters found to be changed."""
-    of, state, values = _remembered.get()
-    if of is not model:
-        state, values = _state_of(model)
+    state, parameters = KeptState(model), set(model.parameters())
+    values = [(one, one.clone()) for one in state.tensors if one not in parameters and _has_values(one)]
     changed: _Changed = []
     try:
         for module in model.modules():

@@ -207,7 +207,6 @@ def _key(region: Region) -> Hashable | None:
                 for node in region.nodes
             ),
             tuple(map(_made, region.inputs)),
-            _aliases(region.inputs),
             region.outputs,
         )
     except NotComparableError:
@@ -262,15 +261,6 @@ def described(value: Any) -> Hashable:
     if value is None or isinstance(value, (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)):
         return (type(value).__name__, str(value))
     raise NotComparableError
-
-
-def _aliases(nodes: Sequence[torch.fx.Node]) -> Hashable:
-    """Which of the inputs share memory: for each the first one with the same."""
-    first: dict[int, int] = {}
-    return tuple(
-        first.setdefault(storage_of(value), index) if isinstance(value := node.meta.get("val"), torch.Tensor) else -1
-        for index, node in enumerate(nodes)
-    )
 
 
 def is_item(node: torch.fx.Node) -> bool:

@@ -20,7 +20,7 @@ from modelexport.capture.patches import private, replaced, usable
 from modelexport.capture.repairs import linalg, losses, numbers, ordering, pooling
 from modelexport.capture.repairs.complex_numbers import complex_decompositions
 from modelexport.capture.repairs.singular_values import eigenvalues, singular_values
-from modelexport.pytorch.private_torch import OpOverload, schema_of
+from modelexport.pytorch.private_torch import written_by
 
 Decompositions = dict[Any, Callable[..., Any]]
 
@@ -299,11 +299,8 @@ def _refuse_written_constants(program: ExportedProgram) -> None:
     """
     kinds = {spec.arg.name for spec in program.graph_signature.input_specs if spec.kind is InputKind.CONSTANT_TENSOR}
     for node in program.graph.nodes:
-        if node.op != "call_function" or not isinstance(node.target, OpOverload):
-            continue
-        for argument, given in zip(schema_of(node.target).arguments, node.args, strict=False):
-            written = argument.alias_info is not None and argument.alias_info.is_write
-            if written and isinstance(given, torch.fx.Node) and given.name in kinds:
+        for given in written_by(node.target, node.args, node.kwargs):
+            if isinstance(given, torch.fx.Node) and given.name in kinds:
                 raise RuntimeError(
                     f"{node.target} writes into the data of a parameter or a constant, which no file keeps; "
                     "compute a new tensor instead"
