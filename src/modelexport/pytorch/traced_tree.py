@@ -179,6 +179,8 @@ class Guard(OperationMode):
         self._copied: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default and not isinstance(args[0], torch.Tensor):
+            return args[0]  # in a trace of torch.jit, numbers are tensors for operations, and numbers for modes
         self.before(func, args, kwargs)
         return func(*self.inside(func, args), **(kwargs or {}))
 
