@@ -46,7 +46,7 @@ from modelexport.pytorch.outside_jit_trace import in_trace
 from modelexport.pytorch.pretrained import is_pretrained
 from modelexport.pytorch.private_torch import version_of
 from modelexport.pytorch.recorder import CallRecorder
-from modelexport.pytorch.traced_tree import trace_calls, untouched
+from modelexport.pytorch.traced_tree import Changed, trace_calls, untouched
 
 _INPUT = "modelexport.input."
 _SCOPE = re.compile(r"(?:^|/)c(\d+)/[^/]*$")
@@ -80,8 +80,9 @@ def capture_by_tracing(
     require("torchscript")
     _check_traced_opset(opset)
     args, kwargs = by_name(model, inputs)
+    overwritten: Changed = []
     with collected():
-        run = trace_calls(model, *copied((args, kwargs)))
+        run = trace_calls(model, *copied((args, kwargs)), overwritten)
     traced = _Traced(model, run, args, kwargs, dynamic, constants)
     names = [f"{_INPUT}{position}" for position in range(len(traced.given))]
     axes = {
@@ -90,7 +91,8 @@ def capture_by_tracing(
     }
     file = io.BytesIO()
     failure: CaptureError | None = None
-    with untouched(model), traced.recorder.attached(), collected(), nothing_merged(), translatable():
+    kept = untouched(model, runs=False, changed=overwritten)  # modes, as one that sees writes, disturb a trace
+    with kept, traced.recorder.attached(), collected(), nothing_merged(), translatable():
         try:
             torch.onnx.export(
                 traced,

@@ -21,7 +21,16 @@ from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.restored_state import KeptState
 
 
-def trace_calls(model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> CallTree:
+Changed = list[tuple[torch.Tensor, torch.Tensor]]
+"""Memory that was, or may be, overwritten, and what it held; the oldest first."""
+
+
+def trace_calls(
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    changed: Changed | None = None,
+) -> CallTree:
     """Run the model once, in evaluation mode and without gradients, and return its calls.
 
     The model's state is restored, also when the run fails: each module's mode and hooks, parameters, buffers,
@@ -30,6 +39,7 @@ def trace_calls(model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str,
     Args:
         args: Positional arguments of ``forward``.
         kwargs: Keyword arguments of ``forward``.
+        changed: Parameters that the run overwrites are added to this list.
 
     Returns:
         The calls in the order in which they began, without those in the branches of ``torch.cond`` and in other code
@@ -41,7 +51,7 @@ def trace_calls(model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str,
             it ran without its hooks.
     """
     recorder = CallRecorder(model)
-    with untouched(model), recorder.attached():
+    with untouched(model, changed=changed), recorder.attached():
         try:
             model(*args, **(kwargs or {}))
         except Exception as error:  # the code of a model may raise anything
@@ -68,6 +78,7 @@ def untouched(
     masks: bool = True,
     in_mode: bool = False,
     bodies: bool = False,
+    changed: Changed | None = None,
 ) -> Iterator[Guard | None]:
     """Evaluation mode, no gradients and a separate random state inside the block; the model is restored afterwards.
 
@@ -79,6 +90,7 @@ def untouched(
         masks: The model computes as it is exported (:func:`as_exported`).
         in_mode: The caller, who has a mode that sees every operation, calls the guard that it gets before each.
         bodies: The bodies of branches and loops run as Python, too, for a caller who has a mode for them.
+        changed: Memory to restore afterwards; what the model overwrites in the block is added to it.
 
     Raises:
         InputsError: The model has lazy parameters, which its first run would create.
@@ -94,7 +106,8 @@ def untouched(
         if masks:
             stack.enter_context(as_exported(model))
         stack.enter_context(torch.random.fork_rng(devices=devices))
-        changed = stack.enter_context(_model_kept(model))
+        changed = [] if changed is None else changed
+        stack.enter_context(_model_kept(model, changed))
         guard = Guard(tensors, changed) if runs else None
         if guard is not None and not in_mode:
             stack.enter_context(guard)
@@ -166,21 +179,15 @@ def nothing_cast(model: nn.Module) -> Iterator[None]:
         yield
 
 
-_Changed = list[tuple[torch.Tensor, torch.Tensor]]
-"""Memory that was, or may be, overwritten, and what it held; the oldest first."""
-
-
 class Guard(OperationMode):
     """Copies a parameter before the first operation that may write to its memory."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor], changed: _Changed) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], changed: Changed) -> None:
         super().__init__()
         self._tensors, self._changed = tensors, changed
         self._copied: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default and not isinstance(args[0], torch.Tensor):
-            return args[0]  # in a trace of torch.jit, numbers are tensors for operations, and numbers for modes
         self.before(func, args, kwargs)
         return func(*self.inside(func, args), **(kwargs or {}))
 
@@ -200,16 +207,15 @@ class Guard(OperationMode):
 
 
 @contextmanager
-def _model_kept(model: nn.Module) -> Iterator[_Changed]:
-    """Evaluation mode inside the block, restored afterwards; yields a list for the parameters found to be changed."""
+def _model_kept(model: nn.Module, changed: Changed) -> Iterator[None]:
+    """Evaluation mode inside the block; afterwards the model's state and this memory are restored."""
     state, parameters = KeptState(model), set(model.parameters())
     values = [(one, one.clone()) for one in state.tensors if one not in parameters and _has_values(one)]
-    changed: _Changed = []
     try:
         for module in model.modules():
             if module.training:  # not eval(), which some models override
                 module.training = False
-        yield changed
+        yield
     finally:
         state.restore()
         for tensor, value in [*values, *reversed(changed)]:
