@@ -20,7 +20,6 @@ from modelexport.pytorch.private_torch import FakeTensor, operator_utilities, tr
 from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.restored_state import KeptState
 
-
 Changed = list[tuple[torch.Tensor, torch.Tensor]]
 """Memory that was, or may be, overwritten, and what it held; the oldest first."""
 
