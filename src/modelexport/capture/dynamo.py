@@ -36,8 +36,8 @@ from modelexport.capture.hints import (
     OTHER_OPERATIONS,
     check_returned,
     differentiates,
+    failure,
     in_one_line,
-    line_of,
     reason_of,
     translated_node,
     way_out,
@@ -116,16 +116,16 @@ def capture_by_dynamo(
     ):
         if not isinstance(model, torch.jit.ScriptModule):  # takes no hooks
             model.register_forward_hook(only_tensors)
-        failure: CaptureError | None = None
+        failed: CaptureError | None = None
         try:
             translated, output_names = _translate(captured, args, given, dynamic=dynamic, opset=translated_in)
         except Exception as error:  # of the model, of torch, of its exporter
-            failure, cause = _explained(error, recorder, way_out(model, error)), error
-    if failure is not None:
+            failed, cause = _explained(error, recorder, way_out(model, error)), error
+    if failed is not None:
         check_inputs(model, inputs if isinstance(inputs, Mapping) else tuple(inputs))
         if differentiates(model, inputs):
-            failure = CaptureError(f"{failure.problem}{DIFFERENTIATES}", address=failure.address, reason=failure.reason)
-        raise failure from cause
+            failed = CaptureError(f"{failed.problem}{DIFFERENTIATES}", address=failed.address, reason=failed.reason)
+        raise failed from cause
     check_returned(translated)
     if any(asked) and _lacks_calls(recorder.seen, model, inputs):
         with contextlib.suppress(CaptureError):
@@ -299,11 +299,9 @@ def _explained(error: Exception, recorder: CallRecorder, hint: str = "") -> Capt
     cause = raised_first(error)
     node = translated_node(error)
     call = recorder.running or (annotated_call(node) if node is not None else None)
-    where = f" in {call}" if call is not None else ""
     reason = reason_of(cause)
     hint = hint or (OTHER_OPERATIONS if node is not None else "")
-    problem = f"{type(cause).__name__}{where}{line_of(cause)}: {in_one_line(reason)}{hint}"
-    return CaptureError(problem, address=None if call is None else call.address, reason=reason)
+    return failure(cause, call, reason, f"{in_one_line(reason)}{hint}")
 
 
 def _translate(

@@ -14,9 +14,10 @@ from torch.ao.quantization import FakeQuantizeBase
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.utils.rnn import PackedSequence
 
+from modelexport.core.calls import ModuleCall
 from modelexport.core.collected_messages import collected
 from modelexport.core.text import chained
-from modelexport.errors import UsageError
+from modelexport.errors import CaptureError, UsageError
 from modelexport.pytorch.nested_tensors import run_arguments
 from modelexport.pytorch.private_torch import DynamicOutputShapeException
 from modelexport.pytorch.traced_tree import untouched
@@ -70,7 +71,14 @@ def differentiates(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) 
     return bool(read)
 
 
-def line_of(error: BaseException) -> str:
+def failure(error: BaseException, call: ModuleCall | None, reason: str, told: str) -> CaptureError:
+    """The error of a front end: what failed, the call, the model's own line of code, and what is told of the reason."""
+    where = f" in {call}" if call is not None else ""
+    problem = f"{type(error).__name__}{where}{_line_of(error)}: {told}"
+    return CaptureError(problem, address=None if call is None else call.address, reason=reason)
+
+
+def _line_of(error: BaseException) -> str:
     """The innermost line of the model's own code that an exception came through: `` (net.py:12)``."""
     frames = [
         f" ({Path(frame.filename).name}:{frame.lineno})"

@@ -7,7 +7,8 @@ operation says of its arguments, and whether a trace is running. Without them no
 needs, and can do without, is in ``capture/patches.py``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -32,12 +33,12 @@ __all__ = [
     "FakeTensorMode",
     "OpOverload",
     "TorchDispatchMode",
+    "in_trace",
     "is_functorch_wrapped_tensor",
     "operator_utilities",
     "outside_of_modes",
     "peek_interpreter_stack",
     "schema_of",
-    "set_tracing_state",
     "tracing_state",
     "tree_leaves",
     "tree_map",
@@ -51,7 +52,6 @@ __all__ = [
 outside_of_modes = _disable_current_modes
 """A context in which no mode sees operations: what is not the model's own."""
 tracing_state = torch._C._get_tracing_state
-set_tracing_state = torch._C._set_tracing_state
 
 
 def schema_of(operation: Any) -> Any:
@@ -75,3 +75,14 @@ def written_by(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | 
 def version_of(tensor: torch.Tensor) -> int | None:
     """A number that grows with each write to a tensor's memory; ``None`` if torch does not count them."""
     return None if tensor.is_inference() else tensor._version
+
+
+@contextmanager
+def in_trace(state: Any) -> Iterator[Any]:
+    """Record the code in the block in this trace of ``torch.jit`` or, with ``None``, in none. Yields the one before."""
+    before = tracing_state()
+    torch._C._set_tracing_state(state)
+    try:
+        yield before
+    finally:
+        torch._C._set_tracing_state(before)
