@@ -81,7 +81,7 @@ def capture_by_tracing(
     args, kwargs = by_name(model, inputs)
     overwritten: Changed = []
     with collected():
-        run = trace_calls(model, *copied((args, kwargs)), overwritten)
+        run = trace_calls(model, *copied((args, kwargs)), changed=overwritten)
     traced = _Traced(model, run, args, kwargs, dynamic, constants)
     names = [f"{_INPUT}{position}" for position in range(len(traced.given))]
     axes = {

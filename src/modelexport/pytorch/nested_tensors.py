@@ -18,20 +18,17 @@ from modelexport.errors import UsageError
 from modelexport.pytorch.private_torch import is_functorch_wrapped_tensor
 
 
-def tensors_in(value: object, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+def tensors_in(value: object, name: str = "", *, _around: tuple[int, ...] = ()) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors in a value and their names, in order: ``past.0.key`` is in ``{"past": [Layer(key=...)]}``.
 
     Follows mappings, dataclasses, tuples, lists and other objects with attributes (caches); cycles are ignored.
     """
-    return _walk(value, name, ())
-
-
-def _walk(value: object, name: str, around: tuple[int, ...]) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(value, torch.Tensor):
         yield name, value
-    elif id(value) not in around:
+    elif id(value) not in _around:
         for part_name, part in _parts(value):
-            yield from _walk(part, f"{name}.{part_name}" if name else part_name, (*around, id(value)))
+            inner = f"{name}.{part_name}" if name else part_name
+            yield from tensors_in(part, inner, _around=(*_around, id(value)))
 
 
 def _parts(value: object) -> Iterator[tuple[str, Any]]:
@@ -49,19 +46,17 @@ def _parts(value: object) -> Iterator[tuple[str, Any]]:
         yield from vars(value).items()
 
 
-def tensors_held(value: object, by: Callable[[object], bool]) -> Iterator[torch.Tensor]:
+def tensors_held(
+    value: object, by: Callable[[object], bool], *, _around: tuple[int, ...] = ()
+) -> Iterator[torch.Tensor]:
     """The tensors in those objects inside a value that ``by`` says yes to."""
-    yield from _held(value, by, ())
-
-
-def _held(value: object, by: Callable[[object], bool], around: tuple[int, ...]) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor) or id(value) in around:
+    if isinstance(value, torch.Tensor) or id(value) in _around:
         return
     if by(value):
         yield from (tensor for _, tensor in tensors_in(value))
         return
     for _, part in _parts(value):
-        yield from _held(part, by, (*around, id(value)))
+        yield from tensors_held(part, by, _around=(*_around, id(value)))
 
 
 NamedTensors = list[tuple[str, torch.Tensor]]

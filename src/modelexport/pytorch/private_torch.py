@@ -64,7 +64,7 @@ def written_by(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | 
     schema = schema_of(operation)
     if schema is None or not schema.is_mutable:
         return []
-    given = {**dict(enumerate(args)), **(kwargs or {})}
+    given: dict[Any, Any] = {**dict(enumerate(args)), **(kwargs or {})}
     return [
         given.get(one.name, given.get(position))
         for position, one in enumerate(schema.arguments)
