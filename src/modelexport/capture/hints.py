@@ -98,7 +98,8 @@ def reason_of(cause: BaseException) -> str:
             f"data-dependent: Python decides by values that are computed from the inputs ({cause.cond}); "
             f"torch.where and torch.cond decide in the graph"
         )
-    lines = [line for line in str(cause).strip().splitlines() if line.strip()]
+    own = str(cause).partition("\nWhile executing ")[0]  # what torch.fx adds of the node that it ran
+    lines = [line for line in own.strip().splitlines() if line.strip()]
     return "\n".join(line[:200] for line in lines[:_REASON_LINES])
 
 
@@ -109,15 +110,16 @@ def in_one_line(reason: str) -> str:
 
 
 def translated_node(error: BaseException) -> torch.fx.Node | None:
-    """The node that ``torch.onnx`` was translating when it failed, read from its stack frame."""
+    """The node that was decomposed or translated when an export failed, read from the stack frame."""
     for chain in chained(error):
         for frame, _ in traceback.walk_tb(chain.__traceback__):
             node = frame.f_locals.get("node")
-            if isinstance(node, torch.fx.Node) and frame.f_globals.get("__name__", "").startswith(torch.onnx.__name__):
+            if isinstance(node, torch.fx.Node) and frame.f_globals.get("__name__", "").startswith(_WORKS_ON_NODES):
                 return node
     return None
 
 
+_WORKS_ON_NODES = (torch.onnx.__name__, torch.fx.interpreter.__name__)
 OTHER_OPERATIONS = "; compute it with other operations in the model's code"
 """What to do about an operation that a front end has no translation for."""
 _LINE_CHARACTERS = 400

@@ -80,8 +80,9 @@ def capture_by_tracing(
     _check_traced_opset(opset)
     args, kwargs = by_name(model, inputs)
     overwritten: Changed = []
+    own_args, own_kwargs = copied((args, kwargs))
     with collected():
-        run = trace_calls(model, *copied((args, kwargs)), changed=overwritten)
+        run = trace_calls(model, own_args, own_kwargs, overwritten)
     traced = _Traced(model, run, args, kwargs, dynamic, constants)
     names = [f"{_INPUT}{position}" for position in range(len(traced.given))]
     axes = {
