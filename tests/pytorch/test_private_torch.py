@@ -24,7 +24,7 @@ from modelexport.pytorch.private_torch import (
     tree_structure,
     treespec_dumps,
     version_of,
-    writes_to_inputs,
+    written_by,
 )
 
 
@@ -81,11 +81,12 @@ def test_a_dispatch_mode_sees_what_operations_get_and_return() -> None:
     assert seen[0][2] is y
 
 
-def test_operations_say_whether_they_write_to_their_inputs() -> None:
-    assert writes_to_inputs(torch.ops.aten.embedding_renorm_.default)
-    assert writes_to_inputs(torch.ops.aten.add.out)
-    assert not writes_to_inputs(torch.ops.aten.add.Tensor)
-    assert not writes_to_inputs(torch.ops.higher_order.cond)
+def test_operations_say_which_of_their_arguments_they_write_to() -> None:
+    aten = torch.ops.aten
+    assert written_by(aten.embedding_renorm_.default, ("weight", "indices", 1.0, 2.0), {}) == ["weight"]
+    assert written_by(aten.add.out, ("one", "other"), {"out": "result"}) == ["result"]
+    assert written_by(aten.add.Tensor, ("one", "other"), None) == []
+    assert written_by(torch.ops.higher_order.cond, (), {}) == []
 
 
 def test_writes_to_memory_are_counted_in_all_its_views() -> None:

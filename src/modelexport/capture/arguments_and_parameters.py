@@ -6,38 +6,35 @@ import inspect
 import keyword
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from modelexport.pytorch.nested_tensors import NamedTensors, copied, input_tensors, output_tensors, tensors_in
-from modelexport.pytorch.prepared_inputs import is_constant
+from modelexport.pytorch.nested_tensors import (
+    NamedTensors,
+    copied,
+    input_tensors,
+    output_tensors,
+    run_arguments,
+    tensors_in,
+)
+from modelexport.pytorch.prepared_inputs import arguments_by_name, has_names_for, is_constant
 from modelexport.pytorch.private_torch import tree_leaves
 
 
-def by_name(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments by name, so that the graph's inputs get those names; unchanged if they cannot be named.
+def by_name(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Example inputs by name, so that the graph's inputs get those names; unchanged if they cannot be named.
 
     Unchanged as well if a hook of the model takes positional arguments: PyTorch gives it no others.
     """
-    if args and _hooks_take_positions(model):
+    args, kwargs = run_arguments(inputs)
+    if args and (_hooks_take_positions(model) or not has_names_for(model, args)):
         return args, kwargs
-    try:
-        bound = inspect.signature(model.forward).bind(*args, **kwargs)
-    except (TypeError, ValueError):  # the model itself will raise a clearer error
-        return args, kwargs
-    named: dict[str, Any] = {}
-    for name, value in bound.arguments.items():
-        match bound.signature.parameters[name].kind:
-            case inspect.Parameter.VAR_POSITIONAL | inspect.Parameter.POSITIONAL_ONLY:
-                return args, kwargs
-            case inspect.Parameter.VAR_KEYWORD:
-                named.update(value)
-            case _:
-                named[name] = value
-    return (), named
+    named = arguments_by_name(model, inputs)
+    # The model itself will raise a clearer error for arguments that do not fit.
+    return ((), named) if len(named) == len(args) + len(kwargs) else (args, kwargs)
 
 
 def _hooks_take_positions(model: nn.Module) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from modelexport.capture.patches import private
 from modelexport.core.collected_messages import collected
 from modelexport.pytorch.nested_tensors import input_tensors, run_arguments
-from modelexport.pytorch.private_torch import tracing_state, version_of
+from modelexport.pytorch.private_torch import tracing_state, tree_leaves, version_of
 from modelexport.pytorch.traced_tree import untouched
 
 
@@ -95,12 +95,8 @@ def _is_mask(value: Any) -> bool:
     return isinstance(kind, torch.TensorType) and kind.scalarType() in ("Bool", "Byte")
 
 
-def _tensors(value: object) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _tensors(part)
+def _tensors(value: object) -> list[torch.Tensor]:
+    return [one for one in tree_leaves(value) if isinstance(one, torch.Tensor)]
 
 
 _READS_VALUES = {
@@ -161,14 +157,14 @@ class InputsRead(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        given = [*_tensors(args), *_tensors(list((kwargs or {}).values()))]
+        given = _tensors((args, kwargs))
         sources = frozenset[str]().union(*(self._from.get(id(tensor), frozenset()) for tensor in given))
         if sources and func in _READS_VALUES:
             self.read.update(dict.fromkeys(sorted(sources)))
         output = func(*args, **(kwargs or {}))
         data = any(_is_data(tensor) and id(tensor) not in self._from for tensor in given)
         if sources and not data:
-            for tensor in _tensors([output]):
+            for tensor in _tensors(output):
                 self._from[id(tensor)] = self._from.get(id(tensor), frozenset()) | sources
                 self._alive.append(tensor)
         return output

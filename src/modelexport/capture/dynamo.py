@@ -36,8 +36,8 @@ from modelexport.capture.hints import (
     OTHER_OPERATIONS,
     check_returned,
     differentiates,
+    failure,
     in_one_line,
-    line_of,
     reason_of,
     translated_node,
     way_out,
@@ -61,6 +61,7 @@ from modelexport.capture.transformers_exporter import (
 )
 from modelexport.core.calls import ROOT, ModuleCall, Port, Side, TracedCall
 from modelexport.core.collected_messages import collected
+from modelexport.core.text import raised_first
 from modelexport.errors import CaptureError
 from modelexport.graph.size_symbols import rename_sizes
 from modelexport.pytorch.inputs import check_inputs
@@ -104,7 +105,7 @@ def capture_by_dynamo(
     recorder = CallRecorder(model, _annotated, watcher.watch, changed_caches())
     programs: list[Any] = []
     asked: list[bool] = []
-    captured, args, given = _bound(model, *by_name(model, *run_arguments(inputs)), constants)
+    captured, args, given = _bound(model, *by_name(model, inputs), constants)
     with (
         untouched(model, runs=False, captures=True),
         replaced(_replacements(recorder.seen, programs, stack_traces, translations(form))),
@@ -115,16 +116,16 @@ def capture_by_dynamo(
     ):
         if not isinstance(model, torch.jit.ScriptModule):  # takes no hooks
             model.register_forward_hook(only_tensors)
-        failure: CaptureError | None = None
+        failed: CaptureError | None = None
         try:
             translated, output_names = _translate(captured, args, given, dynamic=dynamic, opset=translated_in)
         except Exception as error:  # of the model, of torch, of its exporter
-            failure, cause = _explained(error, recorder, way_out(model, error)), error
-    if failure is not None:
+            failed, cause = _explained(error, recorder, way_out(model, error)), error
+    if failed is not None:
         check_inputs(model, inputs if isinstance(inputs, Mapping) else tuple(inputs))
         if differentiates(model, inputs):
-            failure = CaptureError(f"{failure.problem}{DIFFERENTIATES}", address=failure.address, reason=failure.reason)
-        raise failure from cause
+            failed = CaptureError(f"{failed.problem}{DIFFERENTIATES}", address=failed.address, reason=failed.reason)
+        raise failed from cause
     check_returned(translated)
     if any(asked) and _lacks_calls(recorder.seen, model, inputs):
         with contextlib.suppress(CaptureError):
@@ -295,16 +296,12 @@ def _annotated(call: ModuleCall) -> Iterator[None]:
 
 def _explained(error: Exception, recorder: CallRecorder, hint: str = "") -> CaptureError:
     """The error with what failed, where, and the exporter's own reason: the exception at the bottom of the chain."""
-    cause: BaseException = error
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
+    cause = raised_first(error)
     node = translated_node(error)
     call = recorder.running or (annotated_call(node) if node is not None else None)
-    where = f" in {call}" if call is not None else ""
     reason = reason_of(cause)
     hint = hint or (OTHER_OPERATIONS if node is not None else "")
-    problem = f"{type(cause).__name__}{where}{line_of(cause)}: {in_one_line(reason)}{hint}"
-    return CaptureError(problem, address=None if call is None else call.address, reason=reason)
+    return failure(cause, call, reason, f"{in_one_line(reason)}{hint}")
 
 
 def _translate(

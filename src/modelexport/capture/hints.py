@@ -14,8 +14,10 @@ from torch.ao.quantization import FakeQuantizeBase
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.utils.rnn import PackedSequence
 
+from modelexport.core.calls import ModuleCall
 from modelexport.core.collected_messages import collected
-from modelexport.errors import UsageError
+from modelexport.core.text import chained
+from modelexport.errors import CaptureError, UsageError
 from modelexport.pytorch.nested_tensors import run_arguments
 from modelexport.pytorch.private_torch import DynamicOutputShapeException
 from modelexport.pytorch.traced_tree import untouched
@@ -34,7 +36,7 @@ def way_out(model: nn.Module, error: BaseException) -> str:
         return "; of packed sequences, those are exported that forward packs itself, by the front end dynamo"
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         return "; a module is a ScriptModule: export the model as it was before torch.jit.script"
-    if _is_caused_by(error, DynamicOutputShapeException):
+    if any(isinstance(one, DynamicOutputShapeException) for one in chained(error)):
         return (
             "; the size of its result depends on the values of the inputs: leave it out of forward, as a loss that "
             "only training needs, and compute it from the model's outputs"
@@ -69,7 +71,14 @@ def differentiates(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) 
     return bool(read)
 
 
-def line_of(error: BaseException) -> str:
+def failure(error: BaseException, call: ModuleCall | None, reason: str, told: str) -> CaptureError:
+    """The error of a front end: what failed, the call, the model's own line of code, and what is told of the reason."""
+    where = f" in {call}" if call is not None else ""
+    problem = f"{type(error).__name__}{where}{_line_of(error)}: {told}"
+    return CaptureError(problem, address=None if call is None else call.address, reason=reason)
+
+
+def _line_of(error: BaseException) -> str:
     """The innermost line of the model's own code that an exception came through: `` (net.py:12)``."""
     frames = [
         f" ({Path(frame.filename).name}:{frame.lineno})"
@@ -89,7 +98,8 @@ def reason_of(cause: BaseException) -> str:
             f"data-dependent: Python decides by values that are computed from the inputs ({cause.cond}); "
             f"torch.where and torch.cond decide in the graph"
         )
-    lines = [line for line in str(cause).strip().splitlines() if line.strip()]
+    own = str(cause).partition("\nWhile executing ")[0]  # what torch.fx adds of the node that it ran
+    lines = [line for line in own.strip().splitlines() if line.strip()]
     return "\n".join(line[:200] for line in lines[:_REASON_LINES])
 
 
@@ -100,17 +110,16 @@ def in_one_line(reason: str) -> str:
 
 
 def translated_node(error: BaseException) -> torch.fx.Node | None:
-    """The node that ``torch.onnx`` was translating when it failed, read from its stack frame."""
-    chained: BaseException | None = error
-    while chained is not None:
-        for frame, _ in traceback.walk_tb(chained.__traceback__):
+    """The node that was decomposed or translated when an export failed, read from the stack frame."""
+    for chain in chained(error):
+        for frame, _ in traceback.walk_tb(chain.__traceback__):
             node = frame.f_locals.get("node")
-            if isinstance(node, torch.fx.Node) and frame.f_globals.get("__name__", "").startswith(torch.onnx.__name__):
+            if isinstance(node, torch.fx.Node) and frame.f_globals.get("__name__", "").startswith(_WORKS_ON_NODES):
                 return node
-        chained = chained.__cause__
     return None
 
 
+_WORKS_ON_NODES = (torch.onnx.__name__, torch.fx.interpreter.__name__)
 OTHER_OPERATIONS = "; compute it with other operations in the model's code"
 """What to do about an operation that a front end has no translation for."""
 _LINE_CHARACTERS = 400
@@ -135,16 +144,7 @@ def _is_packed(module: nn.Module) -> bool:
     return any(isinstance(value, torch.ScriptObject) for value in vars(module).values())
 
 
-def _is_caused_by(error: BaseException | None, kind: type[BaseException]) -> bool:
-    while error is not None and not isinstance(error, kind):
-        error = error.__cause__ or error.__context__
-    return error is not None
-
-
-def _has_local(error: BaseException | None, kind: type) -> bool:
-    while error is not None:
-        for frame, _ in traceback.walk_tb(error.__traceback__):
-            if any(isinstance(value, kind) for value in frame.f_locals.values()):
-                return True
-        error = error.__cause__ or error.__context__
-    return False
+def _has_local(error: BaseException, kind: type) -> bool:
+    """Whether a function that an exception came through has a variable of this type."""
+    frames = (frame for one in chained(error) for frame, _ in traceback.walk_tb(one.__traceback__))
+    return any(isinstance(value, kind) for frame in frames for value in frame.f_locals.values())

@@ -29,7 +29,7 @@ from modelexport.capture import TRACED_OPSETS, USUAL_FORM, QuantizedForm
 from modelexport.capture.arguments_and_parameters import by_name, state_dict_names, variable_inputs
 from modelexport.capture.decisions import NoDecisions
 from modelexport.capture.exported import Exported
-from modelexport.capture.hints import OTHER_OPERATIONS, check_returned, line_of, way_out
+from modelexport.capture.hints import OTHER_OPERATIONS, check_returned, failure, way_out
 from modelexport.capture.patches import private, replaced, require
 from modelexport.capture.repairs.last_windows import without_last_windows
 from modelexport.capture.repairs.untraceable import translatable
@@ -41,12 +41,11 @@ from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.graph.nodes import all_nodes
 from modelexport.lineage.ownership import place_unowned
-from modelexport.pytorch.nested_tensors import NamedTensors, copied, output_tensors, run_arguments
-from modelexport.pytorch.outside_jit_trace import in_trace
+from modelexport.pytorch.nested_tensors import NamedTensors, copied, output_tensors
 from modelexport.pytorch.pretrained import is_pretrained
-from modelexport.pytorch.private_torch import version_of
+from modelexport.pytorch.private_torch import in_trace, version_of
 from modelexport.pytorch.recorder import CallRecorder
-from modelexport.pytorch.traced_tree import trace_calls, untouched
+from modelexport.pytorch.traced_tree import Changed, trace_calls, untouched
 
 _INPUT = "modelexport.input."
 _SCOPE = re.compile(r"(?:^|/)c(\d+)/[^/]*$")
@@ -79,9 +78,11 @@ def capture_by_tracing(
     """
     require("torchscript")
     _check_traced_opset(opset)
-    args, kwargs = by_name(model, *run_arguments(inputs))
+    args, kwargs = by_name(model, inputs)
+    overwritten: Changed = []
+    own_args, own_kwargs = copied((args, kwargs))
     with collected():
-        run = trace_calls(model, *copied((args, kwargs)))
+        run = trace_calls(model, own_args, own_kwargs, overwritten)
     traced = _Traced(model, run, args, kwargs, dynamic, constants)
     names = [f"{_INPUT}{position}" for position in range(len(traced.given))]
     axes = {
@@ -89,8 +90,9 @@ def capture_by_tracing(
         for name, (argument, tensor) in zip(names, traced.given, strict=True)
     }
     file = io.BytesIO()
-    failure: CaptureError | None = None
-    with untouched(model), traced.recorder.attached(), collected(), nothing_merged(), translatable():
+    failed: CaptureError | None = None
+    kept = untouched(model, runs=False, changed=overwritten)  # modes, as one that sees writes, disturb a trace
+    with kept, traced.recorder.attached(), collected(), nothing_merged(), translatable():
         try:
             torch.onnx.export(
                 traced,
@@ -106,9 +108,9 @@ def capture_by_tracing(
                 do_constant_folding=False,
             )
         except Exception as error:  # of the model, of torch, of its exporter
-            failure, cause = _explained(error, traced.recorder, way_out(model, error)), error
-    if failure is not None:
-        raise failure from cause
+            failed, cause = _explained(error, traced.recorder, way_out(model, error)), error
+    if failed is not None:
+        raise failed from cause
     return traced.result(_typed(onnx.load_model_from_string(file.getvalue())), len(names))
 
 
@@ -342,10 +344,8 @@ def _explained(error: Exception, recorder: CallRecorder, hint: str) -> CaptureEr
     translated = _translated_in(error, recorder)
     call = recorder.raised_in(error) or translated
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")[:300]
-    where = f" in {call}" if call is not None else ""
     hint = hint or (OTHER_OPERATIONS if translated is not None else "")
-    problem = f"{type(error).__name__}{where}{line_of(error)}: {reason.removesuffix('.')}{hint}"
-    return CaptureError(problem, address=None if call is None else call.address, reason=reason)
+    return failure(error, call, reason, f"{reason.removesuffix('.')}{hint}")
 
 
 def _translated_in(error: Exception, recorder: CallRecorder) -> ModuleCall | None:

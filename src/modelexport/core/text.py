@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Collection, Iterable, Sequence, Sized
+from collections.abc import Collection, Iterable, Iterator, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -140,9 +140,22 @@ def nearest(name: str, known: Collection[str]) -> str:
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
-def root_cause(error: BaseException) -> str:
-    """The first line of the exception that an exception was raised from, and of its own origin in turn."""
+def chained(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception, those that it was raised from, and those that were being handled."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def raised_first(error: BaseException) -> BaseException:
+    """The exception that an exception was raised from, and its own origin in turn."""
     while error.__cause__ is not None:
         error = error.__cause__
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"
+    return error
+
+
+def root_cause(error: BaseException) -> str:
+    """The first line of the exception that an exception was raised from."""
+    first = raised_first(error)
+    lines = str(first).strip().splitlines()
+    return f"{type(first).__name__}: {lines[0] if lines else 'no reason given'}"

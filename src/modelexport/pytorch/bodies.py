@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from modelexport.pytorch.dispatch_modes import OperationMode
-from modelexport.pytorch.private_torch import schema_of, tree_leaves, writes_to_inputs
+from modelexport.pytorch.nested_tensors import memory_of
+from modelexport.pytorch.private_torch import tree_leaves, written_by
 from modelexport.pytorch.recorder import CallRecorder
 
 
@@ -31,7 +32,7 @@ class Bodies(OperationMode):
     def __init__(self, recorder: CallRecorder, *, opened: bool) -> None:
         super().__init__()
         self._recorder, self._opened = recorder, opened
-        self._made: set[int] | None = None
+        self._made: set[int | None] | None = None
         """The memory that a branch that is not taken has made, the only one that it may write to."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -104,13 +105,7 @@ class Bodies(OperationMode):
         return run
 
     def _check_writes(self, func: Any, args: Any, kwargs: Any) -> None:
-        if not writes_to_inputs(func):
-            return
-        for argument, value in zip(schema_of(func).arguments, args, strict=False):
-            written = argument.alias_info is not None and argument.alias_info.is_write
-            if written and not _memory(value) <= (self._made or set()):
-                raise BodyError(f"{func} writes to a tensor from outside of the branch")
-        if _memory(kwargs.get("out")) - (self._made or set()):
+        if _memory(written_by(func, args, kwargs)) - (self._made or set()):
             raise BodyError(f"{func} writes to a tensor from outside of the branch")
 
     def _see_made(self, output: Any, args: Any, kwargs: Any) -> None:
@@ -118,10 +113,6 @@ class Bodies(OperationMode):
         self._made |= _memory(output) - _memory((args, kwargs))
 
 
-def _memory(value: Any) -> set[int]:
+def _memory(value: Any) -> set[int | None]:
     """Where the elements of the tensors in a value are."""
-    return {
-        one.untyped_storage().data_ptr()
-        for one in tree_leaves(value)
-        if isinstance(one, torch.Tensor) and one.layout is torch.strided
-    }
+    return {memory_of(one) for one in tree_leaves(value) if isinstance(one, torch.Tensor)} - {None}

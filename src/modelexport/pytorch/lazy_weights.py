@@ -21,7 +21,7 @@ from torch import nn
 from modelexport.errors import WeightsError
 from modelexport.files.safetensors_files import Place, SafetensorsFile
 from modelexport.format.dtypes import dtype_name
-from modelexport.pytorch.private_torch import outside_of_modes
+from modelexport.pytorch.private_torch import outside_of_modes, tree_leaves, tree_map
 from modelexport.pytorch.quantized import QuantizedLinear, dequantized, is_linear
 from modelexport.weights.packed.formats import packed_names
 from modelexport.weights.packed.scheme import Scheme
@@ -173,16 +173,16 @@ def _tensor(key: str, entry: _Recorded) -> ir.TensorProtocol:
 
 def _made(value: Any) -> Any:
     """A recorded value with its bytes, also inside tuples, lists and dictionaries."""
-    if isinstance(value, _Recorded):
-        if isinstance(value.origin[0], str):
-            return _read(*value.origin)
-        func, args, kwargs = value.origin
+
+    def made(part: Any) -> Any:
+        if not isinstance(part, _Recorded):
+            return part
+        if isinstance(part.origin[0], str):
+            return _read(*part.origin)
+        func, args, kwargs = part.origin
         return func(*_made(args), **_made(kwargs))
-    if isinstance(value, (tuple, list)):
-        return type(value)(_made(part) for part in value)
-    if isinstance(value, dict):
-        return {key: _made(part) for key, part in value.items()}
-    return value
+
+    return tree_map(made, value)
 
 
 def _read(name: str, place: Place) -> torch.Tensor:
@@ -193,24 +193,16 @@ def _read(name: str, place: Place) -> torch.Tensor:
     return tensor
 
 
-def _operations(value: Any) -> Iterator[str]:
+def _operations(value: _Recorded) -> dict[str, None]:
     """The names of the operations that compute a recorded value, each once, in the order in which they run."""
-    found: dict[str, None] = {}
-
-    def visit(value: Any) -> None:
-        if isinstance(value, _Recorded) and not isinstance(value.origin[0], str):
-            func, args, kwargs = value.origin
-            visit(args)
-            if func is _part_of:
-                func, kwargs = args[0], args[2]
-            to = f" {str(kwargs['dtype']).removeprefix('torch.')}" if "dtype" in kwargs else ""
-            found[f"{func.__name__}{to}"] = None
-        elif isinstance(value, (tuple, list)):
-            for part in value:
-                visit(part)
-
-    visit(value)
-    return iter(found)
+    if isinstance(value.origin[0], str):
+        return {}
+    func, args, kwargs = value.origin
+    before = [_operations(part) for part in tree_leaves(args) if isinstance(part, _Recorded)]
+    if func is _part_of:
+        func, kwargs = args[0], args[2]
+    to = f" {str(kwargs['dtype']).removeprefix('torch.')}" if "dtype" in kwargs else ""
+    return {name: None for names in before for name in names} | {f"{func.__name__}{to}": None}
 
 
 def _without_memory(like: torch.Tensor) -> torch.Tensor:

@@ -27,13 +27,12 @@ from modelexport.pytorch.nested_tensors import (
     as_array,
     as_stored,
     has_elements,
-    leaves,
     memory_of,
     output_tensors,
     run_arguments,
 )
 from modelexport.pytorch.perturbation import entries_of
-from modelexport.pytorch.private_torch import tree_map, version_of
+from modelexport.pytorch.private_torch import tree_leaves, tree_map, version_of
 from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.traced_tree import untouched
 from modelexport.traces.choices import chosen_axis
@@ -116,9 +115,7 @@ class _Recording:
         inputs = tree_map(_widened, self._inputs) if wide else self._inputs
         args, kwargs = run_arguments(inputs)
         with contextlib.ExitStack() as stack:
-            guard = stack.enter_context(
-                untouched(self._model, runs=self._weights is None, guarded=True, in_mode=True, bodies=bodies)
-            )
+            guard = stack.enter_context(untouched(self._model, runs=self._weights is None, in_mode=True, bodies=bodies))
             if self._weights is not None:
                 stack.enter_context(lend_weights(self._model, self._weights, self._never_called))
             entries = entries_of(self._model) if self._parameters else {}
@@ -184,7 +181,7 @@ class _Recording:
             self._known.clear()
         drawn = _draws(func)
         tensors = [one for one in given if isinstance(one, torch.Tensor) and has_elements(one)]
-        for tensor in leaves(output):
+        for tensor in tree_leaves(output):
             if not isinstance(tensor, torch.Tensor) or not has_elements(tensor):
                 continue
             memory = memory_of(tensor)  # a transposed parameter is as much to read as the whole model
@@ -240,7 +237,7 @@ def _draws(func: Any) -> bool:
 
 def own_type(model: nn.Module, inputs: Inputs) -> torch.dtype:
     """The widest floating-point type of a model's weights and inputs; a run in float64 does not show it."""
-    tensors = [one for one in (*model.parameters(), *model.buffers(), *leaves(inputs)) if torch.is_tensor(one)]
+    tensors = [one for one in (*model.parameters(), *model.buffers(), *tree_leaves(inputs)) if torch.is_tensor(one)]
     types = {one.dtype for one in tensors if one.is_floating_point()}
     if torch.float64 in types:
         return torch.float64
@@ -259,7 +256,7 @@ class _Operations(OperationMode):
         kwargs = kwargs or {}
         if self._guard is not None:
             self._guard.before(func, args, kwargs)
-        given = list(leaves((args, kwargs)))
+        given = tree_leaves((args, kwargs))
         if self._wide:
             args, kwargs = self._wide_arguments(func, args, kwargs)
         run = _ONLY_NARROW.get(func, func)
@@ -271,7 +268,7 @@ class _Operations(OperationMode):
         if _draws(func):
             self._recording.trace.draws = True
         if self._records and hasattr(func, "_schema"):
-            taken = list(leaves((args, kwargs)))
+            taken = tree_leaves((args, kwargs))
             own = {memory_of(now) for one, now in zip(given, taken, strict=False) if isinstance(one, nn.Parameter)}
             self._recording.see(func, taken, output, own)
         return output
@@ -286,8 +283,9 @@ class _Operations(OperationMode):
             for name, one in zip(names, args, strict=False)
         )
         kwargs = {name: one if name in written else tree_map(self._wide_argument, one) for name, one in kwargs.items()}
-        makes = not any(isinstance(one, torch.Tensor) for one in leaves(args))  # a tensor of numbers
-        if makes and "dtype" in names and not kwargs.get("dtype") and any(type(one) is float for one in leaves(args)):
+        flat = tree_leaves(args)
+        makes = any(type(one) is float for one in flat) and not any(isinstance(one, torch.Tensor) for one in flat)
+        if makes and "dtype" in names and not kwargs.get("dtype"):
             kwargs["dtype"] = torch.float64
         return args, kwargs
 

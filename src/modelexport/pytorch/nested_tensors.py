@@ -7,7 +7,6 @@ import copy
 import dataclasses
 import enum
 import inspect
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,20 +18,17 @@ from modelexport.errors import UsageError
 from modelexport.pytorch.private_torch import is_functorch_wrapped_tensor
 
 
-def tensors_in(value: object, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+def tensors_in(value: object, name: str = "", *, _around: tuple[int, ...] = ()) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors in a value and their names, in order: ``past.0.key`` is in ``{"past": [Layer(key=...)]}``.
 
     Follows mappings, dataclasses, tuples, lists and other objects with attributes (caches); cycles are ignored.
     """
-    return _walk(value, name, ())
-
-
-def _walk(value: object, name: str, around: tuple[int, ...]) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(value, torch.Tensor):
         yield name, value
-    elif id(value) not in around:
+    elif id(value) not in _around:
         for part_name, part in _parts(value):
-            yield from _walk(part, f"{name}.{part_name}" if name else part_name, (*around, id(value)))
+            inner = f"{name}.{part_name}" if name else part_name
+            yield from tensors_in(part, inner, _around=(*_around, id(value)))
 
 
 def _parts(value: object) -> Iterator[tuple[str, Any]]:
@@ -50,19 +46,17 @@ def _parts(value: object) -> Iterator[tuple[str, Any]]:
         yield from vars(value).items()
 
 
-def tensors_held(value: object, by: Callable[[object], bool]) -> Iterator[torch.Tensor]:
+def tensors_held(
+    value: object, by: Callable[[object], bool], *, _around: tuple[int, ...] = ()
+) -> Iterator[torch.Tensor]:
     """The tensors in those objects inside a value that ``by`` says yes to."""
-    yield from _held(value, by, ())
-
-
-def _held(value: object, by: Callable[[object], bool], around: tuple[int, ...]) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor) or id(value) in around:
+    if isinstance(value, torch.Tensor) or id(value) in _around:
         return
     if by(value):
         yield from (tensor for _, tensor in tensors_in(value))
         return
     for _, part in _parts(value):
-        yield from _held(part, by, (*around, id(value)))
+        yield from tensors_held(part, by, _around=(*_around, id(value)))
 
 
 NamedTensors = list[tuple[str, torch.Tensor]]
@@ -71,7 +65,7 @@ NamedTensors = list[tuple[str, torch.Tensor]]
 def input_tensors(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NamedTensors:
     """The tensors that a module is called with, named as ``forward``'s arguments."""
     try:
-        signature = _signature(module.forward)
+        signature = inspect.signature(module.forward)
         arguments = signature.bind_partial(*args, **kwargs).arguments
     except (TypeError, ValueError):  # no signature, or arguments that forward is about to refuse
         if isinstance(module, torch.jit.ScriptModule):
@@ -84,19 +78,6 @@ def input_tensors(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
         for name, value in arguments.items()
         for named in tensors_in(value, "" if signature.parameters[name].kind is variadic else name)
     ]
-
-
-def _signature(method: Callable[..., Any]) -> inspect.Signature:
-    function = getattr(method, "__func__", None)
-    if function is None:
-        return inspect.signature(method)
-    if function not in _SIGNATURES:
-        _SIGNATURES[function] = inspect.signature(method)
-    return _SIGNATURES[function]
-
-
-_SIGNATURES: weakref.WeakKeyDictionary[Callable[..., Any], inspect.Signature] = weakref.WeakKeyDictionary()
-"""Those of methods, without ``self``: to find one takes as long as a small operation."""
 
 
 def output_tensors(output: object) -> NamedTensors:
@@ -187,15 +168,3 @@ def as_array(tensor: torch.Tensor) -> Any:
 
         return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
     return tensor.numpy()
-
-
-def leaves(value: Any) -> Iterator[Any]:
-    """What an operation takes or gives, without its lists: several times faster than PyTorch's own."""
-    if isinstance(value, (list, tuple)):
-        for part in value:
-            yield from leaves(part)
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from leaves(part)
-    else:
-        yield value

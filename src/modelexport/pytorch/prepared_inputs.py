@@ -54,7 +54,7 @@ def prepare_inputs(model: nn.Module, inputs: Inputs, constants: Collection[str] 
     bound = arguments_by_name(model, used)
     if isinstance(used, Mapping) and bound.keys() == used.keys():
         used = bound  # in the order of the parameters, which is that of a graph's inputs
-    elif constants and not isinstance(used, Mapping) and _has_names_for(model, used):
+    elif constants and not isinstance(used, Mapping) and has_names_for(model, used):
         used = bound  # a file without some of the inputs does not know the others by their order
     known = dict.fromkeys([*bound, *(name for name, _ in input_tensors(model, *run_arguments(used)))])
     for name in constants:
@@ -90,9 +90,12 @@ def arguments_by_name(model: nn.Module, inputs: Inputs) -> dict[str, Any]:
     return named
 
 
-def _has_names_for(model: nn.Module, args: Sequence[Any]) -> bool:
+def has_names_for(model: nn.Module, args: Sequence[Any]) -> bool:
     """Whether ``forward`` takes these positional arguments by name as well."""
-    parameters = list(inspect.signature(model.forward).parameters.values())[: len(args)]
+    try:
+        parameters = list(inspect.signature(model.forward).parameters.values())[: len(args)]
+    except (TypeError, ValueError):  # it has no signature
+        return False
     return len(parameters) == len(args) and all(one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters)
 
 
@@ -110,11 +113,11 @@ def kept_tensors(model: nn.Module, inputs: Inputs, constants: Collection[str]) -
 
 def _as_transformers_has_them(model: nn.Module, inputs: Inputs) -> tuple[Inputs, list[str]]:
     """Without labels, and with what its exporter computes from the inputs' values before it captures a model."""
-    if not is_pretrained(model) or not arguments_by_name(model, inputs):
+    named = arguments_by_name(model, inputs) if is_pretrained(model) else {}
+    if not named:
         return inputs, []
     from transformers.exporters.utils import precompute_export_inputs
 
-    named = arguments_by_name(model, inputs)
     labels = [name for name in _LABELS if named.get(name) is not None]
     used = {name: value for name, value in named.items() if name not in labels}
     before = dict(used)

@@ -7,6 +7,8 @@ operation says of its arguments, and whether a trace is running. Without them no
 needs, and can do without, is in ``capture/patches.py``.
 """
 
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -31,26 +33,25 @@ __all__ = [
     "FakeTensorMode",
     "OpOverload",
     "TorchDispatchMode",
+    "in_trace",
     "is_functorch_wrapped_tensor",
     "operator_utilities",
     "outside_of_modes",
     "peek_interpreter_stack",
     "schema_of",
-    "set_tracing_state",
     "tracing_state",
     "tree_leaves",
     "tree_map",
     "tree_structure",
     "treespec_dumps",
     "version_of",
-    "writes_to_inputs",
+    "written_by",
 ]
 
 
 outside_of_modes = _disable_current_modes
 """A context in which no mode sees operations: what is not the model's own."""
 tracing_state = torch._C._get_tracing_state
-set_tracing_state = torch._C._set_tracing_state
 
 
 def schema_of(operation: Any) -> Any:
@@ -58,12 +59,30 @@ def schema_of(operation: Any) -> Any:
     return getattr(operation, "_schema", None)
 
 
-def writes_to_inputs(operation: Any) -> bool:
-    """Whether an operation, as a dispatch mode gets it, may write to the tensors that it takes."""
+def written_by(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[Any]:
+    """The arguments of an operation, as a dispatch mode or an FX node has it, that it may write to."""
     schema = schema_of(operation)
-    return bool(schema is not None and schema.is_mutable)
+    if schema is None or not schema.is_mutable:
+        return []
+    given: dict[Any, Any] = {**dict(enumerate(args)), **(kwargs or {})}
+    return [
+        given.get(one.name, given.get(position))
+        for position, one in enumerate(schema.arguments)
+        if one.alias_info is not None and one.alias_info.is_write
+    ]
 
 
 def version_of(tensor: torch.Tensor) -> int | None:
     """A number that grows with each write to a tensor's memory; ``None`` if torch does not count them."""
     return None if tensor.is_inference() else tensor._version
+
+
+@contextmanager
+def in_trace(state: Any) -> Iterator[Any]:
+    """Record the code in the block in this trace of ``torch.jit`` or, with ``None``, in none. Yields the one before."""
+    before = tracing_state()
+    torch._C._set_tracing_state(state)
+    try:
+        yield before
+    finally:
+        torch._C._set_tracing_state(before)

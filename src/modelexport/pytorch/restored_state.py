@@ -12,8 +12,7 @@ import contextlib
 import operator
 import types
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -50,41 +49,30 @@ class KeptState:
 
     def __init__(self, model: nn.Module) -> None:
         self._seen: set[int] = set()
-        self._classes: list[tuple[nn.Module, type]] = []
-        self._modes = [(module, module.training) for module in model.modules()]
-        self._attributes: list[tuple[Any, dict[str, Any]]] = []
+        self._modules = [(module, type(module), module.training) for module in model.modules()]
         self._dictionaries: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
-        self._containers: list[tuple[Any, Any]] = []
-        self._empty: list[dict[Any, Any]] = []
+        self._containers: list[tuple[Any, list[Any]]] = []
         self.tensors: dict[torch.Tensor, None] = dict.fromkeys([*model.parameters(), *model.buffers()])
         for module in model.modules():
-            self._classes.append((module, type(module)))
             self._remember(module, 0)
         self._data = [
             (tensor, tensor.data, tensor.requires_grad)
             for tensor in self.tensors
             if not is_lazy(tensor) and not isinstance(tensor, FakeTensor)
         ]
-        self._entries = self._identities()
 
     def restore(self) -> None:
         """Restore everything that changed. If one item cannot be restored, the others still are."""
-        for module, kind in self._classes:
+        for module, kind, _ in self._modules:
             if type(module) is not kind:
                 with contextlib.suppress(TypeError):
                     module.__class__ = kind
-        if self._identities() != self._entries:  # rarely
-            for owner, before in self._attributes:
-                _restore_mapping(vars(owner), before)
-            for dictionary, before in self._dictionaries:
-                # A user's container may refuse even this.
-                with contextlib.suppress(Exception):
-                    _restore_mapping(dictionary, before)
-        for module, training in self._modes:
+        for dictionary, entries in self._dictionaries:
+            with contextlib.suppress(Exception):  # a user's container may refuse even this
+                _restore_mapping(dictionary, entries)
+        for module, _, training in self._modules:
             if module.training != training:  # not a Python attribute of a ScriptModule
                 module.training = training
-        for added in filter(None, self._empty):
-            added.clear()
         for container, before in self._containers:
             with contextlib.suppress(Exception):  # so may its methods
                 _restore_container(container, before)
@@ -94,17 +82,7 @@ class KeptState:
             if tensor.requires_grad != requires_grad:
                 tensor.requires_grad_(requires_grad)
 
-    def _identities(self) -> tuple[list[int], list[int], list[int]]:
-        """The lengths of all dictionaries, and what is in them: together, which is several times as fast."""
-        found = [vars(owner) for owner, _ in self._attributes] + [one for one, _ in self._dictionaries]
-        keys = chain.from_iterable(map(dict.keys, found))
-        values = chain.from_iterable(map(dict.values, found))
-        return [*map(dict.__len__, found)], [*map(id, keys)], [*map(id, values)]
-
     def _remember(self, value: object, depth: int) -> None:
-        if type(value) is dict and not value:  # most dictionaries of a module are empty: its hooks
-            self._empty.append(value)
-            return
         if isinstance(value, torch.Tensor):
             self.tensors.setdefault(value)
             return
@@ -120,17 +98,18 @@ class KeptState:
             if len(value) > _LARGEST:
                 return
             self._seen.add(id(value))
-            inside += _remembered_items(value)
             if isinstance(value, dict):
                 self._dictionaries.append((value, dict(dict.items(value))))
+                inside += dict.values(value)
             else:
                 self._containers.append((value, list(_builtin_iter(value))))
+                inside += self._containers[-1][1]
         elif isinstance(value, tuple):
             inside += value if len(value) <= _LARGEST else ()
         attributes = getattr(value, "__dict__", None)
         if type(attributes) is dict:
             self._seen.add(id(value))
-            self._attributes.append((value, dict(attributes)))
+            self._dictionaries.append((attributes, dict(attributes)))
             inside += attributes.values()
         for part in inside:
             if type(part) not in _LEAVES:
@@ -138,10 +117,6 @@ class KeptState:
 
 
 _LEAVES = frozenset((str, bytes, int, float, complex, bool, type(None)))
-
-
-def _remembered_items(value: Any) -> Iterable[Any]:
-    return dict.values(value) if isinstance(value, dict) else tuple(_builtin_iter(value))
 
 
 def _builtin_iter(value: Any) -> Iterator[Any]:

@@ -23,7 +23,7 @@ def returned_by(
         nudged: With the last bit of each weight changed, which shows what rounding makes of the result.
     """
     args, kwargs = run_arguments(inputs)
-    with untouched(model, masks=as_exported, guarded=True), collected():
+    with untouched(model, masks=as_exported), collected():
         for tensor in [*model.parameters(), *model.buffers()] if nudged else ():
             if tensor.is_floating_point():
                 signs = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape) % 2 * 2 - 1

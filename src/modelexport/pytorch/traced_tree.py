@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -16,22 +15,30 @@ from modelexport.core.calls import ROOT, CallTree
 from modelexport.core.replaced_attributes import attribute_set
 from modelexport.errors import InputsError
 from modelexport.pytorch.dispatch_modes import OperationMode
-from modelexport.pytorch.outside_jit_trace import in_trace
-from modelexport.pytorch.private_torch import FakeTensor, operator_utilities, tree_leaves, writes_to_inputs
+from modelexport.pytorch.nested_tensors import memory_of
+from modelexport.pytorch.private_torch import FakeTensor, operator_utilities, tree_leaves, written_by
 from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.restored_state import KeptState
 
+Changed = list[tuple[torch.Tensor, torch.Tensor]]
+"""Memory that was, or may be, overwritten, and what it held; the oldest first."""
 
-def trace_calls(model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> CallTree:
+
+def trace_calls(
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    changed: Changed | None = None,
+) -> CallTree:
     """Run the model once, in evaluation mode and without gradients, and return its calls.
 
     The model's state is restored, also when the run fails: each module's mode and hooks, parameters, buffers,
-    ``requires_grad``, torch's random number generators. The only exception is a parameter that is overwritten in place
-    by a module other than its own: restoring it would take a copy of all weights.
+    ``requires_grad``, torch's random number generators.
 
     Args:
         args: Positional arguments of ``forward``.
         kwargs: Keyword arguments of ``forward``.
+        changed: Parameters that the run overwrites are added to this list.
 
     Returns:
         The calls in the order in which they began, without those in the branches of ``torch.cond`` and in other code
@@ -43,7 +50,7 @@ def trace_calls(model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str,
             it ran without its hooks.
     """
     recorder = CallRecorder(model)
-    with untouched(model), recorder.attached():
+    with untouched(model, changed=changed), recorder.attached():
         try:
             model(*args, **(kwargs or {}))
         except Exception as error:  # the code of a model may raise anything
@@ -68,22 +75,21 @@ def untouched(
     runs: bool = True,
     captures: bool = False,
     masks: bool = True,
-    guarded: bool = False,
     in_mode: bool = False,
     bodies: bool = False,
+    changed: Changed | None = None,
 ) -> Iterator[Guard | None]:
     """Evaluation mode, no gradients and a separate random state inside the block; the model is restored afterwards.
 
     What the model compiles with ``torch.compile`` runs as Python in the block, so that its calls are seen.
 
     Args:
-        runs: The model computes real values in the block, so a module may overwrite its own parameters.
+        runs: The model computes real values in the block, so it may overwrite its own parameters.
         captures: ``torch.export`` captures the model in the block, which may take the compiler's front end.
         masks: The model computes as it is exported (:func:`as_exported`).
-        guarded: Watch for such writes in every operation, not by copies of the parameters of every module. It is
-            several times faster.
         in_mode: The caller, who has a mode that sees every operation, calls the guard that it gets before each.
         bodies: The bodies of branches and loops run as Python, too, for a caller who has a mode for them.
+        changed: Memory to restore afterwards; what the model overwrites in the block is added to it.
 
     Raises:
         InputsError: The model has lazy parameters, which its first run would create.
@@ -99,17 +105,11 @@ def untouched(
         if masks:
             stack.enter_context(as_exported(model))
         stack.enter_context(torch.random.fork_rng(devices=devices))
-        changed = stack.enter_context(_model_kept(model))
-        guard = Guard(tensors, changed) if runs and guarded else None
+        changed = [] if changed is None else changed
+        stack.enter_context(_model_kept(model, changed))
+        guard = Guard(tensors, changed) if runs else None
         if guard is not None and not in_mode:
             stack.enter_context(guard)
-        runs = runs and not guarded
-        for module in model.modules() if runs else ():
-            if isinstance(module, torch.jit.ScriptModule):  # does not accept hooks
-                continue
-            keeper = _OwnParameters(changed)
-            stack.callback(module.register_forward_pre_hook(keeper.before).remove)
-            stack.callback(module.register_forward_hook(keeper.after, always_call=True).remove)
         yield guard
 
 
@@ -178,40 +178,13 @@ def nothing_cast(model: nn.Module) -> Iterator[None]:
         yield
 
 
-_Changed = list[tuple[torch.Tensor, torch.Tensor]]
-"""Memory that was, or may be, overwritten, and what it held; the oldest first."""
-
-
-class _OwnParameters:
-    """The hooks that detect when a module overwrites its own parameters, as ``Embedding(max_norm=...)`` does."""
-
-    def __init__(self, changed: _Changed) -> None:
-        self._changed = changed
-        self._copies: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
-
-    def before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if torch.compiler.is_dynamo_compiling():  # inside a branch, which torch.cond compiles without side effects
-            return
-        own = module.parameters(recurse=False)
-        with in_trace(None):
-            # Not the parameter itself: it may have other memory later.
-            self._copies.append([(one.data, one.clone()) for one in own if _has_values(one)])
-
-    def after(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
-        for memory, copy in self._copies.pop() if self._copies else ():
-            with in_trace(None):
-                if not torch.equal(memory, copy):
-                    self._changed.append((memory, copy))
-
-
 class Guard(OperationMode):
     """Copies a parameter before the first operation that may write to its memory."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor], changed: _Changed) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], changed: Changed) -> None:
         super().__init__()
         self._tensors, self._changed = tensors, changed
         self._copied: set[int] = set()
-        self._writes: dict[Any, bool] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.before(func, args, kwargs)
@@ -219,57 +192,29 @@ class Guard(OperationMode):
 
     def before(self, func: Any, args: Any, kwargs: Any) -> None:
         """Copy the parameters that an operation may write to."""
-        writes = self._writes.get(func)
-        if writes is None:
-            writes = self._writes[func] = writes_to_inputs(func)
-        if writes:
-            for value in tree_leaves((args, kwargs)):
-                if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-                    self._copy(value.untyped_storage().data_ptr())
+        for value in tree_leaves(written_by(func, args, kwargs)):
+            if isinstance(value, torch.Tensor) and (place := memory_of(value)) is not None:
+                self._copy(place)
 
     def _copy(self, place: int) -> None:
-        if place == 0 or place in self._copied:  # no memory
+        if place in self._copied:
             return
         self._copied.add(place)
         for tensor in self._tensors:
-            if tensor.layout is torch.strided and tensor.untyped_storage().data_ptr() == place:
+            if memory_of(tensor) == place:
                 self._changed.append((tensor.data, tensor.detach().clone()))
 
 
 @contextmanager
-def state_remembered(model: nn.Module) -> Iterator[None]:
-    """Inside, a model's state is inspected once, not before each run: each restores it, and nothing else changes it."""
-    before = _remembered.set((model, *_state_of(model)))
-    try:
-        yield
-    finally:
-        _remembered.reset(before)
-
-
-_remembered: ContextVar[tuple[nn.Module | None, Any, _Changed]] = ContextVar(
-    "modelexport.state", default=(None, None, [])
-)
-
-
-def _state_of(model: nn.Module) -> tuple[KeptState, _Changed]:
-    """The state of a model, and copies of the values of its buffers."""
-    state = KeptState(model)
-    parameters = set(model.parameters())
-    return state, [(one, one.clone()) for one in state.tensors if one not in parameters and _has_values(one)]
-
-
-@contextmanager
-def _model_kept(model: nn.Module) -> Iterator[_Changed]:
-    """Evaluation mode inside the block, restored afterwards; yields a list for the parameters found to be changed."""
-    of, state, values = _remembered.get()
-    if of is not model:
-        state, values = _state_of(model)
-    changed: _Changed = []
+def _model_kept(model: nn.Module, changed: Changed) -> Iterator[None]:
+    """Evaluation mode inside the block; afterwards the model's state and this memory are restored."""
+    state, parameters = KeptState(model), set(model.parameters())
+    values = [(one, one.clone()) for one in state.tensors if one not in parameters and _has_values(one)]
     try:
         for module in model.modules():
             if module.training:  # not eval(), which some models override
                 module.training = False
-        yield changed
+        yield
     finally:
         state.restore()
         for tensor, value in [*values, *reversed(changed)]:

@@ -14,6 +14,7 @@ from torch.nn.modules import module as torch_module
 
 from modelexport.core.limits import ELEMENTS_PER_BYTE, LAYERS, MODULES, SPARE_ELEMENTS
 from modelexport.core.replaced_attributes import attribute_set
+from modelexport.core.text import chained
 from modelexport.errors import ModelLoadError
 
 
@@ -87,9 +88,7 @@ def no_larger_than(nbytes: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # transformers may have wrapped ours in any other; all others go on
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, _TooLargeError):
-            cause = cause.__cause__ or cause.__context__
+        cause = next((one for one in chained(error) if isinstance(one, _TooLargeError)), None)
         if cause is None:
             raise
         raise ModelLoadError(f"the configuration describes a model of {cause}: it is damaged") from error

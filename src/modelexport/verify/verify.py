@@ -29,7 +29,6 @@ from modelexport.pytorch.perturbation import entries_of
 from modelexport.pytorch.prepared_inputs import arguments_by_name, kept_tensors, prepare_inputs
 from modelexport.pytorch.returned import returned_by
 from modelexport.pytorch.static_tree import module_tree
-from modelexport.pytorch.traced_tree import state_remembered
 from modelexport.runtime.sessions import CPU
 from modelexport.tagged.file import read_tagged
 from modelexport.traces.differences import Difference
@@ -82,7 +81,7 @@ def verify(
         InputsError: The inputs do not fit the file.
         UsageError: The model is not the one that was exported, or a module or provider does not exist.
     """
-    with only_new_garbage(), state_remembered(model):
+    with only_new_garbage():
         tagged = open_for(model, path)
         said = sidecar or tagged.hierarchy
         constants = tuple(said.settings.constants) if said is not None else ()

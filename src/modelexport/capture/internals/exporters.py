@@ -10,7 +10,7 @@ from torch import nn
 from modelexport.capture.internals import dynamo_stages, torchscript_stages
 from modelexport.capture.internals.facts import FrontEnd, Internals, MapEntry, Stage, quality
 from modelexport.core.collected_messages import collected
-from modelexport.core.text import error_line
+from modelexport.core.text import error_line, raised_first
 from modelexport.pytorch.nested_tensors import run_arguments
 from modelexport.pytorch.static_tree import module_tree
 from modelexport.pytorch.traced_tree import trace_calls, untouched
@@ -58,12 +58,5 @@ def _front_end(name: str, model: nn.Module, look: Callable[[list[Stage]], None])
         with untouched(model, runs=False, captures=True), collected():
             look(stages)
     except Exception as error:  # of the model, of torch, of its exporter
-        return FrontEnd(name, stages, error_line(_bottom(error), 200))
+        return FrontEnd(name, stages, error_line(raised_first(error), 200))
     return FrontEnd(name, stages, None)
-
-
-def _bottom(error: BaseException) -> BaseException:
-    """The exception at the bottom of the chain."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error

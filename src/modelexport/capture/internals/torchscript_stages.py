@@ -7,7 +7,6 @@ read from the two functions of the exporter that return them.
 
 from __future__ import annotations
 
-import copy
 import io
 from collections.abc import Callable, Iterator
 from itertools import accumulate
@@ -21,7 +20,7 @@ from torch import nn
 from modelexport.capture.internals.facts import Stage, key_facts
 from modelexport.capture.patches import private, replaced
 from modelexport.graph.nodes import all_nodes
-from modelexport.pytorch.nested_tensors import output_tensors, run_arguments, tensors_in
+from modelexport.pytorch.nested_tensors import copied, output_tensors, run_arguments, tensors_in
 from modelexport.pytorch.private_torch import tracing_state
 
 TRACED_CALL = "prim::TracedModuleForward"
@@ -86,9 +85,7 @@ def _by_position(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     given = {id(tensor): tensor for _, tensor in tensors_in((args, kwargs))}
 
     def by_position(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        # deepcopy takes what it finds in its memo for the copy, at any depth.
-        memo = dict(zip(given, tensors, strict=True))
-        positional, named = copy.deepcopy((args, kwargs), memo)
+        positional, named = copied((args, kwargs), dict(zip(given, tensors, strict=True)))
         return tuple(tensor for _, tensor in output_tensors(forward(*positional, **named)))
 
     model.forward = by_position

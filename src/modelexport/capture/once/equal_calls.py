@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -74,8 +74,7 @@ def find_repeats(graph: torch.fx.Graph, calls: Sequence[TracedCall], address_key
             key = _key(region)
             if key is not None:
                 keys[call] = key
-    chosen = _outermost(calls, regions, keys)
-    return [tuple(regions[call] for call in equal) for equal in chosen]
+    return [tuple(regions[call] for call in equal) for equal in _outermost(calls, keys)]
 
 
 def _regions(graph: torch.fx.Graph, calls: Sequence[TracedCall], address_key: str) -> dict[ModuleCall, Region]:
@@ -112,31 +111,19 @@ def _regions(graph: torch.fx.Graph, calls: Sequence[TracedCall], address_key: st
     return found
 
 
-def _outermost(
-    calls: Sequence[TracedCall], regions: Mapping[ModuleCall, Region], keys: Mapping[ModuleCall, Hashable]
-) -> list[list[ModuleCall]]:
-    """Classes of equal calls, none of them inside another one."""
-    children: dict[ModuleCall | None, list[ModuleCall]] = defaultdict(list)
-    for traced in calls:
-        children[traced.parent].append(traced.call)
-    single: set[ModuleCall] = set()
-    while True:  # a call whose equals are all inside other chosen calls is alone, and what is inside it is looked at
-        classes: dict[Hashable, list[ModuleCall]] = defaultdict(list)
-        pending = list(reversed(children[None]))
-        while pending:
-            call = pending.pop()
-            if call in keys and call not in single:
-                classes[keys[call]].append(call)
-            else:
-                pending.extend(reversed(children[call]))
-        alone = [equal[0] for equal in classes.values() if len(equal) == 1]
-        if not alone:
-            return [sorted(equal, key=lambda call: _start(regions[call])) for equal in classes.values()]
-        single.update(alone)
-
-
-def _start(region: Region) -> torch.fx.Node:
-    return region.nodes[0]
+def _outermost(calls: Sequence[TracedCall], keys: Mapping[ModuleCall, Hashable]) -> list[list[ModuleCall]]:
+    """Classes of equal calls, none of them inside another one; each in the order in which they began."""
+    count = Counter(keys.values())
+    classes: dict[Hashable, list[ModuleCall]] = defaultdict(list)
+    inside: set[ModuleCall | None] = set()
+    for traced in calls:  # callers before what they call
+        key = keys.get(traced.call)
+        if traced.parent in inside:
+            inside.add(traced.call)
+        elif key is not None and count[key] > 1:
+            classes[key].append(traced.call)
+            inside.add(traced.call)
+    return [equal for equal in classes.values() if len(equal) > 1]
 
 
 def _writes(graph: torch.fx.Graph) -> list[tuple[torch.fx.Node, frozenset[int]]]:
@@ -207,7 +194,6 @@ def _key(region: Region) -> Hashable | None:
                 for node in region.nodes
             ),
             tuple(map(_made, region.inputs)),
-            _aliases(region.inputs),
             region.outputs,
         )
     except NotComparableError:
@@ -262,15 +248,6 @@ def described(value: Any) -> Hashable:
     if value is None or isinstance(value, (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)):
         return (type(value).__name__, str(value))
     raise NotComparableError
-
-
-def _aliases(nodes: Sequence[torch.fx.Node]) -> Hashable:
-    """Which of the inputs share memory: for each the first one with the same."""
-    first: dict[int, int] = {}
-    return tuple(
-        first.setdefault(storage_of(value), index) if isinstance(value := node.meta.get("val"), torch.Tensor) else -1
-        for index, node in enumerate(nodes)
-    )
 
 
 def is_item(node: torch.fx.Node) -> bool:

@@ -8,7 +8,6 @@ import numpy as np
 import onnx_ir as ir
 from onnxscript import opset18 as op
 
-DOUBLE = int(ir.DataType.DOUBLE)
 INT64 = int(ir.DataType.INT64)
 
 
@@ -18,8 +17,3 @@ def ints(*numbers: int) -> Any:
 
 def table(array: np.ndarray) -> Any:
     return op.Constant(value=ir.tensor(array))
-
-
-def number(value: float, like: Any) -> Any:
-    """A number in the type of a value."""
-    return op.CastLike(op.Constant(value_float=float(value)), like)

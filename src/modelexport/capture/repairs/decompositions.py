@@ -17,9 +17,10 @@ from torch.export.graph_signature import InputKind, TensorArgument
 
 from modelexport.capture.aliases import views_made_again
 from modelexport.capture.patches import private, replaced, usable
+from modelexport.capture.repairs import linalg, losses, numbers, ordering, pooling
 from modelexport.capture.repairs.complex_numbers import complex_decompositions
 from modelexport.capture.repairs.singular_values import eigenvalues, singular_values
-from modelexport.pytorch.private_torch import OpOverload, schema_of
+from modelexport.pytorch.private_torch import written_by
 
 Decompositions = dict[Any, Callable[..., Any]]
 
@@ -86,22 +87,6 @@ def put(self: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
     return torch.index_put(flat, (index,), source.reshape(-1), accumulate).reshape(self.shape)
 
 
-def median_of_numbers(self: Any) -> Any:
-    """``nanmedian`` of all elements."""
-    return median_of_numbers_along(self.reshape(-1), 0)[0]
-
-
-def median_of_numbers_along(self: Any, dim: int, keepdim: bool = False) -> Any:
-    """``nanmedian``: the lower of the middle two of those elements that are numbers."""
-    missing = torch.isnan(self)
-    ordered, order = torch.where(missing, float("inf"), self).sort(dim)
-    count = (~missing).sum(dim, keepdim=True)
-    middle = ((count - 1) // 2).clamp(min=0)
-    values = torch.where(count == 0, float("nan"), ordered.gather(dim, middle))
-    found = values, order.gather(dim, middle)
-    return found if keepdim else tuple(one.squeeze(dim) for one in found)
-
-
 def random_order(n: int, **options: Any) -> Any:
     """``randperm``, which nothing translates: the order of random numbers."""
     return torch.rand(n).argsort().to(options.get("dtype") or torch.long)
@@ -117,36 +102,6 @@ def batch_normalized(
     return own(input, weight, bias, mean, variance, training, momentum, eps)
 
 
-def search_for_number(sorted_sequence: Any, self: Any, **options: Any) -> Any:
-    """``searchsorted`` of one number of Python."""
-    return torch.searchsorted(sorted_sequence, torch.full((), self), **options)
-
-
-def bucket_of_number(self: Any, boundaries: Any, **options: Any) -> Any:
-    """``bucketize`` of one number of Python."""
-    return torch.bucketize(torch.full((), self), boundaries, **options)
-
-
-def product_of_reflections(input: Any, tau: Any) -> Any:
-    """``householder_product``: the reflections of the columns one after another, from the last to the first."""
-    rows, columns = input.shape[-2:]
-    unit = torch.eye(rows, columns, dtype=input.dtype)
-    vectors = input.tril(-1) + unit
-    product = unit.expand(input.shape)
-    for k in reversed(range(tau.shape[-1])):
-        v = vectors[..., k : k + 1]
-        product = product - tau[..., k, None, None] * v @ (v.mH @ product)
-    return product
-
-
-def hypotenuse(self: Any, other: Any) -> Any:
-    """Nothing translates ``hypot``. Without squares of large numbers."""
-    self, other = torch.abs(self), torch.abs(other)
-    longer = torch.maximum(self, other)
-    share = torch.minimum(self, other) / torch.where(longer == 0, 1, longer)
-    return longer * torch.sqrt(1 + share * share)
-
-
 def randn(size: Any, *, generator: Any = None, **options: Any) -> Any:
     """Random numbers of a generator: ONNX has no generators."""
     return torch.randn(size, **options)
@@ -157,69 +112,39 @@ def rand(size: Any, *, generator: Any = None, **options: Any) -> Any:
     return torch.rand(size, **options)
 
 
-def cholesky_solve(self: Any, factor: Any, upper: bool = False) -> Any:
-    """Two triangular systems."""
-    lower = factor.mH if upper else factor
-    between = torch.linalg.solve_triangular(lower, self, upper=False)
-    return torch.linalg.solve_triangular(lower.mH, between, upper=True)
+def embedding_bag(
+    weight: Any,
+    indices: Any,
+    offsets: Any,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Any = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Any:
+    """A sum with a table that maps indices to bags, instead of torchlib's loop over a sequence.
 
-
-def solve_triangular(self: Any, B: Any, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Any:
-    """As any other system, of the triangle."""
-    triangle = torch.triu(self, 1 if unitriangular else 0) if upper else torch.tril(self, -1 if unitriangular else 0)
-    if unitriangular:
-        triangle = triangle + torch.eye(self.shape[-1], dtype=self.dtype)
-    outer = torch.broadcast_shapes(triangle.shape[:-2], B.shape[:-2])
-    right = B.expand(*outer, *B.shape[-2:])
-    return torch.linalg.solve(triangle.expand(*outer, *triangle.shape[-2:]), right, left=left)
-
-
-def sign_and_logarithm(A: Any) -> Any:
-    """``slogdet`` by the determinant. Its factors, which nothing uses, are the matrix."""
-    determinant = torch.linalg.det(A)
-    pivots = torch.zeros(A.shape[:-1], dtype=torch.int32)
-    return torch.sign(determinant), torch.log(torch.abs(determinant)), A, pivots
-
-
-def reflections(A: Any, mode: str = "reduced") -> Any:
-    """``qr`` by Householder's reflections, in LAPACK's signs."""
-    rows, columns = A.shape[-2:]
-    count = min(rows, columns)
-    right = A
-    left = torch.eye(rows, dtype=A.dtype).expand(*A.shape[:-2], rows, rows)
-    places = torch.arange(rows)
-    for k in range(count if rows > columns else count - 1):
-        column = torch.where(places >= k, right[..., k], 0)
-        first = column[..., k : k + 1]
-        length = torch.linalg.vector_norm(column, dim=-1, keepdim=True) * torch.where(first >= 0, -1.0, 1.0).to(A.dtype)
-        v = column - torch.where(places == k, length, 0)
-        square = (v * v).sum(-1)[..., None, None]
-        v = v[..., None]
-        share = torch.where(square > 0, 2 / torch.where(square > 0, square, 1), 0)
-        right = right - share * v @ (v.mT @ right)
-        left = left - share * (left @ v) @ v.mT
-    if mode == "complete":
-        return left, torch.triu(right)
-    right = torch.triu(right[..., :count, :])
-    return (left[..., :count] if mode == "reduced" else A.new_zeros(0)), right
-
-
-def digamma(self: Any) -> Any:
-    """Nothing translates it. Its asymptotic series beyond 6; recurrence below; reflection for negative numbers."""
-    x = self.to(torch.float64)
-    negative = x < 0.5
-    z = torch.where(negative, 1 - x, x)
-    below = torch.zeros_like(z)
-    for _ in range(6):
-        below = below + 1 / z
-        z = z + 1
-    inverse = 1 / (z * z)
-    series = torch.zeros_like(z)
-    for coefficient in (1 / 12, -691 / 32760, 1 / 132, -1 / 240, 1 / 252, -1 / 120, 1 / 12):
-        series = (series + coefficient) * inverse
-    value = torch.log(z) - 0.5 / z - series - below
-    angle = torch.pi * x  # ONNX Runtime has no tangent in double precision
-    return torch.where(negative, value - torch.pi * torch.cos(angle) / torch.sin(angle), value).to(self.dtype)
+    The loop's nodes do not refer to an FX node, so their module would be unknown.
+    """
+    starts = offsets[:-1] if include_last_offset else offsets
+    count = indices.shape[0]
+    positions = torch.arange(count, dtype=starts.dtype)
+    ends = torch.cat([starts[1:], torch.full((1,), count, dtype=starts.dtype)])
+    inside = (positions >= starts.unsqueeze(1)) & (positions < ends.unsqueeze(1))
+    if padding_idx is not None:
+        inside = inside & (indices != padding_idx % weight.shape[0])
+    found = weight[indices]
+    if per_sample_weights is not None:
+        found = found * per_sample_weights.unsqueeze(1)
+    sizes = inside.sum(1)
+    if mode == 2:
+        largest = torch.where(inside.unsqueeze(2), found, float("-inf")).amax(1)
+        result = torch.where(sizes.unsqueeze(1) > 0, largest, 0)
+    else:
+        result = inside.to(weight.dtype) @ found
+        result = result / sizes.clamp(min=1).unsqueeze(1) if mode == 1 else result
+    return result, positions, sizes, sizes.clone()
 
 
 def hamming_window(
@@ -240,37 +165,72 @@ def hamming_window(
 
 
 def decompositions() -> Decompositions:
-    """FX operator to what it is in other operators."""
-    aten = torch.ops.aten
+    """FX operator to what it is in other operators. Most of them nothing translates."""
+    aten, prims = torch.ops.aten, torch.ops.prims
     return {
         aten.scatter.reduce: scatter_with,
         aten.scatter.value_reduce: scatter_number_with,
         aten.scatter_reduce.two: scatter_reduced,
         aten.copy.default: copied,
         aten.diagonal_scatter.default: diagonal_written,
-        aten._native_batch_norm_legit_functional.default: batch_normalized,
         aten.as_strided_scatter.default: strided_written,
         aten.put.default: put,
-        aten.nanmedian.default: median_of_numbers,
-        aten.nanmedian.dim: median_of_numbers_along,
+        aten._native_batch_norm_legit_functional.default: batch_normalized,
+        aten.embedding_bag.padding_idx: embedding_bag,
+        aten.embedding_bag.default: embedding_bag,
         aten.randperm.default: random_order,
-        aten.searchsorted.Scalar: search_for_number,
-        aten.bucketize.Scalar: bucket_of_number,
-        aten.linalg_householder_product.default: product_of_reflections,
-        aten.hypot.default: hypotenuse,
         aten.randn.generator: randn,
         aten.rand.generator: rand,
-        aten.cholesky_solve.default: cholesky_solve,
-        aten.linalg_solve_triangular.default: solve_triangular,
-        aten._linalg_slogdet.default: sign_and_logarithm,
-        aten.linalg_qr.default: reflections,
-        aten._linalg_svd.default: singular_values,
-        aten._linalg_eigh.default: eigenvalues,
-        aten.digamma.default: digamma,
         aten.hamming_window.default: hamming_window,
         aten.hamming_window.periodic: hamming_window,
         aten.hamming_window.periodic_alpha: hamming_window,
         aten.hamming_window.periodic_alpha_beta: hamming_window,
+        aten.median.dim: ordering.median,
+        aten.median.default: ordering.median_of_all,
+        aten.nanmedian.default: ordering.median_of_numbers,
+        aten.nanmedian.dim: ordering.median_of_numbers_along,
+        aten.kthvalue.default: ordering.kth_value,
+        aten.amax.default: ordering.of_all(torch.amax),
+        aten.amin.default: ordering.of_all(torch.amin),
+        aten.cummax.default: ordering.running(torch.amax),
+        aten.cummin.default: ordering.running(torch.amin),
+        aten.searchsorted.Tensor: ordering.search,
+        aten.searchsorted.Scalar: ordering.search,
+        aten.bucketize.Tensor: ordering.bucket,
+        aten.bucketize.Scalar: ordering.bucket,
+        aten.cross_entropy_loss.default: losses.cross_entropy,
+        aten.multilabel_margin_loss.default: losses.multilabel_margin_loss,
+        aten.rrelu.default: losses.rrelu,
+        aten.adaptive_max_pool2d.default: pooling.adaptive_max_pool,
+        aten.adaptive_max_pool3d.default: pooling.adaptive_max_pool,
+        aten._adaptive_avg_pool3d.default: pooling.adaptive_average_pool,
+        aten.fractional_max_pool2d.default: pooling.fractional_max_pool,
+        aten.fractional_max_pool3d.default: pooling.fractional_max_pool,
+        aten.inverse.default: linalg.inverse,
+        aten.linalg_inv.default: linalg.inverse,
+        aten.linalg_inv_ex.default: linalg.inverse_ex,
+        aten.linalg_solve.default: linalg.solve,
+        aten._linalg_solve_ex.default: linalg.solve_ex,
+        aten.linalg_solve_triangular.default: linalg.solve_triangular,
+        aten.linalg_cholesky.default: linalg.cholesky,
+        aten.linalg_cholesky_ex.default: linalg.cholesky_ex,
+        aten.cholesky_solve.default: linalg.cholesky_solve,
+        aten.linalg_matrix_exp.default: linalg.matrix_exponential,
+        aten.linalg_householder_product.default: linalg.product_of_reflections,
+        aten.linalg_qr.default: linalg.reflections,
+        aten._linalg_slogdet.default: linalg.sign_and_logarithm,
+        aten._linalg_svd.default: singular_values,
+        aten._linalg_eigh.default: eigenvalues,
+        aten._cdist_forward.default: linalg.distances,
+        aten._pdist_forward.default: linalg.distances_within,
+        aten.prod.default: numbers.product,
+        aten.hypot.default: numbers.hypotenuse,
+        aten.digamma.default: numbers.digamma,
+        aten.lgamma.default: numbers.log_gamma,
+        aten.erfinv.default: numbers.error_inverse,
+        aten.log_sigmoid.default: numbers.log_sigmoid,
+        aten.histc.default: numbers.histogram,
+        prims.signbit.default: numbers.is_negative,
     }
 
 
@@ -339,11 +299,8 @@ def _refuse_written_constants(program: ExportedProgram) -> None:
     """
     kinds = {spec.arg.name for spec in program.graph_signature.input_specs if spec.kind is InputKind.CONSTANT_TENSOR}
     for node in program.graph.nodes:
-        if node.op != "call_function" or not isinstance(node.target, OpOverload):
-            continue
-        for argument, given in zip(schema_of(node.target).arguments, node.args, strict=False):
-            written = argument.alias_info is not None and argument.alias_info.is_write
-            if written and isinstance(given, torch.fx.Node) and given.name in kinds:
+        for given in written_by(node.target, node.args, node.kwargs):
+            if isinstance(given, torch.fx.Node) and given.name in kinds:
                 raise RuntimeError(
                     f"{node.target} writes into the data of a parameter or a constant, which no file keeps; "
                     "compute a new tensor instead"

@@ -5,13 +5,9 @@ Upstream: https://github.com/pytorch/pytorch/issues/107948 (`linalg.inv`).
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
-import numpy as np
-from onnxscript import opset18 as op
-
-from modelexport.capture.repairs.constants import ints, number, table
+import torch
 
 _LARGEST = 64
 """Rows of a matrix that is worked on row by row: each is about ten nodes."""
@@ -22,79 +18,123 @@ def inverse(A: Any) -> Any:
 
     Registered under this name as well, because its decomposition has an assertion that nothing translates.
     """
-    size = _size(A)
-    unit = op.Expand(op.CastLike(table(np.eye(size)), A), op.Shape(A))
-    return _eliminated(A, unit, size)
+    return _eliminated(A, torch.eye(_size(A), dtype=A.dtype).expand(A.shape))
 
 
 def inverse_ex(A: Any, *, check_errors: bool = False) -> Any:
     """The same with a sign of success."""
-    return inverse(A), op.Constant(value=_no_error())
+    return inverse(A), _no_error(A)
 
 
 def solve(A: Any, B: Any, *, left: bool = True) -> Any:
     """The same, of a matrix and its right sides."""
-    size, rank = _size(A), len(A.shape)
-    vector = len(B.shape) == rank - 1
-    right = op.Unsqueeze(B, ints(-1)) if vector else B
-    if left:
-        found = _eliminated(A, right, size)
-    else:
-        found = _transposed(_eliminated(_transposed(A, rank), _transposed(right, rank), size), rank)
-    return op.Squeeze(found, ints(-1)) if vector else found
+    vector = B.dim() == A.dim() - 1
+    right = B.unsqueeze(-1) if vector else B
+    found = _eliminated(A, right) if left else _eliminated(A.mT, right.mT).mT
+    return found.squeeze(-1) if vector else found
 
 
 def solve_ex(A: Any, B: Any, *, left: bool = True, check_errors: bool = False) -> Any:
     """The same with a decomposition, which is not computed, and a sign of success."""
-    info = op.Constant(value=_no_error())
-    return solve(A, B, left=left), op.Identity(A), info, info
-
-
-def cholesky_ex(self: Any, *, upper: bool = False, check_errors: bool = False) -> Any:
-    """The same with a sign of success."""
-    return cholesky(self, upper=upper), op.Constant(value=_no_error())
+    return solve(A, B, left=left), A.clone(), _no_error(A), _no_error(A)
 
 
 def cholesky(self: Any, *, upper: bool = False) -> Any:
     """Column by column."""
-    size, rank = _size(self), len(self.shape)
     columns: list[Any] = []
-    for j in range(size):
-        column = _part(self, j, size, j)
+    for j in range(_size(self)):
+        column = self[..., j:, j : j + 1]
         if columns:
-            known = op.Concat(*columns, axis=-1)
-            row = op.Slice(known, ints(j), ints(j + 1), ints(-2))
-            below = op.Slice(known, ints(j), ints(size), ints(-2))
-            column = op.Sub(column, op.MatMul(below, _transposed(row, rank)))
-        corner = op.Sqrt(op.Slice(column, ints(0), ints(1), ints(-2)))
-        column = op.Div(column, corner)
-        pads = [0] * (2 * rank)
-        pads[rank - 2] = j
-        columns.append(op.Pad(column, ints(*pads), number(0.0, self)))
-    lower = op.Concat(*columns, axis=-1) if size > 1 else columns[0]
-    return _transposed(lower, rank) if upper else lower
+            known = torch.cat(columns, -1)[..., j:, :]
+            column = column - known @ known[..., :1, :].mT
+        columns.append(torch.nn.functional.pad(column / column[..., :1, :].sqrt(), (0, 0, j, 0)))
+    lower = torch.cat(columns, -1)
+    return lower.mT if upper else lower
+
+
+def cholesky_ex(self: Any, *, upper: bool = False, check_errors: bool = False) -> Any:
+    """The same with a sign of success."""
+    return cholesky(self, upper=upper), _no_error(self)
+
+
+def cholesky_solve(self: Any, factor: Any, upper: bool = False) -> Any:
+    """Two triangular systems."""
+    lower = factor.mH if upper else factor
+    between = torch.linalg.solve_triangular(lower, self, upper=False)
+    return torch.linalg.solve_triangular(lower.mH, between, upper=True)
+
+
+def solve_triangular(self: Any, B: Any, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Any:
+    """As any other system, of the triangle."""
+    triangle = torch.triu(self, 1 if unitriangular else 0) if upper else torch.tril(self, -1 if unitriangular else 0)
+    if unitriangular:
+        triangle = triangle + torch.eye(self.shape[-1], dtype=self.dtype)
+    outer = torch.broadcast_shapes(triangle.shape[:-2], B.shape[:-2])
+    right = B.expand(*outer, *B.shape[-2:])
+    return torch.linalg.solve(triangle.expand(*outer, *triangle.shape[-2:]), right, left=left)
+
+
+def sign_and_logarithm(A: Any) -> Any:
+    """``slogdet`` by the determinant. Its factors, which nothing uses, are the matrix."""
+    determinant = torch.linalg.det(A)
+    pivots = torch.zeros(A.shape[:-1], dtype=torch.int32)
+    return torch.sign(determinant), torch.log(torch.abs(determinant)), A, pivots
 
 
 def matrix_exponential(self: Any) -> Any:
     """The series of a matrix a 64th as large, squared six times."""
-    size = _size(self)
-    small = op.Div(self, number(2.0**_HALVINGS, self))
-    unit = op.CastLike(table(np.eye(size)), self)
+    small = self / 2.0**_HALVINGS
+    unit = torch.eye(_size(self), dtype=self.dtype)
     # From the highest term down: 1 + a (1 + a/2 (1 + a/3 (...))).
-    total = op.Add(unit, op.Div(small, number(_TERMS, self)))
+    total = unit + small / _TERMS
     for term in range(_TERMS - 1, 0, -1):
-        total = op.Add(unit, op.Div(op.MatMul(small, total), number(term, self)))
+        total = unit + small @ total / term
     for _ in range(_HALVINGS):
-        total = op.MatMul(total, total)
+        total = total @ total
     return total
 
 
 _HALVINGS, _TERMS = 6, 10
 
 
+def product_of_reflections(input: Any, tau: Any) -> Any:
+    """``householder_product``: the reflections of the columns one after another, from the last to the first."""
+    rows, columns = input.shape[-2:]
+    unit = torch.eye(rows, columns, dtype=input.dtype)
+    vectors = input.tril(-1) + unit
+    product = unit.expand(input.shape)
+    for k in reversed(range(tau.shape[-1])):
+        v = vectors[..., k : k + 1]
+        product = product - tau[..., k, None, None] * v @ (v.mH @ product)
+    return product
+
+
+def reflections(A: Any, mode: str = "reduced") -> Any:
+    """``qr`` by Householder's reflections, in LAPACK's signs."""
+    rows, columns = A.shape[-2:]
+    count = min(rows, columns)
+    right = A
+    left = torch.eye(rows, dtype=A.dtype).expand(*A.shape[:-2], rows, rows)
+    places = torch.arange(rows)
+    for k in range(count if rows > columns else count - 1):
+        column = torch.where(places >= k, right[..., k], 0)
+        first = column[..., k : k + 1]
+        length = torch.linalg.vector_norm(column, dim=-1, keepdim=True) * torch.where(first >= 0, -1.0, 1.0).to(A.dtype)
+        v = column - torch.where(places == k, length, 0)
+        square = (v * v).sum(-1)[..., None, None]
+        v = v[..., None]
+        share = torch.where(square > 0, 2 / torch.where(square > 0, square, 1), 0)
+        right = right - share * v @ (v.mT @ right)
+        left = left - share * (left @ v) @ v.mT
+    if mode == "complete":
+        return left, torch.triu(right)
+    right = torch.triu(right[..., :count, :])
+    return (left[..., :count] if mode == "reduced" else A.new_zeros(0)), right
+
+
 def distances(x1: Any, x2: Any, p: float, compute_mode: int | None = None) -> Any:
-    """Nothing translates ``cdist``. From the differences themselves, as PyTorch does for few points."""
-    return _norm(op.Sub(op.Unsqueeze(x1, ints(-2)), op.Unsqueeze(x2, ints(-3))), p)
+    """``cdist``, from the differences themselves, as PyTorch does for few points."""
+    return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1)
 
 
 def distances_within(self: Any, p: float = 2.0) -> Any:
@@ -102,21 +142,8 @@ def distances_within(self: Any, p: float = 2.0) -> Any:
     rows = self.shape[0]
     if not isinstance(rows, int):
         raise ValueError("pdist of an open number of rows: export fixed sizes")
-    pairs = np.array(list(itertools.combinations(range(rows), 2)), dtype=np.int64).reshape(-1, 2)
-    return _norm(op.Sub(op.Gather(self, table(pairs[:, 0])), op.Gather(self, table(pairs[:, 1]))), p)
-
-
-def _norm(difference: Any, p: float) -> Any:
-    size = op.Abs(difference)
-    if p == 0:
-        return op.ReduceSum(op.CastLike(op.Greater(size, number(0.0, size)), size), ints(-1), keepdims=0)
-    if p == 1:
-        return op.ReduceSum(size, ints(-1), keepdims=0)
-    if p == 2:
-        return op.Sqrt(op.ReduceSumSquare(size, ints(-1), keepdims=0))
-    if p == float("inf"):
-        return op.ReduceMax(size, ints(-1), keepdims=0)
-    return op.Pow(op.ReduceSum(op.Pow(size, number(p, size)), ints(-1), keepdims=0), number(1 / p, size))
+    pairs = [self[row : row + 1] - self[row + 1 :] for row in range(rows - 1)]
+    return torch.linalg.vector_norm(torch.cat([*pairs, self[:0]]), p, -1)
 
 
 def _size(matrix: Any) -> int:
@@ -128,35 +155,21 @@ def _size(matrix: Any) -> int:
     return size
 
 
-def _no_error() -> Any:
-    import onnx_ir as ir
-
-    return ir.tensor(np.array(0, dtype=np.int32))
+def _no_error(matrix: Any) -> Any:
+    return torch.zeros(matrix.shape[:-2], dtype=torch.int32)
 
 
-def _transposed(matrix: Any, rank: int) -> Any:
-    return op.Transpose(matrix, perm=[*range(rank - 2), rank - 1, rank - 2])
-
-
-def _part(matrix: Any, start: int, end: int, column: int) -> Any:
-    """Some rows of a column."""
-    return op.Slice(matrix, ints(start, column), ints(end, column + 1), ints(-2, -1))
-
-
-def _eliminated(matrix: Any, right: Any, size: int) -> Any:
+def _eliminated(matrix: Any, right: Any) -> Any:
     """What ``matrix`` has to be multiplied with to give ``right``."""
-    whole = op.Concat(matrix, right, axis=-1)
-    rows = table(np.arange(size, dtype=np.int64).reshape(-1, 1))
+    size = _size(matrix)
+    whole = torch.cat([matrix, right], -1)
+    rows = torch.arange(size).unsqueeze(-1)
     for k in range(size):
-        here = table((np.arange(size) == k).reshape(-1, 1))
-        column = op.Abs(_part(whole, 0, size, k))
-        done = table((np.arange(size) < k).reshape(-1, 1))
-        best = op.ArgMax(op.Where(done, number(-1.0, matrix), column), axis=-2, keepdims=1)
-        there = op.Equal(rows, best)
-        row = op.Slice(whole, ints(k), ints(k + 1), ints(-2))
-        pivot = op.ReduceSum(op.Where(there, whole, number(0.0, matrix)), ints(-2), keepdims=1)
-        whole = op.Where(there, row, whole)
-        pivot = op.Div(pivot, _part(pivot, 0, 1, k))
-        rest = op.Sub(whole, op.Mul(_part(whole, 0, size, k), pivot))
-        whole = op.Where(here, pivot, rest)
-    return op.Slice(whole, ints(size), ints(np.iinfo(np.int64).max), ints(-1))
+        column = torch.where(rows < k, -1, whole[..., k : k + 1].abs())
+        there = rows == column.argmax(-2, keepdim=True)
+        row = whole[..., k : k + 1, :]
+        pivot = torch.where(there, whole, 0).sum(-2, keepdim=True)
+        whole = torch.where(there, row, whole)
+        pivot = pivot / pivot[..., k : k + 1]
+        whole = torch.where(rows == k, pivot, whole - whole[..., k : k + 1] * pivot)
+    return whole[..., size:]

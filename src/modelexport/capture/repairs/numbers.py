@@ -6,10 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from onnxscript import opset18 as op
-
-from modelexport.capture.repairs.constants import DOUBLE, ints, table
+import torch
 
 _LANCZOS = (
     0.99999999999980993, 676.5203681218851, -1259.1392167224028, 771.32342877765313, -176.61502916214059,
@@ -18,52 +15,39 @@ _LANCZOS = (
 """Coefficients of the Lanczos approximation with g = 7 (Godfrey), good to 15 digits."""
 
 
-def product(inp: Any, dims: Sequence[int], *, output_dtype: Any = None) -> Any:
-    """``prod`` without a dimension is decomposed into this, which nothing translates."""
-    made = op.ReduceProd(inp, ints(*dims), keepdims=0) if dims else op.Identity(inp)
-    return made if output_dtype is None or output_dtype < 0 else op.Cast(made, to=output_dtype)
+def product(self: Any, *, dtype: Any = None) -> Any:
+    """``prod`` of all elements is decomposed into an operator that nothing translates."""
+    return torch.prod(self.reshape(-1), 0, dtype=dtype)
 
 
 def is_negative(x: Any) -> Any:
-    """``signbit``, into which ``copysign`` is decomposed; nothing translates it. Zero has a sign as well."""
-    if not x.dtype.is_floating_point():
-        return op.Less(x, op.CastLike(op.Constant(value_int=0), x))
-    zero = op.CastLike(op.Constant(value_float=0.0), x)
-    return op.Or(op.Less(x, zero), op.And(op.Equal(x, zero), op.Less(op.Reciprocal(x), zero)))
+    """``signbit``, into which ``copysign`` is decomposed. Zero has a sign as well."""
+    return (x < 0) | ((x == 0) & (1 / x < 0)) if x.is_floating_point() else x < 0
 
 
 def log_sigmoid(self: Any) -> Any:
     """It is translated to the logarithm of ``Sigmoid``, of which nothing is left for numbers far below zero."""
-    zero = op.CastLike(op.Constant(value_float=0.0), self)
-    return op.Sub(op.Min(self, zero), op.Softplus(op.Min(self, op.Neg(self))))
+    return self.clamp(max=0) - torch.nn.functional.softplus(torch.minimum(self, -self))
 
 
 def log_gamma(self: Any) -> Any:
-    """Nothing translates it. In double precision, since the sum alternates; reflected below a half."""
-    x = op.Cast(self, to=DOUBLE)
-    half, one = _double(0.5), _double(1.0)
-    low = op.Less(x, half)
-    z = op.Sub(op.Where(low, op.Sub(one, x), x), one)
-    total = _double(_LANCZOS[0])
-    for i, coefficient in enumerate(_LANCZOS[1:], 1):
-        total = op.Add(total, op.Div(_double(coefficient), op.Add(z, _double(i))))
-    t = op.Add(z, _double(7.5))
-    value = op.Add(
-        op.Sub(op.Mul(op.Add(z, half), op.Log(t)), t), op.Add(op.Log(total), _double(0.5 * math.log(2 * math.pi)))
-    )
-    sine = op.Abs(op.Sin(op.Mul(_double(math.pi), op.Sub(x, op.Floor(x)))))
-    reflected = op.Sub(op.Sub(_double(math.log(math.pi)), op.Log(sine)), value)
-    return op.CastLike(op.Where(low, reflected, value), self)
+    """In double precision, since the sum alternates; reflected below a half."""
+    x = self.double()
+    low = x < 0.5
+    z = torch.where(low, 1 - x, x) - 1
+    total = sum((one / (z + i) for i, one in enumerate(_LANCZOS[1:], 1)), torch.full_like(z, _LANCZOS[0]))
+    t = z + 7.5
+    value = (z + 0.5) * torch.log(t) - t + torch.log(total) + 0.5 * math.log(2 * math.pi)
+    sine = torch.abs(torch.sin(math.pi * (x - torch.floor(x))))
+    return torch.where(low, math.log(math.pi) - torch.log(sine) - value, value).to(self.dtype)
 
 
 def error_inverse(self: Any) -> Any:
-    """Nothing translates ``erfinv``. Giles' polynomials for single precision, in the middle and towards the ends."""
-    x = op.Cast(self, to=DOUBLE)
-    one = _double(1.0)
-    w = op.Neg(op.Log(op.Mul(op.Sub(one, x), op.Add(one, x))))
-    middle = _polynomial(_MIDDLE, op.Sub(w, _double(2.5)))
-    ends = _polynomial(_ENDS, op.Sub(op.Sqrt(w), _double(3.0)))
-    return op.CastLike(op.Mul(op.Where(op.Less(w, _double(5.0)), middle, ends), x), self)
+    """``erfinv``: Giles' polynomials for single precision, in the middle and towards the ends."""
+    x = self.double()
+    w = -torch.log((1 - x) * (1 + x))
+    middle, ends = _polynomial(_MIDDLE, w - 2.5), _polynomial(_ENDS, torch.sqrt(w) - 3)
+    return (torch.where(w < 5, middle, ends) * x).to(self.dtype)
 
 
 _MIDDLE = (
@@ -77,11 +61,46 @@ _ENDS = (
 
 
 def _polynomial(coefficients: Sequence[float], x: Any) -> Any:
-    total = _double(coefficients[0])
+    total = torch.full_like(x, coefficients[0])
     for coefficient in coefficients[1:]:
-        total = op.Add(op.Mul(total, x), _double(coefficient))
+        total = total * x + coefficient
     return total
 
 
-def _double(value: float) -> Any:
-    return table(np.array(value, dtype=np.float64))
+def hypotenuse(self: Any, other: Any) -> Any:
+    """Without squares of large numbers."""
+    self, other = torch.abs(self), torch.abs(other)
+    longer = torch.maximum(self, other)
+    share = torch.minimum(self, other) / torch.where(longer == 0, 1, longer)
+    return longer * torch.sqrt(1 + share * share)
+
+
+def digamma(self: Any) -> Any:
+    """Its asymptotic series beyond 6; recurrence below; reflection for negative numbers."""
+    x = self.to(torch.float64)
+    negative = x < 0.5
+    z = torch.where(negative, 1 - x, x)
+    below = torch.zeros_like(z)
+    for _ in range(6):
+        below = below + 1 / z
+        z = z + 1
+    inverse = 1 / (z * z)
+    series = torch.zeros_like(z)
+    for coefficient in (1 / 12, -691 / 32760, 1 / 132, -1 / 240, 1 / 252, -1 / 120, 1 / 12):
+        series = (series + coefficient) * inverse
+    value = torch.log(z) - 0.5 / z - series - below
+    angle = torch.pi * x  # ONNX Runtime has no tangent in double precision
+    return torch.where(negative, value - torch.pi * torch.cos(angle) / torch.sin(angle), value).to(self.dtype)
+
+
+def histogram(input: Any, bins: int = 100, min: float = 0, max: float = 0) -> Any:
+    """``histc``: elements out of bounds are not counted; the last bin has its upper bound."""
+    x = input.reshape(-1)
+    low, high = (torch.full((), float(one), dtype=x.dtype) for one in (min, max))
+    if min == max:
+        low, high = x.min(), x.max()
+        alike = low == high
+        low, high = torch.where(alike, low - 1, low), torch.where(alike, high + 1, high)
+    place = ((x - low) * bins / (high - low)).floor().clamp(max=bins - 1)
+    place = torch.where((x < low) | (x > high), -1, place)
+    return (place == torch.arange(bins, dtype=place.dtype).unsqueeze(-1)).to(x.dtype).sum(-1)

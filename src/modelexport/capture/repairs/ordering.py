@@ -2,79 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from onnxscript import opset18 as op
-
-from modelexport.capture.repairs.constants import DOUBLE, INT64, ints
+import torch
 
 
 def median(self: Any, dim: int = -1, keepdim: bool = False) -> Any:
-    """Nothing translates it. Of an even number of elements it is the lower of the middle two."""
-    length = op.Gather(op.Shape(self), ints(dim))
-    return _kth(self, op.Div(op.Add(length, ints(1)), ints(2)), dim, keepdim)
+    """Of an even number of elements it is the lower of the middle two."""
+    return kth_value(self, (self.shape[dim] + 1) // 2, dim, keepdim)
 
 
 def median_of_all(self: Any) -> Any:
     """The same of all elements."""
-    flat = op.Reshape(self, ints(-1))
-    values, _ = _kth(flat, op.Div(op.Add(op.Shape(flat), ints(1)), ints(2)), 0, False)
-    return values
+    return median(self.reshape(-1), 0)[0]
 
 
 def kth_value(self: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
-    """Nothing translates it."""
-    return _kth(self, ints(k), dim, keepdim)
+    """The k-th smallest element, counted from one."""
+    place = torch.full((1,), k - 1)
+    found = tuple(one.index_select(dim, place) for one in self.sort(dim))
+    return found if keepdim else tuple(one.squeeze(dim) for one in found)
 
 
-def _kth(self: Any, k: Any, dim: int, keepdim: bool) -> Any:
-    values, indices = op.TopK(self, k, axis=dim, largest=0, sorted=1)
-    last = op.Sub(k, ints(1))
-    found = op.Gather(values, last, axis=dim), op.Gather(indices, last, axis=dim)
-    return found if keepdim else tuple(op.Squeeze(one, ints(dim)) for one in found)
+def median_of_numbers(self: Any) -> Any:
+    """``nanmedian`` of all elements."""
+    return median_of_numbers_along(self.reshape(-1), 0)[0]
 
 
-def largest(self: Any, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
-    """``amax``, also of all elements, for which torchlib lacks an axis."""
-    return op.ReduceMax(self, *([ints(*dim)] if dim else []), keepdims=int(keepdim))
+def median_of_numbers_along(self: Any, dim: int, keepdim: bool = False) -> Any:
+    """``nanmedian``: the lower of the middle two of those elements that are numbers."""
+    missing = torch.isnan(self)
+    ordered, order = torch.where(missing, float("inf"), self).sort(dim)
+    count = (~missing).sum(dim, keepdim=True)
+    middle = ((count - 1) // 2).clamp(min=0)
+    values = torch.where(count == 0, float("nan"), ordered.gather(dim, middle))
+    found = values, order.gather(dim, middle)
+    return found if keepdim else tuple(one.squeeze(dim) for one in found)
 
 
-def smallest(self: Any, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
-    """``amin``, likewise."""
-    return op.ReduceMin(self, *([ints(*dim)] if dim else []), keepdims=int(keepdim))
+def of_all(reduce: Callable[..., Any]) -> Callable[..., Any]:
+    """``amax`` and ``amin`` of all elements, for which torchlib lacks an axis."""
+
+    def reduced(self: Any, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
+        return NotImplemented if dim or not self.dim() else reduce(self, list(range(self.dim())), keepdim)
+
+    return reduced
 
 
-def running_maximum(self: Any, dim: int) -> Any:
-    """Nothing translates it. A square table of which elements lie before which, so that any length will do."""
-    return _running(self, dim, 1)
+def running(reduce: Callable[..., Any]) -> Callable[..., Any]:
+    """``cummax`` and ``cummin``: a square table of which elements lie before which, so that any length will do."""
 
+    def running_extreme(self: Any, dim: int) -> Any:
+        if not self.dim():
+            return self.clone(), torch.zeros((), dtype=torch.long)
+        given = self.movedim(dim, -1)
+        places = torch.arange(given.shape[-1])
+        before = places <= places.unsqueeze(1)
+        # The first element, since the smallest number of a type may be among the elements.
+        rows = torch.where(before, given.unsqueeze(-2), given[..., :1].unsqueeze(-2))
+        found = reduce(rows, -1)
+        same = (rows == found.unsqueeze(-1)) & before
+        index = torch.where(same, places, 0).amax(-1)
+        return found.movedim(-1, dim), index.movedim(-1, dim)
 
-def running_minimum(self: Any, dim: int) -> Any:
-    """The same of the smallest."""
-    return _running(self, dim, -1)
-
-
-def _running(self: Any, dim: int, sign: int) -> Any:
-    rank = len(self.shape)
-    if not rank:
-        return op.Identity(self), op.Constant(value_int=0)
-    axis = dim % rank
-    order = [i for i in range(rank) if i != axis] + [axis]
-    back = [order.index(i) for i in range(rank)]
-    given = op.Transpose(self, perm=order)
-    given = given if sign > 0 else op.Neg(given)
-    length = op.Squeeze(op.Gather(op.Shape(self), ints(axis)), ints(0))
-    places = op.Range(op.Constant(value_int=0), length, op.Constant(value_int=1))
-    before = op.LessOrEqual(places, op.Unsqueeze(places, ints(1)))
-    # The first element, since the smallest number of a type may be among the elements.
-    first = op.Slice(given, ints(0), ints(1), ints(-1))
-    rows = op.Where(before, op.Unsqueeze(given, ints(-2)), op.Unsqueeze(first, ints(-2)))
-    largest = op.ReduceMax(rows, ints(-1), keepdims=0)
-    same = op.And(op.Equal(rows, op.Unsqueeze(largest, ints(-1))), before)
-    index = op.ReduceMax(op.Where(same, places, op.Constant(value_int=0)), ints(-1), keepdims=0)
-    largest = largest if sign > 0 else op.Neg(largest)
-    return op.Transpose(largest, perm=back), op.Transpose(index, perm=back)
+    return running_extreme
 
 
 def search(
@@ -86,22 +78,17 @@ def search(
     side: str | None = None,
     sorter: Any = None,
 ) -> Any:
-    """Nothing translates it. How many elements of a sequence are below, or up to, each value."""
+    """``searchsorted``: how many elements of a sequence are below, or up to, each value, or a number of Python."""
     if sorter is not None:
-        sorted_sequence = op.GatherElements(sorted_sequence, sorter, axis=-1)
-    after = right or side == "right"
-    row = op.Unsqueeze(sorted_sequence, ints(-2)) if len(sorted_sequence.shape) > 1 else sorted_sequence
-    value = op.Unsqueeze(self, ints(-1))
+        sorted_sequence = sorted_sequence.gather(-1, sorter)
+    row = sorted_sequence.unsqueeze(-2) if sorted_sequence.dim() > 1 else sorted_sequence
+    value = self.unsqueeze(-1) if isinstance(self, torch.Tensor) else torch.full((1,), self)
     if row.dtype != value.dtype:
-        row, value = op.Cast(row, to=_FLOATS), op.Cast(value, to=_FLOATS)
-    below = op.LessOrEqual(row, value) if after else op.Less(row, value)
-    count = op.ReduceSum(op.Cast(below, to=INT64), ints(-1), keepdims=0)
-    return op.Cast(count, to=6) if out_int32 else count
-
-
-_FLOATS = DOUBLE
+        row, value = row.double(), value.double()
+    below = row <= value if right or side == "right" else row < value
+    return below.sum(-1).to(torch.int32 if out_int32 else torch.long)
 
 
 def bucket(self: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False) -> Any:
-    """The same with its arguments the other way round."""
+    """``bucketize``, with its arguments the other way round."""
     return search(boundaries, self, out_int32=out_int32, right=right)

@@ -3,129 +3,87 @@
 from __future__ import annotations
 
 import functools
-import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import torch
-from onnxscript import opset18 as op
 from onnxscript.function_libs.torch_lib.ops import nn as torchlib
 
-from modelexport.capture.repairs.constants import INT64, ints, table
 from modelexport.graph.initializers import bind_tensors
 
 
-def _windows(sizes: Sequence[int], outputs: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each axis the positions in each output's window, padded with the last one, and which of them are valid."""
-    tables = []
-    for size, out in zip(sizes, outputs, strict=True):
-        starts = [i * size // out for i in range(out)]
-        ends = [-(-(i + 1) * size // out) for i in range(out)]
-        longest = max(end - start for start, end in zip(starts, ends, strict=True))
-        index = np.array([[min(s + k, e - 1) for k in range(longest)] for s, e in zip(starts, ends, strict=True)])
-        counts = np.array([[s + k < e for k in range(longest)] for s, e in zip(starts, ends, strict=True)])
-        tables.append((index.astype(np.int64), counts))
-    return tables
+def _windows(size: int, out: int) -> tuple[Any, Any]:
+    """Where the windows of an adaptive pooling begin and end along an axis, ``[out]`` each."""
+    places = torch.arange(out)
+    return places * size // out, ((places + 1) * size + out - 1) // out
 
 
-def _flat_windows(self: Any, output_size: Sequence[int]) -> tuple[list[int], list[int], np.ndarray, np.ndarray]:
-    """Sizes and outputs of the pooled axes; the flat positions in each window, and which of them are valid."""
-    axes = len(output_size)
-    sizes = list(self.shape[-axes:])
-    if not all(isinstance(size, int) for size in sizes):
-        raise ValueError(f"adaptive pooling of dynamic axes ({', '.join(map(str, sizes))}): export fixed sizes")
-    outputs = [size if out is None else int(out) for size, out in zip(sizes, output_size, strict=True)]
-    tables = _windows(sizes, outputs)
-    cells = list(itertools.product(*(range(out) for out in outputs)))
-    flat = np.array([_flat([tables[a][0][cell[a]] for a in range(axes)], sizes) for cell in cells])
-    used = np.array(
-        [
-            np.logical_and.reduce(np.meshgrid(*[tables[a][1][cell[a]] for a in range(axes)], indexing="ij")).ravel()
-            for cell in cells
-        ]
-    )
-    return sizes, outputs, flat, used
-
-
-def _flat(positions: Sequence[np.ndarray], sizes: Sequence[int]) -> np.ndarray:
-    """The flat positions of all combinations of positions in several axes."""
-    grids = np.meshgrid(*positions, indexing="ij")
-    flat: np.ndarray = np.ravel_multi_index(tuple(grid.ravel() for grid in grids), tuple(sizes)).astype(np.int64)
-    return flat
-
-
-def _gathered(self: Any, axes: int, flat: np.ndarray) -> tuple[Any, Any]:
-    """The elements of each window, in a last axis of their own, and the shape of the axes that are not pooled."""
-    outer = op.Slice(op.Shape(self), ints(0), ints(len(self.shape) - axes), ints(0))
-    laid = op.Reshape(self, op.Concat(outer, ints(-1), axis=0))
-    found = op.Gather(laid, table(flat.ravel()), axis=-1)
-    return op.Reshape(found, op.Concat(outer, ints(*flat.shape), axis=0)), outer
+def _sizes(self: Any, output_size: Sequence[int | None]) -> list[tuple[int, int]]:
+    """The size of each pooled axis, and that of the output."""
+    sizes = self.shape[-len(output_size) :]
+    return [(size, size if out is None else int(out)) for size, out in zip(sizes, output_size, strict=True)]
 
 
 def adaptive_max_pool(self: Any, output_size: Sequence[int]) -> Any:
     """torch.onnx does not translate it if the output's size does not divide the input's or the indices are used."""
-    _, outputs, flat, _ = _flat_windows(self, output_size)
-    windows, outer = _gathered(self, len(outputs), flat)
-    return _maxima(windows, table(flat), outer, outputs)
+    sizes = _sizes(self, output_size)
+    if not all(isinstance(size, int) for size, _ in sizes):
+        told = ", ".join(str(size) for size, _ in sizes)
+        raise ValueError(f"adaptive pooling of dynamic axes ({told}): export fixed sizes")
+    inside = []
+    for size, out in sizes:
+        starts, ends = _windows(size, out)
+        longest = max(-(-(i + 1) * size // out) - i * size // out for i in range(out))
+        inside.append(torch.minimum(starts.unsqueeze(1) + torch.arange(longest), ends.unsqueeze(1) - 1))
+    return _maxima(self, inside)
 
 
-def _maxima(windows: Any, positions: Any, outer: Any, outputs: Sequence[int]) -> Any:
-    """The maximum of each window and its position, in the shape of the output."""
-    shape = op.Concat(outer, ints(*outputs), axis=0)
-    best = op.ArgMax(windows, axis=-1, keepdims=1)
-    spread = op.Expand(positions, op.Shape(windows))
-    index = op.GatherElements(spread, best, axis=-1)
-    return op.Reshape(op.ReduceMax(windows, ints(-1), keepdims=0), shape), op.Reshape(index, shape)
+def _maxima(self: Any, inside: Sequence[Any]) -> Any:
+    """The maximum of each window and its position.
+
+    Args:
+        inside: For each pooled axis the positions in each window along it, ``[..., out, length]``.
+    """
+    axes, sizes = len(inside), list(self.shape[-len(inside) :])
+    flat: Any = 0
+    for axis, places in enumerate(inside):
+        spread = [1] * (2 * axes)
+        spread[axis], spread[axes + axis] = places.shape[-2:]
+        flat = flat + (places * math.prod(sizes[axis + 1 :])).reshape(*places.shape[:-2], *spread)
+    laid = self.flatten(-axes)
+    flat = flat.flatten(-axes).expand(*laid.shape[:-1], *flat.shape[-2 * axes : -axes], -1)
+    windows = laid.gather(-1, flat.reshape(*laid.shape[:-1], -1)).reshape(flat.shape)
+    largest, place = windows.max(-1)
+    return largest, flat.gather(-1, place.unsqueeze(-1)).squeeze(-1)
 
 
 def adaptive_average_pool(self: Any, output_size: Sequence[int]) -> Any:
-    """torch.onnx does not translate it in three dimensions."""
-    _, outputs, flat, used = _flat_windows(self, output_size)
-    windows, outer = _gathered(self, len(outputs), flat)
-    shares = used / used.sum(-1, keepdims=True)
-    mean = op.ReduceSum(op.Mul(windows, op.CastLike(table(shares), self)), ints(-1), keepdims=0)
-    return op.Reshape(mean, op.Concat(outer, ints(*outputs), axis=0))
+    """torch.onnx does not translate it in three dimensions. Along each axis it is a product with a matrix."""
+    for axis, (size, out) in enumerate(_sizes(self, output_size), -len(output_size)):
+        starts, ends = (one.unsqueeze(1) for one in _windows(size, out))
+        places = torch.arange(size)
+        shares = ((places >= starts) & (places < ends)).to(self.dtype) / (ends - starts)
+        self = (self.movedim(axis, -1) @ shares.to(self.dtype).mT).movedim(-1, axis)
+    return self
 
 
 def fractional_max_pool(self: Any, kernel_size: Sequence[int], output_size: Sequence[int], samples: Any) -> Any:
     """torch.onnx does not translate it. The windows begin at the random samples, an input of the operator."""
     axes = len(kernel_size)
-    rank, sizes = len(self.shape), list(self.shape[-axes:])
-    if rank != axes + 2 or not all(isinstance(size, int) for size in sizes):
+    sizes = self.shape[-axes:]
+    if self.dim() != axes + 2 or not all(isinstance(size, int) for size in sizes):
         raise ValueError("fractional pooling needs a batch, and axes of fixed sizes")
-    outer = op.Slice(op.Shape(self), ints(0), ints(2), ints(0))
-    flat = None
+    inside = []
     for axis, (size, kernel, out) in enumerate(zip(sizes, kernel_size, output_size, strict=True)):
-        # PyTorch stores the samples of the last axis first.
-        sample = op.Gather(samples, op.Constant(value_int=axes - 1 - axis), axis=2)
-        starts = _starts(op.Unsqueeze(sample, ints(2)), size, kernel, out)
-        inside = op.Add(op.Unsqueeze(starts, ints(3)), table(np.arange(kernel, dtype=np.int64)))
-        stride = int(np.prod(sizes[axis + 1 :], dtype=np.int64))
-        order = (
-            [0, 0] + [out if a == axis else 1 for a in range(axes)] + [kernel if a == axis else 1 for a in range(axes)]
-        )
-        placed = op.Reshape(op.Mul(inside, op.Constant(value_int=stride)), ints(*order))
-        flat = placed if flat is None else op.Add(flat, placed)
-    cells, length = int(np.prod(output_size)), int(np.prod(kernel_size))
-    positions = op.Reshape(flat, ints(0, 0, cells * length))
-    laid = op.Reshape(self, op.Concat(outer, ints(-1), axis=0))
-    windows = op.Reshape(op.GatherElements(laid, positions, axis=2), ints(0, 0, cells, length))
-    return _maxima(windows, op.Reshape(positions, ints(0, 0, cells, length)), outer, output_size)
-
-
-def _starts(sample: Any, size: int, kernel: int, out: int) -> Any:
-    """Where the windows of an axis begin, ``[N, C, out]``, as PyTorch computes it."""
-    last = size - kernel
-    if out == 1:
-        return op.Add(op.Mul(op.Cast(sample, to=INT64), op.Constant(value_int=0)), op.Constant(value_int=last))
-    alpha = op.CastLike(op.Constant(value_float=last / (out - 1)), sample)
-    steps = op.CastLike(table(np.arange(out - 1, dtype=np.int64)), sample)
-    moved = op.Cast(op.Mul(op.Add(steps, sample), alpha), to=INT64)
-    begun = op.Sub(moved, op.Cast(op.Mul(sample, alpha), to=INT64))
-    end = op.Add(op.Mul(op.Cast(sample, to=INT64), op.Constant(value_int=0)), op.Constant(value_int=last))
-    return op.Concat(begun, end, axis=2)
+        sample = samples[..., axes - 1 - axis].unsqueeze(-1)  # PyTorch stores the samples of the last axis first
+        alpha, steps = (size - kernel) / max(out - 1, 1), torch.arange(out - 1)
+        begun = ((steps + sample) * alpha).long() - (sample * alpha).long()
+        starts = torch.cat([begun, torch.full_like(sample, size - kernel, dtype=torch.long)], -1)
+        inside.append(starts.unsqueeze(-1) + torch.arange(kernel))
+    return _maxima(self, inside)
 
 
 def max_pools() -> dict[Callable[..., Any], Callable[..., Any]]:

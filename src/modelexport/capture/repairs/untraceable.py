@@ -11,6 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from modelexport.capture.patches import replaced
+from modelexport.capture.repairs import numbers
 from modelexport.capture.repairs.packed_sequences import packed_sequences, unless_packed
 
 
@@ -132,26 +133,9 @@ def bilinear(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
     return product if bias is None else product + bias
 
 
-def histogram(input: Any, bins: int = 100, min: float = 0, max: float = 0) -> Any:
-    """``torch.histc``: elements out of bounds are not counted; the last bin has its upper bound."""
-    x = input.reshape(-1)
-    low, high = (x.min(), x.max()) if min == max == 0 else (torch.tensor(float(one)) for one in (min, max))
-    low, high = (torch.where(low == high, edge, one) for one, edge in ((low, low - 1), (high, high + 1)))
-    place = ((x - low) * bins / (high - low)).floor()
-    place = torch.where(x == high, torch.full_like(place, bins - 1), place)
-    place = torch.where((x < low) | (x > high), torch.full_like(place, -1), place)
-    numbers = torch.arange(bins, dtype=place.dtype).unsqueeze(-1)
-    return (place.unsqueeze(0) == numbers).to(x.dtype).sum(-1)
-
-
 def running_sum(input: Any, dim: int, **kwargs: Any) -> Any:
     """``torch.cumsum``, which takes conditions as numbers; ONNX's ``CumSum`` does not."""
     return torch.cumsum(input.long() if input.dtype == torch.bool else input, dim, **kwargs)
-
-
-def log_sigmoid(input: Any) -> Any:
-    """``logsigmoid``, which is translated to the logarithm of ``Sigmoid``: nothing is left of it far below zero."""
-    return input.clamp(max=0) - torch.nn.functional.softplus(torch.minimum(input, -input))
 
 
 _TRANSLATABLE: Mapping[Any, Callable[..., Any]] = {
@@ -159,9 +143,9 @@ _TRANSLATABLE: Mapping[Any, Callable[..., Any]] = {
     torch.Tensor.diff: difference,
     torch.bilinear: bilinear,
     torch.nn.functional.bilinear: bilinear,
-    torch.histc: histogram,
-    torch.Tensor.histc: histogram,
-    torch.nn.functional.logsigmoid: log_sigmoid,
+    torch.histc: numbers.histogram,
+    torch.Tensor.histc: numbers.histogram,
+    torch.nn.functional.logsigmoid: numbers.log_sigmoid,
     torch.cumsum: running_sum,
     torch.Tensor.cumsum: running_sum,
 }

@@ -10,7 +10,12 @@ from typing import Any
 import torch
 
 from modelexport.core.collected_messages import collected
-from modelexport.pytorch.private_torch import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from modelexport.pytorch.private_torch import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    tree_map,
+)
 from modelexport.pytorch.traced_tree import untouched
 
 Shape = tuple[int, ...]
@@ -77,14 +82,13 @@ class TrialRuns:
 
     def _shapes_of(self, inputs: Mapping[str, Any] | tuple[Any, ...]) -> Mapping[str, Any] | tuple[Any, ...]:
         """The inputs, or, for a model without weights, tensors of the same types and shapes without data."""
-        if self._fake is None:
+        fake = self._fake
+        if fake is None:
             return inputs
-        if isinstance(inputs, Mapping):
-            return {name: self._shape_of(value) for name, value in inputs.items()}
-        return tuple(map(self._shape_of, inputs))
-
-    def _shape_of(self, value: Any) -> Any:
-        return self._fake.from_tensor(value) if self._fake and isinstance(value, torch.Tensor) else value
+        shapes: Mapping[str, Any] | tuple[Any, ...] = tree_map(
+            lambda value: fake.from_tensor(value) if isinstance(value, torch.Tensor) else value, inputs
+        )
+        return shapes
 
     def call(self, function: Callable[..., Any], inputs: Mapping[str, Any] | tuple[Any, ...]) -> Any:
         with (
