@@ -22,11 +22,10 @@ from modelexport.format import documents, keys
 from modelexport.format.call_tree import call_tree_entries, check_version, read_call_tree
 from modelexport.format.node_tags import OwnerReader, read_source_tags
 from modelexport.graph.boundaries import CallBoundary, find_boundaries
-from modelexport.graph.node_owners import owned_operators, owner_of, set_owner
+from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes
 from modelexport.tagged.documents.reader import check_same_calls, check_same_nodes, load_hierarchy
 from modelexport.tagged.encodings.unpacking import unpack_tags
-from modelexport.tagged.skimming import Skimmed
 
 SIDECAR = ".hierarchy.json"
 UNTAGGED = "none"
@@ -60,11 +59,6 @@ class TaggedFile:
     def coverage(self) -> documents.Coverage:
         """How many nodes have an owner by each kind of evidence."""
         return documents.Coverage.of(None if owner is None else owner.evidence for owner in map(owner_of, self.nodes))
-
-    @property
-    def skimmed(self) -> Skimmed:
-        """The data for showing its tree."""
-        return Skimmed(self.calls, dict(self.tags), list(owned_operators(self.model)), self.coverage)
 
     @cached_property
     def hierarchy(self) -> documents.Hierarchy | None:

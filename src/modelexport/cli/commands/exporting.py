@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
@@ -14,8 +14,8 @@ from modelexport.cli.json_documents import export_document
 from modelexport.cli.model_choice import Loading, ModelChoice
 from modelexport.cli.printing import print_result
 from modelexport.cli.progress import LINE
-from modelexport.cli.read_and_written import WRITTEN, WRITTEN_ALONE
-from modelexport.cli.shared_options import InputsOption, JsonOption, ModelArgument
+from modelexport.cli.shared_options import INPUTS, JSON, MODEL
+from modelexport.core.declared_options import option
 from modelexport.core.stages import Stages
 from modelexport.errors import UsageError
 from modelexport.exporting.options import LevelOptions, Options
@@ -28,18 +28,16 @@ EVERY_MODULE = LevelOptions(granularity="all")
 
 
 def export(
-    output: Annotated[
-        str,
-        typer.Option("-o", "--output", metavar="FILE.onnx|FOLDER/", help="The file to write, or a package."),
-        WRITTEN,
-    ],
-    model: ModelArgument = "bert-tiny",
-    inputs: InputsOption = None,
+    output: str = option(
+        ..., "The file to write, or a package.", flag="-o --output", metavar="FILE.onnx|FOLDER/", file="written"
+    ),
+    model: str = MODEL,
+    inputs: Path | None = INPUTS,
     *,
     names: NameOptions,
     options: Options,
     loading: Loading,
-    as_json: JsonOption = False,
+    as_json: bool = JSON,
 ) -> None:
     """Export MODEL to a file, or to a folder with all of its parts; without MODEL, bert-tiny."""
     choice = ModelChoice(model, inputs, loading)
@@ -87,14 +85,14 @@ def _export_file(
 
 
 def hierarchy(
-    model: ModelArgument = "bert-tiny",
-    mode: Annotated[HierarchyView, typer.Option(help="What to show.")] = "static",
-    trace: Annotated[bool, typer.Option("--trace", help="Show every step of the traced run on a line.")] = False,
-    inputs: InputsOption = None,
+    model: str = MODEL,
+    mode: HierarchyView = option("static", "What to show."),
+    trace: bool = option(False, "Show every step of the traced run on a line."),
+    inputs: Path | None = INPUTS,
     *,
     levels: LevelOptions = EVERY_MODULE,
     loading: Loading,
-    as_json: JsonOption = False,
+    as_json: bool = JSON,
 ) -> None:
     """Show the module tree of MODEL; nothing is exported."""
     from modelexport.cli.show_hierarchy import HierarchyMode, format_hierarchy
@@ -110,16 +108,14 @@ def hierarchy(
 
 
 def inputs(
-    model: ModelArgument = "bert-tiny",
-    spec: InputsOption = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="OUT", help="Save them: .npz or .safetensors."),
-        WRITTEN_ALONE,
-    ] = None,
+    model: str = MODEL,
+    spec: Path | None = INPUTS,
+    output: Path | None = option(
+        None, "Save them: .npz or .safetensors.", flag="-o --output", metavar="OUT", file="written alone"
+    ),
     *,
     loading: Loading,
-    as_json: JsonOption = False,
+    as_json: bool = JSON,
 ) -> None:
     """Show the example inputs that MODEL is run with, or save them."""
     from modelexport.cli.show_export import format_inputs
@@ -134,9 +130,7 @@ def inputs(
     print_result(described, lambda: format_inputs(described), as_json=as_json)
 
 
-def internals(
-    model: ModelArgument = "bert-tiny", inputs: InputsOption = None, *, loading: Loading, as_json: JsonOption = False
-) -> None:
+def internals(model: str = MODEL, inputs: Path | None = INPUTS, *, loading: Loading, as_json: bool = JSON) -> None:
     """Show what PyTorch's own exporters record about MODEL's modules; nothing is written."""
     from modelexport.cli.show_internals import format_internals
 

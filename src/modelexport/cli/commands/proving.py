@@ -12,7 +12,7 @@ import typer
 from modelexport.cli.model_choice import Loading, ModelChoice, load_for_package, read_sizes
 from modelexport.cli.printing import format_headings, print_json
 from modelexport.cli.progress import LINE
-from modelexport.cli.shared_options import FileArgument, InputsOption
+from modelexport.cli.shared_options import FILE, INPUTS
 from modelexport.core.declared_options import option
 from modelexport.errors import UsageError
 
@@ -65,7 +65,13 @@ class Shown:
 
 
 def verify(
-    file: FileArgument, inputs: InputsOption = None, *, other: Other, extent: Extent, loading: Loading, shown: Shown
+    file: Path = FILE,
+    inputs: Path | None = INPUTS,
+    *,
+    other: Other,
+    extent: Extent,
+    loading: Loading,
+    shown: Shown,
 ) -> None:
     """Compare FILE module by module: with MODEL, with OTHER, or with the values that `export --reference` stored."""
     _check_options(file, other, inputs, extent, loading, shown)
