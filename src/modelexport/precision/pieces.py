@@ -16,6 +16,7 @@ from modelexport.core.owners import Evidence, Owner
 from modelexport.errors import UsageError
 from modelexport.files.onnx_models import inside_file
 from modelexport.files.protos import to_proto
+from modelexport.graph.copies import copy_of
 from modelexport.graph.initializers import bind_tensors, share_tensor
 from modelexport.graph.node_owners import owner_of, set_owner
 
@@ -26,36 +27,16 @@ def cut_piece(model: ir.Model, nodes: Sequence[ir.Node]) -> onnx.ModelProto:
     Its inputs are the values that the nodes take from others, its outputs the values that others take from them; every
     value keeps its name. A weight that the graph transposes is in it as transposed: quantizers look for initializers.
     """
-    values: dict[ir.Value, ir.Value] = {}
-    inputs: list[ir.Value] = []
-    held: list[ir.Value] = []
     own = set(nodes)
-    for node in nodes:
-        for value in node.inputs:
-            if value is None or value in values or value.producer() in own:
-                continue
-            values[value] = copied = _copied(value)
-            if weight_behind(value) is not None:
-                bind_tensors({copied: _tensor(value)})
-                held.append(copied)
-            else:
-                inputs.append(copied)
-    for node in nodes:
-        values.update((value, _copied(value)) for value in node.outputs)
-    copies = [
-        ir.Node(
-            node.domain,
-            node.op_type,
-            [None if value is None else values[value] for value in node.inputs],
-            [ir.Attr(attr.name, attr.type, attr.value) for attr in node.attributes.values()],
-            overload=node.overload,
-            outputs=[values[value] for value in node.outputs],
-            name=node.name,
-        )
-        for node in nodes
-    ]
-    outputs = [values[value] for value in outputs_of(nodes)]
-    graph = ir.Graph(inputs, outputs, nodes=copies, initializers=held, opset_imports=dict(model.opset_imports))
+    inputs = (value for node in nodes for value in node.inputs)
+    taken = list(dict.fromkeys(value for value in inputs if value is not None and value.producer() not in own))
+    view = ir.GraphView(taken, outputs_of(nodes), nodes=nodes, opset_imports=model.opset_imports)
+    graph = copy_of(view)
+    for value, copied in zip(taken, list(graph.inputs), strict=True):
+        if weight_behind(value) is not None:
+            graph.inputs.remove(copied)
+            bind_tensors({copied: _tensor(value)})
+            graph.register_initializer(copied)
     return to_proto(ir.Model(graph, ir_version=model.ir_version), {})
 
 

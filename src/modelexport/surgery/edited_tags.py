@@ -76,10 +76,9 @@ class EditedTags:
         """Remove the calls inside a call, except those that still own a node and their callers."""
         tree = self.calls
         kept = {above for other in used if other in self._calls for above in tree.stack(other)}
-        for traced in tree:
-            if call in tree.stack(traced.call)[:-1] and traced.call not in kept:
-                for facts in (self._calls, self._tags, self._sources, self._classes, self._levels):
-                    del facts[traced.call]
+        for each in tree.inside(call) - kept - {call}:
+            for facts in (self._calls, self._tags, self._sources, self._classes, self._levels):
+                del facts[each]
 
     def remove_old(self, call: ModuleCall, used: Iterable[ModuleCall]) -> None:
         """Remove the calls inside a replaced call that remained of the old module and own no node any more."""

@@ -167,8 +167,7 @@ class _Replacer:
         interface = interface_of(self._tagged, call, needs.inputs, list(boundary.outputs), elsewhere)
         cut = None
         if copied:
-            inside = {each for each in self._tagged.tags if call in self._tagged.calls.stack(each)}
-            above = self._tagged.calls.stack(call)
+            inside, above = self._tagged.calls.inside(call), self._tagged.calls.stack(call)
             cut = self._cutter.copy(own, needs, interface.outputs, inside, above, f"'{call}'")
             cut.reorder(interface.inputs, interface.outputs)
         return _Place(call, own, interface, cut)
@@ -190,7 +189,7 @@ class _Replacer:
         graph = self._graph_of(place.call, place.own)
         weights = dict.fromkeys(v for n in self._sorted(place.own) for v in values_taken(n) if v.is_initializer())
         site = Site(self._current(place.interface), list(weights), place.cut)
-        parts = substitute.build(site, self.tags, set(self._owners_beside(place)))
+        parts = substitute.build(site, self.tags, self._owners_beside([place]))
         added = self._tag(place.call, parts, substitute.name)
         outputs = site.interface.outputs
         before = self._next(graph, place, outputs)
@@ -214,25 +213,17 @@ class _Replacer:
 
     def clear(self, places: Sequence[_Place]) -> None:
         """Remove the calls inside calls that are replaced, so that new calls get their numbers in their order."""
-        own = {node for place in places for node in place.own}
-        tree = self._tagged.calls
-        inside = {call for call in self._tagged.tags for place in places if place.call in tree.stack(call)}
-        beside = [
-            call
-            for node in self._nodes()
-            if (owner := owner_of(node)) is not None and (node not in own or not inside.issuperset(owner.calls))
-            for call in owner.calls
-        ]
+        beside = self._owners_beside(places)
         for place in places:
             self.tags.remove_inside(place.call, beside)
 
-    def _owners_beside(self, place: _Place) -> Iterator[ModuleCall]:
-        """The calls that own nodes outside of a call, or share nodes with it, which may remain."""
-        inside = {call for call in self._tagged.tags if place.call in self._tagged.calls.stack(call)}
-        for node in self._nodes():
-            owner = owner_of(node)
-            if owner is not None and (node not in place.own or not inside.issuperset(owner.calls)):
-                yield from owner.calls
+    def _owners_beside(self, places: Sequence[_Place]) -> set[ModuleCall]:
+        """The calls that own nodes outside of some calls, or share nodes with them, which may remain."""
+        own = {node for place in places for node in place.own}
+        inside = {call for place in places for call in self._tagged.calls.inside(place.call)}
+        owners = ((node, owner) for node in self._nodes() if (owner := owner_of(node)) is not None)
+        beside = (owner for node, owner in owners if node not in own or not inside.issuperset(owner.calls))
+        return {call for owner in beside for call in owner.calls}
 
     def _outer(self, node: ir.Node, parts: Parts) -> Iterator[ir.Value]:
         mine = {value for each in parts.nodes for value in each.outputs}
@@ -431,8 +422,7 @@ class _Replacer:
         What a replaced call computes, its new nodes compute. A node of before that is still there is used by its other
         owners, and is not in the call, nor in one inside it.
         """
-        tree = self._tagged.calls
-        gone = {call for call in self._tagged.tags if not set(self.replaced).isdisjoint(tree.stack(call))}
+        gone = {call for replaced in self.replaced for call in self._tagged.calls.inside(replaced)}
         used: set[ModuleCall] = set()
         for node in self._nodes():
             owner = owner_of(node)

@@ -20,7 +20,7 @@ from modelexport.errors import UsageError
 from modelexport.files.atomic import written_together
 from modelexport.files.package_folders import check_package_folder
 from modelexport.format.manifest import MANIFEST, PACKAGE_VERSION, Manifest, PartEntry, encode_manifest
-from modelexport.graph.nodes import required_inputs, values_taken
+from modelexport.graph.nodes import nodes_behind, required_inputs, values_taken
 from modelexport.surgery import Sharing
 from modelexport.surgery.balance import SLACK, Units, balanced_cuts, best_limit, fewest_stages
 from modelexport.surgery.cutter import Cut, Cutter
@@ -267,7 +267,7 @@ class _Stages:
             raise UsageError(f"no later stage uses the results of the stage that begins with {begin}: cut elsewhere")
         own, taken = self._behind(index, outputs)
         needs = self._cutter.needs(own, taken)
-        needs.borrowed.update(self._cutter.repeating.behind(constants))
+        needs.borrowed.update(nodes_behind(constants))
         calls = self._timeline.calls_in(own)
         cut = self._cutter.copy(own, needs, outputs, calls, {self._tagged.calls.calls[0].call}, f"stage {index}")
         whole, parts_of = self._timeline.cover(self._ranges[index])

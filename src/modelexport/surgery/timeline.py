@@ -8,11 +8,11 @@ from math import prod
 
 import onnx_ir as ir
 
-from modelexport.core.calls import ModuleCall
+from modelexport.core.calls import ROOT, ModuleCall, common_stack
 from modelexport.errors import UsageError
 from modelexport.format.dtypes import bit_width
 from modelexport.graph.node_owners import owner_of
-from modelexport.graph.nodes import nested_graphs, values_taken
+from modelexport.graph.nodes import nested_graphs, nodes_behind, values_taken
 from modelexport.surgery.cutter import Cutter
 from modelexport.surgery.recomputed import is_size
 from modelexport.tagged.file import TaggedFile
@@ -50,9 +50,7 @@ class Timeline:
         if owner is None:
             return ()
         if owner.calls not in self._common:
-            stacks = [self._tagged.calls.stack(call) for call in owner.calls]
-            common = [calls[0] for calls in zip(*stacks, strict=False) if len(set(calls)) == 1]
-            self._common[owner.calls] = tuple(common)
+            self._common[owner.calls] = common_stack(map(self._tagged.calls.stack, owner.calls))
         return self._common[owner.calls]
 
     def start(self, call: ModuleCall) -> int | None:
@@ -131,7 +129,7 @@ class Timeline:
                 found[place] = sum(measure(each) for each in self.family(node))
                 continue
             constants = [v for v in values_taken(node) if self.cutter.repeating.is_constant(v)]
-            behind = self.cutter.repeating.behind(constants)
+            behind = nodes_behind(constants)
             for value in (*constants, *(v for inner in behind for v in values_taken(inner))):
                 if value.is_initializer() and value.const_value is not None:
                     found[value] = value.const_value.nbytes
@@ -175,9 +173,8 @@ class Timeline:
 
     def around(self, places: range) -> ModuleCall:
         """The deepest call that contains all nodes at some places."""
-        stacks = [stack for place in places if (stack := self._stack(self.nodes[place]))]
-        common = [calls[0] for calls in zip(*stacks, strict=False) if len(set(calls)) == 1]
-        return common[-1] if common else self._tagged.calls.calls[0].call
+        common = common_stack(stack for place in places if (stack := self._stack(self.nodes[place])))
+        return common[-1] if common else ROOT
 
     def name(self, point: int) -> str:
         """The outermost call that begins at a point, as text."""
