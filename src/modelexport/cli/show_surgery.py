@@ -18,24 +18,15 @@ if TYPE_CHECKING:
 
 def format_split(result: Split) -> str:
     """The stages, one on each line, and their balance."""
-    rows = [("STAGE", "WEIGHTS", result.by.upper(), "NODES", "IN", "OUT", "MODULES")]
-    rows += [
-        (
-            stage.file,
-            megabytes(stage.bytes),
-            f"{stage.share:.1%}",
-            f"{stage.nodes:,}",
-            str(len(stage.inputs)),
-            str(len(stage.outputs)),
-            _modules(stage.modules, stage.parts_of),
-        )
-        for stage in result.stages
-    ]
+    rows: list[tuple[object, ...]] = [("STAGE", "WEIGHTS", result.by.upper(), "NODES", "IN", "OUT", "MODULES")]
+    for one in result.stages:
+        sizes = megabytes(one.bytes), f"{one.share:.1%}", one.nodes, len(one.inputs), len(one.outputs)
+        rows.append((one.file, *sizes, _modules(one.modules, one.parts_of)))
     over = result.largest / result.best - 1 if result.best else 0.0
     even = "as even as module boundaries allow" if over < 0.0005 else f"{over:.1%} above the most even cut"
     cross = ", ".join(map(str, result.crossing)) or "none"
     return (
-        f"{align(rows, right={1, 2, 3, 4, 5})}\n{result.path}: {plural(len(result.stages), 'stage')}, the largest "
+        f"{align(rows, right={1, 2})}\n{result.path}: {plural(len(result.stages), 'stage')}, the largest "
         f"{even}; values that cross each cut: {cross}"
     )
 
@@ -52,13 +43,10 @@ def format_chain(differences: Sequence[Difference]) -> str:
 
 def format_replaced(result: Replaced) -> str:
     """The calls that were replaced, one on each line."""
-    rows = [("CALL", "REMOVED", "ADDED", "INPUTS", "OUTPUTS")]
-    rows += [
-        (call.call, f"{call.removed:,}", f"{call.added:,}", ", ".join(call.inputs), ", ".join(call.outputs))
-        for call in result.calls
-    ]
+    rows: list[tuple[object, ...]] = [("CALL", "REMOVED", "ADDED", "INPUTS", "OUTPUTS")]
+    rows += [(one.call, one.removed, one.added, ", ".join(one.inputs), ", ".join(one.outputs)) for one in result.calls]
     return (
-        f"{align(rows, right={1, 2})}\n{result.path}: {plural(len(result.calls), 'call')} replaced by {result.by}, "
+        f"{align(rows)}\n{result.path}: {plural(len(result.calls), 'call')} replaced by {result.by}, "
         f"{plural(result.kept, 'node')} unchanged"
     )
 

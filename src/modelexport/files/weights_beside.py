@@ -10,9 +10,8 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
+from types import GenericAlias
 from typing import TYPE_CHECKING, TypeVar
-
-import msgspec
 
 from modelexport.core.json_decoding import decode_json
 from modelexport.core.limits import LONGEST_HEADER
@@ -166,11 +165,9 @@ def recorded_files(properties: Mapping[str, str], key: str, kind: type[T]) -> di
     Raises:
         FileFormatError: It is damaged.
     """
-    try:
-        text = properties.get(key, "{}")
-        return decode_json(text, kind=dict[str, kind])  # type: ignore[valid-type]  # a variable, for msgspec
-    except (msgspec.DecodeError, UnicodeError) as error:
-        raise FileFormatError(f"the property {key} is damaged ({error}): export it again") from error
+    kinds = GenericAlias(dict, (str, kind))
+    found: dict[str, T] = decode_json(properties.get(key, "{}"), kind=kinds, damaged=f"the property {key} is damaged")
+    return found
 
 
 def check_recorded(folder: Path, properties: Mapping[str, str]) -> None:

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from modelexport.core.json_decoding import decode_json
 from modelexport.core.text import first_few
-from modelexport.errors import FileFormatError, WeightsError
+from modelexport.errors import WeightsError
 from modelexport.files.atomic import check_writable
 from modelexport.format import keys
 from modelexport.graph.names import free_name, names_in
@@ -258,8 +258,5 @@ def _is_in(node: ir.Node, module: str) -> bool:
 
 def _input_of(value: ir.Value) -> _Input:
     """What an input of a file is for, which an earlier run recorded."""
-    try:
-        what: _Input = decode_json(value.metadata_props[keys.ADAPTER], kind=_Input)
-    except ValueError as error:
-        raise FileFormatError(f"the input {value.name} has damaged metadata ({error}): make the file again") from error
-    return what
+    text, damaged = value.metadata_props[keys.ADAPTER], f"the input {value.name} has damaged metadata"
+    return decode_json(text, kind=_Input, damaged=damaged, then="make the file again")

@@ -1,4 +1,4 @@
-"""A tagged file that was edited in memory, as what is written: in the encoding that it had, with true documents."""
+"""A tagged file that was edited in memory, written in the encoding that it had, with true documents."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import onnx_ir as ir
 
 from modelexport.core.json_decoding import decode_json
 from modelexport.core.tags import CallTags
-from modelexport.errors import FileFormatError
 from modelexport.format import keys
 from modelexport.graph.nodes import all_nodes
 from modelexport.surgery.edited_tags import EditedTags
@@ -72,8 +71,5 @@ def _origins(model: ir.Model) -> dict[str, Origin]:
 
 def replaced_before(model: ir.Model) -> dict[str, str]:
     """What earlier runs replaced."""
-    try:
-        record: dict[str, str] = decode_json(model.metadata_props.get(keys.REPLACED, "{}"), kind=dict[str, str])
-    except ValueError as error:
-        raise FileFormatError(f"the property {keys.REPLACED} is damaged ({error}): make the file again") from error
-    return record
+    text, damaged = model.metadata_props.get(keys.REPLACED, "{}"), f"the property {keys.REPLACED} is damaged"
+    return decode_json(text, kind=dict[str, str], damaged=damaged, then="make the file again")

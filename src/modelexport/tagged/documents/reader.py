@@ -122,7 +122,4 @@ def _checked(path: Path, properties: Mapping[str, str] | None) -> bytes:
 
 
 def _decode(path: Path, content: bytes, kind: type[T]) -> T:
-    try:
-        return decode_json(content, kind=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FileFormatError(f"{path} is damaged or another document ({error}): export it again") from error
+    return decode_json(content, kind=kind, damaged=f"{path} is damaged or another document")
