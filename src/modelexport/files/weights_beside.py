@@ -17,7 +17,6 @@ from modelexport.core.json_decoding import decode_json
 from modelexport.core.limits import LONGEST_HEADER
 from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.regular_files import open_regular
-from modelexport.format import keys
 from modelexport.format.documents import DataFile, WeightsFile
 
 if TYPE_CHECKING:
@@ -168,17 +167,3 @@ def recorded_files(properties: Mapping[str, str], key: str, kind: type[T]) -> di
     kinds = GenericAlias(dict, (str, kind))
     found: dict[str, T] = decode_json(properties.get(key, "{}"), kind=kinds, damaged=f"the property {key} is damaged")
     return found
-
-
-def check_recorded(folder: Path, properties: Mapping[str, str]) -> None:
-    """Refuse a model beside which a weights file lies that is not the one that it was written with or linked to.
-
-    Raises:
-        FileFormatError: Names the file and the reason.
-    """
-    linked = recorded_files(properties, keys.WEIGHTS, WeightsFile)
-    written = recorded_files(properties, keys.DATA, DataFile)
-    for location in {**linked, **written}:
-        beside = WeightsBeside(folder, location, linked.get(location), written.get(location))
-        if beside.outside() or os.path.lexists(beside.path):
-            beside.check()

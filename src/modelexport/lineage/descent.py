@@ -2,7 +2,7 @@
 
 Less is known about such a file than about a graph that was changed in memory (:mod:`modelexport.lineage.derivation`):
 nodes are not marked, names have changed, attributes were rewritten. So a list of small matchers visits every node, each
-with one clue that tools leave: :data:`WALKS` is that list, and :mod:`modelexport.lineage.matching` has a file for each.
+with one clue that tools leave: :data:`WALKS` is that list, and :mod:`modelexport.lineage.matching` has them.
 They share one state, :class:`~modelexport.lineage.matching.state.Matching`. Then nodes get their owners:
 
 - a node that is matched with one source node, with the same operator and no nodes lost before it, has that node's
@@ -26,15 +26,12 @@ from modelexport.core.owners import Owner
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import may_be
 from modelexport.graph.snapshot import SourceGraph, SourceNode
-from modelexport.lineage.matching.by_activation import match_by_activation
-from modelexport.lineage.matching.by_folding import match_by_folding
-from modelexport.lineage.matching.by_fusion import match_by_fusion
+from modelexport.lineage.matching.by_fusion import match_by_fusion, match_through_moves
+from modelexport.lineage.matching.by_lost_nodes import match_by_activation, match_by_folding, match_by_removal
 from modelexport.lineage.matching.by_name import match_by_derived_name, match_by_name, name_given_values
 from modelexport.lineage.matching.by_parameter import match_by_parameter
 from modelexport.lineage.matching.by_position import match_by_position
-from modelexport.lineage.matching.by_removal import match_by_removal
 from modelexport.lineage.matching.state import REGION, Matching
-from modelexport.lineage.matching.through_moves import match_through_moves
 from modelexport.lineage.ownership import LostCalls, infer_from_neighbours, place_new_nodes
 
 Matcher = Callable[[Matching, ir.Node], None]

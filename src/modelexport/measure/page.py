@@ -17,7 +17,7 @@ import msgspec
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.tags import class_in_tag
-from modelexport.files.atomic import check_writable, written_together
+from modelexport.files.atomic import write_alone
 from modelexport.measure.columns import Column, Figure, Kind
 from modelexport.measure.table import Table, share_out
 
@@ -46,9 +46,7 @@ def write_page(path: Path, *pages: Page) -> None:
     Raises:
         OutputError: The file cannot be written. An existing file of that name is unchanged.
     """
-    check_writable(path, alone=True)
-    with written_together(path.parent) as staging:
-        (staging / path.name).write_text(format_page(*pages), encoding="utf-8")
+    write_alone(path, format_page(*pages).encode())
 
 
 def format_page(*pages: Page) -> str:

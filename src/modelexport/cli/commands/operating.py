@@ -162,17 +162,12 @@ def place(
     """Assign modules of FILE to devices: write ONNX Runtime's session options, and show where the modules run."""
     from modelexport.api import place as run
     from modelexport.cli import show_surgery
-    from modelexport.files.atomic import check_writable, written_together
+    from modelexport.files.atomic import write_alone
 
-    if output is not None:
-        check_writable(output, alone=True)
     libraries = {name: Path(path) for name, path in _pairs("--library", library).items()}
     placement = run(file, rule, check=check, providers=provider or list(libraries), libraries=libraries)
     if output is not None:
-        with written_together(output.parent) as staging:
-            (staging / output.name).write_text(
-                json.dumps(placement.session_options(), indent=1) + "\n", encoding="utf-8"
-            )
+        write_alone(output, f"{json.dumps(placement.session_options(), indent=1)}\n".encode())
     print_result(placement, lambda: show_surgery.format_placement(placement, output, libraries), as_json=as_json)
     if placement.faults:
         raise typer.Exit(1)
