@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from modelexport.cli.show_export import format_fusion
+from modelexport.cli.show_export import export_document, format_fusion
 from modelexport.core.text import align, plural
 
 if TYPE_CHECKING:
@@ -90,3 +90,17 @@ def pipeline_document(report: PipelineReport) -> dict[str, Any]:
 def generation_document(report: GenerationReport) -> dict[str, Any]:
     """The report as JSON values."""
     return {"agrees": report.agrees, **msgspec.to_builtins(report)}
+
+
+def package_document(result: PackageResult) -> dict[str, Any]:
+    """The document that ``modelexport export -o FOLDER/ --json`` prints."""
+    return {
+        "folder": str(result.folder),
+        "manifest": result.manifest,
+        "parts": {name: export_document(part) for name, part in result.parts.items()},
+        "seconds": result.seconds,
+        "notes": list(result.notes),
+        "files": [str(file) for file in result.files],
+        "graph_bytes": result.graph_bytes,
+        "weight_bytes": result.weight_bytes,
+    }

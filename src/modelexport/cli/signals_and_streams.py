@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from modelexport.cli.printing import rendered
 from modelexport.cli.progress import LINE
-from modelexport.cli.terminal import rendered
 from modelexport.core.text import printable
 
 

@@ -202,12 +202,14 @@ class _Replacer:
         self.replaced.append(place.call)
         if parts.graft is not None:
             self.grafts.append(parts.graft)
+        made = {value for node in parts.nodes for value in node.outputs}
+        taken = dict.fromkeys(value for node in parts.nodes for value in values_taken(node))
         return ReplacedCall(
             str(place.call),
             self.tags.tag(place.call),
             removed,
             added,
-            [value.name or "" for value in dict.fromkeys(v for n in parts.nodes for v in self._outer(n, parts))],
+            [value.name or "" for value in taken if not value.is_initializer() and value not in made],
             [value.name or "" for value in parts.outputs],
         )
 
@@ -221,16 +223,9 @@ class _Replacer:
         """The calls that own nodes outside of some calls, or share nodes with them, which may remain."""
         own = {node for place in places for node in place.own}
         inside = {call for place in places for call in self._tagged.calls.inside(place.call)}
-        owners = ((node, owner) for node in self._nodes() if (owner := owner_of(node)) is not None)
+        owners = ((node, owner) for node in all_nodes(self._model) if (owner := owner_of(node)) is not None)
         beside = (owner for node, owner in owners if node not in own or not inside.issuperset(owner.calls))
         return {call for owner in beside for call in owner.calls}
-
-    def _outer(self, node: ir.Node, parts: Parts) -> Iterator[ir.Value]:
-        mine = {value for each in parts.nodes for value in each.outputs}
-        return (value for value in values_taken(node) if not value.is_initializer() and value not in mine)
-
-    def _nodes(self) -> Iterator[ir.Node]:
-        return all_nodes(self._model)
 
     def _sorted(self, nodes: Iterable[ir.Node]) -> list[ir.Node]:
         chosen = set(nodes)
@@ -396,7 +391,7 @@ class _Replacer:
         """Update the metadata."""
         write_keys(self._model, self._dirty, self._keys, [place.path for place in self.replaced if place.path])
         self._release()
-        for node in self._nodes():
+        for node in all_nodes(self._model):
             owner = owner_of(node)
             if owner is not None and not self.tags.renamed.isdisjoint(owner.calls):
                 write_owner(node, owner, self.tags)
@@ -424,7 +419,7 @@ class _Replacer:
         """
         gone = {call for replaced in self.replaced for call in self._tagged.calls.inside(replaced)}
         used: set[ModuleCall] = set()
-        for node in self._nodes():
+        for node in all_nodes(self._model):
             owner = owner_of(node)
             if owner is None:
                 continue

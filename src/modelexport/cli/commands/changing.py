@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from modelexport.cli.json_documents import adopted_document
 from modelexport.cli.printing import print_parts, print_result
 from modelexport.cli.progress import LINE
 from modelexport.cli.shared_options import FILE, FILE_OR_FOLDER, JSON, OUTPUT
@@ -36,11 +35,11 @@ def adopt(
     as_json: bool = JSON,
 ) -> None:
     """Make a tagged file from one that another exporter wrote, using the information that it left in the file."""
-    from modelexport.cli import show_lineage
+    from modelexport.cli import show_changed
     from modelexport.lineage.adoption import adopt as run
 
     adopted = run(file, output, keep_torch_metadata=keep_torch_metadata)
-    print_result(adopted_document(adopted), lambda: show_lineage.format_adopted(adopted), as_json=as_json)
+    print_result(show_changed.adopted_document(adopted), lambda: show_changed.format_adopted(adopted), as_json=as_json)
 
 
 def retag(
@@ -54,7 +53,7 @@ def retag(
     as_json: bool = JSON,
 ) -> None:
     """Restore the tags of a file that another tool changed."""
-    from modelexport.cli import show_lineage
+    from modelexport.cli import show_changed
     from modelexport.lineage.retagging import retag as run
     from modelexport.packages.changed_packages import retag_package
 
@@ -64,7 +63,7 @@ def retag(
         reports = retag_package(changed, source=source, output=output)
     else:
         reports = {"": run(changed, source=source, output=output)}
-    print_parts(reports, show_lineage.format_retag, as_json=as_json)
+    print_parts(reports, show_changed.format_retag, as_json=as_json)
 
 
 def optimize(
@@ -74,13 +73,13 @@ def optimize(
     as_json: bool = JSON,
 ) -> None:
     """Run another package's optimizer, quantizer or converter on FILE, and restore the tags in the result."""
-    from modelexport.cli import show_lineage
+    from modelexport.cli import show_changed
     from modelexport.core.stages import Stages
     from modelexport.lineage.tools import optimize_file as run
 
     with Stages(LINE.tell)(tool):
         report = run(file, tool, output)
-    print_result(report, lambda: show_lineage.format_retag(report), as_json=as_json)
+    print_result(report, lambda: show_changed.format_retag(report), as_json=as_json)
 
 
 def update_weights(
@@ -121,7 +120,7 @@ def _adapt(
     file: Path, output: Path, weights: Path | None, adapters: Sequence[str], as_inputs: bool, as_json: bool
 ) -> None:
     """Merge adapters, let a file take them as inputs, or write one for a file that does."""
-    from modelexport.cli import show_surgery
+    from modelexport.cli import show_changed
     from modelexport.packages.changed_packages import merge_adapters_into_package
     from modelexport.runtime.adapter_files import ADAPTER_SUFFIX
     from modelexport.surgery import adapting
@@ -134,7 +133,7 @@ def _adapt(
         if weights is not None or as_inputs or len(adapters) != 1:
             raise UsageError(f"{output} is made of one adapter: give FILE and one --adapter DIR alone")
         written = adapting.write_adapter(file, adapters[0], output)
-        print_result(written, lambda: show_surgery.format_adapter_file(written), as_json=as_json)
+        print_result(written, lambda: show_changed.format_adapter_file(written), as_json=as_json)
         return
     result: adapting.MergedAdapters | adapting.AdapterInputs
     if file.is_dir():
@@ -143,7 +142,7 @@ def _adapt(
         result = adapting.adapters_as_inputs(file, adapters, output)
     else:
         result = adapting.merge_adapters(file, adapters, output, weights=weights)
-    print_result(result, lambda: show_surgery.format_adapted(result), as_json=as_json)
+    print_result(result, lambda: show_changed.format_adapted(result), as_json=as_json)
 
 
 def extract(

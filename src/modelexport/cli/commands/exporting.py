@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from modelexport.cli.interface_options import NameOptions, read_interface
-from modelexport.cli.json_documents import export_document
 from modelexport.cli.model_choice import Loading, ModelChoice
 from modelexport.cli.printing import print_result
 from modelexport.cli.progress import LINE
@@ -47,16 +46,14 @@ def export(
                 "--axes, --input-names, --output-names and --outputs go with a FILE.onnx: "
                 "the names in a package are fixed by its runtimes"
             )
-        from modelexport.cli.package_export import export_folder
-
-        export_folder(choice, Path(output), options, as_json=as_json)
+        _export_folder(choice, Path(output), options, as_json=as_json)
         return
     from modelexport.cli import show_export
 
     options.check_together()
     result = _export_file(choice, output, names, options, Stages(LINE.tell))
     show_export.print_warnings(result, options)
-    print_result(export_document(result), lambda: show_export.format_export(result), as_json=as_json)
+    print_result(show_export.export_document(result), lambda: show_export.format_export(result), as_json=as_json)
     failed = result.check is not None and result.check.status == "failed"
     if failed or (result.verified is not None and not result.verified.agrees):
         raise typer.Exit(1)
@@ -82,6 +79,35 @@ def _export_file(
         dynamic=options.capture.dynamic or bool(names.axes),
         source=loaded.weights,
     )
+
+
+def _export_folder(choice: ModelChoice, folder: Path, options: Options, *, as_json: bool) -> None:
+    """Export a model to a package, and print what was written."""
+    from modelexport.cli import show_package
+    from modelexport.cli.model_choice import load_for_package
+    from modelexport.core.garbage import only_new_garbage
+    from modelexport.files.package_folders import check_package_folder
+    from modelexport.packages.packaging import export_package
+
+    options.check_together(package=True)
+    check_package_folder(folder, [Path(choice.model)])
+    stages = Stages(LINE.tell)
+    loaded, example = load_for_package(choice, options.package.parts or "auto", stages)
+    options.quantized.check_model(loaded.model)
+    with only_new_garbage():
+        result = export_package(
+            loaded.model,
+            folder,
+            inputs=example,
+            name=loaded.name,
+            directory=loaded.directory,
+            options=options,
+            source=loaded.weights,
+            stages=stages,
+        )
+    print_result(show_package.package_document(result), lambda: show_package.format_package(result), as_json=as_json)
+    if not result.agrees:
+        raise typer.Exit(1)
 
 
 def hierarchy(

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from modelexport.cli.model_choice import Loading, ModelChoice
-from modelexport.cli.printing import format_headings, print_json
+from modelexport.cli.printing import fitting_depth, format_headings, left_out, print_json
 from modelexport.cli.progress import LINE
 from modelexport.cli.shared_options import FILE_OR_FOLDER, parsed_sizes
-from modelexport.cli.terminal import fitting_depth, left_out
 from modelexport.core.declared_options import argument, option
 from modelexport.errors import UsageError
 

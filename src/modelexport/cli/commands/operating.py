@@ -55,7 +55,7 @@ def split(
 ) -> None:
     """Cut FILE at module boundaries into stages that run in sequence."""
     from modelexport.api import split as run
-    from modelexport.cli import show_surgery
+    from modelexport.cli import show_changed
 
     if cuts.size and cuts.by == "bytes":
         raise UsageError("--size goes with --by flops or --by time")
@@ -69,7 +69,7 @@ def split(
         sizes=parsed_sizes(cuts.size),
         weights=weights,
     )
-    print_result(result, lambda: show_surgery.format_split(result), as_json=as_json)
+    print_result(result, lambda: show_changed.format_split(result), as_json=as_json)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,11 +124,11 @@ def replace(
     as_json: bool = JSON,
 ) -> None:
     """Replace modules of FILE by a model, by an operator or by nothing."""
-    from modelexport.cli import show_surgery
+    from modelexport.cli import show_changed
     from modelexport.surgery.replacing import replace as run
 
     result = run(file, modules, instead.substitute(), output, every_call=not one_call, weights=weights)
-    print_result(result, lambda: show_surgery.format_replaced(result), as_json=as_json)
+    print_result(result, lambda: show_changed.format_replaced(result), as_json=as_json)
 
 
 def _pairs(option: str, texts: Iterable[str]) -> dict[str, str]:
@@ -161,14 +161,14 @@ def place(
 ) -> None:
     """Assign modules of FILE to devices: write ONNX Runtime's session options, and show where the modules run."""
     from modelexport.api import place as run
-    from modelexport.cli import show_surgery
+    from modelexport.cli import show_changed
     from modelexport.files.atomic import write_alone
 
     libraries = {name: Path(path) for name, path in _pairs("--library", library).items()}
     placement = run(file, rule, check=check, providers=provider or list(libraries), libraries=libraries)
     if output is not None:
         write_alone(output, f"{json.dumps(placement.session_options(), indent=1)}\n".encode())
-    print_result(placement, lambda: show_surgery.format_placement(placement, output, libraries), as_json=as_json)
+    print_result(placement, lambda: show_changed.format_placement(placement, output, libraries), as_json=as_json)
     if placement.faults:
         raise typer.Exit(1)
 

@@ -164,7 +164,7 @@ def _package(folder: Path, choice: ModelChoice, extent: Extent, stages: Stages, 
 
 def _shown(found: Any) -> tuple[Any, str]:
     """A report as a document and as text."""
-    from modelexport.cli import show_package, show_surgery, show_verification
+    from modelexport.cli import show_changed, show_package, show_verification
 
     match type(found).__name__:
         case "VerifyReport":
@@ -176,7 +176,7 @@ def _shown(found: Any) -> tuple[Any, str]:
         case "PipelineReport":
             return show_package.pipeline_document(found), show_package.format_pipeline(found)
         case "StagesReport":
-            return found.outputs, show_surgery.format_chain(found.outputs)
+            return found.outputs, show_changed.format_chain(found.outputs)
     documents = {name: show_verification.verify_document(report) for name, report in found.parts.items()}
     texts = {name: show_verification.format_verify(report) for name, report in found.parts.items()}
     return {"parts": documents}, format_headings(texts)

@@ -71,7 +71,7 @@ def quantize(
     as_json: bool = JSON,
 ) -> None:
     """Quantize modules of FILE by ONNX Runtime's quantizers; all others stay bit for bit what they are."""
-    from modelexport.cli import show_quantized
+    from modelexport.cli import show_changed
     from modelexport.core.stages import Stages
     from modelexport.packages.quantized_packages import quantize_package
     from modelexport.precision.quantize import quantize as run
@@ -95,11 +95,11 @@ def quantize(
     if as_json:
         print_json({"parts": results} if file.is_dir() else results[""])
     else:
-        print(show_quantized.format_quantized(results, file, output))
+        print(show_changed.format_quantized(results, file, output))
 
 
 def _search(file: Path, output: Path, rules: Rules, bounds: Within, how: dict[str, Any], *, as_json: bool) -> None:
-    from modelexport.cli import show_quantized
+    from modelexport.cli import show_changed
     from modelexport.packages.searched_precision import quantize_within
 
     if rules.recipe is not None:
@@ -120,9 +120,9 @@ def _search(file: Path, output: Path, rules: Rules, bounds: Within, how: dict[st
     if as_json:
         print_json({"search": found, "written": written or None})
     else:
-        print(show_quantized.format_search(found))
+        print(show_changed.format_search(found))
         if written:
-            print(show_quantized.format_quantized(written, file, output))
+            print(show_changed.format_quantized(written, file, output))
     if not found.met:
         raise typer.Exit(1)
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import typer
 
-from modelexport.cli.printing import format_headings, named_files, print_json, print_parts
+from modelexport.cli.printing import fitting_depth, format_headings, left_out, named_files, print_json, print_parts
 from modelexport.cli.shared_options import FILE_OR_FOLDER, JSON, SELECTORS
-from modelexport.cli.terminal import fitting_depth, left_out
 from modelexport.core.declared_options import argument, option
 from modelexport.core.text import nearest
 from modelexport.errors import UsageError
