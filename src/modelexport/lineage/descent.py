@@ -109,11 +109,10 @@ def trace_owners(source: SourceGraph, changed: ir.Model, walks: Sequence[Walk] =
 def _place_owners(state: Matching) -> dict[ir.Node, Reason]:
     """Assign the owners of nodes; returns the nodes that have several owners and did not before."""
     lost = LostCalls(state.source, state.values, state.variants)
-    known: _Known = {}
     several: dict[ir.Node, Reason] = {}
     unowned: list[ir.Node] = []
     for node in state.nodes:
-        owner, reason = _owner(state, node, lost, known) if node in state.matches else (None, None)
+        owner, reason = _owner(state, node, lost) if node in state.matches else (None, None)
         set_owner(node, owner)
         if owner is None:
             unowned.append(node)
@@ -129,29 +128,11 @@ def _place_owners(state: Matching) -> dict[ir.Node, Reason]:
     return several
 
 
-_Known = dict[tuple[int, bool], tuple[Owner | None, Reason | None]]
-"""What decides on the owner of a node that replaces one source node and the lost ones before it, to that owner."""
-
-
-def _owner(state: Matching, node: ir.Node, lost: LostCalls, known: _Known) -> tuple[Owner | None, Reason | None]:
+def _owner(state: Matching, node: ir.Node, lost: LostCalls) -> tuple[Owner | None, Reason | None]:
     """The owner of a matched node, and why it has several."""
-    nodes, replaced = state.source.nodes, state.matches[node]
-    before = nodes[replaced[0]]
-    same = node not in state.approximate and node.op_identifier() == before.op
-    if same and len(replaced) == 1 and not lost.behind(before.inputs):  # as nearly always
-        return before.owner, None
-    if len(replaced) > 1:
-        replaces = [(nodes[index], not _takes_result(state, node, nodes[index])) for index in replaced]
-        return _owner_of(state, replaces, lost, same=same)
-    if _takes_result(state, node, before):  # it replaces no lost nodes
-        if same or before.owner is None:
-            return before.owner, None
-        return state.derived[before.owner.calls], "fused" if len(before.owner.calls) > 1 else None
-    key = replaced[0], same
-    found = known.get(key)
-    if found is None:
-        found = known[key] = _owner_of(state, [(before, True)], lost, same=same)
-    return found
+    replaced = [state.source.nodes[index] for index in state.matches[node]]
+    same = node not in state.approximate and node.op_identifier() == replaced[0].op
+    return _owner_of(state, [(before, not _takes_result(state, node, before)) for before in replaced], lost, same=same)
 
 
 def _owner_of(

@@ -18,7 +18,7 @@ from modelexport.files.given_models import Source, as_path
 from modelexport.files.linked_weights import check_weights
 from modelexport.files.onnx_models import load_onnx
 from modelexport.files.same_export import check_documents
-from modelexport.format import documents, keys
+from modelexport.format import documents
 from modelexport.format.call_tree import call_tree_entries, check_version, read_call_tree
 from modelexport.format.node_tags import OwnerReader, read_source_tags
 from modelexport.graph.boundaries import CallBoundary, find_boundaries
@@ -97,11 +97,7 @@ class TaggedFile:
         for node in self.nodes:
             owner = owner_of(node)
             if owner is not None:
-                properties = node.metadata_props
-                if len(owner.calls) == 1 and keys.HIERARCHY_TAGS not in properties:  # as nearly always
-                    found[owner.calls[0]] = properties[keys.SOURCE_MODULE]
-                else:
-                    found.update(zip(owner.calls, read_source_tags(properties), strict=True))
+                found.update(zip(owner.calls, read_source_tags(node.metadata_props), strict=True))
         return found
 
     def select(self, *selectors: str) -> Selection:

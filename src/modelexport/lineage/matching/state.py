@@ -206,13 +206,8 @@ class Matching:
         """Record that a node is a source node and produces the same values, under the same names or others."""
         self.matches[node] = [index]
         before = self.source.nodes[index]
-        outputs = node.outputs
-        if len(outputs) == 1 == len(before.outputs) and outputs[0].name == before.outputs[0]:  # as nearly always
-            self.values[before.outputs[0]] = outputs[0]
-            self.names[outputs[0]] = before.outputs[0]
-            return
-        pairs = list(zip(before.outputs, outputs, strict=False)) if is_same_operation(node, before) else []
-        pairs += [(name, value) for value in outputs if (name := value.name or "") in self.source.producer]
+        pairs = list(zip(before.outputs, node.outputs, strict=False)) if is_same_operation(node, before) else []
+        pairs += [(name, value) for value in node.outputs if (name := value.name or "") in self.source.producer]
         for name, value in pairs:
             if value.name == name or (value not in self.names and name not in self.values):
                 self.record_value(name, value)
