@@ -169,12 +169,6 @@ def test_without_the_matcher_they_are_not(name: str) -> None:
     assert traced(CASES[name], without(CASES[name].matcher)) != CASES[name].expected
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_nothing_is_found_at_nodes_that_are_as_they_were(name: str) -> None:
-    every = tuple(replace(walk, settled=True) for walk in WALKS)
-    assert traced(CASES[name], every) == CASES[name].expected
-
-
 def test_every_matcher_has_a_case() -> None:
     assert {case.matcher for case in CASES.values()} == {matcher for walk in WALKS for matcher in walk.matchers}
 

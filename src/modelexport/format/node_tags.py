@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, MutableMapping, Sequence
 
 from modelexport.core.calls import CallTree
 from modelexport.core.json_decoding import decode_json
 from modelexport.core.owners import Evidence, Owner
-from modelexport.core.text import json_texts
 from modelexport.format import keys
 from modelexport.format.call_tree import parse_call
 
@@ -24,7 +24,7 @@ def write_tags(
     properties[keys.SOURCE_MODULE], properties[keys.CALL] = source_tags[0], addresses[0]
     properties[keys.EVIDENCE] = evidence.value
     if len(addresses) > 1:
-        properties[keys.HIERARCHY_TAGS], properties[keys.CALLS] = json_texts(source_tags), json_texts(addresses)
+        properties[keys.HIERARCHY_TAGS], properties[keys.CALLS] = json.dumps(source_tags), json.dumps(addresses)
     else:
         properties.pop(keys.HIERARCHY_TAGS, None)
         properties.pop(keys.CALLS, None)

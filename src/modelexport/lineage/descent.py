@@ -14,7 +14,6 @@ They share one state, :class:`~modelexport.lineage.matching.state.Matching`. The
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -45,17 +44,15 @@ class Walk:
     matchers: tuple[Matcher, ...]
     backwards: bool = False
     """Walk from the outputs to the inputs: for matchers that go from a node to its producers."""
-    settled: bool = True
-    """Also visit nodes that are their source nodes, with the same inputs."""
 
 
 WALKS = (
     Walk((match_by_name,)),
     Walk((match_by_derived_name,)),
     Walk((match_by_parameter,), backwards=True),
-    Walk((match_by_folding, match_by_removal), settled=False),
+    Walk((match_by_folding, match_by_removal)),
     Walk((match_by_activation,)),
-    Walk((match_by_position, match_by_fusion, match_through_moves), backwards=True, settled=False),
+    Walk((match_by_position, match_by_fusion, match_through_moves), backwards=True),
 )
 """The most reliable matchers come first: each uses the results of those before it."""
 
@@ -95,11 +92,8 @@ def trace_owners(source: SourceGraph, changed: ir.Model, walks: Sequence[Walk] =
     name_given_values(state)
     for walk in walks:
         nodes: Iterable[ir.Node] = reversed(state.nodes) if walk.backwards else state.nodes
-        if not walk.settled:
-            nodes = itertools.filterfalse(state.is_settled, nodes)  # asked at each visit
-        matchers = walk.matchers
         for node in nodes:
-            for matcher in matchers:
+            for matcher in walk.matchers:
                 matcher(state, node)
     several = _place_owners(state)
     common, total = _count_common(state)

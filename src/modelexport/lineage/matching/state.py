@@ -93,19 +93,6 @@ class Matching:
         found = self.matches.get(node)
         return found is not None and node.op_identifier() == self.source.nodes[found[0]].op
 
-    def is_settled(self, node: ir.Node) -> bool:
-        """Whether a node is its source node, with the same inputs: no matcher but those by name finds more of it."""
-        if node in self.approximate:
-            return False
-        found = self.matches.get(node)
-        if found is None or len(found) > 1:
-            return False
-        before, operator = self.source.nodes[found[0]], node.op_identifier()
-        if operator != before.op or operator[1] in MOVES:
-            return False
-        taken = tuple(map(self.names.get, node.inputs))  # type: ignore[arg-type]  # None has no name
-        return taken == before.inputs and None not in taken
-
     def has_known_maker(self, value: ir.Value) -> bool:
         """Whether a value is an input or initializer, or is matched with a source value and not only as a variant."""
         producer = value.producer()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 import msgspec
@@ -9,7 +10,6 @@ import onnx_ir as ir
 
 from modelexport.core.owners import Owner
 from modelexport.core.tags import CallTags
-from modelexport.core.text import json_texts
 from modelexport.core.version import __version__
 from modelexport.format import documents, keys
 from modelexport.format.call_tree import call_tree_entries, encode_call_tree
@@ -36,9 +36,9 @@ def write_metadata(
         if (owner := owner_of(node)) is not None:  # nodes of adopted files may have none; export checks for them
             write_owner(node, owner, tags)
     for value in initializers(model):
-        value.metadata_props[keys.HIERARCHY_TAGS] = json_texts(initializer_tags(value, tags))
+        value.metadata_props[keys.HIERARCHY_TAGS] = json.dumps(initializer_tags(value, tags))
         if (origin := origins.get(value.name or "")) is not None:
-            value.metadata_props[keys.PARAMETER] = json_texts(origin.keys)
+            value.metadata_props[keys.PARAMETER] = json.dumps(origin.keys)
             if origin.transform:
                 value.metadata_props[keys.TRANSFORM] = msgspec.json.encode(origin.transform).decode()
     model.metadata_props[keys.FORMAT_VERSION_KEY] = keys.FORMAT_VERSION
