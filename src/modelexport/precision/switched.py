@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from modelexport.core.text import nearest
 from modelexport.errors import UsageError
-from modelexport.graph.copies import copy_of
+from modelexport.graph.copies import copy_of, value_like
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, nested_graphs, nodes_behind
 from modelexport.precision.groups import find_groups, weighted_nodes
@@ -177,10 +177,8 @@ def _sizes(weights: Iterable[ir.Value]) -> dict[str | None, int]:
 def _put(graph: ir.Graph, node: ir.Node, branches: Sequence[tuple[str, ir.Model]]) -> None:
     """Replace a node by a choice between itself and the pieces that were made from it."""
     live = [value for value in node.outputs if value.uses() or value.is_graph_output()]
-    attributes = list(node.attributes.values())
-    kept = ir.Node(
-        node.domain, node.op_type, node.inputs, attributes, outputs=[_named(value, "kept") for value in node.outputs]
-    )
+    same = [value_like(value, f"{value.name} kept") for value in node.outputs]
+    kept = ir.Node(node.domain, node.op_type, node.inputs, list(node.attributes.values()), outputs=same)
     nodes, results = [kept], [kept.outputs[node.outputs.index(value)] for value in live]
     for switch, piece in branches:
         condition = next((value for value in graph.inputs if value.name == switch), None)
@@ -189,7 +187,9 @@ def _put(graph: ir.Graph, node: ir.Node, branches: Sequence[tuple[str, ir.Model]
             graph.inputs.append(condition)
         then = ir.Attr("then_branch", ir.AttributeType.GRAPH, _branch(graph, node, piece, live, switch))
         otherwise = ir.Attr("else_branch", ir.AttributeType.GRAPH, ir.Graph([], results, nodes=nodes, name="kept"))
-        chosen = ir.Node("", "If", [condition], [then, otherwise], outputs=[_named(v, f"if {switch}") for v in live])
+        chosen = ir.Node(
+            "", "If", [condition], [then, otherwise], outputs=[value_like(v, f"{v.name} if {switch}") for v in live]
+        )
         nodes, results = [chosen], list(chosen.outputs)
     ir.convenience.replace_nodes_and_values(graph, node, [node], nodes, live, results)
 
@@ -214,8 +214,3 @@ def _branch(graph: ir.Graph, node: ir.Node, piece: ir.Model, live: Sequence[ir.V
         one.name = None
     branch.name = switch
     return branch
-
-
-def _named(value: ir.Value, suffix: str) -> ir.Value:
-    """A value of the same type whose name no other has."""
-    return ir.Value(name=f"{value.name} {suffix}", type=value.type, shape=value.shape)
