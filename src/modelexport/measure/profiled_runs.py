@@ -100,13 +100,19 @@ def time_runs(
 ) -> list[int]:
     """Nanoseconds of each run without profiling."""
     session = open_file(path, session_options(level, provider), provider)
-    names = [output.name for output in session.get_outputs()]
-    feeds = dict(inputs)
-    run_session(session, feeds)
-    for _ in range(max(warmup - 1, 0)):
-        session.run(names, feeds)
-    taken = []
-    for _ in range(runs):
+    return _taken(session, inputs, max(warmup, 1) + runs)[max(warmup, 1) :]
+
+
+def _taken(session: onnxruntime.InferenceSession, inputs: Mapping[str, Any], runs: int) -> list[int]:
+    """Nanoseconds of each of several runs.
+
+    Raises:
+        UsageError: The inputs do not fit, or a node fails.
+    """
+    names, feeds = [output.name for output in session.get_outputs()], dict(inputs)
+    run_session(session, feeds)  # in a thread, so that signals are handled; it is counted as a run
+    taken = [0]
+    for _ in range(runs - 1):
         began = time.perf_counter_ns()
         session.run(names, feeds)
         taken.append(time.perf_counter_ns() - began)
@@ -155,12 +161,8 @@ def _profiled(
     options.enable_profiling = True
     options.profile_file_prefix = str(prefix)
     session = open_file(path, options, provider)
-    names = [output.name for output in session.get_outputs()]
-    feeds = dict(inputs)
     try:
-        run_session(session, feeds)
-        for _ in range(runs - 1):
-            session.run(names, feeds)
+        _taken(session, inputs, runs)
     finally:
         written = session.end_profiling()
     data = Path(written).read_bytes()

@@ -124,8 +124,6 @@ class Matching:
     def passed_on(self, value: ir.Value | None) -> str | None:
         """The source name of a value, or of the value that it was made from by new nodes with one input each."""
         names = self.names
-        if value in names:  # as nearly always
-            return names[value]
         for _ in range(CHAIN):
             if value is None or value in names:
                 break
