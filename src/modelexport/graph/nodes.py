@@ -101,8 +101,6 @@ def may_be(one: ir.Shape | None, other: ir.Shape | None) -> bool:
     """Whether two values may have the same shape: a dynamic or unknown size may be any number."""
     if one is None or other is None:
         return True
-    if one.dims == other.dims:  # as nearly always
-        return True
     return len(one) == len(other) and all(
         a == b or not isinstance(a, int) or not isinstance(b, int) for a, b in zip(one, other, strict=True)
     )

@@ -115,17 +115,12 @@ class AdaptedFile:
         old, plan = value.const_value, self.plans[value]
         assert old is not None
         dtype, shape = old.dtype, tuple(old.shape.numpy())
-        read = self._reader(value)
 
         def compute() -> ir.TensorProtocol:
-            array = plan.compute({key: self._changed(key, read) for key in plan.inputs()})
+            array = plan.compute({key: self._applied(self.changes, key, value) for key in plan.inputs()})
             return ir.Tensor(np.asarray(array, order="C"), dtype=dtype)
 
         return ir.LazyTensor(compute, dtype=dtype, shape=ir.Shape(shape), name=value.name)
-
-    def _changed(self, key: str, read: Callable[[str], np.ndarray]) -> np.ndarray:
-        base = read(key)
-        return self.changes.apply(key, base) if key in self.changes.keys else base
 
     def _reader(self, value: ir.Value) -> Callable[[str], np.ndarray]:
         """What reads an entry that an initializer is computed from, as it was before."""

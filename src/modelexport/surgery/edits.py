@@ -59,14 +59,9 @@ class Documents:
             now = {name: (moved or {}).get(value, value) for name, value in (self._names | grafted).items()}
             there = {value for node in all_nodes(model) for value in node.outputs} | set(model.graph.inputs)
             values = {name: value for name, value in now.items() if value in there}
-        return descended_documents(
-            self._tagged.path, before, model=model, values=values, tags=tags, origins=_origins(model)
-        )
-
-
-def _origins(model: ir.Model) -> dict[str, Origin]:
-    plans = parameter_plans(model).items()
-    return {value.name or "": Origin(tuple(plan.keys), tuple(plan.steps)) for value, plan in plans}
+        plans = parameter_plans(model).items()
+        origins = {value.name or "": Origin(tuple(plan.keys), tuple(plan.steps)) for value, plan in plans}
+        return descended_documents(self._tagged.path, before, model=model, values=values, tags=tags, origins=origins)
 
 
 def replaced_before(model: ir.Model) -> dict[str, str]:

@@ -112,7 +112,9 @@ def split(
     timeline = Timeline(tagged)
     allowed = _allowed(timeline, tagged.select(*at)) if at else timeline.points
     points = sorted(allowed)
-    units = _units(timeline, points, measure)
+    ends = [0, *points, len(timeline.nodes)]
+    items = [timeline.items(range(start, end), measure) for start, end in pairwise(ends)]
+    units = Units(items, [0, *(timeline.crossing[point] for point in points)])
     if at and stages is None and max_bytes is None:
         ends = list(range(1, len(points) + 1))  # a cut at each of them
     else:
@@ -175,12 +177,6 @@ def _allowed(timeline: Timeline, selection: Selection) -> dict[int, None]:
         names = ", ".join(map(str, selection.calls))
         raise UsageError(f"the model begins with {names}: name the modules with which the later stages begin")
     return points
-
-
-def _units(timeline: Timeline, points: Sequence[int], measure: Measure | None) -> Units:
-    ends = [0, *points, len(timeline.nodes)]
-    items = [timeline.items(range(start, end), measure) for start, end in pairwise(ends)]
-    return Units(items, [0, *(timeline.crossing[point] for point in points)])
 
 
 def _balanced(

@@ -72,14 +72,10 @@ class Timeline:
             above = self._tagged.calls.stack(call)[:-1]
             for point in (first, last + 1):
                 if 0 < point < len(self.nodes) and point not in found:
-                    around = sum(1 for other in above if self._cuts(point, other))
-                    if around == opened[point]:
+                    spans = (self.spans.get(other, (point, point)) for other in above)
+                    if sum(begin < point <= end for begin, end in spans) == opened[point]:
                         found[point] = None
         return dict.fromkeys(sorted(found))
-
-    def _cuts(self, point: int, call: ModuleCall) -> bool:
-        first, last = self.spans.get(call, (point, point))
-        return first < point <= last
 
     @cached_property
     def _values(self) -> dict[ir.Value, tuple[int, int]]:
@@ -87,15 +83,11 @@ class Timeline:
         lives: dict[ir.Value, tuple[int, int]] = {}
         repeating = self.cutter.repeating
         for place, node in enumerate(self.nodes):
-            for value in self._taken(node):
+            for value in values_taken(node):
                 producer = value.producer()
                 if producer in self._position and not is_size(value) and not repeating.is_constant(value):
                     lives[value] = (self._position[producer] + 1, place)
         return lives
-
-    def _taken(self, node: ir.Node) -> Iterator[ir.Value]:
-        """The values that a node uses, and those that the constants among them are computed from."""
-        return (value for value in values_taken(node) if not value.is_initializer())
 
     @cached_property
     def crossing(self) -> list[int]:

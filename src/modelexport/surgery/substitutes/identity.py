@@ -22,7 +22,11 @@ class Identity:
     def build(self, site: Site, tags: EditedTags, used: Iterable[ModuleCall]) -> Parts:
         nodes = []
         for output in site.interface.outputs:
-            fitting = [value for value in site.interface.inputs if _fits(value, output)]
+            fitting = [
+                value
+                for value in site.interface.inputs
+                if value.dtype == output.dtype and may_be(value.shape, output.shape)
+            ]
             if not fitting:
                 raise UsageError(
                     f"'{site.call}' cannot be an identity: none of its inputs has the type and shape of its output "
@@ -32,10 +36,6 @@ class Identity:
             nodes.append(ir.Node("", "Identity", [(same or fitting)[0]]))
         tags.remove_inside(site.call, used)
         return Parts(nodes, [node.outputs[0] for node in nodes])
-
-
-def _fits(value: ir.Value, other: ir.Value) -> bool:
-    return value.dtype == other.dtype and may_be(value.shape, other.shape)
 
 
 def _sizes(value: ir.Value) -> list[object]:
