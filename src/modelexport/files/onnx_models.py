@@ -8,12 +8,13 @@ from pathlib import Path
 from types import MappingProxyType
 
 import msgspec
+import onnx
 import onnx_ir as ir
 
-from modelexport.errors import FileFormatError, ModelExportError
+from modelexport.errors import FileFormatError
 from modelexport.files.atomic import check_space
 from modelexport.files.linked_weights import read_linked, record_data
-from modelexport.files.protos import Tensors, to_proto
+from modelexport.files.protos import Tensors, serialized, size_of, to_proto
 from modelexport.files.serialized import read_serialized
 from modelexport.files.untrusted import DEFAULT_DOMAIN, check_model
 from modelexport.format import keys
@@ -26,6 +27,8 @@ SMALLEST_OUTSIDE = 257
 """Bytes of the smallest initializer that is written to a separate file: onnx_ir's own limit."""
 
 _NOTHING: Tensors = MappingProxyType({})
+_SMALL = 1024
+"""Initializers of fewer bytes are serialized with the rest of the model."""
 OLDER_FILE = "modelexport.older_file"
 """The key in ``ir.Model.meta`` that marks a model whose file has an older format version."""
 
@@ -96,7 +99,7 @@ def save_model(
 ) -> None:
     """Write a model with its weights inside it, or in ``NAME.onnx.data`` beside it, one tensor in memory at a time.
 
-    The model is not changed, except that its properties no longer name
+    The bytes are those that protobuf would write. The model is not changed, except that its properties no longer name
     the files that it was linked to. A model may be written over the file that it was read from; its weights in a data
     file that was replaced cannot be read any more.
 
@@ -172,16 +175,31 @@ def save_with_references(model: ir.Model, path: Path, placed: Tensors = _NOTHING
     Raises:
         OSError: The file cannot be written.
     """
+    now = {value: placed.get(value, value.const_value) for value in model.graph.initializers.values()}
+    streamed = {v: t for v, t in now.items() if t is not None and not isinstance(t, ir.ExternalTensor) and _is_large(t)}
+    described = {value: _without_data(tensor) for value, tensor in streamed.items()}
     try:
-        proto = to_proto(model, placed)
+        proto = to_proto(model, {**placed, **described})
+        parts = serialized(proto, {value.name or "": tensor for value, tensor in streamed.items()})
     except (ir.serde.SerdeError, UnicodeError, TypeError) as error:  # names that are not valid text
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        if isinstance(cause, ModelExportError | OSError):  # of a tensor that is computed when it is written
-            raise cause from error
-        raise FileFormatError(
-            f"the model contains data that cannot be written: {' '.join(str(cause).split())[:200]}"
-        ) from error
-    check_space(path, proto.ByteSize())
-    path.write_bytes(proto.SerializeToString())
+        reason = " ".join(str(error.__cause__ or error).split())[:200]
+        raise FileFormatError(f"the model contains data that cannot be written: {reason}") from error
+    check_space(path, size_of(parts))
+    with path.open("wb") as file:
+        for part in parts:
+            file.write(part if isinstance(part, bytes) else part.tobytes())
+
+
+def _without_data(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    """A tensor's name, type and shape, without data."""
+    described = onnx.TensorProto(
+        name=tensor.name or "", data_type=tensor.dtype, dims=tensor.shape.numpy(), doc_string=tensor.doc_string or None
+    )
+    return ir.TensorProtoTensor(described)
+
+
+def _is_large(tensor: ir.TensorProtocol) -> bool:
+    if tensor.dtype == ir.DataType.STRING:
+        return False
+    # onnx_ir wraps exceptions raised while a lazy tensor is computed in its own exceptions.
+    return tensor.nbytes >= _SMALL or isinstance(tensor, ir.LazyTensor)
