@@ -12,6 +12,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
 from modelexport.core.calls import ModuleCall
+from modelexport.core.garbage import only_new_garbage
 from modelexport.core.results import Written
 from modelexport.core.text import root_cause, shortened
 from modelexport.errors import FileFormatError, UntaggedNodeError, UsageError
@@ -85,6 +86,7 @@ class RetagReport(Written, msgspec.Struct, frozen=True, kw_only=True):
     """Whether local functions of the changed file were replaced by their bodies."""
 
 
+@only_new_garbage()
 def retag(changed: Source, *, source: Source, output: str | Path) -> RetagReport:
     """Restore the tags of a model that another tool changed.
 
