@@ -46,6 +46,8 @@ INPUT_BYTES = 2**30
 """Of all arrays in a file of inputs, after it is unpacked."""
 FORMULA_CHARACTERS = 1000
 """Of a size that is written as a formula; longer ones are names."""
+FORMULA_TERMS = 100
+"""Of a formula that is multiplied out; one with more is a name."""
 SIZE_DIGITS = 40
 """Of a number in such a formula, and of what it computes."""
 EXPANDED_TERMS = 1000

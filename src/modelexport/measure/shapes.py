@@ -20,7 +20,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from modelexport.core.limits import EXPANDED_TERMS, FORMULA_CHARACTERS, SIZE_DIGITS
+from modelexport.core.limits import EXPANDED_TERMS, FORMULA_CHARACTERS, FORMULA_TERMS, SIZE_DIGITS
 from modelexport.core.text import nearest
 from modelexport.errors import UsageError
 from modelexport.format.dtypes import bit_width
@@ -172,9 +172,31 @@ def _parsed(text: str) -> ast.expr:
     if len(text) > FORMULA_CHARACTERS:
         raise ValueError("too long for a formula")
     try:
-        return ast.parse(text, mode="eval").body
+        parsed = ast.parse(text, mode="eval").body
+        if _terms(parsed) > FORMULA_TERMS:
+            raise ValueError("too many terms for a formula")
     except (MemoryError, RecursionError) as error:  # what the parser says of too many brackets
         raise ValueError("too deep for a formula") from error
+    return parsed
+
+
+def _terms(tree: ast.expr) -> int:
+    """How many terms an expression would have if it were multiplied out, at most; counted no further than needed."""
+    match tree:
+        case ast.BinOp(left=left, op=ast.Add() | ast.Sub(), right=right):
+            count = _terms(left) + _terms(right)
+        case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int() | float() as exponent)):
+            count = _terms(left)
+            count = count if count == 1 else count ** min(int(abs(exponent)), SIZE_DIGITS)
+        case ast.BinOp(left=left, right=right):
+            count = _terms(left) * _terms(right)
+        case ast.UnaryOp(operand=operand):
+            count = _terms(operand)
+        case ast.Call(args=args):
+            count = max(map(_terms, args), default=1)
+        case _:
+            count = 1
+    return min(count, FORMULA_TERMS + 1)
 
 
 def _power(base: Any, exponent: Any) -> Any:
