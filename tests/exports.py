@@ -16,7 +16,7 @@ from filelock import FileLock
 import models
 from modelexport import export
 from modelexport.capture import FrontEnd
-from modelexport.cli.json_documents import export_document
+from modelexport.cli.show_export import export_document
 from modelexport.format import documents
 from modelexport.verify.verdicts import VerifyReport
 

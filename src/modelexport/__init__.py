@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from modelexport.surgery.splitting import Split as Split
     from modelexport.surgery.substitutes.custom_operator import CustomOperator as CustomOperator
     from modelexport.surgery.substitutes.from_model import FromModel as FromModel
-    from modelexport.surgery.substitutes.identity import Identity as Identity
+    from modelexport.surgery.substitutes.substitute import Identity as Identity
     from modelexport.tagged.comparison import compare as compare
     from modelexport.tagged.comparison_report import FileComparison as FileComparison
     from modelexport.tagged.flattening import inline as inline
@@ -74,7 +74,7 @@ _PUBLIC = {
     "verify_against": "modelexport.verify.against",
     "CustomOperator": "modelexport.surgery.substitutes.custom_operator",
     "FromModel": "modelexport.surgery.substitutes.from_model",
-    "Identity": "modelexport.surgery.substitutes.identity",
+    "Identity": "modelexport.surgery.substitutes.substitute",
     "Placement": "modelexport.surgery.placing",
     "Renamed": "modelexport.surgery.renaming",
     "Replaced": "modelexport.surgery.replacing",

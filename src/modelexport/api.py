@@ -15,7 +15,7 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import UsageError
 from modelexport.files.given_models import Source
-from modelexport.graph.node_owners import owner_of
+from modelexport.graph.node_owners import owned_operators, owner_of
 from modelexport.runtime.sessions import Session, open_session
 from modelexport.surgery import Sharing
 from modelexport.surgery.extraction import Extracted, extract
@@ -55,7 +55,7 @@ class TaggedModel(TaggedFile, Mapping[str, "ModuleView"]):
         return len(self.calls)
 
     def __str__(self) -> str:
-        nodes = self.skimmed.nodes
+        nodes = list(owned_operators(self.model))
         return format_tree(
             tree_rows(nodes, self.calls, self.tags.__getitem__), self.coverage, untagged_operators(nodes)
         )

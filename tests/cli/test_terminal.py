@@ -13,8 +13,8 @@ import pytest
 
 from commands import run
 from exports import Exporter
+from modelexport.cli.printing import fitting_depth, left_out, rendered, styled
 from modelexport.cli.progress import ProgressLine
-from modelexport.cli.terminal import fitting_depth, left_out, rendered, styled
 from modelexport.core.text import printable
 
 pty = pytest.importorskip("pty")

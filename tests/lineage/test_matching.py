@@ -20,16 +20,13 @@ from modelexport.graph.nodes import all_nodes
 from modelexport.graph.snapshot import SourceGraph, SourceNode, take_snapshot
 from modelexport.lineage.descent import WALKS, Matcher, Walk, trace_owners
 from modelexport.lineage.matching import by_fusion
-from modelexport.lineage.matching.by_activation import match_by_activation
-from modelexport.lineage.matching.by_folding import match_by_folding
-from modelexport.lineage.matching.by_fusion import match_by_fusion
+from modelexport.lineage.matching.by_fusion import match_by_fusion, match_through_moves
+from modelexport.lineage.matching.by_lost_nodes import match_by_activation, match_by_folding, match_by_removal
 from modelexport.lineage.matching.by_name import match_by_derived_name, match_by_name
 from modelexport.lineage.matching.by_parameter import match_by_parameter
 from modelexport.lineage.matching.by_position import match_by_position
-from modelexport.lineage.matching.by_removal import match_by_removal
 from modelexport.lineage.matching.original_names import OriginalNames
 from modelexport.lineage.matching.state import Matching
-from modelexport.lineage.matching.through_moves import match_through_moves
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20, "other" : 1]> g '
 MATRICES = "<float[2,2] w = {1.0, 2.0, 3.0, 4.0}, float[2,2] v = {1.0, 2.0, 3.0, 5.0}>"
@@ -170,12 +167,6 @@ def test_owners_are_found(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_without_the_matcher_they_are_not(name: str) -> None:
     assert traced(CASES[name], without(CASES[name].matcher)) != CASES[name].expected
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_nothing_is_found_at_nodes_that_are_as_they_were(name: str) -> None:
-    every = tuple(replace(walk, settled=True) for walk in WALKS)
-    assert traced(CASES[name], every) == CASES[name].expected
 
 
 def test_every_matcher_has_a_case() -> None:

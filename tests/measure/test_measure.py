@@ -21,8 +21,8 @@ import modelexport
 import models
 from commands import run
 from exports import Exporter
+from modelexport.cli.printing import rendered
 from modelexport.cli.show_table import Screen, format_csv, format_table
-from modelexport.cli.terminal import rendered
 from modelexport.core.calls import CallTree, ModuleCall, TracedCall
 from modelexport.core.text import printable
 from modelexport.errors import UsageError

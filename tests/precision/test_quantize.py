@@ -198,17 +198,13 @@ def test_the_recipe_beside_a_result_gives_it_again(exported: Exporter, tmp_path:
     assert read_recipe(tmp_path / "as.json").rules == (Rule("pooler", "keep"),)
 
 
-def test_a_search_finds_pieces_again_and_leaves_the_model_alone(exported: Exporter) -> None:
+def test_quantizing_leaves_the_model_alone(exported: Exporter) -> None:
     tagged = read_tagged(exported("bert").path)
     before = [node.name for node in tagged.model.graph]
     assignment = resolve(Recipe((Rule(".", "int8-weights"),)), tagged).assignment
-    made: dict[Any, Any] = {}
-    first = quantize_model(tagged.model, assignment, made=made)
-    pieces = dict(made)
-    second = quantize_model(tagged.model, assignment, made=made)
-    assert made == pieces and [n.name for n in first.graph] == [n.name for n in second.graph]
+    made = quantize_model(tagged.model, assignment)
     assert [node.name for node in tagged.model.graph] == before
-    assert sum(node.op_type == "MatMulNBits" for node in first.graph) == len(pieces) > 5
+    assert sum(node.op_type == "MatMulNBits" for node in made.graph) > 5
 
 
 def test_what_is_quantized_already_is_left_alone(exported: Exporter, tmp_path: Path) -> None:

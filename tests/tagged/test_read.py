@@ -15,7 +15,6 @@ import modelexport
 from exports import Exporter
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.files.onnx_models import load_onnx, save_model
-from modelexport.tagged.skimming import skim
 
 
 @pytest.fixture(scope="module")
@@ -141,31 +140,11 @@ def test_a_file_whose_tags_are_damaged_is_refused(bert: modelexport.TaggedModel,
         modelexport.load(tmp_path / "x.onnx")
 
 
-@pytest.mark.parametrize("name", ["bert", "albert", "condition", "blocks"])
-def test_skimming_a_file_finds_the_tree_that_reading_it_finds(name: str, exported: Exporter) -> None:
-    path = exported(name).path
-    found, read = skim(path), modelexport.load(path).skimmed
-    assert found is not None
-    assert (found.tags, found.coverage, found.nodes) == (read.tags, read.coverage, read.nodes)
-    assert [(traced.call, traced.parent, traced.depth) for traced in found.calls] == [
-        (traced.call, traced.parent, traced.depth) for traced in read.calls
-    ]
-
-
-def test_a_file_that_cannot_be_skimmed_is_left_to_its_reader(tmp_path: Path, exported: Exporter) -> None:
-    assert skim(tmp_path / "none.onnx") is None
-    (tmp_path / "empty.onnx").write_bytes(b"")
-    assert skim(tmp_path / "empty.onnx") is None
-    data = exported("blocks").path.read_bytes()
-    (tmp_path / "half.onnx").write_bytes(data[: len(data) // 2])
-    assert skim(tmp_path / "half.onnx") is None
-
-
-def test_showing_a_tree_imports_neither_torch_nor_onnx_ir(exported: Exporter) -> None:
+def test_showing_a_tree_imports_no_torch(exported: Exporter) -> None:
     code = (
         "import sys; from modelexport.cli.app import main\n"
         "try: main()\n"
         "except SystemExit as end: assert not end.code\n"
-        "assert not {'torch', 'onnx_ir', 'sympy'} & sys.modules.keys()"
+        "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, "tree", exported("blocks").path], check=True, capture_output=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -37,7 +37,7 @@ class GroupedCommand(TyperCommand):
                 formatter.write_dl(records)
 
 
-class _Commands(MutableMapping[str, Any]):
+class _Commands(Mapping[str, Any]):
     """Name of a command to its parser, which is made when it is asked for."""
 
     def __init__(self) -> None:
@@ -52,12 +52,6 @@ class _Commands(MutableMapping[str, Any]):
             self._made[name] = typer.main.get_command(only)
         return self._made[name]
 
-    def __setitem__(self, name: str, command: Any) -> None:
-        self._made[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self._made[name]
-
     def __iter__(self) -> Iterator[str]:
         return iter(COMMANDS)
 
@@ -70,7 +64,7 @@ class LazyGroup(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = _Commands()
+        self.commands = _Commands()  # type: ignore[assignment]  # no command is added
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         formatter.write(overview() + "\n")

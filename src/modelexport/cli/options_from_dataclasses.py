@@ -1,7 +1,7 @@
-"""Options of the command line made from dataclasses: those of the program and those that several commands share.
+"""Options of the command line made from what is declared: for parameters of commands, and for groups of options.
 
-A command that takes such a dataclass as a parameter gets an option for each field that is declared with
-:func:`~modelexport.core.declared_options.option`, under the heading of the class.
+A command has an option for each parameter whose default is an :func:`~modelexport.core.declared_options.option`; one
+that takes a dataclass gets one for each of its fields that is, under the heading of the class.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, get_args, get_origin
@@ -22,30 +23,34 @@ _OFF = "no_"
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with an option for each field of the dataclasses that it takes; itself if it takes none."""
+    """A command with the options that it declares as its parameters."""
     signature = inspect.signature(command, eval_str=True)
-    groups = {
-        name: parameter.annotation() if parameter.default is parameter.empty else parameter.default
-        for name, parameter in signature.parameters.items()
-        if dataclasses.is_dataclass(parameter.annotation) and isinstance(parameter.annotation, type)
-    }
-    if not groups:
-        return command
+    groups: dict[str, Any] = {}
+    fields: dict[str, dataclasses.Field[Any]] = {}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in signature.parameters.items():
+        kind, default = parameter.annotation, parameter.default
+        if isinstance(default, dataclasses.Field):
+            fields[name] = default
+            parameters.append(_parameter(name, kind, _declared(default), default.default))
+        elif dataclasses.is_dataclass(kind) and isinstance(kind, type):
+            groups[name] = kind() if default is parameter.empty else default
+            parameters += _parameters(groups[name])
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
-        given = {name: _filled(default, values) for name, default in groups.items()}
-        command(**{name: value for name, value in values.items() if name in signature.parameters}, **given)
+        given = {name: _given(name, field.default, values) for name, field in fields.items()}
+        command(**given, **{name: _filled(default, values) for name, default in groups.items()})
 
-    parameters: list[inspect.Parameter] = []
-    for name, parameter in signature.parameters.items():
-        if name in groups:
-            parameters += _parameters(groups[name])
-        else:
-            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
     vars(run)["__signature__"] = signature.replace(parameters=parameters)
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+def _declared(field: dataclasses.Field[Any]) -> Declared:
+    option = declared(field)
+    assert option is not None
+    return option
 
 
 def _parameters(group: Any) -> Iterator[inspect.Parameter]:
@@ -54,22 +59,28 @@ def _parameters(group: Any) -> Iterator[inspect.Parameter]:
         if dataclasses.is_dataclass(default):
             yield from _parameters(default)
         elif (option := declared(field)) is not None:
-            yield _parameter(type(group), field, option, default)
+            # Hints are evaluated only where they are text: the others have types that the command line does not import.
+            hints = typing.get_type_hints(type(group)) if isinstance(field.type, str) and not option.type else {}
+            kind = hints.get(field.name, field.type)
+            yield _parameter(field.name, kind, option, default, heading(type(group)))
 
 
-def _parameter(group: type, field: dataclasses.Field[Any], option: Declared, default: Any) -> inspect.Parameter:
-    # Hints are evaluated only where they are text: the others have types that the command line does not import.
-    kind: Any = option.type or (typing.get_type_hints(group)[field.name] if isinstance(field.type, str) else field.type)
-    name, flag = field.name, option.flag or f"--{field.name.replace('_', '-')}"
+def _parameter(name: str, kind: Any, option: Declared, default: Any, panel: str | None = None) -> inspect.Parameter:
+    kind, word = option.type or kind, name.replace("_", "-")
+    flags = (option.flag or f"--{word}").split()
     if default is True:  # an option that turns it off
         name, default = _OFF + name, False
-        flag = option.flag or f"--no-{field.name.replace('_', '-')}"
+        flags = [option.flag or f"--no-{word}"]
     elif get_origin(kind) in (Collection, Sequence):
-        kind, default = list[get_args(kind)[0]] | None, default or None  # type: ignore[misc]
-    info = typer.Option(
-        flag, help=option.help, metavar=option.metavar, min=option.least, rich_help_panel=heading(group)
+        inside: Any = types.GenericAlias(list, get_args(kind)[:1])
+        kind, default = (inside, default) if default is ... else (inside | None, default or None)
+    info: Any = (
+        typer.Argument(help=option.help, metavar=option.metavar)
+        if option.argument
+        else typer.Option(*flags, help=option.help, metavar=option.metavar, min=option.least, rich_help_panel=panel)
     )
     annotation = Annotated[kind, info, *([MARKS[option.file]] if option.file else [])]
+    default = inspect.Parameter.empty if default is ... else default
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
@@ -80,9 +91,13 @@ def _filled(group: Any, values: Mapping[str, Any]) -> Any:
         default = getattr(group, field.name)
         if dataclasses.is_dataclass(default):
             made[field.name] = _filled(default, values)
-        elif _OFF + field.name in values:
-            made[field.name] = not values[_OFF + field.name]
-        elif field.name in values:
-            given = values[field.name]
-            made[field.name] = default if given is None and isinstance(default, tuple) else given
+        elif declared(field) is not None:
+            made[field.name] = _given(field.name, default, values)
     return dataclasses.replace(group, **made)
+
+
+def _given(name: str, default: Any, values: Mapping[str, Any]) -> Any:
+    if _OFF + name in values and default is True:
+        return not values[_OFF + name]
+    given = values[name]
+    return default if given is None and isinstance(default, tuple) else given

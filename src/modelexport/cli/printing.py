@@ -1,11 +1,16 @@
-"""How commands print results: as text or as one JSON document, of a file or of each part of a package."""
+"""How commands print results: as text or as JSON, of a file or of the parts of a package, on what kind of screen."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
+
+from modelexport.core.text import plural
 
 T = TypeVar("T")
 
@@ -45,3 +50,53 @@ def print_parts(results: Mapping[str, T], text: Callable[[T], str], *, as_json: 
 def format_headings(texts: Mapping[str, str]) -> str:
     """The text of each part under its name; for a single file, without a name."""
     return "\n\n".join(f"{name}:\n{text}" if name else text for name, text in texts.items())
+
+
+_LEAST_LINES = 24
+_OTHER_LINES = 6
+"""Lines of a screen that something else than the tree needs: the prompt, the heading, the summary."""
+_MARK = f"\x00{os.urandom(6).hex()}:"
+"""Begins a style, until the text is written to a terminal; no name in a file can contain it by intention."""
+Style = Literal["bold", "dim", "red", "green", "yellow"]
+_STYLES: dict[Style, int] = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33}
+
+
+def wants_colour() -> bool:
+    """Whether standard output is a terminal that shows colours, and nobody said no."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def styled(text: str, style: Style, *, colour: bool | None = None) -> str:
+    """Text in a style, by default if standard output shows any; :func:`rendered` makes it one of the terminal's."""
+    wanted = wants_colour() if colour is None else colour
+    return f"{_MARK}{_STYLES[style]}m{text}{_MARK}0m" if text and wanted else text
+
+
+def rendered(text: str, escape: Callable[[str], str]) -> str:
+    """Text with its styles as the terminal takes them, and everything else escaped."""
+    if _MARK not in text:
+        return escape(text)
+    first, *rest = text.split(_MARK)
+    parts = [part.partition("m") for part in rest]
+    return escape(first) + "".join(f"\x1b[{code}m{escape(shown)}" for code, _, shown in parts)
+
+
+def fitting_depth(depths: Sequence[int], depth: int | None) -> int | None:
+    """How many levels to show: as asked for, or the most whose rows fit on the screen; ``None`` for all.
+
+    Args:
+        depths: The level of each row.
+    """
+    if depth is not None or not sys.stdout.isatty():
+        return depth
+    room = max(shutil.get_terminal_size().lines, _LEAST_LINES) - _OTHER_LINES
+    levels = sorted(set(depths))
+    fits = [level for level in levels if sum(one <= level for one in depths) <= room]
+    return max(fits[-1] if fits else 0, levels[min(1, len(levels) - 1)]) if len(depths) > room else None
+
+
+def left_out(depths: Sequence[int], depth: int | None) -> str:
+    """A line that says how to see the rows that are not shown; nothing if all are, or if that was asked for."""
+    if depth is None or not (more := sum(one > depth for one in depths)):
+        return ""
+    return f"{plural(more, 'row')} further inside not shown: --depth {max(depths)} shows all"

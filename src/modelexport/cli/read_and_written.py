@@ -42,12 +42,15 @@ def _model_files(spec: str) -> list[Path]:
     return [Path(name), module.with_suffix(".py") if module.name else module, module / "__init__.py"]
 
 
-READ = Read()
-READ_MODEL = Read(_model_files)
-READ_LIBRARIES = Read(lambda texts: [Path(text.partition("=")[2]) for text in texts])
-WRITTEN, WRITTEN_FOLDER, WRITTEN_ALONE = Written(), Written(folder=True), Written(alone=True)
-MARKS = {"read": READ, "model": READ_MODEL, "written alone": WRITTEN_ALONE, "written folder": WRITTEN_FOLDER}
-"""The words of a declared option for them."""
+MARKS = {
+    "read": Read(),
+    "model": Read(_model_files),
+    "libraries": Read(lambda texts: [Path(text.partition("=")[2]) for text in texts]),
+    "written": Written(),
+    "written alone": Written(alone=True),
+    "written folder": Written(folder=True),
+}
+"""The words of a declared option for what it names."""
 
 FollowOption = Annotated[
     bool, typer.Option("--follow-symlinks", help="Where an output is a symbolic link, write what it leads to.")

@@ -1,43 +1,37 @@
-"""Options shared by several commands."""
+"""Arguments and options that several commands share, and what their values mean."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from modelexport.cli.read_and_written import READ, READ_MODEL, WRITTEN
+from modelexport.core.declared_options import argument, option
 from modelexport.errors import UsageError
 
-MODEL_HELP = (
+MODEL = argument(
+    "bert-tiny",
     "A Hugging Face directory or hub name, package.module:factory, file.py:factory (a callable that returns the "
-    "module, or the module and its inputs), or bert-tiny, the built-in example."
+    "module, or the module and its inputs), or bert-tiny, the built-in example.",
+    metavar="MODEL",
+    file="model",
 )
-ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP), READ_MODEL]
-FileArgument = Annotated[Path, typer.Argument(metavar="FILE.onnx", help="A tagged ONNX file."), READ]
-FileOrFolderArgument = Annotated[
-    Path, typer.Argument(metavar="FILE.onnx|FOLDER/", help="A tagged ONNX file, or a package of several."), READ
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
-SelectorsArgument = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="SELECTOR...",
-        help="Calls: encoder.layer.0 (. is the root, path@1 a second call), encoder.layer.[0-3], *.dense, a tag, "
-        "class:LayerNorm; !SELECTOR removes calls.",
-    ),
-]
-InputsOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--inputs", metavar="SPEC.json", help='Example inputs: {"name": {"dtype", "shape", "range"|"value"}}.'
-    ),
-    READ,
-]
-OutputOption = Annotated[Path, typer.Option("-o", "--output", metavar="OUT.onnx", help="The file to write."), WRITTEN]
+FILE = argument(..., "A tagged ONNX file.", metavar="FILE.onnx", file="read")
+FILE_OR_FOLDER = argument(..., "A tagged ONNX file, or a package of several.", metavar="FILE.onnx|FOLDER/", file="read")
+JSON = option(False, "Print one JSON document and nothing else.", flag="--json")
+SELECTORS = argument(
+    ...,
+    "Calls: encoder.layer.0 (. is the root, path@1 a second call), encoder.layer.[0-3], *.dense, a tag, "
+    "class:LayerNorm; !SELECTOR removes calls.",
+    metavar="SELECTOR...",
+)
+INPUTS = option(
+    None,
+    'Example inputs: {"name": {"dtype", "shape", "range"|"value"}}.',
+    flag="--inputs",
+    metavar="SPEC.json",
+    file="read",
+)
+OUTPUT = option(..., "The file to write.", flag="-o --output", metavar="OUT.onnx", file="written")
 
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([kMG]i?)?B?")

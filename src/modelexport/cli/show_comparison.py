@@ -5,7 +5,7 @@ Calls with the same differences and with addresses that differ only in numbers s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -28,12 +28,8 @@ def format_comparison(comparison: FileComparison) -> str:
     one, other = comparison.first, comparison.second
     parts = [_files(one, other), _operators(one.operators, other.operators)]
     for facts, only in ((one, comparison.only_in_first), (other, comparison.only_in_second)):
-        alone = [(_names(group), _class(group[0]), _inside(group)) for group in _grouped(only, _address, _class)]
-        parts.append(_section(f"only in {facts.path}", alone))
-    by_address = {change.address: change for change in comparison.changed}
-    changes = [(change.address, text) for change in by_address.values() if (text := _change(change))]
-    groups = _grouped(changes, lambda pair: pair[0], lambda pair: pair[1])
-    parts.append(_section("calls that differ", [(_span([a for a, _ in group]), group[0][1]) for group in groups]))
+        parts.append(_section(f"only in {facts.path}", [*_only(only)]))
+    parts.append(_section("calls that differ", _changes(comparison.changed)))
     retagged = [change for change in comparison.changed if change.source_module or change.tag]
     if retagged:
         before, after = retagged[0].source_module or retagged[0].tag or ("", "")
@@ -133,21 +129,19 @@ def _arrow(before: str | None, after: str | None) -> str:
     return f"{before or 'none'} -> {after or 'none'}"
 
 
-def _names(group: Sequence[OnlyInOne]) -> str:
-    return _span([one.address for one in group])
+def _only(only: Sequence[OnlyInOne]) -> Iterator[tuple[str, str, str]]:
+    """The names, the class and the sizes of calls that only one file has, those that differ in numbers together."""
+    for group in _grouped(only, lambda one: one.address, lambda one: class_in_tag(one.tag)):
+        calls, nodes = sum(one.calls for one in group), sum(one.nodes for one in group)
+        sizes = f"{plural(calls, 'call')} with those inside, {plural(nodes, 'node')}"
+        yield _span([one.address for one in group]), class_in_tag(group[0].tag), sizes
 
 
-def _inside(group: Sequence[OnlyInOne]) -> str:
-    calls, nodes = sum(one.calls for one in group), sum(one.nodes for one in group)
-    return f"{plural(calls, 'call')} with those inside, {plural(nodes, 'node')}"
-
-
-def _address(one: OnlyInOne) -> str:
-    return one.address
-
-
-def _class(one: OnlyInOne) -> str:
-    return class_in_tag(one.tag)
+def _changes(changed: Sequence[CallChange]) -> list[tuple[str, str]]:
+    """The names of calls and what differs in them, those of the same differences together."""
+    changes = [(change.address, text) for change in changed if (text := _change(change))]
+    groups = _grouped(changes, lambda pair: pair[0], lambda pair: pair[1])
+    return [(_span([address for address, _ in group]), group[0][1]) for group in groups]
 
 
 def _grouped(items: Iterable[T], name: Callable[[T], str], what: Callable[[T], str]) -> list[list[T]]:
@@ -243,11 +237,9 @@ def format_markdown(report: ChangeReport) -> str:
     for change in report.costs or ():
         if change.first != change.second:
             lines.append(f"| {change.column} | {change.first} | {change.second}{' (more)' if change.worse else ''} |")
-    changes = [(change.address, text) for change in found.changed if (text := _change(change))]
-    groups = _grouped(changes, lambda pair: pair[0], lambda pair: pair[1])
-    rows = [f"- {as_code(_span([address for address, _ in group]))}: {as_markdown(group[0][1])}" for group in groups]
+    rows = [f"- {as_code(names)}: {as_markdown(text)}" for names, text in _changes(found.changed)]
     for path, only in ((name[0], found.only_in_first), (name[1], found.only_in_second)):
-        rows += [f"- only in {path}: {as_code(_names(group))}" for group in _grouped(only, _address, _class)]
+        rows += [f"- only in {path}: {as_code(names)}" for names, _, _ in _only(only)]
     rows += [
         f"- output {as_code(o.name)}: {o.status} ({as_markdown(o.reason)})"
         for o in report.outputs or ()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from modelexport.cli.printing import styled
 from modelexport.cli.show_verification import format_verification
-from modelexport.cli.terminal import styled
 from modelexport.core.text import align, first_few, plural
 from modelexport.tagged.tree import format_coverage
 
@@ -157,3 +157,37 @@ def print_warnings(result: ExportResult, options: Options) -> None:
         lines.append(f"check: {result.check.reason}")
     for line in lines:
         print(f"modelexport: warning: {line}", file=sys.stderr)
+
+
+def export_document(result: ExportResult) -> dict[str, Any]:
+    """The document that ``modelexport export --json`` prints."""
+    document: dict[str, Any] = {
+        "path": str(result.path),
+        "files": [str(file) for file in result.files],
+        "model": result.hierarchy.model,
+        "frontend": result.hierarchy.settings.frontend,
+        "coverage": result.coverage,
+        "seconds": result.seconds,
+        "messages": result.messages,
+        "tree": result.tree,
+    }
+    if result.unrepeatable:
+        document["unrepeatable"] = result.unrepeatable
+    if result.fusion is not None:
+        document["fusion"] = result.fusion
+    if result.weights.is_apart:
+        document["weights"] = result.weights
+    if result.check is not None:
+        document["check"] = result.check
+    if result.attempts:
+        document["attempts"] = [{"frontend": one.frontend, "reason": one.reason} for one in result.attempts]
+    if result.verified is not None:
+        document["verify"] = {
+            "verdict": result.verified.verdict,
+            "agrees": result.verified.agrees,
+            "largest_difference": result.verified.largest,
+            "outputs": result.verified.outputs,
+            "calls": result.verified.counts,
+            "parameters": result.verified.parameters,
+        }
+    return document

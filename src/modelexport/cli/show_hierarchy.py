@@ -35,12 +35,11 @@ def format_hierarchy(mode: HierarchyMode, shown: HierarchyOverview) -> str:
 
 
 def _format_modules(tree: ModuleTree, tags: Tags | None) -> str:
-    rows: list[tuple[str, ...]] = [("MODULE", "CLASS", "PARAMETERS", *(["TAG"] if tags else []), "")]
+    rows: list[tuple[object, ...]] = [("MODULE", "CLASS", "PARAMETERS", *(["TAG"] if tags else []), "")]
     for module in tree:
         also = f"also {', '.join(module.aliases)}" if module.aliases else ""
-        count = f"{module.parameters:,}" if module.parameters else ""
         tag = [tags.module_tag(module.path)] if tags is not None else []
-        rows.append((indent(module.depth, module.name or "."), module.class_name, count, *tag, also))
+        rows.append((indent(module.depth, module.name or "."), module.class_name, module.parameters or "", *tag, also))
     root = tree.root
     trainable = "all trainable" if root.trainable == root.parameters else f"{root.trainable:,} trainable"
     summary = f"{plural(len(tree) - 1, 'module')} below the root, {root.parameters:,} parameters, {trainable}"
@@ -48,12 +47,12 @@ def _format_modules(tree: ModuleTree, tags: Tags | None) -> str:
 
 
 def _format_comparison(tree: ModuleTree, comparison: Comparison, static: Tags | None, traced: Tags | None) -> str:
-    rows = [("MODULE", "CLASS", "CALLS", "")]
+    rows: list[tuple[object, ...]] = [("MODULE", "CLASS", "CALLS", "")]
     moved = []
     for module in comparison.modules:
         place = tree[module.path]
         why = "" if module.calls else module.status.value
-        rows.append((indent(place.depth, place.name or "."), module.class_name, str(module.calls), why))
+        rows.append((indent(place.depth, place.name or "."), module.class_name, module.calls, why))
         if module.calls and static is not None and traced is not None:
             by_holder, by_caller = static.module_tag(module.path), traced.module_tag(module.path)
             if by_holder != by_caller:
@@ -90,11 +89,11 @@ def _format_calls(tree: ModuleTree, calls: CallTree, tags: Tags | None) -> str:
 
 def _format_steps(tree: ModuleTree, calls: CallTree, tags: Tags | None) -> str:
     shown = _shown_calls(tree, calls, tags)
-    rows = [("STEP", "", "CALL", "ADDRESS" if tags else "CLASS", "TENSORS")]
+    rows: list[tuple[object, ...]] = [("STEP", "", "CALL", "ADDRESS" if tags else "CLASS", "TENSORS")]
     for number, call, event in _steps(shown):
         tensors = call.traced.inputs if event == "enter" else call.traced.outputs
-        rows.append((str(number), event, indent(call.depth - 1, call.label), call.what, _shapes(tensors, names=True)))
-    return f"{align(rows, right={0})}\n\n{_calls_summary(shown)}"
+        rows.append((number, event, indent(call.depth - 1, call.label), call.what, _shapes(tensors, names=True)))
+    return f"{align(rows)}\n\n{_calls_summary(shown)}"
 
 
 def _shown_calls(tree: ModuleTree, calls: CallTree, tags: Tags | None) -> list[_ShownCall]:

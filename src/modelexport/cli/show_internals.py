@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from modelexport.core.text import align, indent, plural
 
 if TYPE_CHECKING:
-    from modelexport.capture.internals.facts import Internals, Quality
+    from modelexport.capture.internals.facts import Internals
 
 
 def format_internals(internals: Internals) -> str:
@@ -22,37 +22,21 @@ def format_internals(internals: Internals) -> str:
         parts.append(align(rows))
         quality = (("module map", internals.map_quality), ("captured nodes", internals.scope_quality))
         head = ("SCOPE NAMES OF", "PLAIN", "CLASS", "HIERARCHY", "NONE", "DIFFERENT")
-        parts.append(align([head, *(_quality_cells(*one) for one in quality)], right={1, 2, 3, 4, 5}))
-    table = [("EXPORTER", "STAGE", "GRAPH", "NODES", "LOCATED", "CALLS", "BYTES")]
-    table += [
-        (
-            front_end.name,
-            stage.name,
-            stage.graph,
-            f"{stage.nodes:,}",
-            f"{stage.located:,}",
-            f"{stage.calls:,}",
-            f"{stage.bytes:,}",
+        counts = (
+            (name, one.plain, one.class_scopes, one.full_hierarchies, one.none, one.different) for name, one in quality
         )
-        for front_end in internals.front_ends
-        for stage in front_end.stages
-    ]
-    parts.append(align(table, right={3, 4, 5, 6}))
-    records = [("EXPORTER", "STAGE", "RECORD", "NODES", "BYTES")]
-    records += [
-        (front_end.name, stage.name, key, f"{facts.nodes:,}", f"{facts.bytes:,}")
-        for front_end in internals.front_ends
-        for stage in front_end.stages
+        parts.append(align([head, *counts]))
+    stages = [(front_end.name, stage) for front_end in internals.front_ends for stage in front_end.stages]
+    table = ((name, one.name, one.graph, one.nodes, one.located, one.calls, one.bytes) for name, one in stages)
+    parts.append(align([("EXPORTER", "STAGE", "GRAPH", "NODES", "LOCATED", "CALLS", "BYTES"), *table]))
+    records = (
+        (name, stage.name, key, facts.nodes, facts.bytes)
+        for name, stage in stages
         for key, facts in stage.keys.items()
         if facts.bytes is not None
-    ]
-    parts.append(align(records, right={3, 4}))
+    )
+    parts.append(align([("EXPORTER", "STAGE", "RECORD", "NODES", "BYTES"), *records], right={3, 4}))
     parts += [f"{one.name} failed: {one.error}" for one in internals.front_ends if one.error]
     called = f"{internals.modules_called:,} of {plural(internals.modules, 'module')}"
     parts.append(f"one run makes {plural(internals.calls, 'call')} of {called}, the root included")
     return "\n\n".join(parts)
-
-
-def _quality_cells(name: str, quality: Quality) -> tuple[str, ...]:
-    counts = (quality.plain, quality.class_scopes, quality.full_hierarchies, quality.none, quality.different)
-    return (name, *(f"{count:,}" for count in counts))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from modelexport.cli.show_export import format_fusion
+from modelexport.cli.show_export import export_document, format_fusion
 from modelexport.core.text import align, plural
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def format_package(result: PackageResult) -> str:
     """A line for each part, one for the weights, one for each note, and one for the time."""
-    rows = [("PART", "FILE", "NODES", "EXACT", "DERIVED", "INFERRED", "CHECKED")]
+    rows: list[tuple[object, ...]] = [("PART", "FILE", "NODES", "EXACT", "DERIVED", "INFERRED", "CHECKED")]
     for part in result.manifest.parts:
         export = result.parts[part.name]
         found = export.coverage
@@ -25,9 +25,7 @@ def format_package(result: PackageResult) -> str:
         checked: str = "" if export.check is None else export.check.status
         if export.verified is not None:
             checked = "agrees" if export.verified.agrees else "differs"
-        rows.append(
-            (part.name, part.file, f"{nodes:,}", str(found.exact), str(found.derived), str(found.inferred), checked)
-        )
+        rows.append((part.name, part.file, nodes, found.exact, found.derived, found.inferred, checked))
     weights = f"weights: {', '.join(result.manifest.weights)}, {result.weight_bytes / 1e6:,.1f} MB, once for all parts"
     fused = [
         f"{name}: {line}"
@@ -35,29 +33,20 @@ def format_package(result: PackageResult) -> str:
         if part.fusion is not None
         for line in format_fusion(part.fusion)
     ]
-    took = sum(seconds for stage, seconds in result.seconds.items())
-    return "\n".join(
-        [align(rows, right={2, 3, 4, 5}), weights, *fused, *result.notes, f"{result.folder}: {took:,.1f} s"]
-    )
+    took = sum(result.seconds.values())
+    return "\n".join([align(rows), weights, *fused, *result.notes, f"{result.folder}: {took:,.1f} s"])
 
 
 def format_generation(report: GenerationReport) -> str:
     """A line for each run, with its first difference if there is one, and a summary line."""
-    rows = [("RUN", "PROMPTS", "STEPS", "TOKENS", "LARGEST DIFFERENCE", "")]
-    rows += [
-        (
-            run.name,
-            ",".join(map(str, run.prompts)),
-            str(run.steps),
-            "equal" if run.first_wrong_token is None else "differ",
-            f"{run.largest:.1e}",
-            "" if run.agrees else _told(run),
-        )
-        for run in report.runs
-    ]
+    rows: list[tuple[object, ...]] = [("RUN", "PROMPTS", "STEPS", "TOKENS", "LARGEST DIFFERENCE", "")]
+    for run in report.runs:
+        tokens = "equal" if run.first_wrong_token is None else "differ"
+        told = "" if run.agrees else _told(run)
+        rows.append((run.name, ",".join(map(str, run.prompts)), run.steps, tokens, f"{run.largest:.1e}", told))
     equal = sum(run.agrees for run in report.runs)
     summary = f"{equal} of {plural(len(report.runs), 'run')} generate what PyTorch generates"
-    return "\n".join([align(rows, right={2, 4}), summary + _told_of_parameters(report.parameters_wrong)])
+    return "\n".join([align(rows, right={4}), summary + _told_of_parameters(report.parameters_wrong)])
 
 
 def _told(run: GenerationRun) -> str:
@@ -72,29 +61,22 @@ def _told(run: GenerationRun) -> str:
 
 def format_pipeline(report: PipelineReport) -> str:
     """A line for each call of a part, one for each result, and a summary line."""
-    rows = [("PART", "CALL", "STATUS", "BY ITSELF", "END TO END", "")]
-    rows += [
-        (
-            call.part,
-            str(call.index),
-            call.status,
-            f"{call.relative:.1e}",
-            "" if call.end_to_end is None else f"{call.end_to_end:.1e}",
-            f"{f'first in {call.module}: ' if call.module else ''}{call.reason}",
-        )
-        for call in report.calls
-    ]
+    rows: list[tuple[object, ...]] = [("PART", "CALL", "STATUS", "BY ITSELF", "END TO END", "")]
+    for call in report.calls:
+        through = "" if call.end_to_end is None else f"{call.end_to_end:.1e}"
+        told = f"{f'first in {call.module}: ' if call.module else ''}{call.reason}"
+        rows.append((call.part, call.index, call.status, f"{call.relative:.1e}", through, told))
     rows += [(one.name, "", one.status, "", f"{one.relative or 0.0:.1e}", one.reason) for one in report.results]
     equal = sum(call.status == "agree" for call in report.calls)
     summary = f"{equal} of {plural(len(report.calls), 'call')} return what PyTorch returns"
     summary += _told_of_parameters(report.parameters_wrong)
     if report.in_pytorch:
         summary += f"; {', '.join(report.in_pytorch)} ran in PyTorch"
-    told = (
+    legend = (
         "BY ITSELF: error of one call on PyTorch's inputs, as a share of what it returns; END TO END: with the errors "
         "of all calls before it"
     )
-    return "\n".join([align(rows, right={1, 3, 4}), told, summary])
+    return "\n".join([align(rows, right={1, 3, 4}), legend, summary])
 
 
 def report_document(report: GenerationReport | PipelineReport) -> dict[str, Any]:
@@ -104,3 +86,17 @@ def report_document(report: GenerationReport | PipelineReport) -> dict[str, Any]
 
 def _told_of_parameters(wrong: list[str]) -> str:
     return f"; missing or different: {', '.join(wrong)}" if wrong else "; all parameters are equal to the model's"
+
+
+def package_document(result: PackageResult) -> dict[str, Any]:
+    """The document that ``modelexport export -o FOLDER/ --json`` prints."""
+    return {
+        "folder": str(result.folder),
+        "manifest": result.manifest,
+        "parts": {name: export_document(part) for name, part in result.parts.items()},
+        "seconds": result.seconds,
+        "notes": list(result.notes),
+        "files": [str(file) for file in result.files],
+        "graph_bytes": result.graph_bytes,
+        "weight_bytes": result.weight_bytes,
+    }

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from modelexport.cli.terminal import Style, styled, wants_colour
+from modelexport.cli.printing import Style, styled, wants_colour
 from modelexport.core.text import align, indent, plural, shortened
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from modelexport.cli.terminal import Style, styled
+from modelexport.cli.printing import Style, styled
 from modelexport.core.text import align, indent, plural, shortened
 
 if TYPE_CHECKING:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
+from modelexport.cli.printing import rendered
 from modelexport.cli.progress import LINE
-from modelexport.cli.terminal import rendered
 from modelexport.core.text import printable
 
 
@@ -96,53 +95,35 @@ def _quiet_readers() -> Iterator[None]:
         logger.removeHandler(nowhere)
 
 
-class _Printable(io.TextIOBase):
-    """A stream that writes printable text to another one."""
+class _Printable:
+    """A stream that writes printable text to another one, and is like it otherwise."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
         self.raw_stream = stream
         """The stream for output that is meant to control a terminal."""
 
     def write(self, text: str) -> int:
         LINE.erase()
         shown = rendered(text, printable)
-        encoding = self._stream.encoding or "utf-8"
-        self._stream.write(shown.encode(encoding, "backslashreplace").decode(encoding))
+        encoding = self.raw_stream.encoding or "utf-8"
+        self.raw_stream.write(shown.encode(encoding, "backslashreplace").decode(encoding))
         return len(text)
 
-    def flush(self) -> None:
-        self._stream.flush()
+    def writelines(self, texts: Iterable[str]) -> None:
+        for text in texts:
+            self.write(text)
 
     def close(self) -> None:
-        """Do nothing: the garbage collector closes unused streams, and the underlying stream is not ours."""
+        """Do nothing: the underlying stream is not ours."""
 
-    def isatty(self) -> bool:
-        return self._stream.isatty()
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-    def writable(self) -> bool:
-        return True
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]  # an attribute in typeshed
-        return self._stream.encoding
-
-    @property
-    def errors(self) -> str | None:  # type: ignore[override]  # an attribute in typeshed
-        return self._stream.errors
-
-    @property
-    def buffer(self) -> object:
-        return self._stream.buffer
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.raw_stream, name)
 
 
 @contextlib.contextmanager
 def _printable(stream: TextIO) -> Iterator[TextIO]:
     shown = _Printable(stream)
-    yield shown  # type: ignore[misc]  # TextIO is a class of typing that streams do not inherit from
+    yield shown  # type: ignore[misc]  # it has all that a stream has
     with contextlib.suppress(BrokenPipeError, ValueError):
         stream.flush()
 

@@ -5,8 +5,9 @@ All values are immutable. The writers turn them into text (addresses, tags, JSON
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -131,3 +132,17 @@ class CallTree:
         while (parent := self.by_call[stack[-1]].parent) is not None:
             stack.append(parent)
         return tuple(reversed(stack))
+
+    def inside(self, call: ModuleCall) -> set[ModuleCall]:
+        """A call and all calls inside it."""
+        found, pending = set[ModuleCall](), [call]
+        while pending:
+            found.add(pending[-1])
+            pending.extend(self.children[pending.pop()])
+        return found
+
+
+def common_stack(stacks: Iterable[Sequence[ModuleCall]]) -> tuple[ModuleCall, ...]:
+    """The longest stack that all of them begin with."""
+    levels = zip(*stacks, strict=False)
+    return tuple(level[0] for level in itertools.takewhile(lambda level: len(set(level)) == 1, levels))

@@ -1,6 +1,7 @@
 """Options declared once, for Python and for the command line: a field of a dataclass with what a person has to know.
 
-The class is the group of the option: the first line of its docstring is the heading in ``--help``.
+The class is the group of the option: the first line of its docstring is the heading in ``--help``. The default of a
+parameter of a command may be such a field, too.
 """
 
 from __future__ import annotations
@@ -23,17 +24,25 @@ class Declared:
     least: int | None = None
     type: Any = None
     """The type on the command line if Python takes more, or has another word for it."""
-    file: Literal["", "read", "model", "written alone", "written folder"] = ""
+    file: Literal["", "read", "model", "libraries", "written", "written alone", "written folder"] = ""
     """What it names, if that is a file or a folder: see ``cli/read_and_written.py``."""
+    argument: bool = False
+    """Whether it is given by its position."""
 
 
 def option(default: Any, help: str, **more: Any) -> Any:  # noqa: A002 - the word of every library for it
     """A field that is an option of the command line.
 
     Args:
+        default: ``...`` if it has to be given.
         more: The fields of :class:`Declared`.
     """
     return dataclasses.field(default=default, metadata={_KEY: Declared(help=help, **more)})
+
+
+def argument(default: Any, help: str, **more: Any) -> Any:  # noqa: A002 - as above
+    """A field that is given by its position on the command line, with the arguments of :func:`option`."""
+    return option(default, help, argument=True, **more)
 
 
 def declared(field: dataclasses.Field[Any]) -> Declared | None:

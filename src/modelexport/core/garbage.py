@@ -7,10 +7,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-FULL = 50
+_FULL = 50
 """The least number of smaller collections between two full ones inside a block."""
-NEVER = 0
-"""No collections inside: for a block that keeps nearly all that it makes."""
 _YOUNG = 10_000
 """The least number of new objects between two collections inside a block: of Python's 700 nearly all are still used."""
 _GROWTH = 1.25
@@ -29,15 +27,12 @@ class _Heap:
 
 
 @contextmanager
-def only_new_garbage(full: int = FULL) -> Iterator[None]:
+def only_new_garbage() -> Iterator[None]:
     """Exclude the existing objects from garbage collection inside the block, and collect rarely.
 
     Torch and its libraries keep a million objects alive, and each full collection looks at all of them: a fifth of an
     export of 24 layers. What became garbage since is collected at the start of a block, as soon as it may be much.
     Nothing is done in a program that froze objects itself, and inside another such block.
-
-    Args:
-        full: The least number of smaller collections between two full ones inside the block; or :data:`NEVER`.
     """
     if _Heap.frozen or not gc.isenabled() or gc.get_freeze_count():
         yield
@@ -51,7 +46,7 @@ def only_new_garbage(full: int = FULL) -> Iterator[None]:
         gc.freeze()
         _Heap.counted, _Heap.blocks = gc.get_freeze_count(), sys.getallocatedblocks()
     youngest, young, before = gc.get_threshold()
-    gc.set_threshold(max(youngest, _YOUNG) if full else 0, young, max(before, full))
+    gc.set_threshold(max(youngest, _YOUNG), young, max(before, _FULL))
     try:
         yield
     finally:

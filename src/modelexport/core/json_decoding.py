@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from modelexport.errors import FileFormatError
+
 _T = TypeVar("_T")
 
 
@@ -15,17 +17,26 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind)
 
 
-def decode_json(content: bytes | str, kind: type[_T] | Any) -> _T | Any:
+def decode_json(
+    content: bytes | str, kind: type[_T] | Any, *, damaged: str = "", then: str = "export it again"
+) -> _T | Any:
     """The value that a JSON document describes.
 
     Args:
         kind: Its type.
+        damaged, then: What to say of a document that cannot be decoded, and what to do then.
 
     Raises:
+        FileFormatError: It cannot be decoded, and ``damaged`` says what that means.
         msgspec.DecodeError, UnicodeError: Values of :class:`ValueError`. It is not JSON, of another type, or nested
             more deeply than Python can read.
     """
     try:
         return _decoder(kind).decode(content)  # type: ignore[arg-type]  # types are hashable
-    except RecursionError as error:
-        raise msgspec.DecodeError("it is nested too deeply") from error
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        told = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        if damaged:
+            raise FileFormatError(f"{damaged} ({told}): {then}") from error
+        if isinstance(error, RecursionError):
+            raise msgspec.DecodeError(told) from error
+        raise

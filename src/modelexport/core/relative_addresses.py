@@ -10,7 +10,7 @@ absolute and begin with exactly two slashes: ``//encoder.layer.1``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.tags import CallTags
@@ -21,7 +21,7 @@ def relative_addresses(calls: CallTree, call: ModuleCall) -> Mapping[ModuleCall,
     prefix = f"{call.path}." if call.path else ""
     first: dict[str, int] = {}
     addresses: dict[ModuleCall, str] = {}
-    for other in sorted(_inside(calls, call)):
+    for other in sorted(calls.inside(call)):
         index = other.index - first.setdefault(other.path, other.index)
         if other.path == call.path:
             path = ""
@@ -31,14 +31,6 @@ def relative_addresses(calls: CallTree, call: ModuleCall) -> Mapping[ModuleCall,
             path = f"/{other.path}"
         addresses[other] = str(ModuleCall(path, index))
     return addresses
-
-
-def _inside(calls: CallTree, call: ModuleCall) -> Iterator[ModuleCall]:
-    pending = [call]
-    while pending:
-        current = pending.pop()
-        yield current
-        pending.extend(calls.children[current])
 
 
 class Scope:

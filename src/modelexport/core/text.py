@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence, Sized
 from pathlib import Path
@@ -15,14 +14,6 @@ _HIDDEN = re.compile(
 )
 """Control characters except tabs and line ends, characters that change the direction of text, invisible characters and
 lone surrogates: they can move the cursor, hide text, or make one name look like another."""
-
-
-_encode_json = json.JSONEncoder().encode
-
-
-def json_texts(texts: Iterable[str]) -> str:
-    """The same as :func:`json.dumps` gives for a list of texts, in a third of the time."""
-    return f"[{', '.join(map(_encode_json, texts))}]"
 
 
 def printable(text: str) -> str:
@@ -80,16 +71,17 @@ def indent(depth: int, text: str) -> str:
     return "  " * depth + text
 
 
-def align(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
-    """The rows as text with aligned columns; the columns in ``right`` are right-aligned."""
-    rows = [[on_one_line(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+def align(rows: Sequence[Sequence[object]], right: Collection[int] = ()) -> str:
+    """The rows as text with aligned columns; those in ``right`` and those with integers are right-aligned."""
+    right = {*right, *(index for row in rows for index, cell in enumerate(row) if isinstance(cell, int))}
+    texts = [[on_one_line(f"{cell:,}" if isinstance(cell, int) else str(cell)) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     return "\n".join(
         "  ".join(
             cell.rjust(width) if index in right else cell.ljust(width)
             for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
-        for row in rows
+        for row in texts
     )
 
 

@@ -23,11 +23,12 @@ from modelexport.exporting.options import Keywords, Options
 from modelexport.exporting.report import report_path, write_report
 from modelexport.exporting.result import ExportResult
 from modelexport.files.atomic import check_writable, replaced_together
+from modelexport.files.package_folders import check_output_folder
 from modelexport.graph.node_owners import owned_operators
 from modelexport.pytorch.prepared_inputs import Prepared, prepare_inputs
 from modelexport.pytorch.repeatability import Unrepeatable, find_unrepeatable
 from modelexport.pytorch.static_tree import module_tree
-from modelexport.tagged.documents.dag import check_dag_directory, write_dag_files
+from modelexport.tagged.documents.dag import write_dag_files
 from modelexport.tagged.tree import tree_rows
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def export(
     options.check_together()
     check_writable(path)
     if options.tags.dag_dir is not None:
-        check_dag_directory(Path(options.tags.dag_dir))
+        check_output_folder(Path(options.tags.dag_dir))
     with stages("repeat"):
         prepared = prepare_inputs(model, inputs, options.capture.constants)
         unrepeatable = [] if options.weights.lent is not None else find_unrepeatable(model, prepared.inputs)

@@ -342,23 +342,18 @@ def check_space(path: Path, size: int) -> None:
     """Raise before the work starts if the disk has too little space for a file.
 
     Raises:
-        OutputError: The disk has less than ``size`` bytes left, or the process may not write a file of that size.
+        OutputError: The disk has less than ``size`` bytes left.
     """
     try:
         free = shutil.disk_usage(path.parent).free
     except OSError:
         return
     place = next((above.parent for above in path.parents if above.name.startswith(STAGING_PREFIX)), path.parent)
-    told = f"cannot write {place / path.name}: it needs {size:,} bytes and"
     if size > free:
-        raise OutputError(f"{told} {free:,} are free: make room, or write elsewhere")
-    try:
-        import resource
-    except ImportError:
-        return
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    if limit not in (resource.RLIM_INFINITY, -1) and size > limit:
-        raise OutputError(f"{told} the limit for a file is {limit:,} (ulimit -f): raise it")
+        raise OutputError(
+            f"cannot write {place / path.name}: it needs {size:,} bytes and {free:,} are free: make room, or write "
+            "elsewhere"
+        )
 
 
 def check_writable(path: Path, reads: Iterable[Path] = (), *, alone: bool = False) -> None:
@@ -392,6 +387,17 @@ def check_writable(path: Path, reads: Iterable[Path] = (), *, alone: bool = Fals
         if (kind := what_it_is(file)) is not None:
             raise OutputError(f"{file} is not a regular file but {kind}, and would have to be replaced: remove it")
     check_apart(path, reads, alone=alone)
+
+
+def write_alone(path: Path, content: bytes) -> None:
+    """Write a file that has nothing beside it.
+
+    Raises:
+        OutputError: It cannot be written. An existing file of that name is unchanged.
+    """
+    check_writable(path, alone=True)
+    with written_together(path.parent) as staging:
+        (staging / path.name).write_bytes(content)
 
 
 def check_apart(path: Path, reads: Iterable[Path], *, alone: bool = False) -> None:

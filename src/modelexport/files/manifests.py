@@ -57,10 +57,9 @@ def write_manifest(manifest: Manifest, staging: Path) -> None:
 
 def _decoded(path: Path) -> Manifest:
     content = read_regular(path, SETTINGS_BYTES)
-    try:
-        manifest: Manifest = decode_json(content, kind=Manifest)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise FileFormatError(f"{path} cannot be read ({error}): make the package again") from error
+    manifest: Manifest = decode_json(
+        content, kind=Manifest, damaged=f"{path} cannot be read", then="make the package again"
+    )
     for what, names, most in (
         ("parts", manifest.parts, PARTS),
         ("files", [*manifest.files, *manifest.weights], PACKAGE_FILES),

@@ -29,7 +29,6 @@ SMALLEST_OUTSIDE = 257
 _NOTHING: Tensors = MappingProxyType({})
 _SMALL = 1024
 """Initializers of fewer bytes are serialized with the rest of the model."""
-
 OLDER_FILE = "modelexport.older_file"
 """The key in ``ir.Model.meta`` that marks a model whose file has an older format version."""
 

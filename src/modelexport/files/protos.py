@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
 
 import onnx
 import onnx_ir as ir
 from google.protobuf.message import Message
 
 from modelexport.files.serialized import LENGTH_DELIMITED, graphs_in
+from modelexport.graph.initializers import bind_tensors, detach_tensors
 from modelexport.graph.nodes import nested_graphs
 
 Tensors = Mapping[ir.Value, ir.TensorProtocol]
@@ -22,46 +22,28 @@ def to_proto(model: ir.Model, tensors: Tensors) -> onnx.ModelProto:
     No ``value_info`` is written for initializers: a tensor contains its type and shape, and ONNX Runtime's quantizers
     fail on initializers that have both.
     """
-    graph = model.graph
-    view = ir.GraphView(
-        graph.inputs,
-        graph.outputs,
-        nodes=tuple(graph),
-        initializers=[_placeholder(value) for value in graph.initializers.values()],
-        doc_string=graph.doc_string,
-        opset_imports=dict(graph.opset_imports),
-        name=graph.name,
-        metadata_props=dict(graph.metadata_props),
-    )
-    whole = copy(model)
-    whole.graph = view  # type: ignore[assignment]  # GraphView says that a model of a view can be serialized
-    proto = ir.serde.serialize_model(whole)
-    _write_initializers(graph, proto.graph, tensors)
+    before = detach_tensors(tensors)
+    bind_tensors(tensors)
+    try:
+        proto: onnx.ModelProto = ir.serde.serialize_model(model)
+    finally:
+        detach_tensors(tensors)
+        bind_tensors(before)
+    _complete(model.graph, proto.graph)
     return proto
 
 
-def _placeholder(value: ir.Value) -> ir.Value:
-    """An initializer without its tensor, which onnx_ir would serialize; with notes of its quantization."""
-    empty = ir.Value(name=value.name, const_value=ir.TensorProtoTensor(onnx.TensorProto(data_type=1)))
-    empty.meta.update(value.meta)
-    return empty
-
-
-def _write_initializers(graph: ir.Graph, proto: onnx.GraphProto, tensors: Tensors) -> None:
-    """Write the initializers of a graph, and of those nested in it, anew."""
-    given = {value.name for value in graph.inputs}
-    names = {*graph.initializers} - given
-    kept = [info for info in proto.value_info if info.name not in names]
-    del proto.initializer[:], proto.value_info[:]
-    written: set[str] = set()
-    for name, value in graph.initializers.items():
-        tensor = tensors.get(value, value.const_value)
-        if tensor is not None:
-            tensor.name = name
-            _write_tensor(proto.initializer.add(), tensor, value)
-            written.add(name)
-        elif name in names and value.type is not None:
-            ir.serde.serialize_value_into(proto.value_info.add(), value)
+def _complete(graph: ir.Graph, proto: onnx.GraphProto) -> None:
+    """Give the initializers of a graph, and of those nested in it, their properties, and nothing in ``value_info``."""
+    for tensor in proto.initializer:
+        properties = {entry.key: entry.value for entry in tensor.metadata_props}
+        properties |= graph.initializers[tensor.name].metadata_props
+        del tensor.metadata_props[:]
+        for key, text in sorted(properties.items()):
+            tensor.metadata_props.add(key=key, value=text)
+    written = {tensor.name for tensor in proto.initializer}
+    kept = [info for info in proto.value_info if info.name not in written]
+    del proto.value_info[:]
     proto.value_info.extend(kept)
     for info in (*proto.input, *proto.output):
         if info.name in written:
@@ -70,17 +52,7 @@ def _write_initializers(graph: ir.Graph, proto: onnx.GraphProto, tensors: Tensor
         if nested := nested_graphs(node):
             protos = [inside for attribute in node_proto.attribute for inside in graphs_in(attribute)]
             for inner, inside in zip(nested, protos, strict=True):
-                _write_initializers(inner, inside, tensors)
-
-
-def _write_tensor(proto: onnx.TensorProto, tensor: ir.TensorProtocol, value: ir.Value) -> None:
-    """Write a tensor with the properties of its initializer."""
-    ir.serde.serialize_tensor_into(proto, tensor)
-    if proto.metadata_props or value.metadata_props:
-        properties = {entry.key: entry.value for entry in proto.metadata_props} | dict(value.metadata_props)
-        del proto.metadata_props[:]
-        for key, text in sorted(properties.items()):
-            proto.metadata_props.add(key=key, value=text)
+                _complete(inner, inside)
 
 
 def serialized(model: onnx.ModelProto, data: Mapping[str, ir.TensorProtocol]) -> list[Part]:

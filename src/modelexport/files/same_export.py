@@ -6,8 +6,6 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import msgspec
-
 from modelexport.core.json_decoding import decode_json
 from modelexport.core.limits import DOCUMENT_BYTES
 from modelexport.errors import FileFormatError
@@ -30,10 +28,7 @@ def check_documents(path: Path, properties: Mapping[str, str], suffixes: Iterabl
     """
     if keys.DOCUMENTS not in properties:
         return
-    try:
-        recorded = decode_json(properties[keys.DOCUMENTS], kind=dict[str, str])
-    except (msgspec.DecodeError, UnicodeError) as error:
-        raise FileFormatError(f"{path} has damaged tags ({error}): export it again") from error
+    recorded = decode_json(properties[keys.DOCUMENTS], kind=dict[str, str], damaged=f"{path} has damaged tags")
     for suffix in suffixes or keys.DESCRIBING_SUFFIXES:
         document = path.with_suffix(suffix)
         if document.exists() and hashlib.sha256(read_document(document)).hexdigest() != recorded.get(suffix):

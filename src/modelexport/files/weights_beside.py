@@ -10,15 +10,13 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
+from types import GenericAlias
 from typing import TYPE_CHECKING, TypeVar
-
-import msgspec
 
 from modelexport.core.json_decoding import decode_json
 from modelexport.core.limits import LONGEST_HEADER
 from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.regular_files import open_regular
-from modelexport.format import keys
 from modelexport.format.documents import DataFile, WeightsFile
 
 if TYPE_CHECKING:
@@ -166,22 +164,6 @@ def recorded_files(properties: Mapping[str, str], key: str, kind: type[T]) -> di
     Raises:
         FileFormatError: It is damaged.
     """
-    try:
-        text = properties.get(key, "{}")
-        return decode_json(text, kind=dict[str, kind])  # type: ignore[valid-type]  # a variable, for msgspec
-    except (msgspec.DecodeError, UnicodeError) as error:
-        raise FileFormatError(f"the property {key} is damaged ({error}): export it again") from error
-
-
-def check_recorded(folder: Path, properties: Mapping[str, str]) -> None:
-    """Refuse a model beside which a weights file lies that is not the one that it was written with or linked to.
-
-    Raises:
-        FileFormatError: Names the file and the reason.
-    """
-    linked = recorded_files(properties, keys.WEIGHTS, WeightsFile)
-    written = recorded_files(properties, keys.DATA, DataFile)
-    for location in {**linked, **written}:
-        beside = WeightsBeside(folder, location, linked.get(location), written.get(location))
-        if beside.outside() or os.path.lexists(beside.path):
-            beside.check()
+    kinds = GenericAlias(dict, (str, kind))
+    found: dict[str, T] = decode_json(properties.get(key, "{}"), kind=kinds, damaged=f"the property {key} is damaged")
+    return found

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, MutableMapping, Sequence
 
 from modelexport.core.calls import CallTree
 from modelexport.core.json_decoding import decode_json
 from modelexport.core.owners import Evidence, Owner
-from modelexport.core.text import json_texts
 from modelexport.format import keys
 from modelexport.format.call_tree import parse_call
 
@@ -24,7 +24,7 @@ def write_tags(
     properties[keys.SOURCE_MODULE], properties[keys.CALL] = source_tags[0], addresses[0]
     properties[keys.EVIDENCE] = evidence.value
     if len(addresses) > 1:
-        properties[keys.HIERARCHY_TAGS], properties[keys.CALLS] = json_texts(source_tags), json_texts(addresses)
+        properties[keys.HIERARCHY_TAGS], properties[keys.CALLS] = json.dumps(source_tags), json.dumps(addresses)
     else:
         properties.pop(keys.HIERARCHY_TAGS, None)
         properties.pop(keys.CALLS, None)
@@ -36,9 +36,7 @@ def read_addresses(properties: Mapping[str, str]) -> list[str]:
     Raises:
         ValueError: The properties are damaged.
     """
-    if keys.CALLS in properties:
-        return decode_json(properties[keys.CALLS], kind=list[str])
-    return [properties[keys.CALL]] if keys.CALL in properties else []
+    return _several_or_one(properties, keys.CALLS, keys.CALL)
 
 
 def read_source_tags(properties: Mapping[str, str]) -> list[str]:
@@ -47,9 +45,13 @@ def read_source_tags(properties: Mapping[str, str]) -> list[str]:
     Raises:
         ValueError: The properties are damaged.
     """
-    if keys.HIERARCHY_TAGS in properties:
-        return decode_json(properties[keys.HIERARCHY_TAGS], kind=list[str])
-    return [properties[keys.SOURCE_MODULE]] if keys.SOURCE_MODULE in properties else []
+    return _several_or_one(properties, keys.HIERARCHY_TAGS, keys.SOURCE_MODULE)
+
+
+def _several_or_one(properties: Mapping[str, str], several: str, one: str) -> list[str]:
+    if several in properties:
+        return decode_json(properties[several], kind=list[str])
+    return [properties[one]] if one in properties else []
 
 
 class OwnerReader:
@@ -79,8 +81,6 @@ class OwnerReader:
                 raise ValueError(f"a node belongs to '{missing}', which is not a call of the model")
             self._known[said] = owner, owner.call.address
         owner, address = self._known[said]
-        one = keys.HIERARCHY_TAGS not in properties and keys.SOURCE_MODULE in properties
-        tags = 1 if one else len(read_source_tags(properties))
-        if tags != len(owner.calls) or properties[keys.CALL] != address:
+        if len(read_source_tags(properties)) != len(owner.calls) or properties[keys.CALL] != address:
             raise ValueError(f"the addresses and the tags of a node of '{owner.call}' do not match")
         return owner

@@ -31,6 +31,12 @@ def copy_of(original: Any) -> Any:
         ) from error
 
 
+def value_like(value: ir.Value, name: str | None = None, tensor: ir.TensorProtocol | None = None) -> ir.Value:
+    """A value of the same type and shape, with the same name if no other is given."""
+    shape = None if value.shape is None else value.shape.copy()
+    return ir.Value(name=value.name if name is None else name, type=value.type, shape=shape, const_value=tensor)
+
+
 def typed_as(shape: ir.Shape | None, type_: ir.TypeProtocol | None) -> tuple[ir.Shape | None, ir.TypeProtocol | None]:
     """The shape and the type of a value for another one, so that neither changes with the other."""
     fresh = None if shape is None else shape.copy(frozen=shape.frozen)

@@ -9,7 +9,6 @@ from typing import Any
 import onnx_ir as ir
 
 from modelexport.core.json_decoding import decode_json
-from modelexport.errors import FileFormatError
 from modelexport.format.keys import EXPOSED, OUTPUTS
 
 
@@ -35,10 +34,7 @@ def exposed_outputs(properties: Mapping[str, str]) -> list[str]:
     Raises:
         FileFormatError: The property is damaged.
     """
-    try:
-        return decode_json(properties.get(EXPOSED, "[]"), kind=list[str])
-    except ValueError as error:
-        raise FileFormatError(f"the property {EXPOSED} is damaged ({error}): export the file again") from error
+    return decode_json(properties.get(EXPOSED, "[]"), kind=list[str], damaged=f"the property {EXPOSED} is damaged")
 
 
 def requested_outputs(properties: Mapping[str, str], returned: Sequence[Any]) -> list[Any]:
@@ -52,10 +48,7 @@ def requested_outputs(properties: Mapping[str, str], returned: Sequence[Any]) ->
     """
     if OUTPUTS not in properties:
         return list(returned)
-    try:
-        flags = decode_json(properties[OUTPUTS], kind=list[bool])
-    except ValueError as error:
-        raise FileFormatError(f"the property {OUTPUTS} is damaged ({error}): export the file again") from error
+    flags = decode_json(properties[OUTPUTS], kind=list[bool], damaged=f"the property {OUTPUTS} is damaged")
     # Of another number of tensors nothing is known: then all of them are compared, and the difference shows.
     if len(flags) != len(returned):
         return list(returned)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 import onnx
@@ -101,8 +101,6 @@ def may_be(one: ir.Shape | None, other: ir.Shape | None) -> bool:
     """Whether two values may have the same shape: a dynamic or unknown size may be any number."""
     if one is None or other is None:
         return True
-    if one.dims == other.dims:  # as nearly always
-        return True
     return len(one) == len(other) and all(
         a == b or not isinstance(a, int) or not isinstance(b, int) for a, b in zip(one, other, strict=True)
     )
@@ -122,6 +120,19 @@ def values_taken(node: ir.Node) -> Iterator[ir.Value]:
         for inner in graph:
             yield from (value for value in values_taken(inner) if value.graph is not graph)
         yield from (value for value in graph.outputs if value.graph is not graph)
+
+
+def nodes_behind(values: Iterable[ir.Value]) -> Iterator[ir.Node]:
+    """The nodes that values depend on, each once, nearest first; those of nested graphs come with their nodes."""
+    pending = [producer for value in values if (producer := value.producer()) is not None]
+    seen = set(pending)
+    while pending:
+        node = pending.pop()
+        yield node
+        for value in values_taken(node):
+            if (producer := value.producer()) is not None and producer not in seen:
+                seen.add(producer)
+                pending.append(producer)
 
 
 def producers(node: ir.Node) -> Iterator[ir.Node]:

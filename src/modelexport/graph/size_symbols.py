@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 
 import onnx_ir as ir
 
@@ -16,31 +15,14 @@ SYMBOL = re.compile(r"[A-Za-z_]\w*")
 
 def put_size(size: str, symbols: Mapping[str, str]) -> int | str:
     """A size with its symbols replaced; an integer if no symbol is left."""
-    text = SYMBOL.sub(lambda found: symbols.get(found[0], found[0]), size)
+    text = symbols.get(size) or SYMBOL.sub(lambda found: symbols.get(found[0], found[0]), size)
     if text.isdigit():
         return int(text)
-    if SYMBOL.search(text) is None:
-        try:
-            return _number(ast.parse(text, mode="eval").body)
-        except (SyntaxError, ValueError, ZeroDivisionError):
-            return text
+    if SYMBOL.search(text) is None and "**" not in text:  # powers could fill the memory
+        with suppress(ValueError, TypeError, RecursionError):
+            number = ir.SymbolicDim(text).evaluate({})
+            return number if isinstance(number, int) else text
     return text
-
-
-_OPERATORS: Mapping[type, Callable[[int, int], int]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}  # fmt: skip
-
-
-def _number(part: ast.expr) -> int:
-    if isinstance(part, ast.Constant) and isinstance(part.value, int):
-        return part.value
-    if isinstance(part, ast.UnaryOp) and isinstance(part.op, ast.USub):
-        return -_number(part.operand)
-    if isinstance(part, ast.BinOp) and type(part.op) in _OPERATORS:
-        return _OPERATORS[type(part.op)](_number(part.left), _number(part.right))
-    raise ValueError(f"not a size: {ast.dump(part)}")
 
 
 def rename_sizes(model: ir.Model, symbols: Mapping[str, str]) -> None:

@@ -71,12 +71,8 @@ def take_snapshot(model: ir.Model) -> SourceGraph:
     constant = set(tensors)
     types: dict[str, tuple[ir.DataType | None, ir.Shape | None]] = {}
     for index, (scope, node) in enumerate(scoped_nodes(model)):
-        if scope:
-            taken = [None if value is None else f"{scope}{value.name}" for value in node.inputs]
-            outputs = [(f"{scope}{value.name}", value) for value in node.outputs if value.name]
-        else:
-            taken = [None if value is None else value.name for value in node.inputs]
-            outputs = [(value.name, value) for value in node.outputs if value.name]
+        taken = [None if value is None else f"{scope}{value.name}" for value in node.inputs]
+        outputs = [(f"{scope}{value.name}", value) for value in node.outputs if value.name]
         attributes = dict(node.attributes.data)
         made = tuple([name for name, _ in outputs])
         nodes.append(SourceNode(node.op_identifier(), tuple(taken), made, owner_of(node), attributes, node.name or ""))
@@ -84,12 +80,8 @@ def take_snapshot(model: ir.Model) -> SourceGraph:
         for name, value in outputs:
             producer[name] = index
             types[name] = value.dtype, value.shape
-        for used in taken:
-            if used not in constant and used is not None:
-                break
-        else:
-            if not nested_graphs(node):
-                constant.update(made)
+        if not nested_graphs(node) and constant.issuperset(used for used in taken if used is not None):
+            constant.update(made)
     inputs = tuple(value.name or "" for value in model.graph.inputs)
     return SourceGraph(tuple(nodes), producer, tensors, frozenset(constant), types, inputs)
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import onnx
 import onnx_ir as ir
 
@@ -19,7 +18,7 @@ from modelexport.core.json_decoding import decode_json
 from modelexport.core.results import Written
 from modelexport.core.tags import Tags
 from modelexport.core.version import __version__
-from modelexport.errors import FileFormatError, UsageError
+from modelexport.errors import UsageError
 from modelexport.files.atomic import check_writable, written_together
 from modelexport.files.given_models import as_path
 from modelexport.files.linked_weights import check_files
@@ -141,10 +140,8 @@ def _model_of(program: Any) -> ir.Model:
 def _adopt_tagged(path: Path, output: Path, keep_torch_metadata: bool) -> Adopted:
     """Adopt a file that has our tags: they are kept; a new node gets an owner if its neighbors agree."""
     tagged = read_tagged(path)
-    try:
-        earlier = decode_json(tagged.model.metadata_props.get(keys.ADOPTED, "{}"), kind=dict[CallSource, int])
-    except (msgspec.DecodeError, UnicodeError) as error:
-        raise FileFormatError(f"{path} has damaged tags ({error}): adopt the original again") from error
+    text, damaged = tagged.model.metadata_props.get(keys.ADOPTED, "{}"), f"{path} has damaged tags"
+    earlier = decode_json(text, kind=dict[CallSource, int], damaged=damaged, then="adopt the original again")
     sources = Counter(earlier)
     if not earlier:
         sources[CallSource.TAGS] = sum(owner_of(node) is not None for node in tagged.nodes)

@@ -2,7 +2,7 @@
 
 Less is known about such a file than about a graph that was changed in memory (:mod:`modelexport.lineage.derivation`):
 nodes are not marked, names have changed, attributes were rewritten. So a list of small matchers visits every node, each
-with one clue that tools leave: :data:`WALKS` is that list, and :mod:`modelexport.lineage.matching` has a file for each.
+with one clue that tools leave: :data:`WALKS` is that list, and :mod:`modelexport.lineage.matching` has them.
 They share one state, :class:`~modelexport.lineage.matching.state.Matching`. Then nodes get their owners:
 
 - a node that is matched with one source node, with the same operator and no nodes lost before it, has that node's
@@ -14,7 +14,6 @@ They share one state, :class:`~modelexport.lineage.matching.state.Matching`. The
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -26,15 +25,12 @@ from modelexport.core.owners import Owner
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import may_be
 from modelexport.graph.snapshot import SourceGraph, SourceNode
-from modelexport.lineage.matching.by_activation import match_by_activation
-from modelexport.lineage.matching.by_folding import match_by_folding
-from modelexport.lineage.matching.by_fusion import match_by_fusion
+from modelexport.lineage.matching.by_fusion import match_by_fusion, match_through_moves
+from modelexport.lineage.matching.by_lost_nodes import match_by_activation, match_by_folding, match_by_removal
 from modelexport.lineage.matching.by_name import match_by_derived_name, match_by_name, name_given_values
 from modelexport.lineage.matching.by_parameter import match_by_parameter
 from modelexport.lineage.matching.by_position import match_by_position
-from modelexport.lineage.matching.by_removal import match_by_removal
 from modelexport.lineage.matching.state import REGION, Matching
-from modelexport.lineage.matching.through_moves import match_through_moves
 from modelexport.lineage.ownership import LostCalls, infer_from_neighbours, place_new_nodes
 
 Matcher = Callable[[Matching, ir.Node], None]
@@ -48,17 +44,15 @@ class Walk:
     matchers: tuple[Matcher, ...]
     backwards: bool = False
     """Walk from the outputs to the inputs: for matchers that go from a node to its producers."""
-    settled: bool = True
-    """Also visit nodes that are their source nodes, with the same inputs."""
 
 
 WALKS = (
     Walk((match_by_name,)),
     Walk((match_by_derived_name,)),
     Walk((match_by_parameter,), backwards=True),
-    Walk((match_by_folding, match_by_removal), settled=False),
+    Walk((match_by_folding, match_by_removal)),
     Walk((match_by_activation,)),
-    Walk((match_by_position, match_by_fusion, match_through_moves), backwards=True, settled=False),
+    Walk((match_by_position, match_by_fusion, match_through_moves), backwards=True),
 )
 """The most reliable matchers come first: each uses the results of those before it."""
 
@@ -98,11 +92,8 @@ def trace_owners(source: SourceGraph, changed: ir.Model, walks: Sequence[Walk] =
     name_given_values(state)
     for walk in walks:
         nodes: Iterable[ir.Node] = reversed(state.nodes) if walk.backwards else state.nodes
-        if not walk.settled:
-            nodes = itertools.filterfalse(state.is_settled, nodes)  # asked at each visit
-        matchers = walk.matchers
         for node in nodes:
-            for matcher in matchers:
+            for matcher in walk.matchers:
                 matcher(state, node)
     several = _place_owners(state)
     common, total = _count_common(state)
@@ -112,11 +103,10 @@ def trace_owners(source: SourceGraph, changed: ir.Model, walks: Sequence[Walk] =
 def _place_owners(state: Matching) -> dict[ir.Node, Reason]:
     """Assign the owners of nodes; returns the nodes that have several owners and did not before."""
     lost = LostCalls(state.source, state.values, state.variants)
-    known: _Known = {}
     several: dict[ir.Node, Reason] = {}
     unowned: list[ir.Node] = []
     for node in state.nodes:
-        owner, reason = _owner(state, node, lost, known) if node in state.matches else (None, None)
+        owner, reason = _owner(state, node, lost) if node in state.matches else (None, None)
         set_owner(node, owner)
         if owner is None:
             unowned.append(node)
@@ -132,29 +122,11 @@ def _place_owners(state: Matching) -> dict[ir.Node, Reason]:
     return several
 
 
-_Known = dict[tuple[int, bool], tuple[Owner | None, Reason | None]]
-"""What decides on the owner of a node that replaces one source node and the lost ones before it, to that owner."""
-
-
-def _owner(state: Matching, node: ir.Node, lost: LostCalls, known: _Known) -> tuple[Owner | None, Reason | None]:
+def _owner(state: Matching, node: ir.Node, lost: LostCalls) -> tuple[Owner | None, Reason | None]:
     """The owner of a matched node, and why it has several."""
-    nodes, replaced = state.source.nodes, state.matches[node]
-    before = nodes[replaced[0]]
-    same = node not in state.approximate and node.op_identifier() == before.op
-    if same and len(replaced) == 1 and not lost.behind(before.inputs):  # as nearly always
-        return before.owner, None
-    if len(replaced) > 1:
-        replaces = [(nodes[index], not _takes_result(state, node, nodes[index])) for index in replaced]
-        return _owner_of(state, replaces, lost, same=same)
-    if _takes_result(state, node, before):  # it replaces no lost nodes
-        if same or before.owner is None:
-            return before.owner, None
-        return state.derived[before.owner.calls], "fused" if len(before.owner.calls) > 1 else None
-    key = replaced[0], same
-    found = known.get(key)
-    if found is None:
-        found = known[key] = _owner_of(state, [(before, True)], lost, same=same)
-    return found
+    replaced = [state.source.nodes[index] for index in state.matches[node]]
+    same = node not in state.approximate and node.op_identifier() == replaced[0].op
+    return _owner_of(state, [(before, not _takes_result(state, node, before)) for before in replaced], lost, same=same)
 
 
 def _owner_of(

@@ -143,7 +143,9 @@ class _Inheritance:
         if self.computed.recordable.get(name) and value.name == name and all(not plan.steps for plan in plans):
             origin = self.computed.transform(name)
             tensors = {key: self._entry(key) for key in origin.keys}
-            if value.const_value is not None and _same(_computed(origin, tensors), value.const_value):
+            if value.const_value is not None and _same(
+                ParameterPlan(list(origin.keys), list(origin.transform)).compute(tensors), value.const_value
+            ):
                 return origin
         return self._unrecorded(plans)
 
@@ -176,13 +178,8 @@ class _Inheritance:
         return list(found)
 
 
-def _groups(plans: Sequence[ParameterPlan]) -> list[tuple[str, ...]]:
-    """The names of each parameter, without duplicate parameters."""
-    return list(dict.fromkeys(group for plan in plans for group in plan.groups()))
-
-
 def _unrecorded(plans: Sequence[ParameterPlan]) -> Origin:
-    groups = _groups(plans)
+    groups = list(dict.fromkeys(group for plan in plans for group in plan.groups()))
     step = TransformStep(UNRECORDED, [keys[0] for keys in groups], domain=UNRECORDED_DOMAIN)
     return Origin(tuple(dict.fromkeys(key for keys in groups for key in keys)), (step,))
 
@@ -201,10 +198,6 @@ def _applied(steps: Sequence[TransformStep], array: np.ndarray) -> np.ndarray:
             with np.errstate(all="ignore"):
                 array = array.astype(ir.DataType(step.attributes["to"]).numpy())
     return array
-
-
-def _computed(origin: Origin, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
-    return ParameterPlan(list(origin.keys), list(origin.transform)).compute(tensors)
 
 
 def _same(array: np.ndarray, tensor: ir.TensorProtocol) -> bool:

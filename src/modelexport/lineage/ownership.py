@@ -42,19 +42,13 @@ class LostCalls:
         """
         calls: dict[ModuleCall, None] = {}
         for name in names:
-            if name is None:
+            if name is None or self._ends_at(name):
                 continue
-            for end in self._ends:
-                if name in end:  # as nearly always
-                    break
-            else:
-                if name not in self._source.producer:
-                    continue
-                if name not in self._found:
-                    self._search(name)
-                for owners in self._found[name]:
-                    if len(owners) == 1 or not any(call in own for call in owners):
-                        calls.update(dict.fromkeys(owners))
+            if name not in self._found:
+                self._search(name)
+            for owners in self._found[name]:
+                if len(owners) == 1 or not any(call in own for call in owners):
+                    calls.update(dict.fromkeys(owners))
         return calls
 
     def _ends_at(self, name: str) -> bool:

@@ -12,9 +12,9 @@ import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
 from modelexport.core.calls import ModuleCall
-from modelexport.core.garbage import NEVER, only_new_garbage
+from modelexport.core.garbage import only_new_garbage
 from modelexport.core.results import Written
-from modelexport.core.text import shortened
+from modelexport.core.text import root_cause, shortened
 from modelexport.errors import FileFormatError, UntaggedNodeError, UsageError
 from modelexport.files.atomic import check_writable, written_together
 from modelexport.files.given_models import Source, as_path
@@ -27,12 +27,11 @@ from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes, initializers, is_sorted, undefined_values
 from modelexport.graph.snapshot import take_snapshot
 from modelexport.lineage.descent import Descent, Reason, trace_owners
-from modelexport.lineage.inheritance import Inheritance, inherited
+from modelexport.lineage.inheritance import inherited
 from modelexport.tagged.documents.sidecar import descended_documents
 from modelexport.tagged.encodings.metadata import write_metadata
 from modelexport.tagged.encodings.unpacking import unpack_tags
 from modelexport.tagged.file import FileTags, TaggedFile, read_tagged
-from modelexport.weights.origins import Origin
 from modelexport.weights.transforms import state_dict_of
 
 RELATED = 0.4
@@ -87,7 +86,7 @@ class RetagReport(Written, msgspec.Struct, frozen=True, kw_only=True):
     """Whether local functions of the changed file were replaced by their bodies."""
 
 
-@only_new_garbage(NEVER)
+@only_new_garbage()
 def retag(changed: Source, *, source: Source, output: str | Path) -> RetagReport:
     """Restore the tags of a model that another tool changed.
 
@@ -155,10 +154,15 @@ def write_retagged(
         raise UntaggedNodeError(untagged)
     name_nodes_apart(model)
     inheritance = inherited(tagged.model, before, model, descent)
-    tags = FileTags(tagged)
-    entries = state_dict_of(tagged.model)
-    lost = _lost(inheritance, entries)
-    _write(model, tagged, tags, inheritance, entries, lost)
+    tags, entries = FileTags(tagged), state_dict_of(tagged.model)
+    there = {key for origin in inheritance.origins.values() for key in origin.keys}
+    lost = [key for key, entry in entries.items() if entry.used and key not in there]
+    for key, text in tagged.model.metadata_props.items():
+        if not key.startswith("modelexport.") or key in (keys.OUTPUTS, keys.EXPOSED, keys.REPLACED):
+            model.metadata_props.setdefault(key, text)
+    write_metadata(model, tags, inheritance.origins, entries)
+    if without := [*lost, *inheritance.shared]:
+        model.metadata_props[keys.LOST] = json.dumps(without)
     documents = descended_documents(
         tagged.path,
         tagged.hierarchy,
@@ -176,26 +180,12 @@ def write_retagged(
         for suffix, document in {**documents, **beside}.items():
             (staging / output.name).with_suffix(suffix).write_bytes(document)
         files = [str(output.parent / file.name) for file in sorted(staging.iterdir())]
-    return _report(output, files, tagged, model, coverage, descent, inheritance, lost, inlined=inlined)
-
-
-def _report(
-    output: Path,
-    files: list[str],
-    tagged: TaggedFile,
-    model: ir.Model,
-    coverage: documents.Coverage,
-    descent: Descent,
-    inheritance: Inheritance,
-    lost: list[str],
-    *,
-    inlined: bool,
-) -> RetagReport:
     several = [
         SeveralOwners(node.name or "", node.op_type, [str(call) for call in owner.calls], reason)
         for node, reason in descent.several.items()
         if (owner := owner_of(node)) is not None
     ]
+    left = _owners(all_nodes(model))
     return RetagReport(
         path=str(output),
         files=files,
@@ -204,34 +194,33 @@ def _report(
         values=descent.total,
         fused=[one for one in several if one.reason != "between"],
         unclear=[one for one in several if one.reason == "between"],
-        initializers=[UnclearInitializer(name, list(keys)) for name, keys in inheritance.unclear.items()],
-        unrecorded=sum(map(_is_unrecorded, inheritance.origins.values())),
+        initializers=[UnclearInitializer(name, list(entries)) for name, entries in inheritance.unclear.items()],
+        unrecorded=sum(
+            any(step.domain == keys.UNRECORDED_DOMAIN for step in origin.transform)
+            for origin in inheritance.origins.values()
+        ),
         lost=lost,
-        gone=_gone(tagged, model),
+        gone=[str(call) for call in _owners(tagged.nodes) if call not in left],
         inlined=inlined,
     )
 
 
-def _is_unrecorded(origin: Origin) -> bool:
-    return bool(origin.transform) and any(step.domain == keys.UNRECORDED_DOMAIN for step in origin.transform)
-
-
 def _flat(path: Path, tagged: TaggedFile) -> tuple[ir.Model, bool]:
     """The changed model, with local functions inlined and without tags that the tool kept."""
-    model = _read(path)
+    model = load_onnx(path, ours=False)  # properties that the tool kept may no longer hold
     inlined = bool(model.functions)
     if inlined and tagged.encoding == "functions":
         try:  # a tool that kept the functions may have kept their records of the names in the flat graph
             model.metadata_props.setdefault(keys.ENCODING, tagged.encoding)
             unpack_tags(model, tagged.calls, tagged.tags)
         except (LookupError, ValueError, TypeError, AttributeError, RecursionError):
-            model = _read(path)
+            model = load_onnx(path, ours=False)
     if model.functions:
         _forget_names(model)
         try:
             passes.InlinePass()(model)
         except (ValueError, LookupError, ir.passes.PassError) as error:
-            raise FileFormatError(f"the functions of {path} cannot be inlined: {_cause(error)}") from error
+            raise FileFormatError(f"the functions of {path} cannot be inlined: {root_cause(error)[:300]}") from error
         passes.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]  # onnx_ir has no annotation here
         passes.RemoveUnusedOpsetsPass()(model)
     try:
@@ -256,15 +245,6 @@ def forget_tags(model: ir.Model) -> None:
     for store in (model.metadata_props, *stores):
         for key in [key for key in store if key.startswith("modelexport.")]:
             del store[key]
-
-
-def _cause(error: BaseException) -> str:
-    return " ".join(str(error.__cause__ or error).split())[:300]
-
-
-def _read(path: Path) -> ir.Model:
-    """Read a file that a tool wrote: our properties that the tool kept may no longer hold for it."""
-    return load_onnx(path, ours=False)
 
 
 def _forget_names(model: ir.Model) -> None:
@@ -312,35 +292,6 @@ def _check_related(changed: Path, tagged: TaggedFile, descent: Descent) -> None:
             f"{changed} was not made from {tagged.path}: {count} come from there; give the tagged file "
             "that the tool read, and let the tool keep the names of values"
         )
-
-
-def _write(
-    model: ir.Model,
-    tagged: TaggedFile,
-    tags: FileTags,
-    inheritance: Inheritance,
-    entries: Mapping[str, documents.StateDictEntry],
-    lost: list[str],
-) -> None:
-    """Write the metadata of a tagged file into the model, in place."""
-    for key, text in tagged.model.metadata_props.items():
-        if not key.startswith("modelexport.") or key in (keys.OUTPUTS, keys.EXPOSED, keys.REPLACED):
-            model.metadata_props.setdefault(key, text)
-    write_metadata(model, tags, inheritance.origins, entries)
-    if without := [*lost, *inheritance.shared]:
-        model.metadata_props[keys.LOST] = json.dumps(without)
-
-
-def _lost(inheritance: Inheritance, entries: Mapping[str, documents.StateDictEntry]) -> list[str]:
-    """The entries that the tagged file uses, and that no initializer comes from any more."""
-    there = {key for origin in inheritance.origins.values() for key in origin.keys}
-    return [key for key, entry in entries.items() if entry.used and key not in there]
-
-
-def _gone(tagged: TaggedFile, model: ir.Model) -> list[str]:
-    """The calls that had nodes of their own and no longer have any."""
-    left = _owners(all_nodes(model))
-    return [str(call) for call in _owners(tagged.nodes) if call not in left]
 
 
 def _owners(nodes: Iterable[ir.Node]) -> dict[ModuleCall, None]:

@@ -174,18 +174,6 @@ def _quantize_4bit(source: Path, target: Path, inputs: Inputs) -> None:
     quantizer.model.save_model_to_file(str(target), use_external_data_format=_external(source))
 
 
-def _float16(source: Path, target: Path, inputs: Inputs) -> None:
-    from onnxruntime.transformers.float16 import convert_float_to_float16
-
-    _save(convert_float_to_float16(onnx.load(source), keep_io_types=True), source, target)
-
-
-def _onnxslim(source: Path, target: Path, inputs: Inputs) -> None:
-    import onnxslim
-
-    _save(onnxslim.slim(onnx.load(source)), source, target)
-
-
 def _onnxsim(source: Path, target: Path, inputs: Inputs) -> None:
     import onnxsim
 
@@ -195,22 +183,13 @@ def _onnxsim(source: Path, target: Path, inputs: Inputs) -> None:
     _save(model, source, target)
 
 
-def _version_converter(source: Path, target: Path, inputs: Inputs) -> None:
-    from onnx import version_converter
+def _proto(module: str, function: str, *more: Any, **options: Any) -> Callable[[Path, Path, Inputs], None]:
+    """A tool that is a function of a model's message."""
 
-    _save(version_converter.convert_version(onnx.load(source), NEWEST_OPSET), source, target)
+    def run(source: Path, target: Path, inputs: Inputs) -> None:
+        _save(getattr(importlib.import_module(module), function)(onnx.load(source), *more, **options), source, target)
 
-
-def _onnxscript(source: Path, target: Path, inputs: Inputs) -> None:
-    from onnxscript import optimizer
-
-    _save(optimizer.optimize(onnx.load(source)), source, target)
-
-
-def _inliner(source: Path, target: Path, inputs: Inputs) -> None:
-    from onnx import inliner
-
-    _save(inliner.inline_local_functions(onnx.load(source)), source, target)
+    return run
 
 
 def _external(source: Path) -> bool:
@@ -236,10 +215,16 @@ TOOLS: Mapping[str, Tool] = {
     "quantize-qdq": Tool(_quantize_static("QDQ"), "int8, QuantizeLinear and DequantizeLinear around operators"),
     "quantize-qoperator": Tool(_quantize_static("QOperator"), "int8, quantized operators"),
     "quantize-4bit": Tool(_quantize_4bit, "4-bit weights of MatMul (MatMulNBits)"),
-    "float16": Tool(_float16, "half precision, inputs and outputs unchanged"),
-    "onnxslim": Tool(_onnxslim, "OnnxSlim", "onnxslim", "onnxslim"),
+    "float16": Tool(
+        _proto("onnxruntime.transformers.float16", "convert_float_to_float16", keep_io_types=True),
+        "half precision, inputs and outputs unchanged",
+    ),
+    "onnxslim": Tool(_proto("onnxslim", "slim"), "OnnxSlim", "onnxslim", "onnxslim"),
     "onnxsim": Tool(_onnxsim, "ONNX Simplifier", "onnxsim", "onnxsim"),
-    "version-converter": Tool(_version_converter, f"onnx.version_converter, to opset {NEWEST_OPSET}"),
-    "onnxscript": Tool(_onnxscript, "onnxscript.optimizer"),
-    "inliner": Tool(_inliner, "onnx.inliner"),
+    "version-converter": Tool(
+        _proto("onnx.version_converter", "convert_version", NEWEST_OPSET),
+        f"onnx.version_converter, to opset {NEWEST_OPSET}",
+    ),
+    "onnxscript": Tool(_proto("onnxscript.optimizer", "optimize"), "onnxscript.optimizer"),
+    "inliner": Tool(_proto("onnx.inliner", "inline_local_functions"), "onnx.inliner"),
 }

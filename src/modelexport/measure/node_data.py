@@ -14,7 +14,7 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.errors import UsageError
-from modelexport.files.atomic import check_writable, written_together
+from modelexport.files.atomic import write_alone
 from modelexport.measure.table import Table
 from modelexport.tagged.file import TaggedFile
 
@@ -58,10 +58,7 @@ def write_node_data(table: Table, path: Path, *, column: str) -> None:
         OutputError: The file cannot be written. What was there before is still there.
         UsageError: There is no such column, its figures are formulas, or no node of the file has one.
     """
-    check_writable(path, alone=True)
-    document = node_data_document(table, column)
-    with written_together(path.parent) as staging:
-        (staging / path.name).write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1))
+    write_alone(path, msgspec.json.format(msgspec.json.encode(node_data_document(table, column)), indent=1))
 
 
 def node_data_document(table: Table, name: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ size. Its content security policy forbids requests.
 
 from __future__ import annotations
 
+import dataclasses
 import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import msgspec
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.tags import class_in_tag
-from modelexport.files.atomic import check_writable, written_together
+from modelexport.files.atomic import write_alone
 from modelexport.measure.columns import Column, Figure, Kind
 from modelexport.measure.table import Table, share_out
 
@@ -46,9 +47,7 @@ def write_page(path: Path, *pages: Page) -> None:
     Raises:
         OutputError: The file cannot be written. An existing file of that name is unchanged.
     """
-    check_writable(path, alone=True)
-    with written_together(path.parent) as staging:
-        (staging / path.name).write_text(format_page(*pages), encoding="utf-8")
+    write_alone(path, format_page(*pages).encode())
 
 
 def format_page(*pages: Page) -> str:
@@ -74,18 +73,7 @@ def _data(page: Page) -> dict[str, Any]:
         "part": page.part,
         "against": page.against,
         "main": page.main,
-        "columns": [
-            {
-                "name": column.name,
-                "unit": column.unit,
-                "kind": column.kind.value,
-                "scale": column.scale,
-                "of": column.of,
-                "share": column.share,
-                "hidden": column.hidden,
-            }
-            for column in table.columns
-        ],
+        "columns": [dataclasses.asdict(column) for column in table.columns],
         "rows": _rows(table),
         "operators": operators,
         "nodes": nodes,
@@ -102,8 +90,9 @@ def _data(page: Page) -> dict[str, Any]:
 def _rows(table: Table) -> list[list[Any]]:
     """A row for each call: the number of its parent, its names, its own figures, and totals that are not sums."""
     given = [column for column in table.columns if column.kind is Kind.SPREAD]
+    symbolic = any(hasattr(figure, "free_symbols") for figure in table.whole.values())
     numbers = {traced.call: index for index, traced in enumerate(table.calls)}
-    totals = {row.calls[0]: row for row in table.rows()} if given or _symbolic(table) else {}
+    totals = {row.calls[0]: row for row in table.rows()} if given or symbolic else {}
     rows = []
     for traced in table.calls:
         call, parent = traced.call, traced.parent
@@ -135,10 +124,6 @@ def _nodes(table: Table) -> tuple[list[str], list[list[Any]]]:
             listed = [_plain(column, parts[column.name]) for column in table.columns]
             nodes.append([node.name, index, [numbers[call] for call in node.calls], listed])
     return list(operators), nodes
-
-
-def _symbolic(table: Table) -> bool:
-    return any(hasattr(figure, "free_symbols") for figure in table.whole.values())
 
 
 def _first(column: Column, figures: Mapping[str, Figure], count: int) -> Figure | None:

@@ -100,13 +100,19 @@ def time_runs(
 ) -> list[int]:
     """Nanoseconds of each run without profiling."""
     session = open_file(path, session_options(level, provider), provider)
-    names = [output.name for output in session.get_outputs()]
-    feeds = dict(inputs)
-    run_session(session, feeds)
-    for _ in range(max(warmup - 1, 0)):
-        session.run(names, feeds)
-    taken = []
-    for _ in range(runs):
+    return _taken(session, inputs, max(warmup, 1) + runs)[max(warmup, 1) :]
+
+
+def _taken(session: onnxruntime.InferenceSession, inputs: Mapping[str, Any], runs: int) -> list[int]:
+    """Nanoseconds of each of several runs.
+
+    Raises:
+        UsageError: The inputs do not fit, or a node fails.
+    """
+    names, feeds = [output.name for output in session.get_outputs()], dict(inputs)
+    run_session(session, feeds)  # in a thread, so that signals are handled; it is counted as a run
+    taken = [0]
+    for _ in range(runs - 1):
         began = time.perf_counter_ns()
         session.run(names, feeds)
         taken.append(time.perf_counter_ns() - began)
@@ -155,12 +161,8 @@ def _profiled(
     options.enable_profiling = True
     options.profile_file_prefix = str(prefix)
     session = open_file(path, options, provider)
-    names = [output.name for output in session.get_outputs()]
-    feeds = dict(inputs)
     try:
-        run_session(session, feeds)
-        for _ in range(runs - 1):
-            session.run(names, feeds)
+        _taken(session, inputs, runs)
     finally:
         written = session.end_profiling()
     data = Path(written).read_bytes()
@@ -191,36 +193,30 @@ def _profiler_time(runs: Sequence[Sequence[_Event]]) -> int:
 def _by_run(runs: Sequence[Sequence[_Event]], profiler: int) -> dict[Kernel, list[int]]:
     kernels: dict[Kernel, list[int]] = {}
     for number, run in enumerate(runs):
-        for event, own, _ in _nested(run[:-1]):
+        for event, own in _nested(run[:-1]):
             taken = kernels.setdefault(_kernel(event), [0] * len(runs))
             taken[number] += max(own * 1000 - profiler, 0)
     return kernels
 
 
-def _nested(events: Sequence[_Event]) -> Iterator[tuple[_Event, int, int]]:
-    """Each event, its duration without the events inside it, and its nesting depth: nodes may have nested graphs."""
+def _nested(events: Sequence[_Event]) -> Iterator[tuple[_Event, int]]:
+    """Each event, and its duration without the events inside it: nodes may have nested graphs."""
     order = sorted(range(len(events)), key=lambda index: (events[index].ts, -events[index].dur, -index))
     own = [event.dur for event in events]
-    depth = [0] * len(events)
     running: list[int] = []
     for index in order:
         event = events[index]
         while running and events[running[-1]].ts + events[running[-1]].dur <= event.ts:
             running.pop()
         # Only nodes with nested graphs contain others; consecutive events may touch.
-        if running and _inside(event, events[running[-1]]):
+        if running and event.ts + event.dur <= events[running[-1]].ts + events[running[-1]].dur:
             own[running[-1]] -= event.dur
-            depth[index] = depth[running[-1]] + 1
         if event.args.op_name in _HOLD_GRAPHS:
             running.append(index)
-    return ((event, max(own[index], 0), depth[index]) for index, event in enumerate(events))
+    return ((event, max(own[index], 0)) for index, event in enumerate(events))
 
 
 _HOLD_GRAPHS = ("If", "Loop", "Scan", "SequenceMap", "BeamSearch", "GreedySearch", "Sampling")
-
-
-def _inside(event: _Event, other: _Event) -> bool:
-    return event.ts >= other.ts and event.ts + event.dur <= other.ts + other.dur
 
 
 def _kernel(event: _Event) -> Kernel:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +25,6 @@ from modelexport.graph.nodes import all_nodes
 from modelexport.graph.snapshot import take_snapshot
 from modelexport.lineage.descent import trace_owners
 from modelexport.measure import columns
-from modelexport.measure.columns import Column
 from modelexport.measure.costs import read_one
 from modelexport.measure.node_data import Place, explorer_places
 from modelexport.measure.page import Page, embedded_page
@@ -151,7 +150,16 @@ def profile(
         attributed=_total(node for node in kernels if node.calls) / taken if taken else 1.0,
     )
     kernels.append(NodeFigures(SESSION, "", (), {columns.SECONDS.name: whole - taken}))
-    return ModuleProfile(_table(tagged, kernels, facts, memory=bool(measured.memory)), facts, feeds)
+    shown = columns.SECONDS, columns.NODE_SECONDS, columns.SHARE, columns.SPREAD
+    table = Table(
+        calls=tagged.calls,
+        tags=tagged.tags,
+        columns=(*shown, columns.PEAK_BYTES) if measured.memory else shown,
+        nodes=tuple(kernels),
+        name=tagged.path.name,
+        notes=tuple(_notes(facts)),
+    )
+    return ModuleProfile(table, facts, feeds)
 
 
 def _total(nodes: Iterable[NodeFigures]) -> int:
@@ -179,18 +187,6 @@ def _within(nodes: list[NodeFigures], whole: int) -> tuple[list[NodeFigures], fl
         )
         for node in nodes
     ], whole / taken
-
-
-def _table(tagged: TaggedFile, nodes: Sequence[NodeFigures], facts: RunFacts, *, memory: bool) -> Table:
-    shown: tuple[Column, ...] = (columns.SECONDS, columns.NODE_SECONDS, columns.SHARE, columns.SPREAD)
-    return Table(
-        calls=tagged.calls,
-        tags=tagged.tags,
-        columns=(*shown, columns.PEAK_BYTES) if memory else shown,
-        nodes=tuple(nodes),
-        name=tagged.path.name,
-        notes=tuple(_notes(facts)),
-    )
 
 
 @contextmanager
@@ -221,7 +217,8 @@ def _joined(tagged: TaggedFile, optimized: ir.Model, measured: Profile) -> list[
         for position, kernel in enumerate(same):
             made_by = nodes[min(position, len(nodes) - 1)] if nodes else None
             taken = measured.kernels[kernel]
-            figures = _seconds(taken)
+            median = round(statistics.median(taken))
+            figures = {columns.SECONDS.name: median, columns.NODE_SECONDS.name: median}
             if (used := measured.memory.get(Kernel(kernel.name, kernel.op_type, ""))) is not None:
                 figures[columns.PEAK_BYTES.name] = used
             owner = owner_of(made_by) if made_by is not None else None
@@ -251,10 +248,6 @@ def _place(places: Mapping[str, Place], node: ir.Node) -> Place:
             seen.update(following)
             pending.extend(following)
     return "", ""
-
-
-def _seconds(taken: Sequence[int]) -> dict[str, int]:
-    return dict.fromkeys((columns.SECONDS.name, columns.NODE_SECONDS.name), round(statistics.median(taken)))
 
 
 def _notes(facts: RunFacts) -> list[str]:

@@ -17,8 +17,9 @@ from modelexport.core.limits import INPUT_BYTES, RANDOM_ELEMENTS, SETTINGS_BYTES
 from modelexport.errors import FileFormatError, InputsError
 from modelexport.files.regular_files import open_regular, read_regular
 from modelexport.files.safetensors_files import read_header
+from modelexport.graph.copies import value_like
 from modelexport.graph.nodes import required_inputs
-from modelexport.graph.size_symbols import SYMBOL, put_size
+from modelexport.graph.size_symbols import SYMBOL, rename_sizes
 from modelexport.measure.profiled_runs import open_file, session_options
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.tagged.file import TaggedFile
@@ -91,25 +92,9 @@ def _sized(model: ir.Model, sizes: Mapping[str, int]) -> ir.Model:
     symbols = {symbol for text in texts for symbol in SYMBOL.findall(text)} | set(texts)
     if unknown := sorted(set(sizes) - symbols):
         raise InputsError(f"no dynamic axis is named {', '.join(unknown)}: there are {', '.join(sorted(symbols))}")
-    inputs = [
-        ir.Value(
-            name=value.name,
-            type=value.type,
-            shape=ir.Shape([_size(size, sizes) for size in value.shape]) if value.shape is not None else None,
-        )
-        for value in required_inputs(model)
-    ]
-    return ir.Model(ir.Graph(inputs, [], nodes=[]), ir_version=10)
-
-
-def _size(size: int | ir.SymbolicDim, sizes: Mapping[str, int]) -> int | ir.SymbolicDim:
-    if isinstance(size, int):
-        return size
-    text = str(size.value)
-    if text in sizes:
-        return sizes[text]
-    left = put_size(text, {name: str(number) for name, number in sizes.items()})
-    return left if isinstance(left, int) else ir.SymbolicDim(left)
+    sized = ir.Model(ir.Graph(list(map(value_like, required_inputs(model))), [], nodes=[]), ir_version=10)
+    rename_sizes(sized, {name: str(number) for name, number in sizes.items()})
+    return sized
 
 
 def read_feeds(path: Path, seed: int) -> dict[str, Any]:

@@ -145,7 +145,7 @@ class Table:
                     depth=self.calls[first].depth if by != "class" else 0,
                     calls=tuple(calls),
                     own=self._figures(calls),
-                    total=self._figures(self._inside_all(calls)),
+                    total=self._figures({each for call in calls for each in self.calls.inside(call)}),
                 )
             )
         return rows
@@ -209,33 +209,6 @@ class Table:
         for call, figure in self.direct.get(column.name, {}).items():
             own.setdefault(call, []).append(figure)
         return {call: _joined(column, figures) for call, figures in own.items()}
-
-    @cached_property
-    def _depth_first(self) -> tuple[list[ModuleCall], dict[ModuleCall, tuple[int, int]]]:
-        """The calls in depth-first order, and the range of each call with the calls inside it."""
-        order: list[ModuleCall] = []
-        ranges: dict[ModuleCall, tuple[int, int]] = {}
-        pending = [(traced.call, False) for traced in reversed(self.calls.calls) if traced.parent is None]
-        while pending:
-            call, done = pending.pop()
-            if done:
-                ranges[call] = (ranges[call][0], len(order))
-                continue
-            ranges[call] = (len(order), len(order))
-            order.append(call)
-            pending.append((call, True))
-            pending.extend((child, False) for child in reversed(self.calls.children[call]))
-        return order, ranges
-
-    def _inside_all(self, calls: Collection[ModuleCall]) -> Sequence[ModuleCall]:
-        """Calls and all calls inside them, each once."""
-        order, ranges = self._depth_first
-        found: list[ModuleCall] = []
-        end = 0
-        for first, last in sorted(ranges[call] for call in calls):
-            found.extend(order[max(first, end) : last])
-            end = max(end, last)
-        return found
 
     def _figures(self, calls: Collection[ModuleCall]) -> dict[str, Figure]:
         """The figures of some calls together."""

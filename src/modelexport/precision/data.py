@@ -129,7 +129,7 @@ def _objects(path: Path, model: ir.Model, beside: Path) -> Iterator[Feeds]:
                 yield from _texts([str(described["text"])], path, model, beside)
                 continue
             arrays = {name: np.asarray(value) for name, value in described.items()}
-        except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as error:
+        except ValueError as error:
             reason = " ".join(str(error).split())[:200]
             raise FileFormatError(f"line {number} of {path} is not an object of inputs by name ({reason})") from error
         yield arrays
@@ -239,7 +239,5 @@ def _processor(beside: Path) -> _Processor:
     file = beside / PROCESSOR
     if not file.is_file():
         return _Processor()
-    try:
-        return decode_json(read_regular(file, SETTINGS_BYTES), kind=_Processor)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise FileFormatError(f"{file} is not the settings of an image processor ({error})") from error
+    content, told = read_regular(file, SETTINGS_BYTES), f"{file} is not the settings of an image processor"
+    return decode_json(content, kind=_Processor, damaged=told, then="copy it again, or remove it")

@@ -147,39 +147,35 @@ def _quiet() -> Iterator[None]:
 
 
 def _dynamic(model: onnx.ModelProto, method: Method, ranges: Path | None) -> onnx.ModelProto:
-    from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnxruntime.quantization import quantize_dynamic
 
-    with tempfile.TemporaryDirectory(prefix="modelexport-") as folder:
-        file = Path(folder) / "model.onnx"
-        quantize_dynamic(
-            model,
-            file,
-            per_channel=method.option("per_channel"),
-            reduce_range=method.option("reduce_range"),
-            weight_type=QuantType.QInt8,
-        )
-        return onnx.load(file)
+    return _written(lambda file: quantize_dynamic(model, file, **_int8(method)))
 
 
 def _static(model: onnx.ModelProto, method: Method, ranges: Path | None) -> onnx.ModelProto:
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
     operators = method.option("operators")
+    how = {
+        "quant_format": QuantFormat.QDQ,
+        "op_types_to_quantize": None if operators == "all" else operators.split("+"),
+        "activation_type": QuantType.QUInt8,
+        "calibration_cache_path": ranges,
+    }
+    return _written(lambda file: quantize_static(model, file, None, **_int8(method), **how))
+
+
+def _int8(method: Method) -> dict[str, Any]:
+    from onnxruntime.quantization import QuantType
+
+    return {"weight_type": QuantType.QInt8} | {name: method.option(name) for name in ("per_channel", "reduce_range")}
+
+
+def _written(run: Callable[[Path], None]) -> onnx.ModelProto:
+    """What a quantizer writes to a file."""
     with tempfile.TemporaryDirectory(prefix="modelexport-") as folder:
-        file = Path(folder) / "model.onnx"
-        quantize_static(
-            model,
-            file,
-            None,
-            quant_format=QuantFormat.QDQ,
-            op_types_to_quantize=None if operators == "all" else operators.split("+"),
-            per_channel=method.option("per_channel"),
-            reduce_range=method.option("reduce_range"),
-            activation_type=QuantType.QUInt8,
-            weight_type=QuantType.QInt8,
-            calibration_cache_path=ranges,
-        )
-        return onnx.load(file)
+        run(Path(folder) / "model.onnx")
+        return onnx.load(Path(folder) / "model.onnx")
 
 
 def _blockwise(bits: int) -> Callable[[onnx.ModelProto, Method, Path | None], onnx.ModelProto]:

@@ -16,7 +16,9 @@ from modelexport.core.owners import Evidence, Owner
 from modelexport.errors import UsageError
 from modelexport.files.onnx_models import inside_file
 from modelexport.files.protos import to_proto
+from modelexport.graph.copies import copy_of, value_like
 from modelexport.graph.initializers import bind_tensors, share_tensor
+from modelexport.graph.names import free_name
 from modelexport.graph.node_owners import owner_of, set_owner
 
 
@@ -26,36 +28,16 @@ def cut_piece(model: ir.Model, nodes: Sequence[ir.Node]) -> onnx.ModelProto:
     Its inputs are the values that the nodes take from others, its outputs the values that others take from them; every
     value keeps its name. A weight that the graph transposes is in it as transposed: quantizers look for initializers.
     """
-    values: dict[ir.Value, ir.Value] = {}
-    inputs: list[ir.Value] = []
-    held: list[ir.Value] = []
     own = set(nodes)
-    for node in nodes:
-        for value in node.inputs:
-            if value is None or value in values or value.producer() in own:
-                continue
-            values[value] = copied = _copied(value)
-            if weight_behind(value) is not None:
-                bind_tensors({copied: _tensor(value)})
-                held.append(copied)
-            else:
-                inputs.append(copied)
-    for node in nodes:
-        values.update((value, _copied(value)) for value in node.outputs)
-    copies = [
-        ir.Node(
-            node.domain,
-            node.op_type,
-            [None if value is None else values[value] for value in node.inputs],
-            [ir.Attr(attr.name, attr.type, attr.value) for attr in node.attributes.values()],
-            overload=node.overload,
-            outputs=[values[value] for value in node.outputs],
-            name=node.name,
-        )
-        for node in nodes
-    ]
-    outputs = [values[value] for value in outputs_of(nodes)]
-    graph = ir.Graph(inputs, outputs, nodes=copies, initializers=held, opset_imports=dict(model.opset_imports))
+    inputs = (value for node in nodes for value in node.inputs)
+    taken = list(dict.fromkeys(value for value in inputs if value is not None and value.producer() not in own))
+    view = ir.GraphView(taken, outputs_of(nodes), nodes=nodes, opset_imports=model.opset_imports)
+    graph = copy_of(view)
+    for value, copied in zip(taken, list(graph.inputs), strict=True):
+        if weight_behind(value) is not None:
+            graph.inputs.remove(copied)
+            bind_tensors({copied: _tensor(value)})
+            graph.register_initializer(copied)
     return to_proto(ir.Model(graph, ir_version=model.ir_version), {})
 
 
@@ -120,7 +102,7 @@ class Pieces:
             if before is not None and _equal(before.const_value, value.const_value):
                 values[value] = before
             else:
-                values[value] = created = _copied(value)
+                values[value] = created = value_like(value)
                 share_tensor(created, value)
                 fresh.append(created)
         owners = _owners(piece, nodes)
@@ -137,14 +119,14 @@ class Pieces:
                     set_owner(twin, _together([owner_of(twin), owners[node]]))
                 values.update(zip(node.outputs, twin.outputs, strict=True))
                 continue
-            results = [_copied(value) for value in node.outputs]
+            results = [value_like(value) for value in node.outputs]
             for value in results:
                 while value.name in there:
                     value.name = f"{value.name}_again"
                 there[value.name] = value
             values.update(zip(node.outputs, results, strict=True))
             attributes = list(node.attributes.values())
-            name = self._fresh(node.name)
+            name = free_name(node.name or "quantized", self._names)
             made.append(ir.Node(node.domain, node.op_type, inputs, attributes, outputs=results, name=name))
             set_owner(made[-1], owners[node])
         self._new.update(made)
@@ -172,16 +154,6 @@ class Pieces:
         self._model.graph.remove(producer, safe=True)
         assert source is not None
         self._drop(source)
-
-    def _fresh(self, name: str | None) -> str:
-        """A name that no node has: kept nodes keep theirs."""
-        name = stem = name or "quantized"
-        number = 1
-        while name in self._names:
-            number += 1
-            name = f"{stem}_{number}"
-        self._names.add(name)
-        return name
 
 
 def import_operators(model: ir.Model, piece: ir.Model) -> None:
@@ -221,10 +193,6 @@ def _together(owners: Sequence[Owner | None]) -> Owner | None:
     """All calls of some owners, derived."""
     calls = dict.fromkeys(call for owner in owners if owner is not None for call in owner.calls)
     return Owner(tuple(calls), Evidence.DERIVED) if calls else None
-
-
-def _copied(value: ir.Value) -> ir.Value:
-    return ir.Value(name=value.name, type=value.type, shape=value.shape)
 
 
 def _equal(one: ir.TensorProtocol | None, other: ir.TensorProtocol | None) -> bool:

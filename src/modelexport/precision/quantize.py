@@ -38,8 +38,6 @@ RECIPE_SUFFIX = ".recipe.yaml"
 
 Feeds = Sequence[Mapping[str, Any]]
 """Inputs of a file, one mapping of names to arrays a run."""
-Made = dict[tuple[Method, tuple[str, ...]], onnx.ModelProto]
-"""Methods and names of nodes to the pieces that came out; for callers that quantize one model often."""
 
 
 class QuantizeResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,15 +175,12 @@ def infer_types(model: ir.Model) -> None:
                 value.shape = ir.Shape(found.shape) if value.shape is None else value.shape
 
 
-def quantize_model(
-    model: ir.Model, assignment: Assignment, *, ranges: Path | None = None, made: Made | None = None
-) -> ir.Model:
+def quantize_model(model: ir.Model, assignment: Assignment, *, ranges: Path | None = None) -> ir.Model:
     """A copy of a model in memory, quantized; its nodes have owners.
 
     Args:
         model: A model without local functions, whose nodes have unique names.
         ranges: What :func:`calibrate` measured, for methods that need it.
-        made: Pieces that were made before are taken from here, and new ones are put here.
 
     Raises:
         UsageError: A library fails.
@@ -193,13 +188,7 @@ def quantize_model(
     copy = copy_of(model)
     pieces = Pieces(copy)
     for method, nodes in _parts(copy, assignment):
-        key = method, tuple(node.name or "" for node in nodes)
-        changed = made.get(key) if made is not None else None
-        if changed is None:
-            changed = apply_method(cut_piece(copy, nodes), method, ranges)
-            if made is not None:
-                made[key] = changed
-        pieces.put(nodes, changed)
+        pieces.put(nodes, apply_method(cut_piece(copy, nodes), method, ranges))
     copy.graph.sort()
     return copy
 

@@ -7,7 +7,7 @@ built once, and what another choice costs is a run.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,9 @@ import onnx_ir as ir
 
 from modelexport.core.text import nearest
 from modelexport.errors import UsageError
-from modelexport.graph.copies import copy_of
-from modelexport.graph.initializers import share_tensor
+from modelexport.graph.copies import copy_of, value_like
 from modelexport.graph.node_owners import owner_of
-from modelexport.graph.nodes import all_nodes, nested_graphs
+from modelexport.graph.nodes import all_nodes, nested_graphs, nodes_behind
 from modelexport.precision.groups import find_groups, weighted_nodes
 from modelexport.precision.methods import Method, apply_method
 from modelexport.precision.pieces import cut_piece, import_operators, weight_behind
@@ -105,7 +104,7 @@ class Switched:
         self.added: dict[tuple[int, Method], int] = {}
         """Units and methods to the bytes of weights that come with the method, or go (negative)."""
         weighted, nodes = weighted_nodes(model), {node.name: node for node in model.graph}
-        used = set(_before(model.graph.outputs))
+        used = set(nodes_behind(model.graph.outputs))
         users = _users(model)
         for index, unit in enumerate(units):
             held: dict[Method | None, dict[str | None, int]] = defaultdict(dict)
@@ -160,18 +159,6 @@ def _only_output(model: ir.Model, name: str | None) -> str:
     return chosen.name or ""
 
 
-def _before(values: Iterable[ir.Value | None]) -> Iterator[ir.Node]:
-    """The nodes that values depend on."""
-    pending, seen = list(values), set[ir.Node]()
-    while pending:
-        value = pending.pop()
-        node = value.producer() if value is not None else None
-        if node is not None and node not in seen:
-            seen.add(node)
-            yield node
-            pending += [*node.inputs, *(v for g in nested_graphs(node) for n in g for v in n.inputs)]
-
-
 def _users(model: ir.Model) -> dict[str | None, set[str | None]]:
     """Names of weights to those of the nodes that read them, as they are or transposed."""
     found: dict[str | None, set[str | None]] = defaultdict(set)
@@ -190,10 +177,8 @@ def _sizes(weights: Iterable[ir.Value]) -> dict[str | None, int]:
 def _put(graph: ir.Graph, node: ir.Node, branches: Sequence[tuple[str, ir.Model]]) -> None:
     """Replace a node by a choice between itself and the pieces that were made from it."""
     live = [value for value in node.outputs if value.uses() or value.is_graph_output()]
-    attributes = list(node.attributes.values())
-    kept = ir.Node(
-        node.domain, node.op_type, node.inputs, attributes, outputs=[_named(value, "kept") for value in node.outputs]
-    )
+    same = [value_like(value, f"{value.name} kept") for value in node.outputs]
+    kept = ir.Node(node.domain, node.op_type, node.inputs, list(node.attributes.values()), outputs=same)
     nodes, results = [kept], [kept.outputs[node.outputs.index(value)] for value in live]
     for switch, piece in branches:
         condition = next((value for value in graph.inputs if value.name == switch), None)
@@ -202,30 +187,30 @@ def _put(graph: ir.Graph, node: ir.Node, branches: Sequence[tuple[str, ir.Model]
             graph.inputs.append(condition)
         then = ir.Attr("then_branch", ir.AttributeType.GRAPH, _branch(graph, node, piece, live, switch))
         otherwise = ir.Attr("else_branch", ir.AttributeType.GRAPH, ir.Graph([], results, nodes=nodes, name="kept"))
-        chosen = ir.Node("", "If", [condition], [then, otherwise], outputs=[_named(v, f"if {switch}") for v in live])
+        chosen = ir.Node(
+            "", "If", [condition], [then, otherwise], outputs=[value_like(v, f"{v.name} if {switch}") for v in live]
+        )
         nodes, results = [chosen], list(chosen.outputs)
     ir.convenience.replace_nodes_and_values(graph, node, [node], nodes, live, results)
 
 
 def _branch(graph: ir.Graph, node: ir.Node, piece: ir.Model, live: Sequence[ir.Value], switch: str) -> ir.Graph:
     """A piece as a branch, which takes its inputs from the graph around it; its weights are put there, too."""
-    piece.graph.sort()  # some libraries append new nodes at the end
+    branch = piece.graph
+    branch.sort()  # some libraries append new nodes at the end
+    results = {value.name: value for value in branch.outputs}
+    branch.outputs[:] = [results[value.name] for value in live]
     taken = {value.name: value for value in node.inputs if value is not None}
-    values = {value: taken[value.name] for value in piece.graph.inputs}
-    for value in piece.graph.initializers.values():
-        values[value] = created = _named(value, f"{node.name} {switch}")
-        share_tensor(created, value)
-        graph.register_initializer(created)
-    nodes = []
-    for one in piece.graph:
-        values.update((value, _named(value, f"{node.name} {switch}")) for value in one.outputs)
-        inputs = [None if value is None else values[value] for value in one.inputs]
-        outputs = [values[value] for value in one.outputs]
-        nodes.append(ir.Node(one.domain, one.op_type, inputs, list(one.attributes.values()), outputs=outputs))
-    results = {value.name: values[value] for value in piece.graph.outputs}
-    return ir.Graph([], [results[value.name] for value in live], nodes=nodes, name=switch)
-
-
-def _named(value: ir.Value, suffix: str) -> ir.Value:
-    """A value of the same type whose name no other has."""
-    return ir.Value(name=f"{value.name} {suffix}", type=value.type, shape=value.shape)
+    for value in branch.inputs:
+        ir.convenience.replace_all_uses_with(value, taken[value.name])
+    branch.inputs.clear()
+    held = list(branch.initializers.values())
+    branch.initializers.clear()
+    for value in (*held, *(value for one in branch for value in one.outputs)):
+        value.name = f"{value.name} {node.name} {switch}"
+    for value in held:
+        graph.register_initializer(value)
+    for one in branch:
+        one.name = None
+    branch.name = switch
+    return branch

@@ -324,7 +324,7 @@ def _widened(value: Any) -> Any:
 
 def _is_of_integers(args: Any, output: Any) -> bool:
     """Whether integers gave a result of PyTorch's default type, as in a division."""
-    given = [one for one in leaves(args) if isinstance(one, torch.Tensor)]
+    given = [one for one in tree_leaves(args) if isinstance(one, torch.Tensor)]
     narrow = isinstance(output, torch.Tensor) and output.dtype is torch.get_default_dtype()
     return narrow and bool(given) and not any(one.is_floating_point() or one.is_complex() for one in given)
 

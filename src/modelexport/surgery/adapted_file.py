@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from modelexport.core.json_decoding import decode_json
 from modelexport.core.text import first_few
-from modelexport.errors import FileFormatError, WeightsError
+from modelexport.errors import WeightsError
 from modelexport.files.atomic import check_writable
 from modelexport.format import keys
 from modelexport.graph.names import free_name, names_in
@@ -115,17 +115,12 @@ class AdaptedFile:
         old, plan = value.const_value, self.plans[value]
         assert old is not None
         dtype, shape = old.dtype, tuple(old.shape.numpy())
-        read = self._reader(value)
 
         def compute() -> ir.TensorProtocol:
-            array = plan.compute({key: self._changed(key, read) for key in plan.inputs()})
+            array = plan.compute({key: self._applied(self.changes, key, value) for key in plan.inputs()})
             return ir.Tensor(np.asarray(array, order="C"), dtype=dtype)
 
         return ir.LazyTensor(compute, dtype=dtype, shape=ir.Shape(shape), name=value.name)
-
-    def _changed(self, key: str, read: Callable[[str], np.ndarray]) -> np.ndarray:
-        base = read(key)
-        return self.changes.apply(key, base) if key in self.changes.keys else base
 
     def _reader(self, value: ir.Value) -> Callable[[str], np.ndarray]:
         """What reads an entry that an initializer is computed from, as it was before."""
@@ -258,8 +253,5 @@ def _is_in(node: ir.Node, module: str) -> bool:
 
 def _input_of(value: ir.Value) -> _Input:
     """What an input of a file is for, which an earlier run recorded."""
-    try:
-        what: _Input = decode_json(value.metadata_props[keys.ADAPTER], kind=_Input)
-    except ValueError as error:
-        raise FileFormatError(f"the input {value.name} has damaged metadata ({error}): make the file again") from error
-    return what
+    text, damaged = value.metadata_props[keys.ADAPTER], f"the input {value.name} has damaged metadata"
+    return decode_json(text, kind=_Input, damaged=damaged, then="make the file again")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Iterable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ from modelexport.format.node_tags import read_source_tags, write_tags
 from modelexport.graph.boundaries import CallBoundary, find_boundaries
 from modelexport.graph.copies import copy_of, model_like
 from modelexport.graph.node_owners import OWNER, owner_of, tags_of_users
-from modelexport.graph.nodes import nested_graphs, required_inputs, values_taken
+from modelexport.graph.nodes import nested_graphs, nodes_behind, required_inputs, values_taken
 from modelexport.surgery.recomputed import Renewed, Repeating, is_size, read_off
 from modelexport.weights.transforms import parameter_plan, state_dict_of
 
@@ -104,7 +104,7 @@ class Cutter:
 
     def has_nodes(self, call: ModuleCall) -> bool:
         """Whether a call or one inside it owns a node."""
-        return any(self._own.get(inside) for inside in self._inside(call))
+        return any(self._own.get(inside) for inside in self._tagged.calls.inside(call))
 
     def nodes_of(self, call: ModuleCall) -> set[ir.Node]:
         """The nodes of a call and of the calls inside it; for a function that is called in them, only the call node.
@@ -112,7 +112,7 @@ class Cutter:
         Raises:
             UsageError: Some nodes are in the body of a function that is called elsewhere.
         """
-        own = {node for each in self._inside(call) for node in self._own.get(each, ())}
+        own = {node for each in self._tagged.calls.inside(call) for node in self._own.get(each, ())}
         called = {node.op_identifier() for node in own}
         own = {node for node in own if self._in_functions.get(node) not in called}
         if any(node in self._in_functions for node in own):
@@ -131,7 +131,7 @@ class Cutter:
         own, boundary = self.nodes_of(call), self.boundaries[call]
         needs = self.needs(own, boundary.inputs)
         above = {*self._tagged.calls.stack(call)}
-        return self.copy(own, needs, list(boundary.outputs), set(self._inside(call)), above, f"'{call}'")
+        return self.copy(own, needs, list(boundary.outputs), self._tagged.calls.inside(call), above, f"'{call}'")
 
     def needs(self, own: set[ir.Node], taken: Iterable[ir.Value]) -> Needs:
         """What nodes need for the values that they take from other nodes.
@@ -142,7 +142,7 @@ class Cutter:
         constants: list[ir.Value] = []
         for value in taken:
             (constants if self.repeating.is_constant(value) else others).append(value)
-        needs = Needs([], set(self.repeating.behind(constants)), {})
+        needs = Needs([], set(nodes_behind(constants)), {})
         arguments = {value: None for value in others if not is_size(value)}
         for value in others:
             found = self.repeating.size(value, own, arguments) if value not in arguments else None
@@ -181,13 +181,6 @@ class Cutter:
         graph.inputs.extend(value for name, value in graph.initializers.items() if name in optional)
         model = self._wrap(graph, inside, above)
         return Cut(model, list(needs.inputs), list(outputs), len(needs.borrowed - own) + len(needs.renewed))
-
-    def _inside(self, call: ModuleCall) -> Iterator[ModuleCall]:
-        pending = [call]
-        while pending:
-            call = pending.pop()
-            yield call
-            pending.extend(self._tagged.calls.children[call])
 
     def _check_types(self, what: str, values: Iterable[ir.Value]) -> None:
         for value in values:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from modelexport.core.calls import CallTree, ModuleCall, TracedCall
 from modelexport.core.tags import class_in_tag, shortest_tails
-from modelexport.format import documents, keys
+from modelexport.format import keys
+from modelexport.format.call_tree import call_tree_entries, encode_call_tree
 from modelexport.tagged.file import TaggedFile
 
 
@@ -76,10 +75,9 @@ class EditedTags:
         """Remove the calls inside a call, except those that still own a node and their callers."""
         tree = self.calls
         kept = {above for other in used if other in self._calls for above in tree.stack(other)}
-        for traced in tree:
-            if call in tree.stack(traced.call)[:-1] and traced.call not in kept:
-                for facts in (self._calls, self._tags, self._sources, self._classes, self._levels):
-                    del facts[traced.call]
+        for each in tree.inside(call) - kept - {call}:
+            for facts in (self._calls, self._tags, self._sources, self._classes, self._levels):
+                del facts[each]
 
     def remove_old(self, call: ModuleCall, used: Iterable[ModuleCall]) -> None:
         """Remove the calls inside a replaced call that remained of the old module and own no node any more."""
@@ -189,13 +187,7 @@ class EditedTags:
 
     def entries(self) -> str:
         """The call tree, as stored in a file."""
-        entries = [
-            documents.CallTreeEntry(
-                traced.call.address, self._tags[traced.call], None if traced.parent is None else traced.parent.address
-            )
-            for traced in self._calls.values()
-        ]
-        return msgspec.json.encode(entries).decode()
+        return encode_call_tree(call_tree_entries(self._calls.values(), self.tag))
 
 
 def _moved(tag: str, old: str, new: str) -> str:

@@ -1,4 +1,4 @@
-"""A tagged file that was edited in memory, as what is written: in the encoding that it had, with true documents."""
+"""A tagged file that was edited in memory, written in the encoding that it had, with true documents."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import onnx_ir as ir
 
 from modelexport.core.json_decoding import decode_json
 from modelexport.core.tags import CallTags
-from modelexport.errors import FileFormatError
 from modelexport.format import keys
 from modelexport.graph.nodes import all_nodes
 from modelexport.surgery.edited_tags import EditedTags
@@ -60,20 +59,12 @@ class Documents:
             now = {name: (moved or {}).get(value, value) for name, value in (self._names | grafted).items()}
             there = {value for node in all_nodes(model) for value in node.outputs} | set(model.graph.inputs)
             values = {name: value for name, value in now.items() if value in there}
-        return descended_documents(
-            self._tagged.path, before, model=model, values=values, tags=tags, origins=_origins(model)
-        )
-
-
-def _origins(model: ir.Model) -> dict[str, Origin]:
-    plans = parameter_plans(model).items()
-    return {value.name or "": Origin(tuple(plan.keys), tuple(plan.steps)) for value, plan in plans}
+        plans = parameter_plans(model).items()
+        origins = {value.name or "": Origin(tuple(plan.keys), tuple(plan.steps)) for value, plan in plans}
+        return descended_documents(self._tagged.path, before, model=model, values=values, tags=tags, origins=origins)
 
 
 def replaced_before(model: ir.Model) -> dict[str, str]:
     """What earlier runs replaced."""
-    try:
-        record: dict[str, str] = decode_json(model.metadata_props.get(keys.REPLACED, "{}"), kind=dict[str, str])
-    except ValueError as error:
-        raise FileFormatError(f"the property {keys.REPLACED} is damaged ({error}): make the file again") from error
-    return record
+    text, damaged = model.metadata_props.get(keys.REPLACED, "{}"), f"the property {keys.REPLACED} is damaged"
+    return decode_json(text, kind=dict[str, str], damaged=damaged, then="make the file again")

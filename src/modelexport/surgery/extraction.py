@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,7 @@ from modelexport.files.package_folders import check_output_folder
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.nodes import required_inputs
 from modelexport.surgery.call_interfaces import interface_of
-from modelexport.surgery.cutter import Cut, Cutter
+from modelexport.surgery.cutter import Cutter
 from modelexport.surgery.saving import size_of_weights
 
 if TYPE_CHECKING:
@@ -91,19 +91,13 @@ def extract_all(tagged: TaggedFile, names: Sequence[str], folder: str | Path) ->
     calls, extractor = tagged.select(*names).calls, _Extractor(tagged)
     if len(calls) > len(names):
         calls = tuple(call for call in calls if extractor.cutter.has_nodes(call)) or calls
-    return _write_all(tagged, calls, Path(folder), extractor)
-
-
-def _write_all(
-    tagged: TaggedFile, calls: Iterable[ModuleCall], folder: Path, extractor: _Extractor | None = None
-) -> list[Extracted]:
+    folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder} is a file: give a folder for several calls")
     check_output_folder(folder)
     targets = {call: folder / f"{file_stem(call)}.onnx" for call in calls}
     for target in targets.values() if folder.is_dir() else ():
         check_writable(target, [tagged.path])
-    extractor = extractor or _Extractor(tagged)
     with written_together(folder, [tagged.path], make=True) as staging:
         return [extractor.write(call, staging, target) for call, target in targets.items()]
 
@@ -141,7 +135,9 @@ class _Extractor:
         if not self.cutter.has_nodes(call):
             raise UsageError(f"'{call}' has no nodes in {self.tagged.path}: {self.reason(call)}")
         cut = self.cutter.cut(call)
-        self._name_inputs(call, cut)
+        interface = interface_of(self.tagged, call, cut.inputs, cut.outputs)  # as in the module's `forward`
+        cut.reorder(interface.inputs, interface.outputs)
+        cut.rename(interface.names)
         size = size_of_weights(cut.model, self.tagged.path)
         save_model(cut.model, staging / output.name, external=size > LARGEST_INSIDE)
         return Extracted(
@@ -158,12 +154,6 @@ class _Extractor:
                 _describe(value, source) for value, source in zip(cut.model.graph.outputs, cut.outputs, strict=True)
             ],
         )
-
-    def _name_inputs(self, call: ModuleCall, cut: Cut) -> None:
-        """Sort inputs and outputs, and name inputs, as in the module's ``forward``."""
-        interface = interface_of(self.tagged, call, cut.inputs, cut.outputs)
-        cut.reorder(interface.inputs, interface.outputs)
-        cut.rename(interface.names)
 
 
 def _describe(value: ir.Value, source: ir.Value) -> ExtractedValue:

@@ -185,14 +185,11 @@ class PairInputs:
 
     def _take_over(self, old: ir.Value, new: ir.Value, nodes: Sequence[ir.Node]) -> None:
         """Let a new value have the name and the users of an old one."""
-        for user, index in list(old.uses()):
-            if user not in nodes:
-                user.replace_input_with(index, new)
-        graph = old.producer().graph if old.producer() is not None else None  # type: ignore[union-attr]
-        if isinstance(graph, ir.Graph) and old.is_graph_output():
-            for index, output in enumerate(graph.outputs):
-                if output is old:
-                    graph.outputs[index] = new
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+        for node in nodes:
+            for index, value in enumerate(node.inputs):
+                if value is new:
+                    node.replace_input_with(index, old)
         name = old.name or ""
         old.name = self.free(f"{name}_base")
         new.name = name

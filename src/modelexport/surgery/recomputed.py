@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import onnx
@@ -36,18 +36,6 @@ class Repeating:
                     self._constant[node] = True
             pending.pop()
         return value.is_initializer() or (producer is not None and self._constant[producer])
-
-    def behind(self, values: Iterable[ir.Value]) -> Iterator[ir.Node]:
-        """The nodes that compute constant values."""
-        pending = [producer for value in values if (producer := value.producer()) is not None]
-        seen = set(pending)
-        while pending:
-            node = pending.pop()
-            yield node
-            for value in values_taken(node):
-                if (producer := value.producer()) is not None and producer not in seen:
-                    seen.add(producer)
-                    pending.append(producer)
 
     def size(
         self, value: ir.Value, own: set[ir.Node], arguments: Mapping[ir.Value, None]

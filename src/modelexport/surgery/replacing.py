@@ -167,8 +167,7 @@ class _Replacer:
         interface = interface_of(self._tagged, call, needs.inputs, list(boundary.outputs), elsewhere)
         cut = None
         if copied:
-            inside = {each for each in self._tagged.tags if call in self._tagged.calls.stack(each)}
-            above = self._tagged.calls.stack(call)
+            inside, above = self._tagged.calls.inside(call), self._tagged.calls.stack(call)
             cut = self._cutter.copy(own, needs, interface.outputs, inside, above, f"'{call}'")
             cut.reorder(interface.inputs, interface.outputs)
         return _Place(call, own, interface, cut)
@@ -190,7 +189,7 @@ class _Replacer:
         graph = self._graph_of(place.call, place.own)
         weights = dict.fromkeys(v for n in self._sorted(place.own) for v in values_taken(n) if v.is_initializer())
         site = Site(self._current(place.interface), list(weights), place.cut)
-        parts = substitute.build(site, self.tags, set(self._owners_beside(place)))
+        parts = substitute.build(site, self.tags, self._owners_beside([place]))
         added = self._tag(place.call, parts, substitute.name)
         outputs = site.interface.outputs
         before = self._next(graph, place, outputs)
@@ -203,43 +202,30 @@ class _Replacer:
         self.replaced.append(place.call)
         if parts.graft is not None:
             self.grafts.append(parts.graft)
+        made = {value for node in parts.nodes for value in node.outputs}
+        taken = dict.fromkeys(value for node in parts.nodes for value in values_taken(node))
         return ReplacedCall(
             str(place.call),
             self.tags.tag(place.call),
             removed,
             added,
-            [value.name or "" for value in dict.fromkeys(v for n in parts.nodes for v in self._outer(n, parts))],
+            [value.name or "" for value in taken if not value.is_initializer() and value not in made],
             [value.name or "" for value in parts.outputs],
         )
 
     def clear(self, places: Sequence[_Place]) -> None:
         """Remove the calls inside calls that are replaced, so that new calls get their numbers in their order."""
-        own = {node for place in places for node in place.own}
-        tree = self._tagged.calls
-        inside = {call for call in self._tagged.tags for place in places if place.call in tree.stack(call)}
-        beside = [
-            call
-            for node in self._nodes()
-            if (owner := owner_of(node)) is not None and (node not in own or not inside.issuperset(owner.calls))
-            for call in owner.calls
-        ]
+        beside = self._owners_beside(places)
         for place in places:
             self.tags.remove_inside(place.call, beside)
 
-    def _owners_beside(self, place: _Place) -> Iterator[ModuleCall]:
-        """The calls that own nodes outside of a call, or share nodes with it, which may remain."""
-        inside = {call for call in self._tagged.tags if place.call in self._tagged.calls.stack(call)}
-        for node in self._nodes():
-            owner = owner_of(node)
-            if owner is not None and (node not in place.own or not inside.issuperset(owner.calls)):
-                yield from owner.calls
-
-    def _outer(self, node: ir.Node, parts: Parts) -> Iterator[ir.Value]:
-        mine = {value for each in parts.nodes for value in each.outputs}
-        return (value for value in values_taken(node) if not value.is_initializer() and value not in mine)
-
-    def _nodes(self) -> Iterator[ir.Node]:
-        return all_nodes(self._model)
+    def _owners_beside(self, places: Sequence[_Place]) -> set[ModuleCall]:
+        """The calls that own nodes outside of some calls, or share nodes with them, which may remain."""
+        own = {node for place in places for node in place.own}
+        inside = {call for place in places for call in self._tagged.calls.inside(place.call)}
+        owners = ((node, owner) for node in all_nodes(self._model) if (owner := owner_of(node)) is not None)
+        beside = (owner for node, owner in owners if node not in own or not inside.issuperset(owner.calls))
+        return {call for owner in beside for call in owner.calls}
 
     def _sorted(self, nodes: Iterable[ir.Node]) -> list[ir.Node]:
         chosen = set(nodes)
@@ -405,7 +391,7 @@ class _Replacer:
         """Update the metadata."""
         write_keys(self._model, self._dirty, self._keys, [place.path for place in self.replaced if place.path])
         self._release()
-        for node in self._nodes():
+        for node in all_nodes(self._model):
             owner = owner_of(node)
             if owner is not None and not self.tags.renamed.isdisjoint(owner.calls):
                 write_owner(node, owner, self.tags)
@@ -431,10 +417,9 @@ class _Replacer:
         What a replaced call computes, its new nodes compute. A node of before that is still there is used by its other
         owners, and is not in the call, nor in one inside it.
         """
-        tree = self._tagged.calls
-        gone = {call for call in self._tagged.tags if not set(self.replaced).isdisjoint(tree.stack(call))}
+        gone = {call for replaced in self.replaced for call in self._tagged.calls.inside(replaced)}
         used: set[ModuleCall] = set()
-        for node in self._nodes():
+        for node in all_nodes(self._model):
             owner = owner_of(node)
             if owner is None:
                 continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import msgspec
 import onnx_ir as ir
@@ -19,16 +19,14 @@ from modelexport.graph.nodes import initializers
 from modelexport.surgery import Sharing
 from modelexport.weights.storage import in_file
 
-T = TypeVar("T")
-
 
 class SharedFiles:
     """Links or clones the weights files of one model into the folder of models that are made from it."""
 
     def __init__(self, model: ir.Model, folder: Path, staging: Path, sharing: Sharing = "auto") -> None:
         self._folder, self._staging, self._sharing = folder, staging, sharing
-        self._linked = recorded_files(model.metadata_props, keys.WEIGHTS, documents.WeightsFile)
-        self._written = recorded_files(model.metadata_props, keys.DATA, documents.DataFile)
+        self._linked: dict[str, Any] = recorded_files(model.metadata_props, keys.WEIGHTS, documents.WeightsFile)
+        self._written: dict[str, Any] = recorded_files(model.metadata_props, keys.DATA, documents.DataFile)
         self._placed: dict[str, str | None] = {}
 
     def save(self, model: ir.Model, name: str, beside: Mapping[str, bytes] | None = None) -> list[str]:
@@ -53,21 +51,17 @@ class SharedFiles:
             save_model(model, self._staging / name, documents=beside)
             return [f"{name}.data"] if (self._staging / f"{name}.data").exists() else []
         placed: dict[ir.Value, ir.TensorProtocol] = {}
-        linked: dict[str, documents.WeightsFile] = {}
-        written: dict[str, documents.DataFile] = {}
+        now: dict[str, str] = {}
+        """Where each file was to where it is."""
         for value, location in locations.items():
             tensor = tensors[value]
             assert isinstance(tensor, ir.ExternalTensor) and location is not None
             placed[value] = in_file(location, tensor, value.name or "", self._folder)
-            before = str(tensor.location)
-            if before in self._linked:
-                linked[location] = self._linked[before]
-            if before in self._written:
-                written[location] = self._written[before]
+            now[str(tensor.location)] = location
         record_documents(model, beside or {})
-        for key, records in ((keys.WEIGHTS, linked), (keys.DATA, written)):
+        for key, known in ((keys.WEIGHTS, self._linked), (keys.DATA, self._written)):
             model.metadata_props.pop(key, None)
-            if records:
+            if records := {location: known[before] for before, location in now.items() if before in known}:
                 model.metadata_props[key] = msgspec.json.encode(records).decode()
         save_with_references(model, self._staging / name, placed)
         return sorted({location for location in locations.values() if location is not None})

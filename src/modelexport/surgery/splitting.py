@@ -20,7 +20,7 @@ from modelexport.errors import UsageError
 from modelexport.files.atomic import written_together
 from modelexport.files.package_folders import check_package_folder
 from modelexport.format.manifest import MANIFEST, PACKAGE_VERSION, Manifest, PartEntry, encode_manifest
-from modelexport.graph.nodes import required_inputs, values_taken
+from modelexport.graph.nodes import nodes_behind, required_inputs, values_taken
 from modelexport.surgery import Sharing
 from modelexport.surgery.balance import SLACK, Units, balanced_cuts, best_limit, fewest_stages
 from modelexport.surgery.cutter import Cut, Cutter
@@ -112,7 +112,9 @@ def split(
     timeline = Timeline(tagged)
     allowed = _allowed(timeline, tagged.select(*at)) if at else timeline.points
     points = sorted(allowed)
-    units = _units(timeline, points, measure)
+    ends = [0, *points, len(timeline.nodes)]
+    items = [timeline.items(range(start, end), measure) for start, end in pairwise(ends)]
+    units = Units(items, [0, *(timeline.crossing[point] for point in points)])
     if at and stages is None and max_bytes is None:
         ends = list(range(1, len(points) + 1))  # a cut at each of them
     else:
@@ -175,12 +177,6 @@ def _allowed(timeline: Timeline, selection: Selection) -> dict[int, None]:
         names = ", ".join(map(str, selection.calls))
         raise UsageError(f"the model begins with {names}: name the modules with which the later stages begin")
     return points
-
-
-def _units(timeline: Timeline, points: Sequence[int], measure: Measure | None) -> Units:
-    ends = [0, *points, len(timeline.nodes)]
-    items = [timeline.items(range(start, end), measure) for start, end in pairwise(ends)]
-    return Units(items, [0, *(timeline.crossing[point] for point in points)])
 
 
 def _balanced(
@@ -267,7 +263,7 @@ class _Stages:
             raise UsageError(f"no later stage uses the results of the stage that begins with {begin}: cut elsewhere")
         own, taken = self._behind(index, outputs)
         needs = self._cutter.needs(own, taken)
-        needs.borrowed.update(self._cutter.repeating.behind(constants))
+        needs.borrowed.update(nodes_behind(constants))
         calls = self._timeline.calls_in(own)
         cut = self._cutter.copy(own, needs, outputs, calls, {self._tagged.calls.calls[0].call}, f"stage {index}")
         whole, parts_of = self._timeline.cover(self._ranges[index])

@@ -8,11 +8,11 @@ from math import prod
 
 import onnx_ir as ir
 
-from modelexport.core.calls import ModuleCall
+from modelexport.core.calls import ROOT, ModuleCall, common_stack
 from modelexport.errors import UsageError
 from modelexport.format.dtypes import bit_width
 from modelexport.graph.node_owners import owner_of
-from modelexport.graph.nodes import nested_graphs, values_taken
+from modelexport.graph.nodes import nested_graphs, nodes_behind, values_taken
 from modelexport.surgery.cutter import Cutter
 from modelexport.surgery.recomputed import is_size
 from modelexport.tagged.file import TaggedFile
@@ -50,9 +50,7 @@ class Timeline:
         if owner is None:
             return ()
         if owner.calls not in self._common:
-            stacks = [self._tagged.calls.stack(call) for call in owner.calls]
-            common = [calls[0] for calls in zip(*stacks, strict=False) if len(set(calls)) == 1]
-            self._common[owner.calls] = tuple(common)
+            self._common[owner.calls] = common_stack(map(self._tagged.calls.stack, owner.calls))
         return self._common[owner.calls]
 
     def start(self, call: ModuleCall) -> int | None:
@@ -74,14 +72,10 @@ class Timeline:
             above = self._tagged.calls.stack(call)[:-1]
             for point in (first, last + 1):
                 if 0 < point < len(self.nodes) and point not in found:
-                    around = sum(1 for other in above if self._cuts(point, other))
-                    if around == opened[point]:
+                    spans = (self.spans.get(other, (point, point)) for other in above)
+                    if sum(begin < point <= end for begin, end in spans) == opened[point]:
                         found[point] = None
         return dict.fromkeys(sorted(found))
-
-    def _cuts(self, point: int, call: ModuleCall) -> bool:
-        first, last = self.spans.get(call, (point, point))
-        return first < point <= last
 
     @cached_property
     def _values(self) -> dict[ir.Value, tuple[int, int]]:
@@ -89,15 +83,11 @@ class Timeline:
         lives: dict[ir.Value, tuple[int, int]] = {}
         repeating = self.cutter.repeating
         for place, node in enumerate(self.nodes):
-            for value in self._taken(node):
+            for value in values_taken(node):
                 producer = value.producer()
                 if producer in self._position and not is_size(value) and not repeating.is_constant(value):
                     lives[value] = (self._position[producer] + 1, place)
         return lives
-
-    def _taken(self, node: ir.Node) -> Iterator[ir.Value]:
-        """The values that a node uses, and those that the constants among them are computed from."""
-        return (value for value in values_taken(node) if not value.is_initializer())
 
     @cached_property
     def crossing(self) -> list[int]:
@@ -131,7 +121,7 @@ class Timeline:
                 found[place] = sum(measure(each) for each in self.family(node))
                 continue
             constants = [v for v in values_taken(node) if self.cutter.repeating.is_constant(v)]
-            behind = self.cutter.repeating.behind(constants)
+            behind = nodes_behind(constants)
             for value in (*constants, *(v for inner in behind for v in values_taken(inner))):
                 if value.is_initializer() and value.const_value is not None:
                     found[value] = value.const_value.nbytes
@@ -175,9 +165,8 @@ class Timeline:
 
     def around(self, places: range) -> ModuleCall:
         """The deepest call that contains all nodes at some places."""
-        stacks = [stack for place in places if (stack := self._stack(self.nodes[place]))]
-        common = [calls[0] for calls in zip(*stacks, strict=False) if len(set(calls)) == 1]
-        return common[-1] if common else self._tagged.calls.calls[0].call
+        common = common_stack(stack for place in places if (stack := self._stack(self.nodes[place])))
+        return common[-1] if common else ROOT
 
     def name(self, point: int) -> str:
         """The outermost call that begins at a point, as text."""

@@ -12,6 +12,7 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import onnx
 import onnx_ir as ir
@@ -36,6 +37,8 @@ from modelexport.tagged.comparison_report import (
 from modelexport.tagged.file import UNTAGGED, TaggedFile, read_tagged
 from modelexport.weights.transforms import ParameterPlan, parameter_plans, state_dict_of
 
+T = TypeVar("T")
+U = TypeVar("U")
 TENSOR_LIMIT = 2**16
 """The size up to which a tensor in an attribute is compared by its elements; above, only by type and shape."""
 
@@ -66,7 +69,7 @@ def compare(
         only_in_second=[only for only in other.missing_in(one) if ModuleCall.parse(only.address) in chosen],
         changed=changed,
         same=len(both) - len(changed),
-        entries=_entry_changes(one.entries, other.entries),
+        entries=[EntryChange(key, pair) for key, pair in _differing(one.entries, other.entries, None).items()],
         values=_values(one, other) if values else None,
         notes=notes,
     )
@@ -194,17 +197,14 @@ def _changed(call: ModuleCall, one: _Side, other: _Side) -> CallChange | None:
         for operator, count in ours.operators.items()
         if count == theirs.operators[operator]
     }
-    parameters = {
-        key: (ours.parameters.get(key), theirs.parameters.get(key)) for key in {**ours.parameters, **theirs.parameters}
-    }
     change = CallChange(
         address=call.address,
         class_name=_unless_equal(one.tagged.class_of(call), other.tagged.class_of(call)),
         tag=_unless_equal(one.tagged.tags[call], other.tagged.tags[call]),
         source_module=None if sources[0] is None or sources[1] is None else _unless_equal(sources[0], sources[1]),
-        operators=_different_counts(ours.operators, theirs.operators),
+        operators=dict(sorted(_differing(ours.operators, theirs.operators, 0).items())),
         attributes={operator: count for operator, count in sorted(attributes.items()) if count},
-        parameters={key: held for key, held in parameters.items() if held[0] != held[1]},
+        parameters=_differing(ours.parameters, theirs.parameters, None),
     )
     return change if change != CallChange(address=call.address) else None
 
@@ -213,14 +213,10 @@ def _unless_equal(one: str, other: str) -> tuple[str, str] | None:
     return None if one == other else (one, other)
 
 
-def _different_counts(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    pairs = {name: (one.get(name, 0), other.get(name, 0)) for name in sorted({*one, *other})}
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-
-
-def _entry_changes(one: Mapping[str, str], other: Mapping[str, str]) -> list[EntryChange]:
-    pairs = {key: (one.get(key), other.get(key)) for key in {**one, **other}}
-    return [EntryChange(key, pair) for key, pair in pairs.items() if pair[0] != pair[1]]
+def _differing(one: Mapping[str, T], other: Mapping[str, T], missing: U) -> dict[str, tuple[T | U, T | U]]:
+    """What differs in two mappings, in the order of the first."""
+    pairs = {key: (one.get(key, missing), other.get(key, missing)) for key in {**one, **other}}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _values(one: _Side, other: _Side) -> Values:

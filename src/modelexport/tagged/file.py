@@ -18,15 +18,14 @@ from modelexport.files.given_models import Source, as_path
 from modelexport.files.linked_weights import check_weights
 from modelexport.files.onnx_models import load_onnx
 from modelexport.files.same_export import check_documents
-from modelexport.format import documents, keys
+from modelexport.format import documents
 from modelexport.format.call_tree import call_tree_entries, check_version, read_call_tree
 from modelexport.format.node_tags import OwnerReader, read_source_tags
 from modelexport.graph.boundaries import CallBoundary, find_boundaries
-from modelexport.graph.node_owners import owned_operators, owner_of, set_owner
+from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes
 from modelexport.tagged.documents.reader import check_same_calls, check_same_nodes, load_hierarchy
 from modelexport.tagged.encodings.unpacking import unpack_tags
-from modelexport.tagged.skimming import Skimmed
 
 SIDECAR = ".hierarchy.json"
 UNTAGGED = "none"
@@ -60,11 +59,6 @@ class TaggedFile:
     def coverage(self) -> documents.Coverage:
         """How many nodes have an owner by each kind of evidence."""
         return documents.Coverage.of(None if owner is None else owner.evidence for owner in map(owner_of, self.nodes))
-
-    @property
-    def skimmed(self) -> Skimmed:
-        """The data for showing its tree."""
-        return Skimmed(self.calls, dict(self.tags), list(owned_operators(self.model)), self.coverage)
 
     @cached_property
     def hierarchy(self) -> documents.Hierarchy | None:
@@ -103,11 +97,7 @@ class TaggedFile:
         for node in self.nodes:
             owner = owner_of(node)
             if owner is not None:
-                properties = node.metadata_props
-                if len(owner.calls) == 1 and keys.HIERARCHY_TAGS not in properties:  # as nearly always
-                    found[owner.calls[0]] = properties[keys.SOURCE_MODULE]
-                else:
-                    found.update(zip(owner.calls, read_source_tags(properties), strict=True))
+                found.update(zip(owner.calls, read_source_tags(node.metadata_props), strict=True))
         return found
 
     def select(self, *selectors: str) -> Selection:

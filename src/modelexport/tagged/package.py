@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from modelexport.core.json_decoding import decode_json
 from modelexport.core.text import nearest
 from modelexport.errors import FileFormatError, UsageError
@@ -78,10 +76,8 @@ def _check_together(package: Package) -> None:
 
 def _entries(path: Path, text: str) -> dict[str, tuple[str, list[int]]]:
     """The entries of a model as a file lists them, without which of them this part uses."""
-    try:
-        entries = decode_json(text, kind=dict[str, documents.StateDictEntry])
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise FileFormatError(f"{path} has damaged tags ({error}): export the package again") from error
+    damaged, then = f"{path} has damaged tags", "export the package again"
+    entries = decode_json(text, kind=dict[str, documents.StateDictEntry], damaged=damaged, then=then)
     return {key: (entry.dtype, entry.shape) for key, entry in entries.items()}
 
 

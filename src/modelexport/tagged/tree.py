@@ -58,16 +58,16 @@ def untagged_operators(nodes: Owned) -> dict[str, int]:
 
 def format_tree(rows: Sequence[TreeRow], coverage: Coverage, untagged: Mapping[str, int] | None = None) -> str:
     """A table of the calls with the number of their nodes and the operators of their own nodes; last, unowned nodes."""
-    table = [("MODULE", "CALL", "NODES", "OWN OPERATORS")]
+    table: list[tuple[object, ...]] = [("MODULE", "CALL", "NODES", "OWN OPERATORS")]
     for row in rows:
         if row.nodes:
             segment = row.tag.rpartition("/")[2]
-            table.append((indent(row.depth, segment), row.address or ".", f"{row.nodes:,}", _operators(row.own)))
+            table.append((indent(row.depth, segment), row.address or ".", row.nodes, _operators(row.own)))
     if untagged:
-        table.append(("(no module known)", "", f"{sum(untagged.values()):,}", _operators(untagged)))
+        table.append(("(no module known)", "", sum(untagged.values()), _operators(untagged)))
     empty = sum(not row.nodes for row in rows)
     without = f"; {plural(empty, 'call')} without nodes not shown" if empty else ""
-    return f"{align(table, right={2})}\n\n{format_coverage(coverage)}{without}"
+    return f"{align(table)}\n\n{format_coverage(coverage)}{without}"
 
 
 def format_coverage(coverage: Coverage) -> str:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
 from modelexport.cli.interface_options import NameOptions, read_interface
-from modelexport.cli.json_documents import export_document, package_document
 from modelexport.cli.model_choice import Loading, ModelChoice, load_for_package
 from modelexport.cli.printing import print_result
 from modelexport.cli.progress import LINE
-from modelexport.cli.read_and_written import WRITTEN, WRITTEN_ALONE
-from modelexport.cli.shared_options import InputsOption, JsonOption, ModelArgument
+from modelexport.cli.shared_options import INPUTS, JSON, MODEL
+from modelexport.core.declared_options import option
 from modelexport.core.stages import Stages
 from modelexport.errors import UsageError
 from modelexport.exporting.options import LevelOptions, Options
@@ -28,18 +27,16 @@ EVERY_MODULE = LevelOptions(granularity="all")
 
 
 def export(
-    output: Annotated[
-        str,
-        typer.Option("-o", "--output", metavar="FILE.onnx|FOLDER/", help="The file to write, or a package."),
-        WRITTEN,
-    ],
-    model: ModelArgument = "bert-tiny",
-    inputs: InputsOption = None,
+    output: str = option(
+        ..., "The file to write, or a package.", flag="-o --output", metavar="FILE.onnx|FOLDER/", file="written"
+    ),
+    model: str = MODEL,
+    inputs: Path | None = INPUTS,
     *,
     names: NameOptions,
     options: Options,
     loading: Loading,
-    as_json: JsonOption = False,
+    as_json: bool = JSON,
 ) -> None:
     """Export MODEL to a file, or to a folder with all of its parts; without MODEL, bert-tiny."""
     choice = ModelChoice(model, inputs, loading)
@@ -56,7 +53,7 @@ def export(
     options.check_together()
     result = _export_file(choice, output, names, options, Stages(LINE.tell))
     show_export.print_warnings(result, options)
-    print_result(export_document(result), lambda: show_export.format_export(result), as_json=as_json)
+    print_result(show_export.export_document(result), lambda: show_export.format_export(result), as_json=as_json)
     failed = result.check is not None and result.check.status == "failed"
     if failed or (result.verified is not None and not result.verified.agrees):
         raise typer.Exit(1)
@@ -85,6 +82,7 @@ def _export_file(
 
 
 def _export_folder(choice: ModelChoice, folder: Path, options: Options, *, as_json: bool) -> None:
+    """Export a model to a package, and print what was written."""
     from modelexport.cli import show_package
     from modelexport.core.garbage import only_new_garbage
     from modelexport.files.package_folders import check_package_folder
@@ -106,20 +104,20 @@ def _export_folder(choice: ModelChoice, folder: Path, options: Options, *, as_js
             source=loaded.weights,
             stages=stages,
         )
-    print_result(package_document(result), lambda: show_package.format_package(result), as_json=as_json)
+    print_result(show_package.package_document(result), lambda: show_package.format_package(result), as_json=as_json)
     if not result.agrees:
         raise typer.Exit(1)
 
 
 def hierarchy(
-    model: ModelArgument = "bert-tiny",
-    mode: Annotated[HierarchyView, typer.Option(help="What to show.")] = "static",
-    trace: Annotated[bool, typer.Option("--trace", help="Show every step of the traced run on a line.")] = False,
-    inputs: InputsOption = None,
+    model: str = MODEL,
+    mode: HierarchyView = option("static", "What to show."),
+    trace: bool = option(False, "Show every step of the traced run on a line."),
+    inputs: Path | None = INPUTS,
     *,
     levels: LevelOptions = EVERY_MODULE,
     loading: Loading,
-    as_json: JsonOption = False,
+    as_json: bool = JSON,
 ) -> None:
     """Show the module tree of MODEL; nothing is exported."""
     from modelexport.cli.show_hierarchy import HierarchyMode, format_hierarchy
@@ -135,16 +133,14 @@ def hierarchy(
 
 
 def inputs(
-    model: ModelArgument = "bert-tiny",
-    spec: InputsOption = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="OUT", help="Save them: .npz or .safetensors."),
-        WRITTEN_ALONE,
-    ] = None,
+    model: str = MODEL,
+    spec: Path | None = INPUTS,
+    output: Path | None = option(
+        None, "Save them: .npz or .safetensors.", flag="-o --output", metavar="OUT", file="written alone"
+    ),
     *,
     loading: Loading,
-    as_json: JsonOption = False,
+    as_json: bool = JSON,
 ) -> None:
     """Show the example inputs that MODEL is run with, or save them."""
     from modelexport.cli.show_export import format_inputs
@@ -159,9 +155,7 @@ def inputs(
     print_result(described, lambda: format_inputs(described), as_json=as_json)
 
 
-def internals(
-    model: ModelArgument = "bert-tiny", inputs: InputsOption = None, *, loading: Loading, as_json: JsonOption = False
-) -> None:
+def internals(model: str = MODEL, inputs: Path | None = INPUTS, *, loading: Loading, as_json: bool = JSON) -> None:
     """Show what PyTorch's own exporters record about MODEL's modules; nothing is written."""
     from modelexport.cli.show_internals import format_internals
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import typer
+from typing import TYPE_CHECKING, Any, Literal
 
 from modelexport.cli.model_choice import Loading, ModelChoice
-from modelexport.cli.printing import format_headings, print_json
+from modelexport.cli.printing import fitting_depth, format_headings, left_out, print_json
 from modelexport.cli.progress import LINE
-from modelexport.cli.read_and_written import READ, WRITTEN_ALONE
-from modelexport.cli.shared_options import FileOrFolderArgument, parsed_sizes
-from modelexport.cli.terminal import fitting_depth, left_out
-from modelexport.core.declared_options import option
+from modelexport.cli.shared_options import FILE_OR_FOLDER, parsed_sizes
+from modelexport.core.declared_options import argument, option
 from modelexport.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,14 +21,8 @@ if TYPE_CHECKING:
 
 Grouping = Literal["call", "module", "class"]
 LevelName = Literal["all", "extended", "basic", "none"]
-SelectorsOption = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[SELECTOR]...", help="Only these calls and those inside: encoder.layer.0, *.dense, !..."),
-]
-SizeOption = Annotated[
-    list[str] | None,
-    typer.Option("--size", metavar="NAME=N", help="The size of a dynamic axis; cost has formulas without it."),
-]
+ONLY = argument((), "Only these calls and those inside: encoder.layer.0, *.dense, !...", metavar="[SELECTOR]...")
+SIZE = option((), "The size of a dynamic axis; cost has formulas without it.", metavar="NAME=N")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,27 +61,25 @@ class Beside:
 
 
 def cost(
-    file: FileOrFolderArgument, selectors: SelectorsOption = None, size: SizeOption = None, *, shown: Shown
+    file: Path = FILE_OR_FOLDER, selectors: Sequence[str] = ONLY, size: Sequence[str] = SIZE, *, shown: Shown
 ) -> None:
     """Show the cost of each module: parameters, operations, bytes, memory. Nothing is run."""
     from modelexport.core.stages import Stages
     from modelexport.packages.measured_parts import cost_parts
 
-    sizes = parsed_sizes(size or [])
+    sizes = parsed_sizes(size)
     with Stages(LINE.tell)("cost"):
         tables = cost_parts(file, sizes)
     show(tables, "flops", selectors, shown)
 
 
 def profile(
-    file: FileOrFolderArgument,
-    selectors: SelectorsOption = None,
-    inputs: Annotated[
-        Path | None,
-        typer.Option("--inputs", metavar="FILE", help="Arrays by name: .npz, .safetensors, or a JSON description."),
-        READ,
-    ] = None,
-    size: SizeOption = None,
+    file: Path = FILE_OR_FOLDER,
+    selectors: Sequence[str] = ONLY,
+    inputs: Path | None = option(
+        None, "Arrays by name: .npz, .safetensors, or a JSON description.", metavar="FILE", file="read"
+    ),
+    size: Sequence[str] = SIZE,
     *,
     how: Runs,
     beside: Beside,
@@ -119,7 +107,7 @@ def profile(
 
         given = feeds(example, open_file(file, session_options("none", how.provider), how.provider))
     with stages(f"run {file.name}"):
-        measured = profile_parts(file, given, sizes=parsed_sizes(size or []), seed=loading.seed, **running)
+        measured = profile_parts(file, given, sizes=parsed_sizes(size), seed=loading.seed, **running)
     if beside.against is not None:
         with stages(f"run {beside.against.name}"):
             others = profile_same(beside.against, measured, **running)
@@ -139,19 +127,13 @@ def profile(
 
 
 def report(
-    file: FileOrFolderArgument,
-    output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="OUT.html", help="The page to write."), WRITTEN_ALONE
-    ],
-    size: SizeOption = None,
-    profiled: Annotated[bool, typer.Option("--profile", help="Also run it, and show the time of each module.")] = False,
-    against: Annotated[
-        Path | None,
-        typer.Option(
-            "--against", metavar="OTHER.onnx", help="A quantized FILE: show its error, and with --profile its time."
-        ),
-        READ,
-    ] = None,
+    file: Path = FILE_OR_FOLDER,
+    output: Path = option(..., "The page to write.", flag="-o --output", metavar="OUT.html", file="written alone"),
+    size: Sequence[str] = SIZE,
+    profiled: bool = option(False, "Also run it, and show the time of each module.", flag="--profile"),
+    against: Path | None = option(
+        None, "A quantized FILE: show its error, and with --profile its time.", metavar="OTHER.onnx", file="read"
+    ),
 ) -> None:
     """Write the tree of FILE, its coverage, its verification and its cost to one page."""
     from modelexport.core.stages import Stages
@@ -161,14 +143,14 @@ def report(
     if against is not None and file.is_dir():
         raise UsageError(f"{file} is a folder: give --against with one of its parts")
     with stages("report"):
-        write_report_page(file, output, sizes=parsed_sizes(size or []), profiled=profiled, against=against)
+        write_report_page(file, output, sizes=parsed_sizes(size), profiled=profiled, against=against)
     print(output)
 
 
 def show(
     tables: Mapping[str, Table],
     main: str,
-    selectors: list[str] | None,
+    selectors: Sequence[str],
     shown: Shown,
     more: Mapping[str, dict[str, Any]] | None = None,
 ) -> None:
@@ -182,7 +164,7 @@ def show(
 
     if shown.as_csv and shown.as_json:
         raise UsageError("give --csv or --json, not both")
-    chosen = _chosen(tables, selectors or [])
+    chosen = _chosen(tables, selectors)
     if shown.sort is not None:
         for name in chosen:
             tables[name].column(shown.sort)
@@ -224,7 +206,7 @@ def _fitted(table: Table, main: str, only: Selection | None, shown: Shown) -> st
     return "\n".join([show_table.format_table(table, main, only=only, **how), *([more] if more else [])])
 
 
-def _chosen(tables: Mapping[str, Table], selectors: list[str]) -> dict[str, Selection | None]:
+def _chosen(tables: Mapping[str, Table], selectors: Sequence[str]) -> dict[str, Selection | None]:
     """The tables that have any of the calls that selectors pick, with those; all without selectors."""
     from modelexport.core.selectors import select_calls
 

@@ -6,14 +6,13 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from modelexport.cli.printing import print_result
-from modelexport.cli.read_and_written import READ_LIBRARIES, WRITTEN_ALONE, WRITTEN_FOLDER
-from modelexport.cli.shared_options import FileArgument, JsonOption, OutputOption, parsed_sizes
-from modelexport.core.declared_options import option
+from modelexport.cli.shared_options import FILE, JSON, OUTPUT, parsed_sizes
+from modelexport.core.declared_options import argument, option
 from modelexport.core.text import plural
 from modelexport.errors import UsageError
 from modelexport.surgery import Sharing
@@ -21,11 +20,7 @@ from modelexport.surgery import Sharing
 if TYPE_CHECKING:
     from modelexport.surgery.substitutes import Substitute
 
-SharingOption = Annotated[
-    Sharing,
-    typer.Option("--weights", help="External weights: link the files beside the output, or copy the used weights."),
-]
-
+SHARING = option("auto", "External weights: link the files beside the output, or copy the used weights.")
 MOST_MEGABYTES = 1e12
 By = Literal["bytes", "flops", "time"]
 Body = Literal["keep", "drop"]
@@ -51,18 +46,16 @@ class Cuts:
 
 
 def split(
-    file: FileArgument,
-    output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="FOLDER", help="The folder to write."), WRITTEN_FOLDER
-    ],
+    file: Path = FILE,
+    output: Path = option(..., "The folder to write.", flag="-o --output", metavar="FOLDER", file="written folder"),
     *,
     cuts: Cuts,
-    weights: SharingOption = "auto",
-    as_json: JsonOption = False,
+    weights: Sharing = SHARING,
+    as_json: bool = JSON,
 ) -> None:
     """Cut FILE at module boundaries into stages that run in sequence."""
     from modelexport.api import split as run
-    from modelexport.cli import show_surgery
+    from modelexport.cli import show_changed
 
     if cuts.size and cuts.by == "bytes":
         raise UsageError("--size goes with --by flops or --by time")
@@ -76,7 +69,7 @@ def split(
         sizes=parsed_sizes(cuts.size),
         weights=weights,
     )
-    print_result(result, lambda: show_surgery.format_split(result), as_json=as_json)
+    print_result(result, lambda: show_changed.format_split(result), as_json=as_json)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,25 +114,21 @@ class Instead:
 
 
 def replace(
-    file: FileArgument,
-    modules: Annotated[
-        list[str], typer.Argument(metavar="SELECTOR", help="Modules: addresses, globs, tags, class:NAME.")
-    ],
-    output: OutputOption,
+    file: Path = FILE,
+    modules: Sequence[str] = argument(..., "Modules: addresses, globs, tags, class:NAME.", metavar="SELECTOR"),
+    output: Path = OUTPUT,
     *,
     instead: Instead,
-    one_call: Annotated[
-        bool, typer.Option("--one-call", help="Replace only the named calls, not every call of their modules.")
-    ] = False,
-    weights: SharingOption = "auto",
-    as_json: JsonOption = False,
+    one_call: bool = option(False, "Replace only the named calls, not every call of their modules."),
+    weights: Sharing = SHARING,
+    as_json: bool = JSON,
 ) -> None:
     """Replace modules of FILE by a model, by an operator or by nothing."""
-    from modelexport.cli import show_surgery
+    from modelexport.cli import show_changed
     from modelexport.surgery.replacing import replace as run
 
     result = run(file, modules, instead.substitute(), output, every_call=not one_call, weights=weights)
-    print_result(result, lambda: show_surgery.format_replaced(result), as_json=as_json)
+    print_result(result, lambda: show_changed.format_replaced(result), as_json=as_json)
 
 
 def _pairs(option: str, texts: Iterable[str]) -> dict[str, str]:
@@ -158,53 +147,37 @@ def _value(text: str) -> Any:
 
 
 def place(
-    file: FileArgument,
-    rule: Annotated[
-        list[str],
-        typer.Option("--rule", metavar="'DEVICE: SELECTOR ...'", help="The device of modules: 'gpu: model.layers.*'."),
-    ],
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="SESSION.json", help="Write the session options here."),
-        WRITTEN_ALONE,
-    ] = None,
-    provider: Annotated[
-        list[str] | None, typer.Option("--provider", metavar="NAME", help="A provider of the session, in order.")
-    ] = None,
-    library: Annotated[
-        list[str] | None,
-        typer.Option("--library", metavar="NAME=PATH", help="The library of a plug-in provider."),
-        READ_LIBRARIES,
-    ] = None,
-    no_check: Annotated[bool, typer.Option("--no-check", help="Do not open a session.")] = False,
-    as_json: JsonOption = False,
+    file: Path = FILE,
+    rule: Sequence[str] = option(
+        ..., "The device of modules: 'gpu: model.layers.*'.", metavar="'DEVICE: SELECTOR ...'"
+    ),
+    output: Path | None = option(
+        None, "Write the session options here.", flag="-o --output", metavar="SESSION.json", file="written alone"
+    ),
+    provider: Sequence[str] = option((), "A provider of the session, in order.", metavar="NAME"),
+    library: Sequence[str] = option((), "The library of a plug-in provider.", metavar="NAME=PATH", file="libraries"),
+    check: bool = option(True, "Do not open a session."),
+    as_json: bool = JSON,
 ) -> None:
     """Assign modules of FILE to devices: write ONNX Runtime's session options, and show where the modules run."""
     from modelexport.api import place as run
-    from modelexport.cli import show_surgery
-    from modelexport.files.atomic import check_writable, written_together
+    from modelexport.cli import show_changed
+    from modelexport.files.atomic import write_alone
 
+    libraries = {name: Path(path) for name, path in _pairs("--library", library).items()}
+    placement = run(file, rule, check=check, providers=provider or list(libraries), libraries=libraries)
     if output is not None:
-        check_writable(output, alone=True)
-    libraries = {name: Path(path) for name, path in _pairs("--library", library or ()).items()}
-    placement = run(file, rule, check=not no_check, providers=provider or list(libraries), libraries=libraries)
-    if output is not None:
-        with written_together(output.parent) as staging:
-            (staging / output.name).write_text(
-                json.dumps(placement.session_options(), indent=1) + "\n", encoding="utf-8"
-            )
-    print_result(placement, lambda: show_surgery.format_placement(placement, output, libraries), as_json=as_json)
+        write_alone(output, f"{json.dumps(placement.session_options(), indent=1)}\n".encode())
+    print_result(placement, lambda: show_changed.format_placement(placement, output, libraries), as_json=as_json)
     if placement.faults:
         raise typer.Exit(1)
 
 
 def rename(
-    file: FileArgument,
-    output: OutputOption,
-    values: Annotated[
-        bool, typer.Option("--values", help="Name values as well: /encoder/layer.0/MatMul_1_output_0.")
-    ] = False,
-    as_json: JsonOption = False,
+    file: Path = FILE,
+    output: Path = OUTPUT,
+    values: bool = option(False, "Name values as well: /encoder/layer.0/MatMul_1_output_0."),
+    as_json: bool = JSON,
 ) -> None:
     """Name the nodes of FILE after their modules: /encoder/layer.0/attention/self/MatMul_1."""
     from modelexport.surgery.renaming import rename as run

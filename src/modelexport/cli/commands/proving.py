@@ -12,7 +12,7 @@ import typer
 from modelexport.cli.model_choice import Loading, ModelChoice, load_for_package, read_sizes
 from modelexport.cli.printing import format_headings, print_json
 from modelexport.cli.progress import LINE
-from modelexport.cli.shared_options import FileArgument, InputsOption
+from modelexport.cli.shared_options import FILE, INPUTS
 from modelexport.core.declared_options import option
 from modelexport.errors import UsageError
 
@@ -65,7 +65,13 @@ class Shown:
 
 
 def verify(
-    file: FileArgument, inputs: InputsOption = None, *, other: Other, extent: Extent, loading: Loading, shown: Shown
+    file: Path = FILE,
+    inputs: Path | None = INPUTS,
+    *,
+    other: Other,
+    extent: Extent,
+    loading: Loading,
+    shown: Shown,
 ) -> None:
     """Compare FILE module by module: with MODEL, with OTHER, or with the values that `export --reference` stored."""
     _check_options(file, other, inputs, extent, loading, shown)
@@ -158,7 +164,7 @@ def _package(folder: Path, choice: ModelChoice, extent: Extent, stages: Stages, 
 
 def _shown(found: Any) -> tuple[Any, str]:
     """A report as a document and as text."""
-    from modelexport.cli import show_package, show_surgery, show_verification
+    from modelexport.cli import show_changed, show_package, show_verification
 
     match type(found).__name__:
         case "VerifyReport":
@@ -170,7 +176,7 @@ def _shown(found: Any) -> tuple[Any, str]:
         case "PipelineReport":
             return show_package.report_document(found), show_package.format_pipeline(found)
         case "StagesReport":
-            return found.outputs, show_surgery.format_chain(found.outputs)
+            return found.outputs, show_changed.format_chain(found.outputs)
     documents = {name: show_verification.verify_document(report) for name, report in found.parts.items()}
     texts = {name: show_verification.format_verify(report) for name, report in found.parts.items()}
     return {"parts": documents}, format_headings(texts)

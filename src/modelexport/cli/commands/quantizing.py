@@ -5,21 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import typer
 
-from modelexport.cli.commands.measuring import SelectorsOption, Shown, show
+from modelexport.cli.commands.measuring import ONLY, Shown, show
 from modelexport.cli.printing import print_json
 from modelexport.cli.progress import LINE
-from modelexport.cli.read_and_written import WRITTEN
-from modelexport.cli.shared_options import (
-    FileArgument,
-    FileOrFolderArgument,
-    JsonOption,
-    SelectorsArgument,
-    parsed_bytes,
-)
+from modelexport.cli.shared_options import FILE, FILE_OR_FOLDER, JSON, SELECTORS, parsed_bytes
 from modelexport.core.declared_options import option
 from modelexport.errors import UsageError
 
@@ -66,21 +59,19 @@ class Within:
 
 
 def quantize(
-    file: FileOrFolderArgument,
-    output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="OUT.onnx|OUT/", help="The file or folder to write."), WRITTEN
-    ],
+    file: Path = FILE_OR_FOLDER,
+    output: Path = option(
+        ..., "The file or folder to write.", flag="-o --output", metavar="OUT.onnx|OUT/", file="written"
+    ),
     *,
     rules: Rules,
     bounds: Within,
     calibration: Data,
-    no_runtime_check: Annotated[
-        bool, typer.Option("--no-runtime-check", help="The result is for a runtime that has other kernels.")
-    ] = False,
-    as_json: JsonOption = False,
+    runtime_check: bool = option(True, "The result is for a runtime that has other kernels."),
+    as_json: bool = JSON,
 ) -> None:
     """Quantize modules of FILE by ONNX Runtime's quantizers; all others stay bit for bit what they are."""
-    from modelexport.cli import show_quantized
+    from modelexport.cli import show_changed
     from modelexport.core.stages import Stages
     from modelexport.packages.changed_packages import quantize_package
     from modelexport.precision.quantize import quantize as run
@@ -90,7 +81,7 @@ def quantize(
         "only": rules.only,
         "data": calibration.data,
         "processor": calibration.processor,
-        "check_runtime": not no_runtime_check,
+        "check_runtime": runtime_check,
     }
     stages = Stages(LINE.tell)
     if bounds.within is not None or bounds.budget is not None:
@@ -104,11 +95,11 @@ def quantize(
     if as_json:
         print_json({"parts": results} if file.is_dir() else results[""])
     else:
-        print(show_quantized.format_quantized(results, file, output))
+        print(show_changed.format_quantized(results, file, output))
 
 
 def _search(file: Path, output: Path, rules: Rules, bounds: Within, how: dict[str, Any], *, as_json: bool) -> None:
-    from modelexport.cli import show_quantized
+    from modelexport.cli import show_changed
     from modelexport.packages.changed_packages import quantize_within
 
     if rules.recipe is not None:
@@ -129,26 +120,22 @@ def _search(file: Path, output: Path, rules: Rules, bounds: Within, how: dict[st
     if as_json:
         print_json({"search": found, "written": written or None})
     else:
-        print(show_quantized.format_search(found))
+        print(show_changed.format_search(found))
         if written:
-            print(show_quantized.format_quantized(written, file, output))
+            print(show_changed.format_quantized(written, file, output))
     if not found.met:
         raise typer.Exit(1)
 
 
 def sensitivity(
-    file: FileOrFolderArgument,
-    to: Annotated[str, typer.Option("--to", metavar="METHOD", help="The method, as for quantize.")],
-    selectors: SelectorsOption = None,
-    metric: Annotated[
-        str, typer.Option("--metric", metavar="METRIC", help="error, cosine, kl, top1, or file.py:function.")
-    ] = "error",
-    compared: Annotated[
-        str | None, typer.Option("--compare", metavar="NAME", help="The output that is compared; by default the first.")
-    ] = None,
-    every_run: Annotated[
-        bool, typer.Option("--every-run", help="Use all inputs, also when further ones would not change the order.")
-    ] = False,
+    file: Path = FILE_OR_FOLDER,
+    to: str = option(..., "The method, as for quantize.", metavar="METHOD"),
+    selectors: Sequence[str] = ONLY,
+    metric: str = option("error", "error, cosine, kl, top1, or file.py:function.", metavar="METRIC"),
+    compared: str | None = option(
+        None, "The output that is compared; by default the first.", flag="--compare", metavar="NAME"
+    ),
+    every_run: bool = option(False, "Use all inputs, also when further ones would not change the order."),
     *,
     calibration: Data,
     shown: Shown,
@@ -182,11 +169,9 @@ def sensitivity(
 
 
 def select(
-    file: FileArgument,
-    selectors: SelectorsArgument,
-    form: Annotated[
-        str, typer.Option("--as", metavar="TOOL", help="ort, modelopt, olive, trt or nncf: the form that it takes.")
-    ],
+    file: Path = FILE,
+    selectors: Sequence[str] = SELECTORS,
+    form: str = option(..., "ort, modelopt, olive, trt or nncf: the form that it takes.", flag="--as", metavar="TOOL"),
 ) -> None:
     """Print the nodes of modules in the form that another tool's option takes, to exclude or include them there."""
     from modelexport.core.text import nearest

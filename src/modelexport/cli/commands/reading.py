@@ -2,41 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
 import typer
 
-from modelexport.cli.printing import format_headings, named_files, print_json, print_parts
-from modelexport.cli.shared_options import FileOrFolderArgument, JsonOption, SelectorsArgument
-from modelexport.cli.terminal import fitting_depth, left_out
+from modelexport.cli.printing import fitting_depth, format_headings, left_out, named_files, print_json, print_parts
+from modelexport.cli.shared_options import FILE_OR_FOLDER, JSON, SELECTORS
+from modelexport.core.declared_options import argument, option
 from modelexport.core.text import nearest
 from modelexport.errors import UsageError
 
-if TYPE_CHECKING:
-    from modelexport.tagged.skimming import Skimmed
-
 
 def tree(
-    file: FileOrFolderArgument,
-    depth: Annotated[int | None, typer.Option(metavar="N", help="Show N levels below the root.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Also check that the weights files are unchanged.")] = False,
-    as_json: JsonOption = False,
+    file: Path = FILE_OR_FOLDER,
+    depth: int | None = option(None, "Show N levels below the root.", metavar="N"),
+    check: bool = option(False, "Also check that the weights files are unchanged."),
+    as_json: bool = JSON,
 ) -> None:
     """Show the module tree in FILE, or in each part of FOLDER, with the nodes of each call."""
+    from modelexport.files.linked_weights import changed_files
+    from modelexport.graph.node_owners import owned_operators
+    from modelexport.tagged.file import read_tagged
     from modelexport.tagged.tree import format_tree, tree_rows, untagged_operators
 
     documents: dict[str, dict[str, Any]] = {}
     texts: dict[str, str] = {}
     faults: list[str] = []
     for name, part in named_files(file).items():
-        found = _skimmed(part, checked=not check)
-        untagged = untagged_operators(found.nodes)
-        rows = tree_rows(found.nodes, found.calls, found.tags.__getitem__)
+        found = read_tagged(part, checked=not check)
+        operators = list(owned_operators(found.model))
+        untagged = untagged_operators(operators)
+        rows = tree_rows(operators, found.calls, found.tags.__getitem__)
         levels = [row.depth for row in rows if row.nodes]
         to = depth if as_json else fitting_depth(levels, depth)
         shown = [row for row in rows if to is None or row.depth <= to]
-        own = _changed(part) if check else []
+        own = changed_files(found.model) if check else []
         faults += own
         documents[name] = {"path": str(part), "coverage": found.coverage, "tree": shown, "untagged": untagged}
         documents[name] |= {"weights": own} if check else {}
@@ -52,25 +54,7 @@ def tree(
         raise typer.Exit(1)
 
 
-def _skimmed(file: Path, *, checked: bool) -> Skimmed:
-    from modelexport.tagged.skimming import skim
-
-    found = skim(file, checked=checked)
-    if found is None:  # the reader of the whole file is slow to import
-        from modelexport.tagged.file import read_tagged
-
-        found = read_tagged(file).skimmed
-    return found
-
-
-def _changed(file: Path) -> list[str]:
-    from modelexport.files.linked_weights import changed_files
-    from modelexport.tagged.file import read_tagged
-
-    return changed_files(read_tagged(file, checked=False).model)
-
-
-def nodes(file: FileOrFolderArgument, modules: SelectorsArgument, as_json: JsonOption = False) -> None:
+def nodes(file: Path = FILE_OR_FOLDER, modules: Sequence[str] = SELECTORS, as_json: bool = JSON) -> None:
     """List the nodes of module calls and of the calls inside them, in each part that runs them."""
     from modelexport.cli import show_export
     from modelexport.tagged.file import read_tagged
@@ -84,24 +68,14 @@ def nodes(file: FileOrFolderArgument, modules: SelectorsArgument, as_json: JsonO
 
 
 def compare(
-    first: Annotated[Path, typer.Argument(metavar="A.onnx|A/", help="An ONNX file, tagged or not, or a package.")],
-    second: Annotated[Path, typer.Argument(metavar="B.onnx|B/", help="The file or package to compare with.")],
-    selectors: Annotated[
-        list[str] | None, typer.Argument(metavar="[SELECTOR]...", help="Only these calls and those inside them.")
-    ] = None,
-    values: Annotated[
-        bool, typer.Option("--values", help="Compare the elements of parameters; reads all weights.")
-    ] = False,
-    fail_on: Annotated[
-        str,
-        typer.Option("--fail-on", metavar="ASPECTS", help="Exit status 1 if structure,weights,outputs,cost differ."),
-    ] = "",
-    inputs: Annotated[
-        Path | None,
-        typer.Option("--inputs", metavar="FILE", help="Inputs for comparing outputs: .npz, .safetensors, or JSON."),
-    ] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown summary.")] = False,
-    as_json: JsonOption = False,
+    first: Path = argument(..., "An ONNX file, tagged or not, or a package.", metavar="A.onnx|A/"),
+    second: Path = argument(..., "The file or package to compare with.", metavar="B.onnx|B/"),
+    selectors: Sequence[str] = argument((), "Only these calls and those inside them.", metavar="[SELECTOR]..."),
+    values: bool = option(False, "Compare the elements of parameters; reads all weights."),
+    fail_on: str = option("", "Exit status 1 if structure,weights,outputs,cost differ.", metavar="ASPECTS"),
+    inputs: Path | None = option(None, "Inputs for comparing outputs: .npz, .safetensors, or JSON.", metavar="FILE"),
+    markdown: bool = option(False, "Print a Markdown summary."),
+    as_json: bool = JSON,
 ) -> None:
     """Show how two files differ, module by module. The exit status is 0 even if they do, except with --fail-on."""
     from modelexport.cli import show_comparison
@@ -119,7 +93,7 @@ def compare(
         names = [", ".join(files).strip() or "one file" for files in (one, other)]
         raise UsageError(f"{first} and {second} have different parts: {names[0]}, and {names[1]}; compare two files")
     reports = {
-        name: check_changes(one[name], other[name], aspects, values=values, modules=selectors or (), inputs=inputs)
+        name: check_changes(one[name], other[name], aspects, values=values, modules=selectors, inputs=inputs)
         for name in one
     }
     if as_json:

@@ -38,12 +38,8 @@ def match_by_name(state: Matching, node: ir.Node) -> None:
     Case: every node that a tool did not change, and every fused node that produces the last value of the fused nodes.
     With several outputs the source node that comes last in the graph is used: the others were fused into this one.
     """
-    producer, outputs = state.source.producer, node.outputs
-    if len(outputs) == 1:
-        index = producer.get(outputs[0].name)  # type: ignore[arg-type]  # nothing produces None
-        if index is not None:
-            state.record_match(node, index)
-    elif made := [producer[name] for value in outputs if (name := value.name or "") in producer]:
+    producer = state.source.producer
+    if made := [producer[name] for value in node.outputs if (name := value.name or "") in producer]:
         state.record_match(node, max(made))
 
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-import string
 from collections.abc import Iterator
 
 from modelexport.graph.snapshot import SourceGraph
 
-_PATTERN = "".join("0" if chr(code) in string.digits else chr(code) for code in range(128))
-"""A table for ``str.translate``, which makes all digits one."""
 _SEPARATOR = re.compile(r"[^A-Za-z0-9]+")
 _BEFORE_WORD = re.compile(r"(?<![^A-Za-z0-9])[^A-Za-z0-9]++(?=[A-Za-z])")  # tries each gap once, from its beginning
 
@@ -22,8 +19,6 @@ class OriginalNames:
         self._values.update(zip(source.names, source.names, strict=True))
         self._lengths = frozenset(map(len, self._values))
         """Only beginnings and ends as long as a name are copied: a long name has many."""
-        self._cuts: dict[str, list[int]] = {}
-        """Names with other digits to where they may be cut off: many have the same."""
 
     def find(self, name: str | None) -> str | None:
         """The source value whose name, or whose node's name, equals a name or is its beginning or end."""
@@ -48,18 +43,9 @@ class OriginalNames:
                 yield found
 
     def _beginning(self, name: str) -> str | None:
-        values = self._values
-        found = values.get(name)
-        if found is not None:
-            return found
-        pattern = name.translate(_PATTERN)
-        cuts = self._cuts.get(pattern)
-        if cuts is None:
-            cuts = self._cuts[pattern] = _cuts_of(pattern)
-        for cut in cuts:
-            if cut in self._lengths and (found := values.get(name[:cut])) is not None:
-                return found
-        return None
+        cuts = (gap.start() for gap in reversed(list(_BEFORE_WORD.finditer(name))))  # the last gap first
+        beginnings = (name[:cut] for cut in (len(name), *cuts) if cut in self._lengths)
+        return next((self._values[beginning] for beginning in beginnings if beginning in self._values), None)
 
     def _end(self, name: str) -> str | None:
         for gap in _SEPARATOR.finditer(name):
@@ -69,8 +55,3 @@ class OriginalNames:
             if end in self._values and not end.isdigit():
                 return self._values[end]
         return None
-
-
-def _cuts_of(name: str) -> list[int]:
-    """Where a name may be cut off: before each gap that a word follows, the last one first."""
-    return [gap.start() for gap in _BEFORE_WORD.finditer(name)][::-1]

@@ -93,19 +93,6 @@ class Matching:
         found = self.matches.get(node)
         return found is not None and node.op_identifier() == self.source.nodes[found[0]].op
 
-    def is_settled(self, node: ir.Node) -> bool:
-        """Whether a node is its source node, with the same inputs: no matcher but those by name finds more of it."""
-        if node in self.approximate:
-            return False
-        found = self.matches.get(node)
-        if found is None or len(found) > 1:
-            return False
-        before, operator = self.source.nodes[found[0]], node.op_identifier()
-        if operator != before.op or operator[1] in MOVES:
-            return False
-        taken = tuple(map(self.names.get, node.inputs))  # type: ignore[arg-type]  # None has no name
-        return taken == before.inputs and None not in taken
-
     def has_known_maker(self, value: ir.Value) -> bool:
         """Whether a value is an input or initializer, or is matched with a source value and not only as a variant."""
         producer = value.producer()
@@ -137,8 +124,6 @@ class Matching:
     def passed_on(self, value: ir.Value | None) -> str | None:
         """The source name of a value, or of the value that it was made from by new nodes with one input each."""
         names = self.names
-        if value in names:  # as nearly always
-            return names[value]
         for _ in range(CHAIN):
             if value is None or value in names:
                 break
@@ -206,13 +191,8 @@ class Matching:
         """Record that a node is a source node and produces the same values, under the same names or others."""
         self.matches[node] = [index]
         before = self.source.nodes[index]
-        outputs = node.outputs
-        if len(outputs) == 1 == len(before.outputs) and outputs[0].name == before.outputs[0]:  # as nearly always
-            self.values[before.outputs[0]] = outputs[0]
-            self.names[outputs[0]] = before.outputs[0]
-            return
-        pairs = list(zip(before.outputs, outputs, strict=False)) if is_same_operation(node, before) else []
-        pairs += [(name, value) for value in outputs if (name := value.name or "") in self.source.producer]
+        pairs = list(zip(before.outputs, node.outputs, strict=False)) if is_same_operation(node, before) else []
+        pairs += [(name, value) for value in node.outputs if (name := value.name or "") in self.source.producer]
         for name, value in pairs:
             if value.name == name or (value not in self.names and name not in self.values):
                 self.record_value(name, value)

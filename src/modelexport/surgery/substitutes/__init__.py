@@ -2,7 +2,6 @@
 
 from modelexport.surgery.substitutes.custom_operator import CustomOperator
 from modelexport.surgery.substitutes.from_model import FromModel
-from modelexport.surgery.substitutes.identity import Identity
-from modelexport.surgery.substitutes.substitute import Parts, Site, Substitute
+from modelexport.surgery.substitutes.substitute import Identity, Parts, Site, Substitute
 
 __all__ = ["CustomOperator", "FromModel", "Identity", "Parts", "Site", "Substitute"]

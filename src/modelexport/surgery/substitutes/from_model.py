@@ -20,7 +20,7 @@ from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents, keys
 from modelexport.graph.copies import copy_of
 from modelexport.graph.node_owners import owner_of
-from modelexport.graph.nodes import all_nodes, may_be, values_taken
+from modelexport.graph.nodes import all_nodes, may_be, nodes_behind
 from modelexport.surgery.call_interfaces import Interface, Wanted, match_names, offered_names, spellings
 from modelexport.surgery.edited_tags import EditedTags
 from modelexport.surgery.grafts import Graft, graft_calls, joined
@@ -233,7 +233,7 @@ def _taken_out(
     graph: ir.Graph, sources: Mapping[ir.Value, ir.Value], results: Sequence[ir.Value]
 ) -> tuple[list[ir.Node], list[ir.Value]]:
     """The nodes that results need, connected to the values of the whole model; each result gets a node of its own."""
-    needed, found = _behind(results), list[ir.Value]()
+    needed, found = set(nodes_behind(results)), list[ir.Value]()
     nodes = [node for node in graph if node in needed]
     graph.outputs.clear()
     graph.remove([node for node in graph if node not in needed], safe=True)
@@ -249,18 +249,6 @@ def _taken_out(
     for mine, source in sources.items():
         ir.convenience.replace_all_uses_with(mine, source)
     return nodes, found
-
-
-def _behind(results: Iterable[ir.Value]) -> set[ir.Node]:
-    """The nodes that values depend on."""
-    found: set[ir.Node] = set()
-    pending = [producer for value in results if (producer := value.producer()) is not None]
-    while pending:
-        node = pending.pop()
-        if node not in found:
-            found.add(node)
-            pending.extend(p for value in values_taken(node) if (p := value.producer()) is not None)
-    return found
 
 
 def _check_type(path: Path, mine: ir.Value, whole: ir.Value, whose: str) -> None:

@@ -13,7 +13,6 @@ import onnx_ir as ir
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.tags import CallTags
 from modelexport.files.atomic import Replacement
-from modelexport.files.package_folders import check_output_folder
 from modelexport.format import documents
 from modelexport.graph.node_owners import required_owner
 from modelexport.graph.nodes import all_nodes, nested_graphs
@@ -81,15 +80,6 @@ def _edges(model: ir.Model, enclosing: Mapping[Scope, ir.Node]) -> Iterator[tupl
             while consumer.graph is not producer.graph:
                 consumer = enclosing[consumer.graph]
                 yield producer, consumer
-
-
-def check_dag_directory(directory: Path) -> None:
-    """Fail before the work when files cannot be written into ``directory``.
-
-    Raises:
-        OutputError: It is a file or a symbolic link, cannot be written to, or is not there and cannot be made.
-    """
-    check_output_folder(directory)
 
 
 def write_dag_files(replacement: Replacement, directory: Path, dags: Mapping[str, documents.Dag]) -> None:

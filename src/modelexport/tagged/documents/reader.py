@@ -12,9 +12,9 @@ import onnx_ir as ir
 
 from modelexport.core.json_decoding import decode_json
 from modelexport.errors import FileFormatError
+from modelexport.files.linked_weights import check_weights
+from modelexport.files.onnx_models import load_onnx
 from modelexport.files.same_export import check_documents, read_document
-from modelexport.files.serialized import read_serialized
-from modelexport.files.weights_beside import check_recorded
 from modelexport.format import documents, keys
 from modelexport.format.call_tree import unknown_version
 from modelexport.graph.node_owners import owner_of
@@ -115,14 +115,12 @@ def _checked(path: Path, properties: Mapping[str, str] | None) -> bytes:
     model = path.with_name(path.name.removesuffix(suffix or "") + ".onnx")
     if suffix is not None and model.is_file():
         if properties is None:
-            properties = {entry.key: entry.value for entry in read_serialized(model).metadata_props}
+            beside = load_onnx(model)
+            check_weights(beside)
+            properties = beside.metadata_props
         check_documents(model, properties)
-        check_recorded(model.parent, properties)
     return content
 
 
 def _decode(path: Path, content: bytes, kind: type[T]) -> T:
-    try:
-        return decode_json(content, kind=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FileFormatError(f"{path} is damaged or another document ({error}): export it again") from error
+    return decode_json(content, kind=kind, damaged=f"{path} is damaged or another document")

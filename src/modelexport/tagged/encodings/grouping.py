@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from modelexport.core.calls import CallTree, ModuleCall
+from modelexport.core.calls import CallTree, ModuleCall, common_stack
 from modelexport.graph.node_owners import owner_of, required_owner
 from modelexport.graph.nodes import nested_graphs
 
@@ -109,11 +109,11 @@ class _Grouper:
         inside: set[ir.Value] = {*graph.inputs, *graph.initializers.values()}
         for node in graph:
             owner = required_owner(node)
-            home = _common(map(self._stack, owner.calls))
+            home = common_stack(map(self._stack, owner.calls))
             used = dict.fromkeys(value for value in node.inputs if value is not None)
             for nested in nested_graphs(node):
                 used.update(dict.fromkeys(self._settle(nested)))
-                home = _common([home, *(self.home[inner] for inner in nested)])
+                home = common_stack([home, *(self.home[inner] for inner in nested)])
             self.home[node] = home
             self.uses[node] = list(used)
             outside.update((value, None) for value in used if value not in inside)
@@ -180,17 +180,6 @@ class _Grouper:
         for call, names in of_call.items():
             if call not in self.formed and call not in self.flat and call != self.calls.calls[0].call:
                 self.flat[call] = FlatCall(str(call), MERGED, tuple(names))
-
-
-def _common(stacks: Iterable[tuple[ModuleCall, ...]]) -> tuple[ModuleCall, ...]:
-    """The longest stack that all of them begin with."""
-    levels = zip(*stacks, strict=False)
-    common: list[ModuleCall] = []
-    for level in levels:
-        if len(set(level)) > 1:
-            break
-        common.append(level[0])
-    return tuple(common)
 
 
 @dataclass

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 import msgspec
 import onnx_ir as ir
 
-from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Owner
 from modelexport.core.tags import CallTags
-from modelexport.core.text import json_texts
 from modelexport.core.version import __version__
 from modelexport.format import documents, keys
 from modelexport.format.call_tree import call_tree_entries, encode_call_tree
@@ -33,58 +32,26 @@ def write_metadata(
     """Write every node's owner and every initializer's origin and users into the model, in place."""
     if not keep_torch_metadata:
         drop_torch_metadata(model)
-    _write_owners(model, tags)
-    _write_origins(model, tags, origins)
+    for node in all_nodes(model):
+        if (owner := owner_of(node)) is not None:  # nodes of adopted files may have none; export checks for them
+            write_owner(node, owner, tags)
+    for value in initializers(model):
+        value.metadata_props[keys.HIERARCHY_TAGS] = json.dumps(initializer_tags(value, tags))
+        if (origin := origins.get(value.name or "")) is not None:
+            value.metadata_props[keys.PARAMETER] = json.dumps(origin.keys)
+            if origin.transform:
+                value.metadata_props[keys.TRANSFORM] = msgspec.json.encode(origin.transform).decode()
     model.metadata_props[keys.FORMAT_VERSION_KEY] = keys.FORMAT_VERSION
     model.metadata_props[keys.STATE_DICT] = msgspec.json.encode(entries).decode()
     model.metadata_props[keys.CALL_TREE] = encode_call_tree(call_tree_entries(tags.calls, tags.tag))
     model.metadata_props[keys.VERSION_KEY] = __version__
 
 
-def _write_owners(model: ir.Model, tags: CallTags) -> None:
-    written: dict[int, dict[str, str]] = {}  # by identity: nodes of one owner share it
-    of_calls: dict[tuple[ModuleCall, ...], dict[str, str]] = {}  # a derived owner may have the calls of an exact one
-    for node in all_nodes(model):
-        owner = owner_of(node)
-        if owner is None:  # nodes of adopted files may have none; export checks for them
-            continue
-        properties = written.get(id(owner))
-        if properties is None:
-            known = of_calls.get(owner.calls)
-            if known is None:
-                properties = of_calls[owner.calls] = owner_properties(owner, tags)
-            else:
-                properties = {**known, keys.EVIDENCE: owner.evidence.value}
-            written[id(owner)] = properties
-        _replace_tags(node, properties)
-
-
-def _write_origins(model: ir.Model, tags: CallTags, origins: Mapping[str, Origin]) -> None:
-    used: dict[tuple[int, ...], str] = {}  # by the identities of the users' owners
-    written: dict[tuple[str, int], dict[str, str]] = {}  # by tags, and the identity of the origin
-    for value in initializers(model):
-        users = tuple([id(owner_of(node)) for node in value.consumers()])
-        text = used.get(users)
-        if text is None:
-            text = used[users] = json_texts(initializer_tags(value, tags))
-        origin = origins.get(value.name or "")
-        properties = written.get((text, id(origin)))
-        if properties is None:
-            properties = {keys.HIERARCHY_TAGS: text} | (_origin_properties(origin) if origin is not None else {})
-            written[text, id(origin)] = properties
-        value.metadata_props.update(properties)
-
-
-def _origin_properties(origin: Origin) -> dict[str, str]:
-    properties = {keys.PARAMETER: json_texts(origin.keys)}
-    if origin.transform:
-        properties[keys.TRANSFORM] = msgspec.json.encode(origin.transform).decode()
-    return properties
-
-
 def write_owner(node: ir.Node, owner: Owner, tags: CallTags) -> None:
     """Write a node's owner into its metadata."""
-    _replace_tags(node, owner_properties(owner, tags))
+    for key in (keys.HIERARCHY_TAGS, keys.CALLS):  # of several owners
+        node.metadata_props.pop(key, None)
+    node.metadata_props.update(owner_properties(owner, tags))
 
 
 def owner_properties(owner: Owner, tags: CallTags) -> dict[str, str]:
@@ -95,13 +62,6 @@ def owner_properties(owner: Owner, tags: CallTags) -> dict[str, str]:
     properties[keys.NAMESPACE] = tags.namespace(owner.call)
     properties[keys.LAYER_ANNOTATION] = owner.call.annotation
     return properties
-
-
-def _replace_tags(node: ir.Node, written: dict[str, str]) -> None:
-    if properties := node.metadata_props:
-        for key in (keys.HIERARCHY_TAGS, keys.CALLS):  # of several owners
-            properties.pop(key, None)
-    node.metadata_props.update(written)
 
 
 def initializer_tags(value: ir.Value, tags: CallTags) -> list[str]:

@@ -15,7 +15,7 @@ from modelexport.core.relative_addresses import full_name, relative_addresses
 from modelexport.format import keys
 from modelexport.format.call_tree import call_tree_entries, encode_call_tree
 from modelexport.format.node_tags import read_addresses, read_source_tags, write_tags
-from modelexport.graph.copies import with_graphs
+from modelexport.graph.copies import value_like, with_graphs
 from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.node_owners import tags_of_users
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
@@ -89,7 +89,7 @@ class _Inliner:
         if name in self.model.graph.initializers:
             return self.model.graph.initializers[name]
         if name not in self.restored:
-            self.restored[name] = _copied(constant.outputs[0], name, constant.attributes["value"].as_tensor())
+            self.restored[name] = value_like(constant.outputs[0], name, constant.attributes["value"].as_tensor())
         return self.restored[name]
 
 
@@ -186,7 +186,7 @@ class _Expansion:
         return full_name(self.names[self.next_name - 1], body or "")
 
     def _define(self, value: ir.Value, env: dict[ir.Value, ir.Value]) -> ir.Value:
-        env[value] = _copied(value, self._name(value.name))
+        env[value] = value_like(value, self._name(value.name))
         own = str(self.next_name - 1)
         if own in self.shapes:
             shape = self.shapes[own]
@@ -200,8 +200,3 @@ class _Expansion:
         joined[keys.LAYER_ANNOTATION] = calls[0].annotation
         write_tags(joined, [call.address for call in calls], tags, Evidence(properties[keys.EVIDENCE]))
         return joined
-
-
-def _copied(value: ir.Value, name: str, tensor: ir.TensorProtocol | None = None) -> ir.Value:
-    shape = None if value.shape is None else value.shape.copy()
-    return ir.Value(name=name, type=value.type, shape=shape, const_value=tensor)

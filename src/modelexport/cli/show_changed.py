@@ -1,0 +1,229 @@
+"""The results of commands that change a file as text, and as JSON if that is not the result itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from modelexport.core.text import align, first_few, plural, rest_of, shortened
+from modelexport.tagged.tree import format_coverage, format_tree
+
+if TYPE_CHECKING:
+    from modelexport.lineage.adoption import Adopted
+    from modelexport.lineage.retagging import RetagReport
+    from modelexport.precision.quantize import QuantizeResult
+    from modelexport.precision.search import SearchResult
+    from modelexport.surgery.adapting import AdapterFile, AdapterInputs, MergedAdapters
+    from modelexport.surgery.placing import Placement
+    from modelexport.surgery.replacing import Replaced
+    from modelexport.surgery.splitting import Split
+    from modelexport.traces.differences import Difference
+
+
+_MOST = 20
+"""Lines of one kind."""
+
+
+def format_retag(report: RetagReport) -> str:
+    """The facts that are known about a retagged file, and those that are not."""
+    common = f"{report.common:,} of {plural(report.values, 'value')} come from the tagged file"
+    lines = [f"{format_coverage(report.coverage)}; {common}"]
+    for title, nodes in (("contain operations of several", report.fused), ("are between several", report.unclear)):
+        if nodes:
+            lines += ["", f"{plural(len(nodes), 'node')} that {title} calls:"]
+            rows = [(f"  {n.op_type}", n.name, first_few(n.calls, 4)) for n in nodes[:_MOST]]
+            lines += [align(rows), *rest_of(nodes, _MOST)]
+    if report.initializers:
+        count = plural(len(report.initializers), "initializer")
+        lines += ["", f"{count} that may come from any of these parameters:"]
+        lines += [f"  {one.name}: {', '.join(one.parameter)}" for one in report.initializers[:_MOST]]
+        lines += rest_of(report.initializers, _MOST)
+    lines.append("")
+    if report.unrecorded:
+        count = plural(report.unrecorded, "initializer")
+        lines.append(f"{count} changed in a way that is not recorded: update-weights refuses them")
+    if report.lost:
+        lines.append(f"folded and lost: {shortened(', '.join(report.lost), 200)}")
+    if report.gone:
+        lines.append(f"{plural(len(report.gone), 'call')} without nodes now: {shortened(', '.join(report.gone), 200)}")
+    if report.inlined:
+        lines.append("local functions were inlined")
+    return "\n".join([*lines, f"wrote {', '.join(report.files)}"])
+
+
+def format_adopted(adopted: Adopted) -> str:
+    """The facts about an adopted file: tree, coverage, sources, and what could not be determined."""
+    sources = ", ".join(f"{source} {count:,}" for source, count in adopted.sources.items())
+    lines = [format_tree(adopted.tree, adopted.coverage, adopted.operators), f"sources: {sources or 'none'}"]
+    if adopted.repeated:
+        lines.append(f"may be several calls that look like one: {first_few(path or '.' for path in adopted.repeated)}")
+    return "\n".join([*lines, f"wrote {', '.join(adopted.files)}"])
+
+
+def format_quantized(results: Mapping[str, QuantizeResult], source: Path, output: Path) -> str:
+    """What was quantized and what was kept, with the commands that check it."""
+    lines: list[str] = []
+    for name, result in results.items():
+        before, after = result.bytes_before / 1e6, result.bytes_after / 1e6
+        lines.append(f"{name or result.path}: {after:,.1f} MB of weights, from {before:,.1f} MB")
+        lines += [f"  {method}: {plural(count, 'node')}" for method, count in result.methods.items()]
+        if not result.methods:
+            lines.append("  no node was quantized: the methods do not quantize what these modules consist of")
+        if result.kept:
+            lines.append(f"  kept, bit for bit: {first_few(result.kept, 3)}")
+        lines += [f"  {shortened(line, 200)}" for line in result.joined[:10]]
+        lines += rest_of(result.joined, 10)
+        lines.append(f"  {format_coverage(result.coverage)}")
+    lines.append(f"wrote {output if len(results) > 1 or '' not in results else ', '.join(results[''].files)}")
+    if source.is_dir():
+        return "\n".join(lines)
+    lines.append(
+        f"next: modelexport verify {source} --against {output}; modelexport profile {source} --against {output}"
+    )
+    return "\n".join(lines)
+
+
+def format_search(found: SearchResult) -> str:
+    """What a search chose and why, and how far the result was from what was asked for."""
+    chosen_by, judged_on = found.runs
+    lines = [
+        f"{found.metric} {found.judged:.4g} on {plural(judged_on, 'input')} that were not used to choose",
+        f"  {found.seen:.4g} on the {chosen_by} used to choose, where every module at its cheapest "
+        f"has {found.cheapest:.4g}",
+        f"  {found.bytes_after / 1e6:,.1f} MB of weights, from {found.bytes_before / 1e6:,.1f} MB",
+    ]
+    if not found.met:
+        lines.insert(0, f"not met: {found.bound}; nothing was written. This is how close it came:")
+    if found.judgements > 1:
+        lines.append(f"judged {found.judgements} times, since the first choices were not within the bound there")
+    lines.append(f"{len(found.changed)} of {plural(found.modules, 'module')} or groups are not at their cheapest:")
+    rows = [["METHOD", "ALONE", "COSTS", "MODULES"]]
+    for one in found.changed[:_MOST_CHANGED]:
+        cost = f"{one.cost * 1e6:,.0f} us" if found.saved == "time" else f"{one.cost / 1e3:,.0f} kB"
+        rows.append([one.method, f"{one.loss:.3g}", cost, shortened(first_few(one.calls), 80)])
+    if found.changed:
+        lines += [f"  {line}" for line in align(rows, right={1, 2}).splitlines()]
+    return "\n".join([*lines, *rest_of(found.changed, _MOST_CHANGED)])
+
+
+_MOST_CHANGED = 12
+
+
+def format_split(result: Split) -> str:
+    """The stages, one on each line, and their balance."""
+    rows: list[tuple[object, ...]] = [("STAGE", "WEIGHTS", result.by.upper(), "NODES", "IN", "OUT", "MODULES")]
+    for one in result.stages:
+        sizes = megabytes(one.bytes), f"{one.share:.1%}", one.nodes, len(one.inputs), len(one.outputs)
+        rows.append((one.file, *sizes, _modules(one.modules, one.parts_of)))
+    over = result.largest / result.best - 1 if result.best else 0.0
+    even = "as even as module boundaries allow" if over < 0.0005 else f"{over:.1%} above the most even cut"
+    cross = ", ".join(map(str, result.crossing)) or "none"
+    return (
+        f"{align(rows, right={1, 2})}\n{result.path}: {plural(len(result.stages), 'stage')}, the largest "
+        f"{even}; values that cross each cut: {cross}"
+    )
+
+
+def format_chain(differences: Sequence[Difference]) -> str:
+    """Each output of the stages, and its difference from that of the whole file."""
+    return "\n".join(
+        f"{one.name}: {one.status}"
+        + (f", {one.absolute:.1e}" if one.absolute is not None else "")
+        + (f" ({one.reason})" if one.reason else "")
+        for one in differences
+    )
+
+
+def format_replaced(result: Replaced) -> str:
+    """The calls that were replaced, one on each line."""
+    rows: list[tuple[object, ...]] = [("CALL", "REMOVED", "ADDED", "INPUTS", "OUTPUTS")]
+    rows += [(one.call, one.removed, one.added, ", ".join(one.inputs), ", ".join(one.outputs)) for one in result.calls]
+    return (
+        f"{align(rows)}\n{result.path}: {plural(len(result.calls), 'call')} replaced by {result.by}, "
+        f"{plural(result.kept, 'node')} unchanged"
+    )
+
+
+def format_placement(placement: Placement, output: Path | None, libraries: Mapping[str, Path]) -> str:
+    """The device of each module and where it runs, the faults, and Python code that opens such a session."""
+    rows = [("MODULE", "RULE", "WENT TO", "")]
+    for call in placement.calls:
+        went = ", ".join(f"{provider} {count}" for provider, count in call.providers.items()) or "-"
+        rows.append((call.call, call.device, went, _STATES.get(call.state or "", "")))
+    sent = ", ".join(f"{plural(count, 'node')} to {device}" for device, count in placement.nodes.items())
+    lines = [align(rows), f"{sent}; {plural(placement.unplaced, 'node')} without a rule", ""]
+    return "\n".join([*lines, _python(placement, output, libraries)])
+
+
+_STATES = {"torn": "split", "elsewhere": "elsewhere", "no provider": "no provider available"}
+
+
+def _python(placement: Placement, output: Path | None, libraries: Mapping[str, Path]) -> str:
+    lines = ["import onnxruntime", ""]
+    lines += [
+        f'onnxruntime.register_execution_provider_library("{name}", "{path}")' for name, path in libraries.items()
+    ]
+    lines.append("options = onnxruntime.SessionOptions()")
+    if output is not None:
+        lines[0] = "import json\n\nimport onnxruntime"
+        lines.append(f'for key, value in json.load(open("{output}"))["config_entries"].items():')
+        lines.append("    options.add_session_config_entry(key, value)")
+    else:
+        lines.append(f'options.add_session_config_entry("session.layer_assignment_settings", "{placement.settings}")')
+    names = [name for name in placement.providers if name not in libraries]
+    if libraries:
+        lines.append("for device in onnxruntime.get_ep_devices():")
+        lines.append(f"    if device.ep_name in {list(libraries)}:")
+        lines.append("        options.add_provider_for_devices([device], {})")
+        lines.append(f'session = onnxruntime.InferenceSession("{placement.path}", options)')
+    else:
+        lines.append(f'session = onnxruntime.InferenceSession("{placement.path}", options, providers={names})')
+    return "\n".join(lines)
+
+
+def megabytes(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB" if count >= 1e5 else f"{count:,} B"
+
+
+def _modules(whole: Sequence[str], parts_of: Sequence[str]) -> str:
+    """The first and last complete module of a stage, and the modules of which it has a part."""
+    text = whole[0] if len(whole) == 1 else f"{whole[0]} to {whole[-1]}" if whole else ""
+    parts = ", ".join(name for name in parts_of if name != ".")
+    return f"{text}{f' (part of {parts})' if parts else ''}".strip()
+
+
+def format_adapted(result: MergedAdapters | AdapterInputs) -> str:
+    """What became of adapters, a line for each file."""
+    parts = [plural(result.pairs, "low-rank pair")]
+    lines = []
+    if isinstance(result.whole, int):
+        parts += [plural(result.whole, "whole tensor")] if result.whole else []
+        changed = f"merged into {plural(result.initializers, 'initializer')}"
+        if result.untied:
+            lines.append(f"no longer tied: {', '.join(result.untied)}")
+    else:
+        changed = f"taken as {plural(len(result.inputs), 'optional input')}, {plural(result.nodes, 'node')} added"
+        if result.whole:
+            parts.append(f"{plural(len(result.whole), 'whole initializer')} ({first_few(result.whole, 3)})")
+        lines += [format_adapter_file(file) for file in result.adapters]
+    if result.unused:
+        lines.append(f"not used in the file: {first_few(result.unused, 3)}")
+    return "\n".join([f"{result.path}: {' and '.join(parts)} {changed}", *lines])
+
+
+def format_adapter_file(file: AdapterFile) -> str:
+    return f"{file.path}: {plural(file.inputs, 'input')}, {megabytes(file.bytes)}"
+
+
+def adopted_document(adopted: Adopted) -> dict[str, Any]:
+    """The document that ``modelexport adopt --json`` prints."""
+    return {
+        "path": str(adopted.path),
+        "files": adopted.files,
+        "coverage": adopted.coverage,
+        "sources": adopted.sources,
+        "untagged": adopted.untagged,
+        "repeated": adopted.repeated,
+        "tree": adopted.tree,
+    }

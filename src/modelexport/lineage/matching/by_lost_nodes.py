@@ -1,0 +1,152 @@
+"""Match nodes with those after or before them that are gone: folded into parameters, removed, or fused in."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from modelexport.lineage.matching.state import CHAIN, MOVES, NEAR, Matching, computed_inputs, is_same_operation
+
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def match_by_folding(state: Matching, node: ir.Node) -> None:
+    """Match a node with new parameters also with the node after it that is gone with all its parameters.
+
+    Case: OnnxSim folds a ``BatchNormalization`` into the ``Conv`` before it, and OnnxSlim a scale into a ``Gemm`` with
+    a ``Reshape`` behind it; the value that they give keeps the name of what the ``Conv`` gave.
+    """
+    value = node.outputs[0] if len(node.outputs) == 1 and state.new_initializers else None
+    name = state.names.get(value) if value is not None else None
+    if value is None or name is None or node not in state.matches or value.name != name:
+        return
+    chain = _with_new_parameters(state, node)
+    for _ in range(CHAIN if chain else 0):
+        following = state.source.users.get(name, ())
+        index = next(iter(following)) if len(following) == 1 else None
+        if index is None or not _is_folded(state, index, name):
+            return
+        if any(user.op_identifier() == state.source.nodes[index].op for user in value.consumers()):
+            return  # it is still there, with new parameters
+        state.values.pop(name, None)
+        name = state.source.nodes[index].outputs[0]
+        state.record_value(name, value)
+        for one in chain:
+            state.matches[one].insert(0, index)
+
+
+def has_new_parameter(state: Matching, node: ir.Node) -> bool:
+    """Whether a node uses a parameter that the source has not."""
+    new = state.new_initializers
+    return bool(new) and any(
+        value is not None and value in new and is_parameter(value.const_value) for value in node.inputs
+    )
+
+
+def _with_new_parameters(state: Matching, node: ir.Node) -> list[ir.Node]:
+    """The node and those before it, up to the one that has parameters which the source has not; nothing if none has."""
+    chain = []
+    for _ in range(CHAIN):
+        if node not in state.matches:
+            return []
+        chain.append(node)
+        if has_new_parameter(state, node):
+            return chain
+        before = computed_inputs(node)
+        producer = before[0].producer() if len(before) == 1 and len(before[0].uses()) == 1 else None
+        if producer is None or node.op_type not in MOVES:
+            return []
+        node = producer
+    return []
+
+
+def _is_folded(state: Matching, index: int, name: str) -> bool:
+    """Whether a source node computes with one value and parameters, and is gone with all of them."""
+    before = state.source.nodes[index]
+    constants = [one for one in before.inputs if one is not None and one != name]
+    return (
+        len(before.outputs) >= 1
+        and not any(state.is_present(output) for output in before.outputs)
+        and bool(constants)
+        and all(one in state.source.constant and not state.is_present(one) for one in constants)
+        and any(is_parameter(state.source.initializers.get(one)) for one in constants)
+    )
+
+
+def is_parameter(tensor: ir.TensorProtocol | None) -> bool:
+    """Whether a tensor may be a parameter: more than one floating-point number."""
+    return tensor is not None and tensor.dtype in _FLOATS and tensor.size > 1
+
+
+def match_by_removal(state: Matching, node: ir.Node) -> None:
+    """Match a node that gives the value of another operator with the node before that one which has its operator.
+
+    Case: OnnxSlim removes a ``Pad`` of nothing, and the value before it gets the name of its result.
+    """
+    found = state.matches.get(node, [])
+    nodes = state.source.nodes
+    if len(found) != 1 or len(node.outputs) != 1 or node in state.approximate:
+        return
+    if nodes[found[0]].op == node.op_identifier():
+        _match_the_one_before(state, node, found)
+        return
+    if has_new_parameter(state, node):
+        return
+    index = found[0]
+    for _ in range(CHAIN):
+        if nodes[index].op == node.op_identifier():
+            return
+        given = [name for name in nodes[index].inputs if name is not None]
+        before = [name for name in given if name not in state.source.constant]
+        if len(before) != 1 or before[0] not in state.source.producer:
+            return
+        if any(is_parameter(state.source.initializers.get(name)) for name in given):
+            return  # it did not return its input
+        index = state.source.producer[before[0]]
+        if is_same_operation(node, nodes[index]) and not state.is_present(before[0]):
+            found.append(index)
+            state.values[before[0]] = node.outputs[0]
+            return
+
+
+def _match_the_one_before(state: Matching, node: ir.Node, found: list[int]) -> None:
+    """Match a node with the one before the removed one, if both are of one operator and it takes what that one takes.
+
+    Case: OnnxSlim removes the second of two ``Add``, of a parameter that is zero.
+    """
+    nodes, removed = state.source.nodes, state.source.nodes[found[0]]
+    taken = [state.names.get(value) if value is not None else None for value in node.inputs]
+    if taken == list(removed.inputs):
+        return
+    before = [name for name in removed.inputs if name is not None and name not in state.source.constant]
+    if len(before) != 1 or before[0] not in state.source.producer:
+        return
+    index = state.source.producer[before[0]]
+    same = is_same_operation(node, nodes[index]) and taken == list(nodes[index].inputs)
+    if same and not state.is_present(before[0]):
+        found[:] = [index]
+        state.values[before[0]] = node.outputs[0]
+
+
+def match_by_activation(state: Matching, node: ir.Node) -> None:
+    """Match a fused node also with the operator that one of its attributes names, if that operator follows.
+
+    Case: ONNX Runtime's ``Conv`` in its own layout, with ``activation: Relu`` (``ort-all`` on ResNet), produces the
+    value of the ``Relu`` after the ``Conv``, with a name derived from the output of the ``Conv``.
+    """
+    if node not in state.approximate or not node.attributes.data:
+        return
+    named = {a.as_string() for a in node.attributes.data.values() if a.type == ir.AttributeType.STRING}
+    nodes, users = state.source.nodes, state.source.users
+    if not named or any(nodes[index].op[1] in named for index in state.region(state.matches[node], NEAR)):
+        return
+    index = state.matches[node][0]
+    for _ in range(CHAIN):
+        following = {user for output in nodes[index].outputs for user in users.get(output, ())}
+        outputs = {output for user in following for output in nodes[user].outputs}
+        if len(following) != 1 or not outputs.isdisjoint(state.variants):
+            return
+        index = following.pop()
+        if nodes[index].op[1] in named:
+            state.matches[node].insert(0, index)
+            state.record_variant(nodes[index].outputs[0], node.outputs[0])
+            return
