@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from torch import nn
@@ -262,15 +264,67 @@ class Noisy(nn.Module):
 
 
 class Noise(nn.Module):
+    def __init__(self, draw: Callable[[torch.Tensor], torch.Tensor] = torch.randn_like) -> None:
+        super().__init__()
+        self.draw = draw
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + torch.randn_like(x)
+        return x + self.draw(x)
 
 
-def test_a_model_that_draws_random_numbers_is_compared_with_those(tmp_path: Path) -> None:
-    report = proven(Noisy().eval(), {"x": torch.randn(3, 8)}, tmp_path)
-    statuses = {call.address: call.status for call in report.calls}
-    assert statuses["before"] == statuses["after"] == "agree"
-    assert "differ" not in statuses.values()
+def dropped(x: torch.Tensor) -> torch.Tensor:
+    """Twice, as in a prenet that drops in evaluation, too: other elements each time."""
+    return nn.functional.dropout(x, 0.1, training=True) - nn.functional.dropout(x, 0.1, training=True)
+
+
+ALIKE = {"normal": torch.randn_like, "dropout": dropped, "choice": lambda x: torch.bernoulli(torch.full_like(x, 0.5))}
+"""What files draw as PyTorch does."""
+
+
+@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
+@pytest.mark.parametrize("draw", ALIKE)
+def test_a_model_that_draws_random_numbers_is_compared_with_those(
+    draw: str, frontend: FrontEnd, tmp_path: Path
+) -> None:
+    model = Noisy().eval()
+    model.noise = Noise(ALIKE[draw])
+    report = proven(model, {"x": torch.randn(3, 8)}, tmp_path, frontend=frontend)
+    assert {call.address: call.status for call in report.calls} == dict.fromkeys(
+        ("", "before", "noise", "after"), "agree"
+    )
+
+
+def test_a_fault_beside_random_numbers_is_found(tmp_path: Path) -> None:
+    model = Noisy().eval()
+    model.noise = Noise(dropped)
+    export(model, {"x": torch.randn(3, 8)}, tmp_path / "x.onnx")
+    graph = onnx.load(tmp_path / "x.onnx")
+    next(node for node in graph.graph.node if node.op_type == "Sub").op_type = "Add"
+    onnx.save(graph, tmp_path / "wrong.onnx")
+    report = verify(model, {"x": torch.randn(3, 8)}, tmp_path / "wrong.onnx")
+    assert [call.address for call in report.calls if call.status == "differ"] == ["noise"]
+
+
+def test_numbers_that_files_compute_from_others_are_not_compared(tmp_path: Path) -> None:
+    """Exponential ones are logarithms of uniform ones: PyTorch's would be the wrong ones at their place."""
+    model = Noisy().eval()
+    model.noise = Noise(lambda x: x.new_empty(x.shape).exponential_())
+    report = proven(model, {"x": torch.randn(3, 8)}, tmp_path)
+    assert [one.status for one in report.outputs] == ["not compared"]
+    assert {call.status for call in report.calls} == {"agree", "not compared"}
+
+
+class Warped(nn.Module):
+    """``AffineGrid`` is a function with an ``If``, for which onnx calls it random."""
+
+    def forward(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        grid = nn.functional.affine_grid(places, [2, 1, 4, 4], align_corners=False)
+        return nn.functional.grid_sample(x, grid, align_corners=False)
+
+
+def test_a_grid_is_not_random(tmp_path: Path) -> None:
+    inputs = (torch.rand(2, 1, 4, 4), torch.rand(2, 2, 3))
+    assert proven(Warped(), inputs, tmp_path, frontend="torchscript", opset=20).agrees
 
 
 class OnlyFloat32(nn.Module):

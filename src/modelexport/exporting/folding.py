@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnxscript import optimizer
 
 from modelexport.capture.once.inference import Known, inferred_once
-from modelexport.graph.nodes import all_nodes, nested_graphs
+from modelexport.graph.nodes import all_nodes, draws, nested_graphs
 from modelexport.weights.packed import operators as packed
 from modelexport.weights.transforms import run_operator, since_version, tensor_attributes
 
@@ -37,8 +37,9 @@ class FoldConstants(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, result.modified)
 
     def _should_fold(self, node: ir.Node) -> bool | None:
-        """Do not fold a constant ``Resize``: its evaluator works element by element in Python."""
-        return None if node.op_identifier() != ("", "Resize", "") and self._may_fold(node) else False
+        """Do not fold a constant ``Resize``, whose evaluator works element by element in Python, and random numbers."""
+        folds = node.op_identifier() != ("", "Resize", "") and not draws(node) and self._may_fold(node)
+        return None if folds else False
 
 
 def fold_packed(model: ir.Model, tensors: dict[ir.Value, ir.TensorProtocol]) -> None:

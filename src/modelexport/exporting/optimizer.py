@@ -16,7 +16,7 @@ from modelexport.core.owners import Evidence, Owner
 from modelexport.exporting.folding import FoldConstants, FoldParameters
 from modelexport.exporting.rewrite import RewritePass, default_rules
 from modelexport.graph.node_owners import OWNER, owner_of
-from modelexport.graph.nodes import all_nodes
+from modelexport.graph.nodes import all_nodes, draws
 
 
 def optimize_graph(
@@ -51,9 +51,22 @@ def optimize_graph(
         ),
         passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         passes.LiftSubgraphInitializersToMainGraphPass(),
-        passes.CommonSubexpressionEliminationPass(),
+        _MergeEqual(),
         passes.RemoveUnusedNodesPass(),
     )(model)
+
+
+class _MergeEqual(passes.CommonSubexpressionEliminationPass):
+    """Merges equal nodes, but for all that draw random numbers: onnx_ir knows only some of these."""
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        drawing = [node for node in all_nodes(model) if draws(node)]
+        for number, node in enumerate(drawing):
+            node.attributes.add(ir.AttrInt64("apart", number))
+        result = super().call(model)
+        for node in drawing:
+            node.attributes.pop("apart")
+        return result
 
 
 def finish(model: ir.Model, output_names: Sequence[str], reserved: Collection[str] = ()) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -152,5 +153,14 @@ def consumers(node: ir.Node, enclosing: Mapping[ir.Graph, ir.Node]) -> Iterator[
 
 def is_random(schema: onnx.defs.OpSchema) -> bool:
     """Whether an operator may return different results for the same inputs."""
-    determinism = schema.node_determinism  # type: ignore[attr-defined]  # onnx has it, its type stubs do not
-    return bool(determinism == onnx.defs.OpSchema.NodeDeterminism.NonDeterministic)
+    facts: Any = schema  # onnx has more of them than its type stubs
+    random = facts.node_determinism == onnx.defs.OpSchema.NodeDeterminism.NonDeterministic
+    return bool(random) and not facts.has_function  # onnx calls a function with an If random: AffineGrid
+
+
+def draws(node: ir.Node) -> bool:
+    """Whether a node itself draws random numbers."""
+    if node.domain or not onnx.defs.has(node.op_type) or nested_graphs(node):  # onnx calls these random as well
+        return False
+    trains = len(node.inputs) > 2 and node.inputs[2] is not None
+    return is_random(onnx.defs.get_schema(node.op_type)) and (node.op_type != "Dropout" or trains)

@@ -191,7 +191,8 @@ class _Recording:
             if not any(tensor is one for one in tensors) or func._schema.is_mutable:
                 self.content(stored).computed[call] = None
             if drawn:
-                self.trace.drawn.append((call, as_array(stored).copy()))
+                alike = str(func.overloadpacket).removeprefix("aten.") in _DRAWN_ALIKE
+                self.trace.drawn.append((call, as_array(stored if alike else stored.new_empty(0)).copy()))
             if tensor.dtype is torch.long:
                 self._choose(tensors, tensor)
             if tensor._base is not None and any(tensor is one for one in tensors):  # written through a view
@@ -229,6 +230,11 @@ _WITHOUT_VALUES = frozenset(
     for name in ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
 )
 """Operations that give memory as it is."""
+
+_DRAWN_ALIKE = frozenset(
+    ("rand", "rand_like", "uniform_", "randn", "randn_like", "normal_", "bernoulli", "bernoulli_", "multinomial")
+)
+"""Operations whose numbers ONNX has an operator for. Files compute others from these, as exponential ones."""
 
 
 def _draws(func: Any) -> bool:

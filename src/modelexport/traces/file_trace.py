@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.node_owners import owner_of
-from modelexport.graph.nodes import is_random, nested_graphs
+from modelexport.graph.nodes import draws
 from modelexport.traces.choices import is_tie
 from modelexport.traces.differences import UNITS, error_of
 from modelexport.traces.file_run import Change, FileRun, NodeError, nudge
@@ -233,8 +232,8 @@ class _Watcher:
     def __call__(self, node: ir.Node, given: Sequence[Any], value: ir.Value, array: Any) -> Any:
         if not isinstance(array, np.ndarray):  # a sequence
             return array
-        if _draws(node):
-            array = self._with_drawn(node, value, array)
+        if draws(node):
+            array = self._with_drawn(node, given, value, array)
         elif any(one in self.trace.random for one in node.inputs):
             self.trace.random.add(value)
         if array.dtype.kind == "i" and self._choices:
@@ -246,14 +245,15 @@ class _Watcher:
             return self._replace[value]
         return array
 
-    def _with_drawn(self, node: ir.Node, value: ir.Value, array: Any) -> Any:
+    def _with_drawn(self, node: ir.Node, given: Sequence[Any], value: ir.Value, array: Any) -> Any:
         if not self._truth.drawn:  # a file that draws numbers where PyTorch does not is wrong, in each run alike
             return np.zeros_like(array)
         owner = owner_of(node)
         for call in owner.calls if owner is not None else ():
             drawn = self._drawn.get((call, array.size))
-            if drawn and drawn[0].dtype.kind == array.dtype.kind:  # an order is drawn by other numbers in a file
-                return drawn.pop(0).reshape(array.shape).astype(array.dtype)
+            if drawn and value is node.outputs[0] and _may_be_drawn(node, drawn[0], array):
+                numbers = drawn.pop(0).reshape(array.shape)
+                return numbers.astype(array.dtype) if node.op_type != "Dropout" else _dropped(node, given, numbers)
         self.trace.random.add(value)
         return array
 
@@ -275,13 +275,13 @@ _SCORES = 1e-6
 """How far off scores may be that are taken for PyTorch's."""
 
 
-def _draws(node: ir.Node) -> bool:
-    if node.domain or not onnx.defs.has(node.op_type):
-        return False
-    if nested_graphs(node):  # onnx calls these random as well
-        return False
-    return is_random(onnx.defs.get_schema(node.op_type)) or _trains(node)
+def _may_be_drawn(node: ir.Node, numbers: Any, array: Any) -> bool:
+    """Whether a node could have drawn PyTorch's numbers: files draw some by other ones, as an order by uniform ones."""
+    is_mask = bool(np.isin(numbers, (0, 1)).all())
+    return numbers.dtype.kind == array.dtype.kind and (node.op_type in ("Bernoulli", "Dropout")) == is_mask
 
 
-def _trains(node: ir.Node) -> bool:
-    return node.op_type == "Dropout" and len(node.inputs) > 2 and node.inputs[2] is not None
+def _dropped(node: ir.Node, given: Sequence[Any], mask: Any) -> Any:
+    """What a ``Dropout`` gives with PyTorch's choice of the elements that it keeps."""
+    kept = 1 - (0.5 if given[1] is None else given[1])
+    return given[0] * mask / (kept if node.outputs[0].dtype is ir.DataType.DOUBLE else np.float32(kept))
