@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from modelexport.tagged.flattening import inline as inline
     from modelexport.tagged.flattening import strip as strip
     from modelexport.verify.against import verify_against as verify_against
-    from modelexport.verify.reference import verify_reference as verify_reference
+    from modelexport.verify.against_reference import verify_reference as verify_reference
     from modelexport.verify.verdicts import VerifyReport as VerifyReport
     from modelexport.weights.updates import update_weights as update_weights
 
@@ -114,7 +114,7 @@ _PUBLIC = {
     "retag": "modelexport.lineage.retagging",
     "strip": "modelexport.tagged.flattening",
     "update_weights": "modelexport.weights.updates",
-    "verify_reference": "modelexport.verify.reference",
+    "verify_reference": "modelexport.verify.against_reference",
 }
 __all__ = sorted(_PUBLIC)  # noqa: PLE0605 - the table above is the list
 

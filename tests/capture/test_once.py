@@ -191,7 +191,7 @@ def check_files(name: str, folder: Path, **options: Any) -> None:
 
 
 def test_a_file_has_the_bytes_that_it_has_without_sharing(tmp_path: Path) -> None:
-    check_files("albert", tmp_path, dynamic=True, frontend="dynamo")
+    check_files("blocks", tmp_path, dynamic=True, frontend="dynamo")
 
 
 @pytest.mark.slow

@@ -44,13 +44,14 @@ def test_what_is_saved_is_tagged_verified_and_run_by_transformers(vit: tuple[Any
 
 
 def test_the_parts_of_generation_have_the_addresses_of_the_whole_model(tmp_path: Path) -> None:
-    model = LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=2, vocab_size=32)).eval()
+    config = LlamaConfig(**{**SIZES, "num_hidden_layers": 1}, num_key_value_heads=2, vocab_size=32)
+    model = LlamaForCausalLM(config).eval()
     inputs = {"input_ids": torch.randint(0, 32, (2, 6)), "attention_mask": torch.ones(2, 6, dtype=torch.long)}
     inputs["attention_mask"][0, :2] = 0
     config = TaggedOnnxConfig(dynamic=True)
     TaggedOnnxExporter().export_for_generation(model, inputs, config, multi_token_decode=True).save_pretrained(tmp_path)
     for part in ("prefill", "decode"):
-        assert "model.layers.1.mlp" in modelexport.load(tmp_path / f"{part}.onnx")
+        assert "model.layers.0.mlp" in modelexport.load(tmp_path / f"{part}.onnx")
 
 
 def test_what_the_format_does_not_do_is_refused(vit: tuple[Any, Any]) -> None:

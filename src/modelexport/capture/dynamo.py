@@ -48,7 +48,7 @@ from modelexport.capture.opsets import convert_to_opset, translated_opset
 from modelexport.capture.patches import private, replaced, require, usable
 from modelexport.capture.repairs.decompositions import outputs_converted_back, with_decompositions
 from modelexport.capture.repairs.last_windows import without_last_windows
-from modelexport.capture.repairs.quantized import opset_for
+from modelexport.capture.repairs.packed_linear import opset_for
 from modelexport.capture.repairs.recurrent import steps_open
 from modelexport.capture.repairs.translations import Table, translations, with_translations
 from modelexport.capture.repairs.untraceable import reading_no_values

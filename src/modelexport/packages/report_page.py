@@ -19,7 +19,7 @@ from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.package import read_package
 from modelexport.traces.reference import reference_path
 from modelexport.verify.against import AgainstReport, Loss, verify_against
-from modelexport.verify.reference import verify_reference
+from modelexport.verify.against_reference import verify_reference
 from modelexport.verify.verdicts import VerifyReport
 
 

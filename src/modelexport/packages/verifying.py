@@ -81,7 +81,7 @@ def verify(
         inputs: Of the model; ``None`` for prompts and arguments that are made.
         progress: Called with the name of each step, where it compares with a model.
         how: ``modules`` and ``provider``, and what the function for the case takes: :func:`.verify.verify.verify`,
-            :func:`.reference.verify_reference`, :func:`.against.verify_against`, :func:`.chain.verify_stages`,
+            :func:`.against_reference.verify_reference`, :func:`.against.verify_against`, :func:`.chain.verify_stages`,
             :func:`.verifying_generation.verify_generation`, :func:`.verifying_pipelines.verify_pipeline`.
 
     Raises:
@@ -104,7 +104,7 @@ def _without_model(path: Path, against: Source | None, how: Mapping[str, Any]) -
             raise UsageError(
                 f"{path} is a folder: give the exported model with --model, or for stages the split file with --against"
             )
-        from modelexport.verify.reference import verify_reference
+        from modelexport.verify.against_reference import verify_reference
 
         return verify_reference(path, **how)
     if path.is_dir():

@@ -18,7 +18,7 @@ from modelexport.traces.file_trace import exact_constants, measure_noise, measur
 from modelexport.traces.trace import SeenTensor, Trace
 from modelexport.verify.located import Located, find_pairs, locate, replacements
 from modelexport.verify.matches import Matches, telling_outputs
-from modelexport.verify.owners import Contradiction, check_owners
+from modelexport.verify.contradictions import Contradiction, check_owners
 from modelexport.verify.verdicts import CallVerdict, OwnerCounts
 
 

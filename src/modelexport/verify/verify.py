@@ -5,7 +5,7 @@ size, in whatever order it computes (:mod:`modelexport.traces`). What is compare
 
 1. every tensor that a module returns, looked up among the values of the file (:mod:`.matches`); only behind a
    difference is the file cut, to find the call that makes it (:mod:`.located`);
-2. the owner of each node (:mod:`.owners`);
+2. the owner of each node (:mod:`.contradictions`);
 3. the outputs on other inputs (:mod:`.others`);
 4. the outputs as ONNX Runtime computes them for users (:mod:`.as_run`);
 5. parameters, bit for bit (:mod:`.parameters`), and what documents claim (:mod:`.claims`).

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from modelexport.capture import USUAL_FORM, QuantizedForm
-from modelexport.capture.repairs import elements, pooling, quantized, recurrent
+from modelexport.capture.repairs import elements, packed_linear, pooling, recurrent
 
 Table = dict[Callable[..., Any], Callable[..., Any]]
 
@@ -29,7 +29,7 @@ def translations(form: QuantizedForm = USUAL_FORM) -> Table:
         aten.arange.start_step: elements.numbers_by_step,
         **pooling.max_pools(),
         aten.lstm.input: recurrent.lstm,
-        **quantized.linear(form),
+        **packed_linear.linear(form),
     }
 
 
