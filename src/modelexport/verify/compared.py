@@ -16,9 +16,9 @@ from modelexport.traces.differences import Difference, Verdict
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.file_trace import exact_constants, measure_noise, measure_rounding, trace_file
 from modelexport.traces.trace import SeenTensor, Trace
+from modelexport.verify.contradictions import Contradiction, check_owners
 from modelexport.verify.located import Located, find_pairs, locate, replacements
 from modelexport.verify.matches import Matches, telling_outputs
-from modelexport.verify.contradictions import Contradiction, check_owners
 from modelexport.verify.verdicts import CallVerdict, OwnerCounts
 
 
