@@ -32,6 +32,7 @@ from modelexport.files.onnx_models import (
 )
 from modelexport.files.package_folders import check_package_folder
 from modelexport.format import keys
+from modelexport.graph.initializers import bind_tensors
 from modelexport.graph.nodes import initializers
 from modelexport.lineage.retagging import RetagReport, retag, write_retagged
 from modelexport.precision.quantize import Feeds, QuantizeResult, quantize, quantized, result_of
@@ -290,11 +291,10 @@ def _share(models: Iterable[ir.Model], file: Path) -> str:
             digest = hashlib.sha256(tensor.tobytes()).digest()
             equal[value] = first.setdefault((digest, tensor.dtype, tuple(tensor.shape.numpy())), value)
         elif tensor is not None:
-            value.const_value = inside_file(tensor, at_once=True)
+            bind_tensors({value: inside_file(tensor, at_once=True)})
     tensors = {value: value.const_value for value in first.values() if value.const_value is not None}
     placed = write_data_file(tensors, file.parent, file.name)
-    for value, other in equal.items():
-        value.const_value = placed[other]
+    bind_tensors({value: placed[other] for value, other in equal.items()})
     sealed = ir.Model(ir.Graph([], [], nodes=[]), ir_version=10)
     record_data(sealed, file)
     return sealed.metadata_props[keys.DATA]

@@ -215,7 +215,7 @@ def read_tagged(path: Source, *, checked: bool = True) -> TaggedFile:
     tagged = TaggedFile(path, model, calls, tags, encoding)
     if checked:
         check_weights(model)
-        _check_documents(tagged)
+    _check_documents(tagged)
     return tagged
 
 
