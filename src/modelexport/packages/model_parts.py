@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -71,13 +71,18 @@ def with_forward(model: nn.Module, run: Callable[..., Any]) -> nn.Module:
     return part
 
 
-def with_weights(model: nn.Module, weights: Weights | None) -> AbstractContextManager[None]:
+def with_weights(
+    model: nn.Module, weights: Weights | None, never_called: Collection[str] = ()
+) -> AbstractContextManager[None]:
     """Inside, a model that was built without weights has them while it runs; ``None`` for one that has its own.
 
     A part calls other methods than ``forward``, so that what modules of modules own is lent with the root.
+
+    Args:
+        never_called: Paths of modules without modules that are not called; others use their weights.
     """
     outside = [path for path, module in model.named_modules() if path and any(module.children())]
-    return nullcontext() if weights is None else lend_weights(model, weights, outside)
+    return nullcontext() if weights is None else lend_weights(model, weights, {*outside, *never_called})
 
 
 def cache_name(name: str, prefix: str) -> str | None:

@@ -203,8 +203,9 @@ def run_once(
         if any(one is None or one.status != "passed" for one in checks.values()):
             return []
         told = "the package does not generate what the model does"
+        uncalled = [{one.path for one in each.hierarchy.modules if not one.calls} for each in results.values()]
         try:
-            with with_weights(model, options.weights.lent):
+            with with_weights(model, options.weights.lent, set[str].intersection(*uncalled)):
                 fault = _fault(model, manifest, folder, given)
         except ModelExportError as error:
             fault = error_line(error)
