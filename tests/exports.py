@@ -18,7 +18,7 @@ from modelexport import export
 from modelexport.capture import FrontEnd
 from modelexport.cli.show_export import export_document
 from modelexport.format import documents
-from modelexport.verify.verdicts import VerifyReport
+from modelexport.verify.verify_report import VerifyReport
 
 
 @dataclass(frozen=True)

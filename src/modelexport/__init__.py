@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from modelexport.tagged.flattening import strip as strip
     from modelexport.verify.against import verify_against as verify_against
     from modelexport.verify.against_reference import verify_reference as verify_reference
-    from modelexport.verify.verdicts import VerifyReport as VerifyReport
+    from modelexport.verify.verify_report import VerifyReport as VerifyReport
     from modelexport.weights.updates import update_weights as update_weights
 
 _PUBLIC = {
@@ -89,7 +89,7 @@ _PUBLIC = {
     "split": "modelexport.api",
     "write_adapter": "modelexport.surgery.adapting",
     "adopt": "modelexport.lineage.adoption",
-    "VerifyReport": "modelexport.verify.verdicts",
+    "VerifyReport": "modelexport.verify.verify_report",
     "ExportResult": "modelexport.exporting.result",
     "FileComparison": "modelexport.tagged.comparison",
     "GenerationReport": "modelexport.packages.verifying_generation",

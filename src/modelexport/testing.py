@@ -18,7 +18,7 @@ from modelexport.tagged.comparison import compare
 if TYPE_CHECKING:
     from torch import nn
 
-    from modelexport.verify.verdicts import VerifyReport
+    from modelexport.verify.verify_report import VerifyReport
 
 
 def assert_exports(

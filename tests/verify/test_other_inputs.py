@@ -13,7 +13,7 @@ from torch import nn
 
 from modelexport import export, verify
 from modelexport.files.onnx_models import load_onnx, save_model
-from modelexport.verify.verdicts import VerifyReport
+from modelexport.verify.verify_report import VerifyReport
 
 
 class Text(nn.Module):

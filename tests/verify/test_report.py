@@ -16,7 +16,7 @@ from modelexport.errors import FileFormatError, InputsError, UsageError
 from modelexport.traces.differences import Difference, Verdict
 from modelexport.verify import as_run
 from modelexport.verify.sampling import verify_sample
-from modelexport.verify.verdicts import CallStatus, CallVerdict, OtherInputs, ParameterReport, VerifyReport
+from modelexport.verify.verify_report import CallStatus, CallVerdict, OtherInputs, ParameterReport, VerifyReport
 
 MISSED = ParameterReport(used=1, transformed=0, unaccounted=["w"], differing=[])
 PARAMETERS = ParameterReport(used=1, transformed=0, unaccounted=[], differing=[])

@@ -17,7 +17,7 @@ from modelexport import export, load, verify
 from modelexport.capture import FrontEnd
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.lineage.tools import optimize_file
-from modelexport.verify.verdicts import VerifyReport
+from modelexport.verify.verify_report import VerifyReport
 
 NAMES = (
     "blocks", "nested-structures", "recurrent", "equal-values", "condition", "loop", "unet", "bert", "gpt2", "t5",

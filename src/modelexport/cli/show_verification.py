@@ -13,7 +13,7 @@ from modelexport.core.text import align, indent, plural, shortened
 if TYPE_CHECKING:
     from modelexport.traces.differences import Difference
     from modelexport.verify.against import AgainstReport, CallLoss, Loss
-    from modelexport.verify.verdicts import CallVerdict, VerifyReport
+    from modelexport.verify.verify_report import CallVerdict, VerifyReport
 
 _CLAIMS = 10
 _ERRORS = (

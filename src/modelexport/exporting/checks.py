@@ -20,7 +20,7 @@ from modelexport.format.dtypes import dtype_name
 from modelexport.graph.kept_outputs import exposed_outputs, requested_outputs
 from modelexport.graph.nodes import initializers
 from modelexport.tagged.flattening import runnable
-from modelexport.verify.verdicts import VerifyReport
+from modelexport.verify.verify_report import VerifyReport
 from modelexport.weights.sources import Weights
 from modelexport.weights.storage import WeightsSummary, reachable
 

@@ -21,7 +21,7 @@ from modelexport.weights.storage import WeightsSummary
 
 if TYPE_CHECKING:
     from modelexport.pytorch.repeatability import Unrepeatable
-    from modelexport.verify.verdicts import VerifyReport
+    from modelexport.verify.verify_report import VerifyReport
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from modelexport.tagged.package import read_package
 from modelexport.traces.reference import reference_path
 from modelexport.verify.against import AgainstReport, Loss, verify_against
 from modelexport.verify.against_reference import verify_reference
-from modelexport.verify.verdicts import VerifyReport
+from modelexport.verify.verify_report import VerifyReport
 
 
 def with_errors(table: Table, report: VerifyReport | AgainstReport) -> Table:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from modelexport.packages.verifying_pipelines import PipelineReport
     from modelexport.traces.differences import Difference
     from modelexport.verify.against import AgainstReport
-    from modelexport.verify.verdicts import VerifyReport
+    from modelexport.verify.verify_report import VerifyReport
 
 
 @dataclass(frozen=True, repr=False)

@@ -30,7 +30,7 @@ from modelexport.tagged.flattening import runnable
 from modelexport.traces.differences import ALLOWED, Difference, Verdict, compare_arrays, is_floating
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.reference import open_reference, reference_path
-from modelexport.verify.verdicts import CallStatus
+from modelexport.verify.verify_report import CallStatus
 
 BOUND = 0.05
 """The loss beyond which the first call is named, as a share of a value's norm."""

@@ -39,7 +39,7 @@ from modelexport.tagged.file import FileTags, TaggedFile
 from modelexport.traces.fingerprints import fingerprint_of
 from modelexport.traces.trace import Content, SeenTensor
 from modelexport.verify.matches import Matches
-from modelexport.verify.verdicts import FalseClaim
+from modelexport.verify.verify_report import FalseClaim
 from modelexport.weights.origins import Origin
 from modelexport.weights.transforms import parameter_plan, state_dict_of
 

@@ -19,7 +19,7 @@ from modelexport.traces.trace import SeenTensor, Trace
 from modelexport.verify.contradictions import Contradiction, check_owners
 from modelexport.verify.located import Located, find_pairs, locate, replacements
 from modelexport.verify.matches import Matches, telling_outputs
-from modelexport.verify.verdicts import CallVerdict, OwnerCounts
+from modelexport.verify.verify_report import CallVerdict, OwnerCounts
 
 
 @dataclass(eq=False)

@@ -22,7 +22,7 @@ from modelexport.verify.parameters import (
     perturbable,
     untraced_entries,
 )
-from modelexport.verify.verdicts import ParameterReport
+from modelexport.verify.verify_report import ParameterReport
 from modelexport.weights.sources import Weights
 from modelexport.weights.transforms import state_dict_of
 

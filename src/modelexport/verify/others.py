@@ -24,7 +24,7 @@ from modelexport.tagged.file import TaggedFile
 from modelexport.traces.differences import Verdict
 from modelexport.verify.compared import Compared, output_differences
 from modelexport.verify.sides import Inputs, Sides
-from modelexport.verify.verdicts import OtherInputs
+from modelexport.verify.verify_report import OtherInputs
 
 
 @dataclass

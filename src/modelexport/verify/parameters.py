@@ -19,7 +19,7 @@ from modelexport.errors import UsageError
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers
 from modelexport.traces.differences import compare_arrays
-from modelexport.verify.verdicts import CallVerdict, ParameterReport
+from modelexport.verify.verify_report import CallVerdict, ParameterReport
 from modelexport.weights.transforms import ParameterPlan, lost_entries, parameter_plan, state_dict_of
 
 Read = Callable[[str], Any]

@@ -25,7 +25,7 @@ from modelexport.traces.file_run import FileRun
 from modelexport.traces.trace import SeenTensor, Trace
 from modelexport.verify.model_weights import compare_with_model
 from modelexport.verify.sides import Inputs, open_for
-from modelexport.verify.verdicts import CallVerdict, VerifyReport
+from modelexport.verify.verify_report import CallVerdict, VerifyReport
 from modelexport.weights.sources import Weights
 
 _ALLOWED = 1e-6

@@ -40,7 +40,7 @@ from modelexport.verify.model_weights import changed_weights, compare_with_model
 from modelexport.verify.others import Others, compare_others
 from modelexport.verify.parameters import parameter_digests, users_of, with_weights
 from modelexport.verify.sides import Inputs, Sides, open_for
-from modelexport.verify.verdicts import CallVerdict, VerifyReport
+from modelexport.verify.verify_report import CallVerdict, VerifyReport
 from modelexport.weights.sources import Weights
 
 Tell = Callable[[str], None]
