@@ -1,0 +1,1 @@
+"""Frozen values and rules that every room knows: calls, owners, tags, selectors; stages and text."""

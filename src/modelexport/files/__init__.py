@@ -1,0 +1,1 @@
+"""Files: sets written atomically, ONNX, safetensors and checkpoints, one tensor at a time."""

@@ -1,0 +1,1 @@
+"""Graphs of `onnx_ir`: walking, naming, boundaries, the owners of nodes."""

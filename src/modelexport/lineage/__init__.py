@@ -1,0 +1,1 @@
+"""Owners of a graph that something changed: optimizers, other tools (`retag`), other exporters (`adopt`)."""

@@ -1,0 +1,1 @@
+"""Figures by module: cost, profile, and the table of all columns."""

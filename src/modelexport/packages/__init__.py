@@ -1,0 +1,1 @@
+"""Models of several graphs: generation, pipelines, images and sound; `packaging.py` is the page to read first."""

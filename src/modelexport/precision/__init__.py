@@ -1,0 +1,1 @@
+"""Precision by module: quantize, recipes, sensitivity, search within a bound."""

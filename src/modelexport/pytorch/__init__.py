@@ -1,0 +1,1 @@
+"""What knows torch: models loaded, their inputs, their module tree, their traces."""

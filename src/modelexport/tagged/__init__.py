@@ -1,0 +1,1 @@
+"""A tagged file as a value: read, shown, compared; encodings and documents."""

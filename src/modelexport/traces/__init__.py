@@ -1,0 +1,1 @@
+"""What a run computed, value by value, and whether two arrays are equal; tolerances are here."""
