@@ -9,6 +9,7 @@ which runs no hooks but keeps a stack of ``id(module)@n`` keys for each node; th
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -44,6 +45,7 @@ from modelexport.capture.hints import (
 )
 from modelexport.capture.once.decomposition import decomposed_once
 from modelexport.capture.once.promotion import promoted_once
+from modelexport.capture.once.signatures import parsed_once, signed_once
 from modelexport.capture.opsets import convert_to_opset, translated_opset
 from modelexport.capture.patches import private, replaced, require, usable
 from modelexport.capture.repairs.decompositions import outputs_converted_back, with_decompositions
@@ -158,6 +160,9 @@ def _replacements(
         "prepare": outputs_converted_back,
         "translate": lambda export: with_translations(export, programs, translated),
         "promote": promoted_once,
+        "parsed": parsed_once,
+        "signatures": signed_once,
+        "operators": functools.cache,
         "lazy graphs": lambda _: True,
         "stack traces": lambda before: before or not stack_traces,
     }

@@ -21,7 +21,7 @@ class _Heap:
     counted = 0
     """How many there were after the first block, or after the last full collection at the start of one."""
     blocks = 0
-    """The blocks of memory that Python had allocated then, which it counts in no time: an object takes one or more."""
+    """The blocks of memory that Python had allocated when objects were counted last. It counts blocks in no time."""
     frozen = False
     """Whether a block is open: to ask Python, which counts all frozen objects, takes as long as a run of a model."""
 
@@ -40,11 +40,13 @@ def only_new_garbage() -> Iterator[None]:
     gc.freeze()
     _Heap.frozen = True
     grown = sys.getallocatedblocks() - _Heap.blocks > (_GROWTH - 1) * _Heap.counted
-    if _Heap.counted and grown and gc.get_freeze_count() > _GROWTH * _Heap.counted:
-        gc.unfreeze()
-        gc.collect()
-        gc.freeze()
-        _Heap.counted, _Heap.blocks = gc.get_freeze_count(), sys.getallocatedblocks()
+    if _Heap.counted and grown:
+        if gc.get_freeze_count() > _GROWTH * _Heap.counted:
+            gc.unfreeze()
+            gc.collect()
+            gc.freeze()
+            _Heap.counted = gc.get_freeze_count()
+        _Heap.blocks = sys.getallocatedblocks()
     youngest, young, before = gc.get_threshold()
     gc.set_threshold(max(youngest, _YOUNG), young, max(before, _FULL))
     try:
