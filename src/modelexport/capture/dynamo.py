@@ -45,7 +45,7 @@ from modelexport.capture.hints import (
 )
 from modelexport.capture.once.decomposition import decomposed_once
 from modelexport.capture.once.promotion import promoted_once
-from modelexport.capture.once.signatures import parsed_once, signed_once
+from modelexport.capture.once.signatures import described_once, parsed_once, signed_once
 from modelexport.capture.opsets import convert_to_opset, translated_opset
 from modelexport.capture.patches import private, replaced, require, usable
 from modelexport.capture.repairs.decompositions import outputs_converted_back, with_decompositions
@@ -162,6 +162,7 @@ def _replacements(
         "promote": promoted_once,
         "parsed": parsed_once,
         "signatures": signed_once,
+        "schemas": described_once,
         "operators": functools.cache,
         "lazy graphs": lambda _: True,
         "stack traces": lambda before: before or not stack_traces,

@@ -150,6 +150,8 @@ TABLE: Mapping[str, Row] = {
         "the sources of translations are parsed once", "exports take longer"),
     "signatures": Row("once", f"{_EXPORTER}._registration:OnnxDecompMeta.__post_init__", "self",
         "signatures of translations are inferred once", "exports take longer"),
+    "schemas": Row("once", "onnx_ir.schemas:OpSignature.from_op_schema", "op_schema",
+        "the signature of an operator is made once in an export, and not for each node", "exports take longer"),
     "operators": Row("once", "torch._export.utils:_materialize_cpp_cia_ops", "",
         "PyTorch looks for its operators once in an export, and not once for each of their sixty namespaces",
         "exports take longer"),
