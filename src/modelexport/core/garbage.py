@@ -23,7 +23,7 @@ class _Heap:
     blocks = 0
     """The blocks of memory that Python had allocated when objects were counted last. It counts blocks in no time."""
     frozen = False
-    """Whether a block is open: to ask Python, which counts all frozen objects, takes as long as a run of a model."""
+    """Whether objects are frozen, in an open block or by the program: Python counts them as long as a model runs."""
 
 
 @contextmanager
@@ -34,7 +34,9 @@ def only_new_garbage() -> Iterator[None]:
     export of 24 layers. What became garbage since is collected at the start of a block, as soon as it may be much.
     Nothing is done in a program that froze objects itself, and inside another such block.
     """
-    if _Heap.frozen or not gc.isenabled() or gc.get_freeze_count():
+    if not _Heap.frozen and gc.isenabled() and gc.get_freeze_count():
+        _Heap.frozen = True
+    if _Heap.frozen or not gc.isenabled():
         yield
         return
     gc.freeze()
