@@ -51,13 +51,23 @@ def _shared_arguments(node: torch.fx.Node) -> dict[torch.fx.Node, bool]:
     return found
 
 
+_DROPOUTS = tuple(
+    getattr(torch.ops.aten, name).default
+    for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+)
+
+
 def passed_on(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The node whose tensor a node returns unchanged (``to`` the type that it has): exporters remove such nodes."""
+    """The node whose tensor a node returns unchanged: exporters remove such nodes.
+
+    Conversions to the type that a tensor has, and from torch 2.14 on dropout in evaluation mode.
+    """
     source = node.args[0] if node.args else None
     schema = schema_of(node.target)
     if not isinstance(source, torch.fx.Node) or schema is None or len(schema.returns) != 1:
         return None
-    if schema.returns[0].alias_info is None:
+    idle = node.target in _DROPOUTS and node.args[2:] == (False,)
+    if schema.returns[0].alias_info is None and not idle:
         return None
     one, other = node.meta.get("val"), source.meta.get("val")
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):

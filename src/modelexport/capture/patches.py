@@ -47,6 +47,10 @@ class Row:
     required: bool = False
     """Without it, files would be wrong."""
 
+    @property
+    def package(self) -> str:
+        return self.where.partition(":")[0].partition(".")[0]
+
 
 _EXPORTER = "torch.onnx._internal.exporter"
 
@@ -220,7 +224,7 @@ def _lacking() -> Iterator[str]:
             yield f"{package} {version} is outside the range that is tested, {versions}: verify the files"
     for name, row in TABLE.items():
         # A package that the model does not use takes a second to import.
-        if not row.required and row.where.partition(".")[0] in sys.modules and (found := problem(name)):
+        if not row.required and row.package in sys.modules and (found := problem(name)):
             yield f"{row.where.replace(':', '.')} {found}: {row.lost}"
 
 
