@@ -18,8 +18,7 @@ from modelexport.packages.states import greedy_config
 from modelexport.pytorch.nested_tensors import as_array
 from modelexport.pytorch.traced_tree import untouched
 from modelexport.traces.differences import error_of
-
-_TOLERANCE, _TOLERANCE_OF_HALF = 1e-3, 3e-2
+from modelexport.traces.tolerances import LOGITS, LOGITS_OF_HALF
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ def first_difference(loop: TokenLoop, reference: Reference) -> str:
     """
     for index, (_, right, found) in enumerate(compared(loop, reference)):
         off = error_of(right, found)
-        if not off <= (_TOLERANCE if found.dtype.itemsize > 2 else _TOLERANCE_OF_HALF):
+        if not off <= (LOGITS if found.dtype.itemsize > 2 else LOGITS_OF_HALF):
             return f"the logits of token {index + 1} are off by {off:.1e}"
     return ""
 

@@ -22,10 +22,8 @@ from modelexport.pytorch.nested_tensors import as_array, copied
 from modelexport.runtime.sessions import CPU, input_names, open_session, run_session
 from modelexport.tagged.package import Package, read_package
 from modelexport.traces.differences import Difference, Verdict, compare_arrays, compare_outputs, error_of, worst
+from modelexport.traces.tolerances import PIPELINE_RESULT
 from modelexport.verify.verify import verify
-
-_IMAGES = 1e-3
-"""The largest norm of the error of a pipeline's result, as a share of its norm: each step adds its rounding."""
 
 
 class PartCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,7 +145,7 @@ def verify_pipeline(
     return PipelineReport(
         calls=calls,
         # Each step adds its rounding, so that more is allowed than for one call.
-        results=[compare_arrays(name, right, found, allowed=_IMAGES) for (name, right), found in pairs],
+        results=[compare_arrays(name, right, found, allowed=PIPELINE_RESULT) for (name, right), found in pairs],
         parameters_wrong=wrong_parameters(modules, package),
         in_pytorch=[name for name in names if name not in package.files],
     )

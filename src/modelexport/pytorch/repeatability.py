@@ -16,6 +16,7 @@ from modelexport.core.collected_messages import collected
 from modelexport.pytorch.nested_tensors import output_tensors, run_arguments
 from modelexport.pytorch.traced_tree import as_exported, untouched
 from modelexport.pytorch.variations import padded_at_the_end
+from modelexport.traces.tolerances import REPEATED
 
 Changed = Literal["mask", "fused", "autocast"]
 """What is another way in a run of users than in an export."""
@@ -185,7 +186,7 @@ def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype or not one.is_floating_point():
         return _same(one, other)
     a, b = (torch.nan_to_num(tensor.double(), posinf=0.0, neginf=0.0) for tensor in (one, other))
-    return bool((a - b).norm() <= 1e-3 * max(float(a.norm()), 1e-6))
+    return bool((a - b).norm() <= REPEATED * max(float(a.norm()), 1e-6))
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

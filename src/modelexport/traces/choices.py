@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-_ROUNDING = 4 * 2.0**-24
-"""What two equal sums of float32 may differ by, as a share of their size."""
+from modelexport.traces.tolerances import EQUAL_SCORES
 
 
 def chosen_axis(scores: Any, indices: Any) -> int | None:
@@ -90,4 +89,4 @@ def is_tie(right_scores: Any, scores: Any, right: Any, found: Any) -> bool:
     off = float(np.max(np.abs(right_scores[finite].astype(np.float64) - scores[finite]), initial=0.0))
     with np.errstate(invalid="ignore"):
         gaps = np.where(expected == actual, 0.0, np.abs(expected - actual))
-    return bool((gaps <= 2 * off + _ROUNDING * size).all())
+    return bool((gaps <= 2 * off + EQUAL_SCORES * size).all())

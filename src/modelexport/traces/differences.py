@@ -6,21 +6,16 @@ everything is scaled. Elements that are infinite, or a mask's substitute for tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
+from modelexport.traces.tolerances import ALLOWED, INFINITE
+
 Verdict = Literal["agree", "tie", "differ", "not compared"]
 """``tie``: among equal scores the file chose other elements than PyTorch."""
-
-ALLOWED: Mapping[str, float] = {"float64": 1e-9, "float32": 3e-4, "float16": 2e-2, "bfloat16": 1e-1}
-"""How far off an array computed in a type may be, as a share of its size: rounding of a whole model is less."""
-UNITS: Mapping[str, float] = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-"""The unit roundoff of each floating-point type: half the distance from 1 to the next number."""
-INFINITE = 1e30
-"""Numbers of this size or above count as infinite."""
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):

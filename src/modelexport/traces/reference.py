@@ -27,14 +27,13 @@ from modelexport.graph.kept_outputs import requested_outputs
 from modelexport.graph.nodes import required_inputs
 from modelexport.tagged.file import TaggedFile
 from modelexport.traces.fingerprints import Fingerprint
+from modelexport.traces.tolerances import STORED
 from modelexport.traces.trace import Choice, Content, Place, SeenTensor, Trace
 
 _TYPES = [name for name, code in SAFETENSORS_NAMES.items() if not code.startswith("F8_")]
 """Element types that safetensors reads into NumPy; widest first, so that every tensor is aligned in the file."""
 _INPUTS, _VALUES, _TENSORS, _CHOICES, _DRAWN = "inputs/", "values/", "tensors/", "choices/", "drawn/"
 _MODULES, _OUTPUTS, _WEIGHTS, _TRACE = "modules", "outputs", "weights", "trace"
-ROUNDED = 1e-6
-"""How far off what is computed from stored values may be: they are rounded to the types of the model."""
 
 
 def reference_path(path: Path) -> Path:
@@ -269,7 +268,7 @@ def _as_trace(run: _Stored, read: Callable[[str], Any]) -> Trace:
     calls = [ModuleCall.parse(address) for address, _ in run.calls]
     if len(set(calls)) != len(calls):
         raise ValueError("it lists a call twice")
-    trace = Trace(exact=run.exact, rounded=ROUNDED)
+    trace = Trace(exact=run.exact, rounded=STORED)
     trace.parents = {
         call: None if above < 0 else calls[above] for call, (_, above) in zip(calls, run.calls, strict=True)
     }

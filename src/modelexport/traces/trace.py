@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from modelexport.core.calls import ModuleCall, Side
-from modelexport.traces.fingerprints import AGREE, Fingerprint, fingerprint_of
+from modelexport.traces.fingerprints import Fingerprint, fingerprint_of
+from modelexport.traces.tolerances import AGREE
 
 
 class Place(NamedTuple):

@@ -27,13 +27,11 @@ from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import CPU, open_session, run_session
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.flattening import runnable
-from modelexport.traces.differences import ALLOWED, Difference, Verdict, compare_arrays, is_floating
+from modelexport.traces.differences import Difference, Verdict, compare_arrays, is_floating
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.reference import open_reference, reference_path
+from modelexport.traces.tolerances import ALLOWED, LOSS_BOUND
 from modelexport.verify.verify_report import CallStatus
-
-BOUND = 0.05
-"""The loss beyond which the first call is named, as a share of a value's norm."""
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +116,7 @@ def verify_against(
     modules: Sequence[str] = (),
     provider: str = CPU,
     seed: int = 0,
-    bound: float = BOUND,
+    bound: float = LOSS_BOUND,
 ) -> AgainstReport:
     """Compare a tagged file with one that was made from it, module by module, without PyTorch.
 

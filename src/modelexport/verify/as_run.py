@@ -24,10 +24,9 @@ from modelexport.format.dtypes import dtype_name
 from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.graph.widening import narrow_values
 from modelexport.runtime.sessions import open_session, run_session
-from modelexport.traces.differences import ALLOWED, Difference, compare_arrays, error_of, is_floating
+from modelexport.traces.differences import Difference, compare_arrays, error_of, is_floating
+from modelexport.traces.tolerances import ALLOWED, TIMES_OWN
 
-_TIMES_OWN = 16.0
-"""How many times PyTorch's own error the file's may be."""
 _IN_8_BITS = 4
 """The ``accuracy_level`` with which ``MatMulNBits`` rounds activations."""
 
@@ -134,7 +133,7 @@ def _compare(name: str, own: Any, exact: Any, found: Any, least: float) -> Diffe
     if not is_floating(own) or own.shape != exact.shape:
         return compare_arrays(name, own, found)
     allowed = max(ALLOWED.get(str(own.dtype), 0.0), least)
-    return compare_arrays(name, own, found, allowed=max(allowed, _TIMES_OWN * error_of(exact, own)), exact=exact)
+    return compare_arrays(name, own, found, allowed=max(allowed, TIMES_OWN * error_of(exact, own)), exact=exact)
 
 
 def narrowest_type(model: ir.Model) -> str:

@@ -37,6 +37,7 @@ from modelexport.tagged.documents.sidecar import descended_document, module_fact
 from modelexport.tagged.encodings.metadata import initializer_tags, owner_properties
 from modelexport.tagged.file import FileTags, TaggedFile
 from modelexport.traces.fingerprints import fingerprint_of
+from modelexport.traces.tolerances import ROUNDED_CONSTANT
 from modelexport.traces.trace import Content, SeenTensor
 from modelexport.verify.matches import Matches
 from modelexport.verify.verify_report import FalseClaim
@@ -287,11 +288,7 @@ def _is_constant(value: ir.Value, content: Content) -> bool:
     """Whether an initializer has the elements of a tensor, up to the rounding of its type."""
     if value.const_value is None or value.const_value.size != content.fingerprint.size:
         return False
-    return fingerprint_of(value.const_value.numpy()).alike(content.fingerprint, _ROUNDED)
-
-
-_ROUNDED = 1e-5
-"""How far off a constant in the file may be from what was computed in float64, as a share of its size."""
+    return fingerprint_of(value.const_value.numpy()).alike(content.fingerprint, ROUNDED_CONSTANT)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.graph.node_owners import owner_of
+from modelexport.traces.tolerances import INFINITE, NEAR
 from modelexport.traces.trace import Content, SeenTensor
 from modelexport.verify.matches import Matches, telling_outputs
 
@@ -87,11 +88,7 @@ def _fits(matches: Matches, value: ir.Value, tensor: SeenTensor) -> bool:
 
 def _is_near(matches: Matches, value: ir.Value, tensor: SeenTensor) -> bool:
     """Whether a value is the tensor but for a small error, and no other tensor."""
-    return _fits(matches, value, tensor) and not matches.same[value] and matches.error_of(value, tensor) < _NEAR
-
-
-_NEAR = 1e-2
-"""How far off a value may be, as a share of its size, that is taken for the tensor."""
+    return _fits(matches, value, tensor) and not matches.same[value] and matches.error_of(value, tensor) < NEAR
 
 
 def replacements(pairs: Mapping[ir.Value, Wrong]) -> dict[ir.Value, Any]:
@@ -115,16 +112,13 @@ def locate(matches: Matches, pairs: Mapping[ir.Value, Wrong]) -> Located:
         if node is not None and owner is not None:
             told = (
                 f"{value.name} is off by {error:.1e} of its size"
-                if error < _OFF
+                if error < INFINITE
                 else f"{value.name} {_other(matches, pairs[value])}"
             )
             known = located.blamed.get(owner.call)
             if known is None or _place(matches, node) < _place(matches, known[0]):
                 located.blamed[owner.call] = node, told
     return located
-
-
-_OFF = 1e30
 
 
 def _other(matches: Matches, wrong: Wrong) -> str:

@@ -18,7 +18,7 @@ from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import READ_SIZES_ONLY, all_nodes, nested_graphs
 from modelexport.tagged.file import TaggedFile
 from modelexport.traces.file_trace import FileTrace
-from modelexport.traces.fingerprints import AGREE
+from modelexport.traces.tolerances import AGREE, IN_ITS_TYPES, MOST_NOISE, TIMES_NOISE
 from modelexport.traces.trace import Content, SeenTensor, Trace
 
 
@@ -37,8 +37,8 @@ class Matches:
 
     def room(self, value: ir.Value) -> float:
         """How far off a value may be, as a share of its size."""
-        exact = AGREE if self.truth.exact else _IN_ITS_TYPES
-        noise = min(_TIMES_NOISE * self.noise.get(value, 0.0), _MOST_NOISE)
+        exact = AGREE if self.truth.exact else IN_ITS_TYPES
+        noise = min(TIMES_NOISE * self.noise.get(value, 0.0), MOST_NOISE)
         return max(exact, self.truth.rounded if self.trace.replaced else 0.0) + noise
 
     @cached_property
@@ -89,7 +89,7 @@ class Matches:
         prints, its = self.trace.prints.get(value), tensor.content.fingerprint
         if not prints or self.trace.shapes.get(value) != tensor.shape:
             return False
-        rounding = _TIMES_NOISE * self.rounding.get(value, 0.0) * prints[-1].norm
+        rounding = TIMES_NOISE * self.rounding.get(value, 0.0) * prints[-1].norm
         return prints[-1].same(its, self.room(value)) or prints[-1].distance(its) <= rounding
 
     @cached_property
@@ -197,14 +197,6 @@ class Matches:
                 if node is None or node in self.suspect or nested_graphs(node):
                     pending.append(before)
         return min(found, key=lambda node: self.suspect.get(node, len(self.tagged.nodes)), default=None)
-
-
-_IN_ITS_TYPES = 1e-4
-"""How far off values may be from a run of PyTorch that was not possible in float64."""
-_MOST_NOISE = 1e-3
-"""The noise above which a value is not excused by it."""
-_TIMES_NOISE = 16.0
-"""The noise that is allowed: it is measured once, with random signs."""
 
 
 def telling_outputs(truth: Trace, call: ModuleCall) -> list[SeenTensor]:

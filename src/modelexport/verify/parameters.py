@@ -19,6 +19,7 @@ from modelexport.errors import UsageError
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers
 from modelexport.traces.differences import compare_arrays
+from modelexport.traces.tolerances import COMPUTED_BUFFER
 from modelexport.verify.verify_report import CallVerdict, ParameterReport
 from modelexport.weights.transforms import ParameterPlan, lost_entries, parameter_plan, state_dict_of
 
@@ -105,12 +106,10 @@ def differing_buffers(model: ir.Model, read: Read, names: Collection[str]) -> li
         if name in names and tensor is not None and parameter_plan(value) is None:
             own, array = read(name), tensor.numpy()
             if (own.shape, own.dtype) == (array.shape, array.dtype) and not _equal(own, array):
-                found.extend([name] if compare_arrays(name, own, array, allowed=_BUILT).status == "differ" else [])
+                found.extend(
+                    [name] if compare_arrays(name, own, array, allowed=COMPUTED_BUFFER).status == "differ" else []
+                )
     return found
-
-
-_BUILT = 1e-5
-"""How far off a buffer may be that was computed on another machine."""
 
 
 def untraced_entries(model: ir.Model) -> set[str]:

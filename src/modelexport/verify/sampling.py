@@ -22,14 +22,12 @@ from modelexport.runtime.sessions import CPU
 from modelexport.tagged.file import TaggedFile
 from modelexport.traces.differences import Difference, error_of, worst
 from modelexport.traces.file_run import FileRun
+from modelexport.traces.tolerances import CALL_ALONE
 from modelexport.traces.trace import SeenTensor, Trace
 from modelexport.verify.model_weights import compare_with_model
 from modelexport.verify.sides import Inputs, open_for
 from modelexport.verify.verify_report import CallVerdict, VerifyReport
 from modelexport.weights.sources import Weights
-
-_ALLOWED = 1e-6
-"""How far off a call may be, since the file has rounded constants."""
 
 
 @exclusive
@@ -106,10 +104,10 @@ def _verdicts(
         for value, array in zip(wanted, run.values(wanted, given), strict=True):
             tensor = claimed[value]
             error = error_of(given[value], array)
-            status: Any = "agree" if error <= _ALLOWED else "differ"
+            status: Any = "agree" if error <= CALL_ALONE else "differ"
             reason = "" if status == "agree" else f"{value.name} is off by {error:.1e} of its size"
             facts: dict[str, Any] = {"name": tensor.place.name, "dtype": tensor.dtype, "shape": list(tensor.shape)}
-            found.append(Difference(**facts, status=status, reason=reason, relative=error, allowed=_ALLOWED))
+            found.append(Difference(**facts, status=status, reason=reason, relative=error, allowed=CALL_ALONE))
         own = worst(found)
         unknown = "no tensor that it returns is a known value of the file"
         verdicts.append(

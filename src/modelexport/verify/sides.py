@@ -23,10 +23,10 @@ from modelexport.pytorch.perturbation import entries_of
 from modelexport.pytorch.returned import returned_by
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.flattening import runnable
-from modelexport.traces.differences import ALLOWED, error_of, is_floating
+from modelexport.traces.differences import error_of, is_floating
 from modelexport.traces.file_run import FileRun, NodeError
 from modelexport.traces.file_trace import computed_weights, rounded_constants
-from modelexport.traces.fingerprints import AGREE
+from modelexport.traces.tolerances import AGREE, ALLOWED, TIMES_ALLOWED, TIMES_ONE_BIT
 from modelexport.traces.trace import Trace
 from modelexport.verify.as_run import AsRun, compare_as_run, narrowest_type
 from modelexport.verify.compared import Compared, compare_runs
@@ -34,10 +34,6 @@ from modelexport.verify.parameters import check_same_entries
 from modelexport.weights.sources import Weights
 
 Inputs = Mapping[str, Any] | Sequence[Any]
-_MOST = 10.0
-"""How many times what is allowed a run in the model's types may be off without a look at its rounding."""
-_TIMES = 64.0
-"""How many times the effect of one bit of each weight rounding may be."""
 
 
 def open_for(model: nn.Module, path: Source) -> TaggedFile:
@@ -171,11 +167,11 @@ class Sides:
             return
         own, exact = self._own(inputs), plain.outputs
         apart = [error_of(one, right) if is_floating(one) else 0.0 for right, one in zip(exact, own, strict=False)]
-        if all(error <= _MOST * ALLOWED.get(self.dtype, 0.0) for error in apart):
+        if all(error <= TIMES_ALLOWED * ALLOWED.get(self.dtype, 0.0) for error in apart):
             return
         nudged = returned_by(self.model, inputs, nudged=True)
         rounding = [error_of(one, other) for one, other in zip(own, nudged, strict=False)]
-        if any(error > _TIMES * most for error, most in zip(apart, rounding, strict=False)):
+        if any(error > TIMES_ONE_BIT * most for error, most in zip(apart, rounding, strict=False)):
             self.wide = False
             self.notes.append(
                 "in float64 the model computes something else: calls were compared with its run in its own types, "
