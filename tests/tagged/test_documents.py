@@ -24,7 +24,7 @@ from modelexport.format import keys, schemas
 from modelexport.graph.names import name_nodes_apart
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
-from modelexport.pytorch.inputs import generate_inputs
+from modelexport.pytorch.inputs.generated_inputs import generate_inputs
 from modelexport.pytorch.loading import load_model
 from modelexport.tagged import file
 from modelexport.tagged.documents import reader

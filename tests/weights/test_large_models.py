@@ -33,7 +33,7 @@ from modelexport.files.linked_weights import changed_files
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents, keys
 from modelexport.graph.nodes import initializers
-from modelexport.pytorch.inputs import generate_inputs
+from modelexport.pytorch.inputs.generated_inputs import generate_inputs
 from modelexport.pytorch.lazy_weights import lend_weights
 from modelexport.pytorch.loading import LoadedModel, load_model
 from modelexport.verify.sampling import verify_sample

@@ -19,7 +19,6 @@ import torch
 import torch.fx.traceback
 from torch import nn
 
-from modelexport.capture import USUAL_FORM, QuantizedForm
 from modelexport.capture.aliases import is_written_later, passed_on
 from modelexport.capture.arguments_and_parameters import (
     READABLE,
@@ -30,6 +29,7 @@ from modelexport.capture.arguments_and_parameters import (
     state_dict_names,
 )
 from modelexport.capture.exported import Exported
+from modelexport.capture.front_end_options import USUAL_FORM, QuantizedForm
 from modelexport.capture.fx_owners import ADDRESS_KEY, PORTS_KEY, FxOwners, annotated_call, is_annotated
 from modelexport.capture.hints import (
     DIFFERENTIATES,
@@ -64,7 +64,7 @@ from modelexport.core.collected_messages import collected
 from modelexport.core.text import raised_first
 from modelexport.errors import CaptureError
 from modelexport.graph.size_symbols import rename_sizes
-from modelexport.pytorch.inputs import check_inputs
+from modelexport.pytorch.inputs.generated_inputs import check_inputs
 from modelexport.pytorch.nested_tensors import NamedTensors, run_arguments
 from modelexport.pytorch.pretrained import is_pretrained
 from modelexport.pytorch.recorder import CallRecorder

@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from modelexport.capture import FrontEnd, dynamo, torchscript
+from modelexport.capture import dynamo, torchscript
 from modelexport.capture.decisions import inputs_read
 from modelexport.capture.exported import Exported
+from modelexport.capture.front_end_options import FrontEnd
 from modelexport.capture.patches import warn_once
 from modelexport.capture.scripted import scripts_converted
 from modelexport.core.collected_messages import collected

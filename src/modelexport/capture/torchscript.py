@@ -25,10 +25,10 @@ import onnx_ir.passes.common as passes
 import torch
 from torch import nn
 
-from modelexport.capture import TRACED_OPSETS, USUAL_FORM, QuantizedForm
 from modelexport.capture.arguments_and_parameters import by_name, state_dict_names, variable_inputs
 from modelexport.capture.decisions import NoDecisions
 from modelexport.capture.exported import Exported
+from modelexport.capture.front_end_options import TRACED_OPSETS, USUAL_FORM, QuantizedForm
 from modelexport.capture.hints import OTHER_OPERATIONS, check_returned, failure, way_out
 from modelexport.capture.patches import private, replaced, require
 from modelexport.capture.repairs.last_windows import without_last_windows

@@ -64,7 +64,7 @@ class ModelChoice:
 
     def make_inputs(self, loaded: Any) -> Any:
         """Example inputs as described, or as fit the model."""
-        from modelexport.pytorch.inputs import generate_inputs
+        from modelexport.pytorch.inputs.generated_inputs import generate_inputs
 
         return generate_inputs(
             loaded.model,
@@ -108,7 +108,7 @@ def load_for_package(choice: ModelChoice, parts: str, stages: Callable[[str], An
 
 def read_sizes(choice: ModelChoice, loaded: Any) -> dict[str, Any] | None:
     """The sizes of images for a model that generates, which makes its other inputs itself."""
-    from modelexport.pytorch.inputs import read_inputs
+    from modelexport.pytorch.inputs.generated_inputs import read_inputs
 
     return None if choice.inputs is None else read_inputs(loaded.model, choice.inputs, seed=choice.loading.seed)
 

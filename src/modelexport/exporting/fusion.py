@@ -15,8 +15,8 @@ import onnx_ir as ir
 from modelexport.capture.fusions import apply_fusions
 from modelexport.core.calls import CallTree, ModuleCall, Port
 from modelexport.core.module_tree import ModuleTree
-from modelexport.exporting import FuseFor
 from modelexport.exporting.fused_forms import ATTENTION, CONTRIBUTED, is_attention, tidy_fused
+from modelexport.exporting.options import FuseFor
 from modelexport.graph.missing_types import fill_types
 from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.graph.nodes import all_nodes

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from modelexport.capture import FrontEnd, QuantizedAs, QuantizedForm, check_opset
+from modelexport.capture.front_end_options import FrontEnd, QuantizedAs, QuantizedForm, check_opset
 from modelexport.core.declared_options import option
 from modelexport.core.tags import Granularity
 from modelexport.errors import UsageError
-from modelexport.exporting import FuseFor, PartsMode
 from modelexport.tagged.encodings import Encoding
 from modelexport.weights import WeightsMode
 
@@ -24,6 +23,10 @@ if TYPE_CHECKING:
 LARGE = 10**9
 """Bytes of weights above which a model that was built without them does not run at its export."""
 
+FuseFor = Literal["ort-cpu", "ort-cuda"]
+"""The runtime that nodes are fused for."""
+PartsMode = Literal["auto", "whole", "generate", "pipeline"]
+"""One graph, the parts that ``generate`` runs, the parts of a pipeline, or the one of these that fits the model."""
 NodeNames = Literal["exporter", "path"]
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from modelexport.capture import FrontEnd
 from modelexport.capture.exported import Exported
+from modelexport.capture.front_end_options import FrontEnd
 from modelexport.capture.front_ends import Attempt, capture, first_that_passes
 from modelexport.capture.patches import turned_off
 from modelexport.core.garbage import only_new_garbage

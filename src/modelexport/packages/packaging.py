@@ -222,7 +222,7 @@ def _parts_of(
             )
         return "pipeline", [pipeline_parts(model)]
     if inputs is None:
-        from modelexport.pytorch.inputs import generate_inputs
+        from modelexport.pytorch.inputs.generated_inputs import generate_inputs
 
         inputs = generate_inputs(model)
     return "whole", [[ModelPart("model", model, inputs)]]

@@ -10,7 +10,7 @@ from torch import nn
 
 from modelexport.errors import OutputError
 from modelexport.files.atomic import check_writable, written_together
-from modelexport.pytorch.inputs import generate_inputs
+from modelexport.pytorch.inputs.generated_inputs import generate_inputs
 from modelexport.pytorch.loading import load_model
 from modelexport.pytorch.nested_tensors import as_array, tensors_in
 

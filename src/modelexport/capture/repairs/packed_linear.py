@@ -17,7 +17,7 @@ from onnxscript import evaluator
 from onnxscript import opset18 as op
 from torch import nn
 
-from modelexport.capture import QuantizedForm
+from modelexport.capture.front_end_options import QuantizedForm
 from modelexport.errors import UsageError, WeightsError
 from modelexport.format.dtypes import dtype_name
 from modelexport.pytorch.quantized import OPERATOR, packed_schemes
