@@ -28,9 +28,9 @@ from modelexport.capture.arguments_and_parameters import (
     only_tensors,
     state_dict_names,
 )
+from modelexport.capture.dynamo_owners import ADDRESS_KEY, PORTS_KEY, FxOwners, annotated_call, is_annotated
 from modelexport.capture.exported import Exported
 from modelexport.capture.front_end_options import USUAL_FORM, QuantizedForm
-from modelexport.capture.fx_owners import ADDRESS_KEY, PORTS_KEY, FxOwners, annotated_call, is_annotated
 from modelexport.capture.hints import (
     DIFFERENTIATES,
     OTHER_OPERATIONS,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import typer
 
-from modelexport.cli.commands.measuring import ONLY, Shown, show
+from modelexport.cli.commands.cost_profile_report import ONLY, Shown, show
 from modelexport.cli.printing import print_json
 from modelexport.cli.progress import LINE
 from modelexport.cli.shared_options import FILE, FILE_OR_FOLDER, JSON, SELECTORS, parsed_bytes

@@ -1,11 +1,10 @@
-"""`export`, and commands that show a model without exporting it: `hierarchy`, `inputs`, `internals`."""
+"""`export`."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -17,13 +16,10 @@ from modelexport.cli.shared_options import INPUTS, JSON, MODEL
 from modelexport.core.declared_options import option
 from modelexport.core.stages import Stages
 from modelexport.errors import UsageError
-from modelexport.exporting.options import LevelOptions, Options
+from modelexport.exporting.options import Options
 
 if TYPE_CHECKING:
     from modelexport.exporting.result import ExportResult
-
-HierarchyView = Literal["static", "traced", "compare"]
-EVERY_MODULE = LevelOptions(granularity="all")
 
 
 def export(
@@ -107,62 +103,3 @@ def _export_folder(choice: ModelChoice, folder: Path, options: Options, *, as_js
     print_result(show_package.package_document(result), lambda: show_package.format_package(result), as_json=as_json)
     if not result.agrees:
         raise typer.Exit(1)
-
-
-def hierarchy(
-    model: str = MODEL,
-    mode: HierarchyView = option("static", "What to show."),
-    trace: bool = option(False, "Show every step of the traced run on a line."),
-    inputs: Path | None = INPUTS,
-    *,
-    levels: LevelOptions = EVERY_MODULE,
-    loading: Loading,
-    as_json: bool = JSON,
-) -> None:
-    """Show the module tree of MODEL; nothing is exported."""
-    from modelexport.cli.show_hierarchy import HierarchyMode, format_hierarchy
-    from modelexport.pytorch.overview import hierarchy as run
-
-    runs = trace or mode != "static"
-    stages = Stages(LINE.tell)
-    loaded, example = ModelChoice(model, inputs, loading).load(stages, make_inputs=runs)
-    with stages("trace"):
-        overview = run(loaded.model, example if runs else None, **dataclasses.asdict(levels), timed=runs and as_json)
-    shown: HierarchyMode = "trace" if trace else mode
-    print_result(overview.document(), lambda: format_hierarchy(shown, overview), as_json=as_json)
-
-
-def inputs(
-    model: str = MODEL,
-    spec: Path | None = INPUTS,
-    output: Path | None = option(
-        None, "Save them: .npz or .safetensors.", flag="-o --output", metavar="OUT", file="written alone"
-    ),
-    *,
-    loading: Loading,
-    as_json: bool = JSON,
-) -> None:
-    """Show the example inputs that MODEL is run with, or save them."""
-    from modelexport.cli.show_export import format_inputs
-
-    stages = Stages(LINE.tell)
-    _, example = ModelChoice(model, spec, loading).load(stages)
-    from modelexport.pytorch.example_inputs import describe_inputs, save_inputs
-
-    if output is not None:
-        save_inputs(example, output)
-    described = describe_inputs(example)
-    print_result(described, lambda: format_inputs(described), as_json=as_json)
-
-
-def internals(model: str = MODEL, inputs: Path | None = INPUTS, *, loading: Loading, as_json: bool = JSON) -> None:
-    """Show what PyTorch's own exporters record about MODEL's modules; nothing is written."""
-    from modelexport.cli.show_internals import format_internals
-
-    stages = Stages(LINE.tell)
-    loaded, example = ModelChoice(model, inputs, loading).load(stages)
-    from modelexport.capture.internals.exporters import study
-
-    with stages("export"):
-        found = study(loaded.model, example, loaded.name)
-    print_result(found, lambda: format_internals(found), as_json=as_json)
