@@ -36,7 +36,7 @@ from modelexport.capture.torchscript_owners import assign_owners, name_after_own
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, TensorSpec, TracedCall
 from modelexport.core.collected_messages import collected
 from modelexport.errors import CaptureError, UsageError
-from modelexport.graph.initializers import bind_tensors
+from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.graph.nodes import all_nodes
 from modelexport.pytorch.nested_tensors import NamedTensors, copied, output_tensors
 from modelexport.pytorch.pretrained import is_pretrained

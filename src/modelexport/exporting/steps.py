@@ -23,7 +23,7 @@ from modelexport.exporting.options import GraphOptions, TagOptions, WeightOption
 from modelexport.exporting.report import report_path
 from modelexport.format import documents
 from modelexport.graph.coverage import check_coverage
-from modelexport.graph.initializers import bind_tensors, order_uses
+from modelexport.graph.hidden_weights import bind_tensors, detach_parameters, order_uses
 from modelexport.graph.kept_outputs import record_exposed
 from modelexport.graph.names import name_nodes_apart, with_unique_names
 from modelexport.graph.nodes import all_nodes, initializers
@@ -46,7 +46,7 @@ from modelexport.weights.origins import (
     state_dict_entries,
     with_initializers,
 )
-from modelexport.weights.sources import Weights, detach_parameters, stays_in_file
+from modelexport.weights.sources import Weights, stays_in_file
 from modelexport.weights.storage import WeightsSummary, save_with_weights
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def remember(model: nn.Module, exported: Exported, weights: Weights | None) -> U
     source = take_snapshot(graph)
     computed = Computed(source, parameters, graph.opset_imports)
     entries = state_dict_entries(model, parameters, graph)
-    tensors = detach_parameters(graph, parameters, weights)
+    tensors = detach_parameters(graph, parameters, {} if weights is None else weights.tensors)
     fold_packed(graph, tensors)
     return Unoptimized(source, computed, tensors, entries)
 

@@ -25,7 +25,7 @@ from modelexport.files.serialized import read_serialized, serialized_tensors
 from modelexport.files.weights_beside import WAY_OUT, WeightsBeside, recorded_files, sample_digest
 from modelexport.format import keys
 from modelexport.format.documents import DataFile, WeightsFile
-from modelexport.graph.initializers import bind_tensors
+from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.graph.nodes import all_nodes, initializers
 
 _FICLONE = 0x40049409

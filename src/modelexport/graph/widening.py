@@ -9,7 +9,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from modelexport.graph.copies import copy_of
-from modelexport.graph.initializers import bind_tensors
+from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.graph.nodes import all_nodes, initializers, inputs_and_results
 
 NARROW = (ir.DataType.BFLOAT16, ir.DataType.FLOAT16)

@@ -32,7 +32,7 @@ from modelexport.files.onnx_models import (
 )
 from modelexport.files.package_folders import check_package_folder
 from modelexport.format import keys
-from modelexport.graph.initializers import bind_tensors
+from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.graph.nodes import initializers
 from modelexport.lineage.retagging import RetagReport, retag, write_retagged
 from modelexport.precision.quantize import Feeds, QuantizeResult, quantize, quantized, result_of

@@ -12,7 +12,7 @@ from modelexport.core.text import short_repr
 from modelexport.errors import OutputError, UsageError, WeightsError
 from modelexport.files.atomic import written_together
 from modelexport.files.given_models import Source, as_path
-from modelexport.graph.initializers import bind_tensors
+from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.runtime.adapter_files import ADAPTER_SUFFIX, write_adapter_file
 from modelexport.surgery import Sharing
 from modelexport.surgery.adapted_file import AdaptedFile

@@ -16,8 +16,9 @@ from modelexport.traces.file_run import FileRun
 from modelexport.traces.reference import ReferenceValues, open_reference, reference_path
 from modelexport.verify.as_run import compare_as_run, narrowest_type
 from modelexport.verify.claims import false_claims
-from modelexport.verify.compared import compare_runs, verdicts_of
+from modelexport.verify.compared import compare_runs
 from modelexport.verify.parameters import parameter_digests, users_of, with_weights
+from modelexport.verify.verdicts import verdicts_of
 from modelexport.verify.verify_report import VerifyReport
 from modelexport.weights.transforms import parameter_plan
 

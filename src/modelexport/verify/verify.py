@@ -35,11 +35,12 @@ from modelexport.traces.differences import Difference
 from modelexport.traces.reference import reference_path, write_reference
 from modelexport.verify.as_run import AsRun
 from modelexport.verify.claims import false_claims
-from modelexport.verify.compared import Compared, output_differences, verdicts_of
+from modelexport.verify.compared import Compared, output_differences
 from modelexport.verify.model_weights import changed_weights, compare_with_model
 from modelexport.verify.others import Others, compare_others
 from modelexport.verify.parameters import parameter_digests, users_of, with_weights
 from modelexport.verify.sides import Inputs, Sides, open_for
+from modelexport.verify.verdicts import verdicts_of
 from modelexport.verify.verify_report import CallVerdict, VerifyReport
 from modelexport.weights.sources import Weights
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from modelexport.files.safetensors_files import SafetensorsFile
-from modelexport.graph.initializers import detach_tensors
-from modelexport.graph.nodes import initializers
 
 
 @dataclass(frozen=True)
@@ -29,26 +27,6 @@ class Weights:
     def nbytes(self) -> int:
         """Bytes of all entries, those of a tied parameter counted once for each name."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
-
-
-def detach_parameters(
-    model: ir.Model, names: Mapping[str, tuple[str, ...]], weights: Weights | None
-) -> dict[ir.Value, ir.TensorProtocol]:
-    """Detach the tensors of the initializers that are ``state_dict`` entries, in place.
-
-    Args:
-        names: The name of an initializer to its ``state_dict`` keys.
-        weights: The places of the entries whose tensors in the graph have no bytes.
-
-    Returns:
-        The tensor of each, for :func:`modelexport.graph.initializers.bind_tensors`.
-    """
-    there = weights.tensors if weights is not None else {}
-    detached = detach_tensors(value for value in initializers(model) if value.name in names)
-    return {
-        value: next((there[key] for key in names[value.name or ""] if key in there), tensor)
-        for value, tensor in detached.items()
-    }
 
 
 def stays_in_file(tensor: ir.TensorProtocol | None) -> bool:

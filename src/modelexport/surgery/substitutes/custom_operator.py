@@ -13,7 +13,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Owner
 from modelexport.errors import UsageError
 from modelexport.format import keys
-from modelexport.graph.initializers import detach_tensors
+from modelexport.graph.hidden_weights import detach_tensors
 from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.graph.nodes import required_inputs, values_taken
 from modelexport.surgery.call_interfaces import offered_names

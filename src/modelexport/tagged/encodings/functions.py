@@ -28,7 +28,7 @@ from modelexport.format.call_tree import call_tree_entries, encode_call_tree
 from modelexport.format.node_tags import write_tags
 from modelexport.format.repeated_calls import fold_repeats
 from modelexport.graph.copies import model_like, with_graphs
-from modelexport.graph.initializers import bind_tensors
+from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.graph.names import free_name
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import nested_graphs

@@ -16,7 +16,7 @@ from modelexport.format import keys
 from modelexport.format.call_tree import call_tree_entries, encode_call_tree
 from modelexport.format.node_tags import read_addresses, read_source_tags, write_tags
 from modelexport.graph.copies import value_like, with_graphs
-from modelexport.graph.initializers import bind_tensors
+from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.graph.node_owners import tags_of_users
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
 

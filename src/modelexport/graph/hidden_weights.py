@@ -1,4 +1,4 @@
-"""Binding initializers to their tensors: the only code that assigns ``const_value`` of a value that there is."""
+"""Weights hidden from rewrites and bound to initializers: the only code that assigns ``const_value`` of a value."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import onnx_ir as ir
 
-from modelexport.graph.nodes import all_nodes
+from modelexport.graph.nodes import all_nodes, initializers
 
 
 def bind_tensors(tensors: Mapping[ir.Value, ir.TensorProtocol]) -> None:
@@ -31,6 +31,25 @@ def detach_tensors(values: Iterable[ir.Value]) -> dict[ir.Value, ir.TensorProtoc
     for value in tensors:
         value.const_value = None
     return tensors
+
+
+def detach_parameters(
+    model: ir.Model, names: Mapping[str, tuple[str, ...]], places: Mapping[str, ir.TensorProtocol]
+) -> dict[ir.Value, ir.TensorProtocol]:
+    """Detach the tensors of the initializers that are ``state_dict`` entries, in place.
+
+    Args:
+        names: The name of an initializer to its ``state_dict`` keys.
+        places: The entries whose tensors in the graph have no bytes, to tensors that have.
+
+    Returns:
+        The tensor of each, for :func:`bind_tensors`.
+    """
+    detached = detach_tensors(value for value in initializers(model) if value.name in names)
+    return {
+        value: next((places[key] for key in names[value.name or ""] if key in places), tensor)
+        for value, tensor in detached.items()
+    }
 
 
 def order_uses(model: ir.Model) -> None:
