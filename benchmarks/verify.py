@@ -27,7 +27,7 @@ import torch
 
 import modelexport
 import models
-from modelexport.core.garbage import only_new_garbage
+from modelexport.core.garbage_collection import only_new_garbage
 from modelexport.pytorch.named_inputs import feeds
 
 

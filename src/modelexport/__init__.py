@@ -10,7 +10,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from modelexport.core.extras import missing_extra
+from modelexport.core.missing_extras import missing_extra
 from modelexport.core.version import __version__ as __version__
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from limited import run
 from modelexport.cli.lazy_commands import load_command
 from modelexport.cli.listing import COMMANDS
 from modelexport.cli.read_and_written import Read, Written
-from modelexport.format.manifest import MANIFEST
+from modelexport.format.package_manifest import MANIFEST
 
 
 @dataclass(frozen=True)

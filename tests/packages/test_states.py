@@ -17,7 +17,7 @@ from test_packages import decoder, llama, static  # noqa: F401
 import modelexport
 from decoders import SMALL
 from modelexport.errors import ModelExportError, UsageError
-from modelexport.format.manifest import Start
+from modelexport.format.package_manifest import Start
 from modelexport.packages.generator import Generator
 from modelexport.packages.greedy import generate_greedily
 from modelexport.packages.prompts import Example, example_prompts, token_inputs

@@ -16,9 +16,9 @@ from modelexport.core.tags import Tags
 from modelexport.core.uncalled_modules import compare_hierarchies
 from modelexport.format import documents
 from modelexport.graph.coverage import check_coverage
-from modelexport.graph.names import name_nodes_apart
 from modelexport.graph.node_owners import OWNER
 from modelexport.graph.snapshot import take_snapshot
+from modelexport.graph.unique_names import name_nodes_apart
 from modelexport.pytorch.static_tree import containers, module_tree
 from modelexport.pytorch.traced_tree import trace_calls
 from modelexport.tagged.documents import reader

@@ -16,8 +16,8 @@ from onnxscript import version_converter
 
 from modelexport.core.collected_messages import collected
 from modelexport.errors import CaptureError
-from modelexport.graph.names import with_unique_names
 from modelexport.graph.snapshot import take_snapshot
+from modelexport.graph.unique_names import with_unique_names
 from modelexport.lineage.derivation import derive_owners
 
 OLDEST_TRANSLATED = 18

@@ -15,7 +15,7 @@ from typing import Any
 from modelexport.cli.listing import COMMANDS, introduction, overview
 from modelexport.cli.progress import LINE
 from modelexport.cli.signals_and_streams import Interrupted, raw, shielded
-from modelexport.core.extras import missing_extra
+from modelexport.core.missing_extras import missing_extra
 from modelexport.core.text import nearest
 from modelexport.core.version import __version__
 from modelexport.errors import ModelExportError, ModelExportWarning, UntaggedNodeError, UsageError

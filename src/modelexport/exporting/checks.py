@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import onnx
 
-from modelexport.core.stages import Stages
 from modelexport.core.text import first_few, plural
+from modelexport.core.timed_stages import Stages
 from modelexport.errors import CheckError, UsageError
 from modelexport.exporting.fixed_axes import FixedAxesError, find_fixed_axes, told_of_fixed
 from modelexport.exporting.options import Options

@@ -11,9 +11,9 @@ from modelexport.capture.exported import Exported
 from modelexport.capture.front_end_options import FrontEnd
 from modelexport.capture.front_ends import Attempt, capture, first_that_passes
 from modelexport.capture.patches import turned_off
-from modelexport.core.garbage import only_new_garbage
-from modelexport.core.locking import exclusive
-from modelexport.core.stages import Stages
+from modelexport.core.garbage_collection import only_new_garbage
+from modelexport.core.one_at_a_time import exclusive
+from modelexport.core.timed_stages import Stages
 from modelexport.exporting import steps
 from modelexport.exporting.checks import run_checks
 from modelexport.exporting.exposure import expose

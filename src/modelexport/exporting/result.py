@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modelexport.capture.front_ends import Attempt
-from modelexport.core.results import Rows, Written
+from modelexport.core.result_display import Rows, Written
 from modelexport.core.text import plural
 from modelexport.exporting.checks import FileCheck
 from modelexport.exporting.fixed_axes import FixedAxis

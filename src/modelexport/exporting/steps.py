@@ -25,10 +25,10 @@ from modelexport.format import documents
 from modelexport.graph.coverage import check_coverage
 from modelexport.graph.hidden_weights import bind_tensors, detach_parameters, order_uses
 from modelexport.graph.kept_outputs import record_exposed
-from modelexport.graph.names import name_nodes_apart, with_unique_names
+from modelexport.graph.names_by_module import name_nodes_by_path, name_values_by_path
 from modelexport.graph.nodes import all_nodes, initializers
-from modelexport.graph.path_names import name_nodes_by_path, name_values_by_path
 from modelexport.graph.snapshot import SourceGraph, take_snapshot
+from modelexport.graph.unique_names import name_nodes_apart, with_unique_names
 from modelexport.lineage.derivation import derive_owners
 from modelexport.pytorch.static_tree import containers
 from modelexport.tagged.documents.dag import dag_document

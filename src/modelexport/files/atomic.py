@@ -28,7 +28,7 @@ from modelexport.files.manifests import files_of_package, unfinished_manifest
 from modelexport.files.protected_inputs import being_read, check_kept, parts_of, reading
 from modelexport.files.regular_files import check_folder_writable, what_it_is
 from modelexport.format.keys import DATA_SUFFIX, DESCRIBING_SUFFIXES, DOCUMENT_SUFFIXES
-from modelexport.format.manifest import MANIFEST
+from modelexport.format.package_manifest import MANIFEST
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 NO_ROOM = (*NO_SPACE, errno.EFBIG, errno.EROFS)

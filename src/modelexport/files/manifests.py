@@ -13,7 +13,7 @@ from modelexport.core.limits import PACKAGE_FILES, PARTS, SETTINGS_BYTES
 from modelexport.errors import FileFormatError
 from modelexport.files.regular_files import is_file, read_regular, what_it_is
 from modelexport.format.keys import DATA_SUFFIX, DESCRIBING_SUFFIXES, REPORT_SUFFIX
-from modelexport.format.manifest import MANIFEST, PACKAGE_VERSION, UNFINISHED, Manifest, encode_manifest
+from modelexport.format.package_manifest import MANIFEST, PACKAGE_VERSION, UNFINISHED, Manifest, encode_manifest
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -12,7 +12,7 @@ from modelexport.files.atomic import check_writable
 from modelexport.files.manifests import files_of_package, read_kind
 from modelexport.files.protected_inputs import being_read, check_kept, reading
 from modelexport.files.regular_files import check_folder_writable, what_it_is
-from modelexport.format.manifest import MANIFEST, UNFINISHED
+from modelexport.format.package_manifest import MANIFEST, UNFINISHED
 
 
 def check_output_folder(folder: Path) -> None:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.json_decoding import decode_json
-from modelexport.core.results import Written
+from modelexport.core.result_display import Written
 from modelexport.core.tags import Tags
 from modelexport.core.version import __version__
 from modelexport.errors import UsageError
@@ -27,9 +27,9 @@ from modelexport.format import documents, keys
 from modelexport.format.call_tree import call_tree_entries, encode_call_tree
 from modelexport.format.node_tags import write_tags
 from modelexport.graph.copies import copy_of
-from modelexport.graph.names import name_nodes_apart
 from modelexport.graph.node_owners import owned_operators, owner_of
 from modelexport.graph.nodes import all_nodes, initializers
+from modelexport.graph.unique_names import name_nodes_apart
 from modelexport.lineage.exporters.calls_from_stacks import infer, place_by_stacks
 from modelexport.lineage.exporters.local_functions import inline_functions
 from modelexport.lineage.exporters.stacks import CallSource, read_fx_nodes, read_metadata

@@ -12,8 +12,8 @@ import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
 from modelexport.core.calls import ModuleCall
-from modelexport.core.garbage import only_new_garbage
-from modelexport.core.results import Written
+from modelexport.core.garbage_collection import only_new_garbage
+from modelexport.core.result_display import Written
 from modelexport.core.text import root_cause, shortened
 from modelexport.errors import FileFormatError, UntaggedNodeError, UsageError
 from modelexport.files.atomic import check_writable, written_together
@@ -22,10 +22,10 @@ from modelexport.files.linked_weights import check_files
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.format import documents, keys
 from modelexport.graph.coverage import count_coverage
-from modelexport.graph.names import name_nodes_apart
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes, initializers, is_sorted, undefined_values
 from modelexport.graph.snapshot import take_snapshot
+from modelexport.graph.unique_names import name_nodes_apart
 from modelexport.lineage.descent import Descent, Reason, trace_owners
 from modelexport.lineage.inheritance import inherited
 from modelexport.tagged.documents.sidecar import descended_documents

@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from modelexport.core.collected_messages import collected
-from modelexport.core.extras import missing_extra
+from modelexport.core.missing_extras import missing_extra
 from modelexport.core.text import nearest
 from modelexport.errors import FileFormatError, ModelExportError, UsageError
 from modelexport.files.atomic import NO_ROOM, check_writable, scratch

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from modelexport.exporting.fused_forms import reads_cache
 from modelexport.files.onnx_models import load_onnx
-from modelexport.format.manifest import Manifest
+from modelexport.format.package_manifest import Manifest
 from modelexport.packages.multimodal import Positions
 
 GENAI_CONFIG = "genai_config.json"

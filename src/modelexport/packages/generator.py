@@ -12,7 +12,7 @@ import numpy as np
 
 from modelexport.errors import UsageError
 from modelexport.format.documents import Value
-from modelexport.format.manifest import Generation, Rows, Start
+from modelexport.format.package_manifest import Generation, Rows, Start
 from modelexport.runtime.sessions import CPU, open_session, run_session
 from modelexport.tagged.package import Package
 

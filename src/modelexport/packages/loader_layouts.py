@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from modelexport.core.collected_messages import collected
-from modelexport.format.manifest import Manifest
+from modelexport.format.package_manifest import Manifest
 from modelexport.packages.diffusion.components_module import MODEL_INDEX, PipelineModules
 from modelexport.packages.genai_config import GENAI_CONFIG, GenaiError, make_genai_config
 from modelexport.packages.model_parts import ModelPart

@@ -15,7 +15,7 @@ from torch import nn
 
 from modelexport.capture.exported import Exported
 from modelexport.exporting.interface import Interface
-from modelexport.format.manifest import Rows
+from modelexport.format.package_manifest import Rows
 from modelexport.graph.size_symbols import SYMBOL
 from modelexport.packages.generator import BATCH, CACHE_POSITION
 from modelexport.pytorch.lazy_weights import lend_weights

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from modelexport.capture.exported import Exported
-from modelexport.core.results import Rows, Written
-from modelexport.core.stages import Stages
+from modelexport.core.result_display import Rows, Written
 from modelexport.core.text import error_line, plural
+from modelexport.core.timed_stages import Stages
 from modelexport.errors import CaptureError, CheckError, InputsError, ModelExportError, UsageError
 from modelexport.exporting.options import Keywords, Options, PackageOptions
 from modelexport.exporting.pipeline import export
@@ -22,7 +22,7 @@ from modelexport.exporting.result import ExportResult
 from modelexport.files.atomic import written_together
 from modelexport.files.manifests import write_manifest
 from modelexport.files.package_folders import check_package_folder
-from modelexport.format.manifest import PACKAGE_VERSION, Kind, Manifest, PartEntry
+from modelexport.format.package_manifest import PACKAGE_VERSION, Kind, Manifest, PartEntry
 from modelexport.packages.diffusion.components_module import (
     MODEL_INDEX,
     PipelineModules,

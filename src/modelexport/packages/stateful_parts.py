@@ -21,7 +21,7 @@ from modelexport.core.collected_messages import collected
 from modelexport.core.replaced_attributes import attribute_set
 from modelexport.core.text import error_line
 from modelexport.errors import CaptureError
-from modelexport.format.manifest import Generation, Rows, Start
+from modelexport.format.package_manifest import Generation, Rows, Start
 from modelexport.packages.generator import BATCH, PRESENT, TokenLoop
 from modelexport.packages.generator import PAST as PAST_INPUT
 from modelexport.packages.greedy import Reference, first_difference, generate_greedily

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
-from modelexport.core.results import Rows, Shown
+from modelexport.core.result_display import Rows, Shown
 from modelexport.errors import UsageError
 from modelexport.files.given_models import Source, as_path
 

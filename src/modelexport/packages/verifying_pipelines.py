@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import torch
 
-from modelexport.core.results import Rows, Shown, error_text
+from modelexport.core.result_display import Rows, Shown, error_text
 from modelexport.core.text import first_few
 from modelexport.errors import UsageError
 from modelexport.packages.diffusion.components_module import PipelineModules, as_module

@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 
-from modelexport.core.extras import missing_extra
 from modelexport.core.json_decoding import decode_json
 from modelexport.core.limits import INPUT_BYTES, SETTINGS_BYTES
+from modelexport.core.missing_extras import missing_extra
 from modelexport.core.text import first_few, nearest
 from modelexport.errors import FileFormatError, InputsError
 from modelexport.files.regular_files import read_regular

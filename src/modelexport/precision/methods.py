@@ -22,7 +22,7 @@ import onnx
 import onnx_ir as ir
 
 from modelexport.core.collected_messages import collected
-from modelexport.core.extras import missing_extra
+from modelexport.core.missing_extras import missing_extra
 from modelexport.core.text import nearest
 from modelexport.errors import ModelExportError, UsageError
 from modelexport.graph.hidden_weights import bind_tensors

@@ -18,8 +18,8 @@ from modelexport.files.onnx_models import inside_file
 from modelexport.files.protos import to_proto
 from modelexport.graph.copies import copy_of, value_like
 from modelexport.graph.hidden_weights import bind_tensors, share_tensor
-from modelexport.graph.names import free_name
 from modelexport.graph.node_owners import owner_of, set_owner
+from modelexport.graph.unique_names import free_name
 
 
 def cut_piece(model: ir.Model, nodes: Sequence[ir.Node]) -> onnx.ModelProto:

@@ -18,7 +18,7 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
-from modelexport.core.stages import Stages
+from modelexport.core.timed_stages import Stages
 from modelexport.errors import InputsError, UsageError
 from modelexport.files.atomic import scratch
 from modelexport.files.given_models import Source

@@ -17,9 +17,9 @@ from modelexport.core.text import first_few
 from modelexport.errors import WeightsError
 from modelexport.files.atomic import check_writable
 from modelexport.format import keys
-from modelexport.graph.names import free_name, names_in
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers
+from modelexport.graph.unique_names import free_name, names_in
 from modelexport.surgery.edited_tags import EditedTags
 from modelexport.surgery.low_rank import PairInputs, low_rank_places
 from modelexport.tagged.encodings.metadata import initializer_tags

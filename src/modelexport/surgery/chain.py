@@ -9,7 +9,7 @@ from typing import Any
 from modelexport.errors import FileFormatError, InputsError, UsageError
 from modelexport.files.given_models import Source
 from modelexport.files.manifests import read_manifest
-from modelexport.format.manifest import Manifest
+from modelexport.format.package_manifest import Manifest
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import read_tagged

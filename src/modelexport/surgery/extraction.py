@@ -14,7 +14,7 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
-from modelexport.core.results import Written
+from modelexport.core.result_display import Written
 from modelexport.errors import OutputError, UsageError
 from modelexport.files.atomic import check_writable, written_together
 from modelexport.files.onnx_models import LARGEST_INSIDE, save_model

@@ -17,14 +17,14 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Owner
-from modelexport.core.results import Written
+from modelexport.core.result_display import Written
 from modelexport.errors import UsageError
 from modelexport.files.atomic import check_writable, written_together
 from modelexport.files.given_models import Source, as_path
 from modelexport.format import keys
-from modelexport.graph.names import free_name, names_in
 from modelexport.graph.node_owners import OWNER, owner_of, tags_of_users
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs, values_taken
+from modelexport.graph.unique_names import free_name, names_in
 from modelexport.surgery import Sharing
 from modelexport.surgery.call_interfaces import Interface, interface_of
 from modelexport.surgery.cutter import Cut, Cutter

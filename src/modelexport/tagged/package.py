@@ -11,7 +11,7 @@ from modelexport.errors import FileFormatError, UsageError
 from modelexport.files.manifests import read_manifest
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents, keys
-from modelexport.format.manifest import MANIFEST, Manifest, PartEntry
+from modelexport.format.package_manifest import MANIFEST, Manifest, PartEntry
 from modelexport.graph.node_owners import owner_of
 from modelexport.tagged.file import read_tagged
 

@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.core.calls import CallTree, ModuleCall
-from modelexport.core.results import Rows, Shown, entry_of, error_text
+from modelexport.core.result_display import Rows, Shown, entry_of, error_text
 from modelexport.errors import InputsError, UsageError
 from modelexport.files.given_models import Source
 from modelexport.graph.boundaries import find_boundaries

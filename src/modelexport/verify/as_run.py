@@ -21,8 +21,8 @@ import onnxruntime
 from modelexport.errors import UsageError
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format.dtypes import dtype_name
+from modelexport.graph.narrow_to_float32 import narrow_values
 from modelexport.graph.nodes import all_nodes, initializers
-from modelexport.graph.widening import narrow_values
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.traces.differences import Difference, compare_arrays, error_of, is_floating
 from modelexport.traces.tolerances import ALLOWED, TIMES_OWN

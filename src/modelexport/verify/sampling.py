@@ -10,7 +10,7 @@ import onnx_ir as ir
 from torch import nn
 
 from modelexport.core.calls import ModuleCall
-from modelexport.core.locking import exclusive
+from modelexport.core.one_at_a_time import exclusive
 from modelexport.errors import FileFormatError
 from modelexport.files.given_models import Source
 from modelexport.graph.node_owners import owner_of

@@ -21,8 +21,8 @@ import msgspec
 from torch import nn
 
 from modelexport.core.calls import ModuleCall
-from modelexport.core.garbage import only_new_garbage
-from modelexport.core.locking import exclusive
+from modelexport.core.garbage_collection import only_new_garbage
+from modelexport.core.one_at_a_time import exclusive
 from modelexport.files.given_models import Source
 from modelexport.format import documents
 from modelexport.pytorch.perturbation import entries_of

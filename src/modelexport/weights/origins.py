@@ -17,9 +17,9 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.format.documents import StateDictEntry, TransformStep
-from modelexport.graph.names import free_name
 from modelexport.graph.nodes import initializers, nested_graphs
 from modelexport.graph.snapshot import SourceGraph, SourceNode
+from modelexport.graph.unique_names import free_name
 from modelexport.weights.packed import operators as packed
 from modelexport.weights.transforms import encode_tensor, run_operator, since_version, tensor_attributes
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 
-from modelexport.core.results import Written
+from modelexport.core.result_display import Written
 from modelexport.core.text import first_few, nearest
 from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.atomic import check_writable, written_together

@@ -64,7 +64,7 @@ def cost(
     file: Path = FILE_OR_FOLDER, selectors: Sequence[str] = ONLY, size: Sequence[str] = SIZE, *, shown: Shown
 ) -> None:
     """Show the cost of each module: parameters, operations, bytes, memory. Nothing is run."""
-    from modelexport.core.stages import Stages
+    from modelexport.core.timed_stages import Stages
     from modelexport.packages.measured_parts import cost_parts
 
     sizes = parsed_sizes(size)
@@ -89,7 +89,7 @@ def profile(
     """Run FILE in ONNX Runtime as users do, and show the time and memory of each module."""
     import msgspec
 
-    from modelexport.core.stages import Stages
+    from modelexport.core.timed_stages import Stages
     from modelexport.measure import side_by_side as comparing
     from modelexport.packages.measured_parts import profile_parts, profile_same
 
@@ -136,7 +136,7 @@ def report(
     ),
 ) -> None:
     """Write the tree of FILE, its coverage, its verification and its cost to one page."""
-    from modelexport.core.stages import Stages
+    from modelexport.core.timed_stages import Stages
     from modelexport.packages.report_page import write_report_page
 
     stages = Stages(LINE.tell)

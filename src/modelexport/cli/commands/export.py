@@ -14,7 +14,7 @@ from modelexport.cli.printing import print_result
 from modelexport.cli.progress import LINE
 from modelexport.cli.shared_options import INPUTS, JSON, MODEL
 from modelexport.core.declared_options import option
-from modelexport.core.stages import Stages
+from modelexport.core.timed_stages import Stages
 from modelexport.errors import UsageError
 from modelexport.exporting.options import Options
 
@@ -80,7 +80,7 @@ def _export_file(
 def _export_folder(choice: ModelChoice, folder: Path, options: Options, *, as_json: bool) -> None:
     """Export a model to a package, and print what was written."""
     from modelexport.cli import show_package
-    from modelexport.core.garbage import only_new_garbage
+    from modelexport.core.garbage_collection import only_new_garbage
     from modelexport.files.package_folders import check_package_folder
     from modelexport.packages.packaging import export_package
 

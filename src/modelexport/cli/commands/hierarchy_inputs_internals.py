@@ -11,7 +11,7 @@ from modelexport.cli.printing import print_result
 from modelexport.cli.progress import LINE
 from modelexport.cli.shared_options import INPUTS, JSON, MODEL
 from modelexport.core.declared_options import option
-from modelexport.core.stages import Stages
+from modelexport.core.timed_stages import Stages
 from modelexport.exporting.options import LevelOptions
 
 HierarchyView = Literal["static", "traced", "compare"]

@@ -72,7 +72,7 @@ def quantize(
 ) -> None:
     """Quantize modules of FILE by ONNX Runtime's quantizers; all others stay bit for bit what they are."""
     from modelexport.cli import show_changed
-    from modelexport.core.stages import Stages
+    from modelexport.core.timed_stages import Stages
     from modelexport.packages.changed_packages import quantize_package
     from modelexport.precision.quantize import quantize as run
 
@@ -143,7 +143,7 @@ def sensitivity(
     """Show how much the output of FILE changes when one module alone is quantized."""
     import msgspec
 
-    from modelexport.core.stages import Stages
+    from modelexport.core.timed_stages import Stages
     from modelexport.packages.changed_packages import graph_of
     from modelexport.precision.sensitivity import STEADY
     from modelexport.precision.sensitivity import sensitivity as measure

@@ -17,7 +17,7 @@ from modelexport.core.declared_options import option
 from modelexport.errors import UsageError
 
 if TYPE_CHECKING:
-    from modelexport.core.stages import Stages
+    from modelexport.core.timed_stages import Stages
     from modelexport.packages.verifying import Report
 
 
@@ -108,7 +108,7 @@ def _check_options(
 
 
 def _compared(file: Path, other: Other, inputs: Path | None, extent: Extent, loading: Loading) -> Report:
-    from modelexport.core.stages import Stages
+    from modelexport.core.timed_stages import Stages
     from modelexport.packages.verifying import verify as run
 
     stages = Stages(LINE.tell)

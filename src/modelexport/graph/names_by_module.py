@@ -7,9 +7,9 @@ from collections import Counter
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
-from modelexport.graph.names import free_name
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
+from modelexport.graph.unique_names import free_name
 
 
 def _names_by_path(model: ir.Model) -> dict[ir.Node, str]:
