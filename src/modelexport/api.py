@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import UsageError
-from modelexport.files.given_models import Source
+from modelexport.files.path_or_model import Source
 from modelexport.graph.node_owners import owned_operators, owner_of
 from modelexport.runtime.sessions import Session, open_session
 from modelexport.surgery import Sharing

@@ -28,7 +28,7 @@ from modelexport.errors import OutputError, WeightsError
 from modelexport.exporting.pipeline import export
 from modelexport.exporting.result import ExportResult
 from modelexport.files import linked_weights as linking
-from modelexport.files.atomic import written_together
+from modelexport.files.atomic_writing import written_together
 from modelexport.files.linked_weights import changed_files
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents, keys

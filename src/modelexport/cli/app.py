@@ -162,7 +162,7 @@ _formatted = warnings.formatwarning
 
 def _written() -> int:
     """How many files this process has written; without the import, which costs a command that writes none."""
-    atomic = sys.modules.get("modelexport.files.atomic")
+    atomic = sys.modules.get("modelexport.files.atomic_writing")
     return len(atomic.WRITTEN) if atomic is not None else 0
 
 

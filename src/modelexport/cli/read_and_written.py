@@ -133,7 +133,7 @@ def _followed(value: Path | str) -> Path | str:
 
 
 def _check(given: Mapping[str, Path | str], outputs: Mapping[str, Written]) -> None:
-    from modelexport.files.atomic import check_writable
+    from modelexport.files.atomic_writing import check_writable
 
     places: dict[str, Path] = {}
     for name, value in given.items():

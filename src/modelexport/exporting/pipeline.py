@@ -22,8 +22,8 @@ from modelexport.exporting.interface import AS_CAPTURED, Interface, with_fixed_a
 from modelexport.exporting.options import Keywords, Options
 from modelexport.exporting.report import report_path, write_report
 from modelexport.exporting.result import ExportResult
-from modelexport.files.atomic import check_writable, replaced_together
-from modelexport.files.package_folders import check_output_folder
+from modelexport.files.atomic_writing import check_writable, replaced_together
+from modelexport.files.output_folders import check_output_folder
 from modelexport.graph.node_owners import owned_operators
 from modelexport.pytorch.prepared_inputs import Prepared, prepare_inputs
 from modelexport.pytorch.repeatability import Unrepeatable, find_unrepeatable

@@ -19,10 +19,10 @@ from modelexport.core.result_display import Written
 from modelexport.core.tags import Tags
 from modelexport.core.version import __version__
 from modelexport.errors import UsageError
-from modelexport.files.atomic import check_writable, written_together
-from modelexport.files.given_models import as_path
+from modelexport.files.atomic_writing import check_writable, written_together
 from modelexport.files.linked_weights import check_files
 from modelexport.files.onnx_models import load_onnx, save_model
+from modelexport.files.path_or_model import as_path
 from modelexport.format import documents, keys
 from modelexport.format.call_tree import call_tree_entries, encode_call_tree
 from modelexport.format.node_tags import write_tags

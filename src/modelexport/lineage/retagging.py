@@ -16,10 +16,10 @@ from modelexport.core.garbage_collection import only_new_garbage
 from modelexport.core.result_display import Written
 from modelexport.core.text import root_cause, shortened
 from modelexport.errors import FileFormatError, UntaggedNodeError, UsageError
-from modelexport.files.atomic import check_writable, written_together
-from modelexport.files.given_models import Source, as_path
+from modelexport.files.atomic_writing import check_writable, written_together
 from modelexport.files.linked_weights import check_files
 from modelexport.files.onnx_models import load_onnx, save_model
+from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import documents, keys
 from modelexport.graph.coverage import count_coverage
 from modelexport.graph.node_owners import owner_of, set_owner

@@ -15,10 +15,10 @@ from modelexport.core.collected_messages import collected
 from modelexport.core.missing_extras import missing_extra
 from modelexport.core.text import nearest
 from modelexport.errors import FileFormatError, ModelExportError, UsageError
-from modelexport.files.atomic import NO_ROOM, check_writable, scratch
-from modelexport.files.given_models import Source, as_path
+from modelexport.files.atomic_writing import NO_ROOM, check_writable, scratch
 from modelexport.files.linked_weights import check_files
 from modelexport.files.onnx_models import OLDER_FILE, save_model
+from modelexport.files.path_or_model import Source, as_path
 from modelexport.graph.nodes import initializers
 from modelexport.lineage.retagging import RetagReport, retag
 from modelexport.runtime.random_inputs import make_random_inputs

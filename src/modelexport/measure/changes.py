@@ -11,8 +11,8 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ROOT, CallTree, TracedCall
 from modelexport.core.owners import Evidence, Owner
-from modelexport.files.given_models import Source, as_path
 from modelexport.files.onnx_models import load_onnx
+from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import keys
 from modelexport.graph.node_owners import OWNER
 from modelexport.graph.nodes import all_nodes

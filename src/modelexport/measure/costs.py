@@ -12,7 +12,7 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.core.text import plural
 from modelexport.errors import FileFormatError, UsageError
-from modelexport.files.given_models import Source, as_path
+from modelexport.files.path_or_model import Source, as_path
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
 from modelexport.measure import columns

@@ -14,7 +14,7 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.errors import UsageError
-from modelexport.files.atomic import write_alone
+from modelexport.files.atomic_writing import write_alone
 from modelexport.measure.table import Table
 from modelexport.tagged.file import TaggedFile
 

@@ -18,7 +18,7 @@ import msgspec
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.tags import class_in_tag
-from modelexport.files.atomic import write_alone
+from modelexport.files.atomic_writing import write_alone
 from modelexport.measure.columns import Column, Figure, Kind
 from modelexport.measure.table import Table, share_out
 

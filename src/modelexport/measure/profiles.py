@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 import onnx_ir as ir
 
-from modelexport.files.given_models import Source
 from modelexport.files.onnx_models import load_onnx, save_model
+from modelexport.files.path_or_model import Source
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.snapshot import take_snapshot

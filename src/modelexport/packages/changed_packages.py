@@ -18,10 +18,9 @@ import onnx_ir as ir
 
 from modelexport.errors import UsageError
 from modelexport.files.abandoned_staging import STAGING_PREFIX
-from modelexport.files.atomic import written_together
-from modelexport.files.given_models import Source, as_path
+from modelexport.files.atomic_writing import written_together
 from modelexport.files.linked_weights import record_data, record_samples
-from modelexport.files.manifests import write_manifest
+from modelexport.files.manifest_file import write_manifest
 from modelexport.files.onnx_models import (
     SMALLEST_OUTSIDE,
     inside_file,
@@ -30,7 +29,8 @@ from modelexport.files.onnx_models import (
     save_with_references,
     write_data_file,
 )
-from modelexport.files.package_folders import check_package_folder
+from modelexport.files.output_folders import check_package_folder
+from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import keys
 from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.graph.nodes import initializers

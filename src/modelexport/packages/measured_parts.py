@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from modelexport.core.text import nearest, plural
 from modelexport.errors import InputsError, UsageError
-from modelexport.files.given_models import Source, as_path
+from modelexport.files.path_or_model import Source, as_path
 from modelexport.measure.costs import CostTable, cost
 from modelexport.measure.profiled_runs import Level
 from modelexport.measure.profiles import ModuleProfile, profile

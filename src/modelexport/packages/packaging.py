@@ -19,9 +19,9 @@ from modelexport.errors import CaptureError, CheckError, InputsError, ModelExpor
 from modelexport.exporting.options import Keywords, Options, PackageOptions
 from modelexport.exporting.pipeline import export
 from modelexport.exporting.result import ExportResult
-from modelexport.files.atomic import written_together
-from modelexport.files.manifests import write_manifest
-from modelexport.files.package_folders import check_package_folder
+from modelexport.files.atomic_writing import written_together
+from modelexport.files.manifest_file import write_manifest
+from modelexport.files.output_folders import check_package_folder
 from modelexport.format.package_manifest import PACKAGE_VERSION, Kind, Manifest, PartEntry
 from modelexport.packages.diffusion.components_module import (
     MODEL_INDEX,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.text import plural
-from modelexport.files.atomic import check_writable
+from modelexport.files.atomic_writing import check_writable
 from modelexport.measure import columns
 from modelexport.measure.costs import cost
 from modelexport.measure.page import Page, Section, write_page

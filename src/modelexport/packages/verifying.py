@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from modelexport.core.result_display import Rows, Shown
 from modelexport.errors import UsageError
-from modelexport.files.given_models import Source, as_path
+from modelexport.files.path_or_model import Source, as_path
 
 if TYPE_CHECKING:
     from modelexport.packages.verifying_generation import GenerationReport

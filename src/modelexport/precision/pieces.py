@@ -15,7 +15,7 @@ import onnx_ir as ir
 from modelexport.core.owners import Evidence, Owner
 from modelexport.errors import UsageError
 from modelexport.files.onnx_models import inside_file
-from modelexport.files.protos import to_proto
+from modelexport.files.protobuf_writing import to_proto
 from modelexport.graph.copies import copy_of, value_like
 from modelexport.graph.hidden_weights import bind_tensors, share_tensor
 from modelexport.graph.node_owners import owner_of, set_owner

@@ -16,10 +16,10 @@ import onnx_ir as ir
 from modelexport.core.collected_messages import collected
 from modelexport.core.text import short_repr
 from modelexport.errors import CheckError, UsageError
-from modelexport.files.atomic import check_writable, scratch
-from modelexport.files.given_models import Source, as_path
+from modelexport.files.atomic_writing import check_writable, scratch
 from modelexport.files.linked_weights import check_files
 from modelexport.files.onnx_models import save_model
+from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import documents
 from modelexport.graph.copies import copy_of
 from modelexport.graph.nodes import initializers

@@ -20,8 +20,8 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.core.timed_stages import Stages
 from modelexport.errors import InputsError, UsageError
-from modelexport.files.atomic import scratch
-from modelexport.files.given_models import Source
+from modelexport.files.atomic_writing import scratch
+from modelexport.files.path_or_model import Source
 from modelexport.measure.profiles import profile
 from modelexport.precision.methods import KEEP, Method, parse_method
 from modelexport.precision.metrics import Bound, Metric, find_metric, mean_figure, parse_bound

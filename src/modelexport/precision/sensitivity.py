@@ -12,9 +12,9 @@ import numpy as np
 
 from modelexport.core.text import plural
 from modelexport.errors import InputsError, UsageError
-from modelexport.files.atomic import scratch
-from modelexport.files.given_models import Source
+from modelexport.files.atomic_writing import scratch
 from modelexport.files.linked_weights import check_files
+from modelexport.files.path_or_model import Source
 from modelexport.graph.node_owners import owner_of
 from modelexport.measure import columns
 from modelexport.measure.node_data import explorer_places

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from modelexport.core.json_decoding import decode_json
 from modelexport.core.text import first_few
 from modelexport.errors import WeightsError
-from modelexport.files.atomic import check_writable
+from modelexport.files.atomic_writing import check_writable
 from modelexport.format import keys
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers

@@ -10,8 +10,8 @@ import numpy as np
 
 from modelexport.core.text import short_repr
 from modelexport.errors import OutputError, UsageError, WeightsError
-from modelexport.files.atomic import written_together
-from modelexport.files.given_models import Source, as_path
+from modelexport.files.atomic_writing import written_together
+from modelexport.files.path_or_model import Source, as_path
 from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.runtime.adapter_files import ADAPTER_SUFFIX, write_adapter_file
 from modelexport.surgery import Sharing

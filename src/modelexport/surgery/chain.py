@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from modelexport.errors import FileFormatError, InputsError, UsageError
-from modelexport.files.given_models import Source
-from modelexport.files.manifests import read_manifest
+from modelexport.files.manifest_file import read_manifest
+from modelexport.files.path_or_model import Source
 from modelexport.format.package_manifest import Manifest
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import open_session, run_session

@@ -16,9 +16,9 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.core.result_display import Written
 from modelexport.errors import OutputError, UsageError
-from modelexport.files.atomic import check_writable, written_together
+from modelexport.files.atomic_writing import check_writable, written_together
 from modelexport.files.onnx_models import LARGEST_INSIDE, save_model
-from modelexport.files.package_folders import check_output_folder
+from modelexport.files.output_folders import check_output_folder
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.nodes import required_inputs
 from modelexport.surgery.call_interfaces import interface_of

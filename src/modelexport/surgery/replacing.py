@@ -19,8 +19,8 @@ from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Owner
 from modelexport.core.result_display import Written
 from modelexport.errors import UsageError
-from modelexport.files.atomic import check_writable, written_together
-from modelexport.files.given_models import Source, as_path
+from modelexport.files.atomic_writing import check_writable, written_together
+from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import keys
 from modelexport.graph.node_owners import OWNER, owner_of, tags_of_users
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs, values_taken

@@ -19,8 +19,8 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import FileFormatError, UsageError
-from modelexport.files.given_models import Source
 from modelexport.files.linked_weights import changed_files
+from modelexport.files.path_or_model import Source
 from modelexport.format import keys
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.node_owners import owner_of

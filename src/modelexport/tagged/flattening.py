@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from modelexport.errors import UsageError
-from modelexport.files.atomic import check_writable, scratch, written_together
-from modelexport.files.given_models import Source, as_path
+from modelexport.files.atomic_writing import check_writable, scratch, written_together
 from modelexport.files.onnx_models import save_model
+from modelexport.files.path_or_model import Source, as_path
 from modelexport.tagged import file
 
 

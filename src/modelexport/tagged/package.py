@@ -8,7 +8,7 @@ from pathlib import Path
 from modelexport.core.json_decoding import decode_json
 from modelexport.core.text import nearest
 from modelexport.errors import FileFormatError, UsageError
-from modelexport.files.manifests import read_manifest
+from modelexport.files.manifest_file import read_manifest
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents, keys
 from modelexport.format.package_manifest import MANIFEST, Manifest, PartEntry

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.result_display import Rows, Shown, entry_of, error_text
 from modelexport.errors import InputsError, UsageError
-from modelexport.files.given_models import Source
+from modelexport.files.path_or_model import Source
 from modelexport.graph.boundaries import find_boundaries
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import may_be, required_inputs, values_taken

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import FileFormatError, UsageError
-from modelexport.files.given_models import Source
+from modelexport.files.path_or_model import Source
 from modelexport.graph.kept_outputs import exposed_outputs
 from modelexport.runtime.sessions import CPU
 from modelexport.tagged.file import TaggedFile, read_tagged

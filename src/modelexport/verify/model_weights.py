@@ -11,7 +11,7 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from modelexport.files.given_models import Source
+from modelexport.files.path_or_model import Source
 from modelexport.pytorch.nested_tensors import as_array, as_stored
 from modelexport.pytorch.perturbation import entries_of, indistinct, perturbed
 from modelexport.tagged.file import read_tagged

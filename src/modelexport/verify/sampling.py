@@ -12,7 +12,7 @@ from torch import nn
 from modelexport.core.calls import ModuleCall
 from modelexport.core.one_at_a_time import exclusive
 from modelexport.errors import FileFormatError
-from modelexport.files.given_models import Source
+from modelexport.files.path_or_model import Source
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import required_inputs
 from modelexport.pytorch.double_kernels import DOUBLE_KERNELS

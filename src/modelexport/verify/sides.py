@@ -11,8 +11,8 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from modelexport.files.given_models import Source
 from modelexport.files.linked_weights import check_files
+from modelexport.files.path_or_model import Source
 from modelexport.graph.kept_outputs import exposed_outputs, requested_outputs
 from modelexport.graph.nodes import nested_graphs, required_inputs
 from modelexport.pytorch.double_kernels import DOUBLE_KERNELS

@@ -23,7 +23,7 @@ from torch import nn
 from modelexport.core.calls import ModuleCall
 from modelexport.core.garbage_collection import only_new_garbage
 from modelexport.core.one_at_a_time import exclusive
-from modelexport.files.given_models import Source
+from modelexport.files.path_or_model import Source
 from modelexport.format import documents
 from modelexport.pytorch.perturbation import entries_of
 from modelexport.pytorch.prepared_inputs import arguments_by_name, kept_tensors, prepare_inputs

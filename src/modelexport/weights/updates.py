@@ -13,12 +13,12 @@ import onnx_ir as ir
 from modelexport.core.result_display import Written
 from modelexport.core.text import first_few, nearest
 from modelexport.errors import FileFormatError, WeightsError
-from modelexport.files.atomic import check_writable, written_together
-from modelexport.files.given_models import Source, as_path
+from modelexport.files.atomic_writing import check_writable, written_together
+from modelexport.files.document_digests import check_documents, read_document
 from modelexport.files.linked_weights import check_weights
 from modelexport.files.onnx_models import load_onnx, save_model
+from modelexport.files.path_or_model import Source, as_path
 from modelexport.files.safetensors_files import read_header
-from modelexport.files.same_export import check_documents, read_document
 from modelexport.format import documents
 from modelexport.format.call_tree import check_version
 from modelexport.format.dtypes import dtype_name

@@ -81,7 +81,7 @@ def _export_folder(choice: ModelChoice, folder: Path, options: Options, *, as_js
     """Export a model to a package, and print what was written."""
     from modelexport.cli import show_package
     from modelexport.core.garbage_collection import only_new_garbage
-    from modelexport.files.package_folders import check_package_folder
+    from modelexport.files.output_folders import check_package_folder
     from modelexport.packages.packaging import export_package
 
     options.check_together(package=True)

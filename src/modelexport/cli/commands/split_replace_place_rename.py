@@ -162,7 +162,7 @@ def place(
     """Assign modules of FILE to devices: write ONNX Runtime's session options, and show where the modules run."""
     from modelexport.api import place as run
     from modelexport.cli import show_changed
-    from modelexport.files.atomic import write_alone
+    from modelexport.files.atomic_writing import write_alone
 
     libraries = {name: Path(path) for name, path in _pairs("--library", library).items()}
     placement = run(file, rule, check=check, providers=provider or list(libraries), libraries=libraries)

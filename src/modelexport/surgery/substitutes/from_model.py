@@ -15,8 +15,8 @@ from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Owner
 from modelexport.core.tags import LevelRule
 from modelexport.errors import UsageError
-from modelexport.files.given_models import Source, as_path
 from modelexport.files.onnx_models import load_onnx
+from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import documents, keys
 from modelexport.graph.copies import copy_of
 from modelexport.graph.node_owners import owner_of

@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import Message
 
-from modelexport.files.serialized import LENGTH_DELIMITED, graphs_in
+from modelexport.files.protobuf_reading import LENGTH_DELIMITED, graphs_in
 from modelexport.graph.hidden_weights import bind_tensors, detach_tensors
 from modelexport.graph.nodes import nested_graphs
 

@@ -24,7 +24,7 @@ from typing import IO
 
 from modelexport.errors import LeftoverWarning, OutputError
 from modelexport.files.abandoned_staging import STAGING_PREFIX, locked, remove_abandoned
-from modelexport.files.manifests import files_of_package, unfinished_manifest
+from modelexport.files.manifest_file import files_of_package, unfinished_manifest
 from modelexport.files.protected_inputs import being_read, check_kept, parts_of, reading
 from modelexport.files.regular_files import check_folder_writable, what_it_is
 from modelexport.format.keys import DATA_SUFFIX, DESCRIBING_SUFFIXES, DOCUMENT_SUFFIXES

@@ -10,7 +10,13 @@ import onnx
 
 from modelexport.core.limits import CALL_DEPTH, INLINED_NODES, OPSET
 from modelexport.errors import FileFormatError
-from modelexport.files.serialized import graphs_in, serialized_graphs, serialized_nodes, serialized_tensors, with_nested
+from modelexport.files.protobuf_reading import (
+    graphs_in,
+    serialized_graphs,
+    serialized_nodes,
+    serialized_tensors,
+    with_nested,
+)
 
 DEFAULT_DOMAIN = "ai.onnx"
 """The other name of the operator set whose name is empty."""
