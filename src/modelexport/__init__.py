@@ -58,12 +58,12 @@ if TYPE_CHECKING:
     from modelexport.surgery.substitutes.substitute import Identity as Identity
     from modelexport.tagged.comparison import compare as compare
     from modelexport.tagged.comparison_report import FileComparison as FileComparison
-    from modelexport.tagged.flattening import inline as inline
-    from modelexport.tagged.flattening import strip as strip
+    from modelexport.tagged.strip_and_inline import inline as inline
+    from modelexport.tagged.strip_and_inline import strip as strip
     from modelexport.verify.against import verify_against as verify_against
     from modelexport.verify.against_reference import verify_reference as verify_reference
     from modelexport.verify.verify_report import VerifyReport as VerifyReport
-    from modelexport.weights.updates import update_weights as update_weights
+    from modelexport.weights.weight_updates import update_weights as update_weights
 
 _PUBLIC = {
     "ModelExportError": "modelexport.errors",
@@ -109,11 +109,11 @@ _PUBLIC = {
     "quantize_within": "modelexport.packages.changed_packages",
     "sensitivity": "modelexport.precision.sensitivity",
     "quantize_package": "modelexport.packages.changed_packages",
-    "inline": "modelexport.tagged.flattening",
+    "inline": "modelexport.tagged.strip_and_inline",
     "load": "modelexport.api",
     "retag": "modelexport.lineage.retagging",
-    "strip": "modelexport.tagged.flattening",
-    "update_weights": "modelexport.weights.updates",
+    "strip": "modelexport.tagged.strip_and_inline",
+    "update_weights": "modelexport.weights.weight_updates",
     "verify_reference": "modelexport.verify.against_reference",
 }
 __all__ = sorted(_PUBLIC)  # noqa: PLE0605 - the table above is the list

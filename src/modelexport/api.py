@@ -21,7 +21,7 @@ from modelexport.surgery import Sharing
 from modelexport.surgery.extraction import Extracted, extract
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.tree import format_tree, tree_rows, untagged_operators
-from modelexport.weights.transforms import parameter_plan
+from modelexport.weights.recorded_transforms import parameter_plan
 
 if TYPE_CHECKING:
     from modelexport.surgery.placing import Placement, Rule

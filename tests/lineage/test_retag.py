@@ -30,7 +30,7 @@ from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers
 from modelexport.lineage.retagging import RetagReport
 from modelexport.lineage.tools import TOOLS, Tool, optimize_file
-from modelexport.weights.transforms import parameter_plan
+from modelexport.weights.recorded_transforms import parameter_plan
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from modelexport.surgery.extraction import extract
 from modelexport.surgery.replacing import Replaced, replace
 from modelexport.surgery.substitutes import CustomOperator, FromModel, Identity, Substitute
 from modelexport.verify.claims import false_claims
-from modelexport.weights.transforms import state_dict_of
+from modelexport.weights.recorded_transforms import state_dict_of
 
 
 def nodes(path: Path) -> dict[str, bytes]:

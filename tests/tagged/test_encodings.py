@@ -31,7 +31,7 @@ from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.pytorch.named_inputs import feeds
 from modelexport.tagged.encodings.attributes import write_attributes
 from modelexport.tagged.encodings.functions import FunctionsModel, write_functions
-from modelexport.tagged.encodings.grouping import (
+from modelexport.tagged.encodings.functions_call_groups import (
     COMES_BACK,
     INTERLEAVED,
     MERGED,

@@ -23,9 +23,9 @@ from modelexport.pytorch.static_tree import containers, module_tree
 from modelexport.pytorch.traced_tree import trace_calls
 from modelexport.tagged.documents import reader
 from modelexport.tagged.documents.dag import dag_document
+from modelexport.tagged.documents.hierarchy_sidecar import hierarchy_document
 from modelexport.tagged.documents.named_entries import encode_table
 from modelexport.tagged.documents.operations import operations_document
-from modelexport.tagged.documents.sidecar import hierarchy_document
 from modelexport.tagged.encodings.metadata import write_metadata
 from test_documents import assert_documents_agree
 from test_tags import Runner, X

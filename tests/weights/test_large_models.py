@@ -38,9 +38,9 @@ from modelexport.pytorch.lazy_weights import lend_weights
 from modelexport.pytorch.loading import LoadedModel, load_model
 from modelexport.verify.sampling import verify_sample
 from modelexport.verify.verify import verify
-from modelexport.weights import storage
-from modelexport.weights.storage import save_with_weights
-from modelexport.weights.updates import update_weights
+from modelexport.weights import linked_copied_embedded
+from modelexport.weights.linked_copied_embedded import save_with_weights
+from modelexport.weights.weight_updates import update_weights
 
 INPUTS = {"input_ids": torch.arange(2, 14).reshape(2, 6)}
 
@@ -109,7 +109,7 @@ def exported(checkpoint: Path, path: Path, weights: Any = "link", **options: Any
     return loaded, export(loaded.model, INPUTS, path, weights=weights, source=loaded.weights, **options)
 
 
-def saved(checkpoint: Path, path: Path, mode: str = "link") -> storage.WeightsSummary:
+def saved(checkpoint: Path, path: Path, mode: str = "link") -> linked_copied_embedded.WeightsSummary:
     """Write a model that contains only the weights of a checkpoint."""
     weights = load_model(str(checkpoint), weights="files").weights
     assert weights is not None

@@ -28,7 +28,7 @@ from modelexport.files.onnx_models import load_onnx
 from modelexport.graph.nodes import all_nodes
 from modelexport.measure.costs import cost
 from modelexport.pytorch.loading import load_model
-from modelexport.weights.updates import update_weights
+from modelexport.weights.weight_updates import update_weights
 from packing import Plain, Tabled, Written
 
 IDS = torch.arange(2, 26).reshape(2, 12)

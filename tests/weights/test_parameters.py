@@ -24,7 +24,13 @@ from modelexport.format import keys
 from modelexport.format.documents import TransformStep
 from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.verify.model_weights import verify_parameters
-from modelexport.weights.transforms import apply_transform, decode_tensor, encode_tensor, parameter_plan, state_dict_of
+from modelexport.weights.recorded_transforms import (
+    apply_transform,
+    decode_tensor,
+    encode_tensor,
+    parameter_plan,
+    state_dict_of,
+)
 
 TABLE = [case.name for case in (*models.CASES, *models.TRAINED)]
 

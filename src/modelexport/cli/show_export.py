@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from modelexport.exporting.result import ExportResult
     from modelexport.surgery.extraction import Extracted
     from modelexport.tagged.file import NodeRow
-    from modelexport.weights.storage import WeightsSummary
+    from modelexport.weights.linked_copied_embedded import WeightsSummary
 
 
 def format_nodes(nodes: Sequence[NodeRow]) -> str:

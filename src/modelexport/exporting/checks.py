@@ -19,10 +19,10 @@ from modelexport.format import documents
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.kept_outputs import exposed_outputs, requested_outputs
 from modelexport.graph.nodes import initializers
-from modelexport.tagged.flattening import runnable
+from modelexport.tagged.strip_and_inline import runnable
 from modelexport.verify.verify_report import VerifyReport
-from modelexport.weights.sources import Weights
-from modelexport.weights.storage import WeightsSummary, reachable
+from modelexport.weights.bytes_of_entries import Weights
+from modelexport.weights.linked_copied_embedded import WeightsSummary, reachable
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession

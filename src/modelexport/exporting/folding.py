@@ -16,8 +16,8 @@ from onnxscript import optimizer
 
 from modelexport.capture.once.inference import Known, inferred_once
 from modelexport.graph.nodes import all_nodes, draws, nested_graphs
-from modelexport.weights.packed import operators as packed
-from modelexport.weights.transforms import run_operator, since_version, tensor_attributes
+from modelexport.weights.packed import repacking as packed
+from modelexport.weights.recorded_transforms import run_operator, since_version, tensor_attributes
 
 _LARGEST_INPUT, _LARGEST_OUTPUT = 8_192, 512 * 512
 """Elements: the limits of onnxscript's folding, so that parameters are folded when the bare exporter folds them."""

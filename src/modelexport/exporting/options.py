@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from modelexport.capture.exported import Exported
     from modelexport.capture.front_ends import Attempt
     from modelexport.format import documents
-    from modelexport.weights.sources import Weights
+    from modelexport.weights.bytes_of_entries import Weights
 
 LARGE = 10**9
 """Bytes of weights above which a model that was built without them does not run at its export."""

@@ -12,7 +12,7 @@ from modelexport.exporting.fusion import Fusion
 from modelexport.format import keys
 from modelexport.graph.nodes import all_nodes
 from modelexport.tagged.encodings.functions import FunctionsModel
-from modelexport.weights.storage import WeightsSummary
+from modelexport.weights.linked_copied_embedded import WeightsSummary
 
 if TYPE_CHECKING:
     from modelexport.exporting.result import ExportResult

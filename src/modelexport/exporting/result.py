@@ -17,7 +17,7 @@ from modelexport.format import documents
 from modelexport.runtime.sessions import Session, open_session
 from modelexport.tagged.encodings.functions import FunctionsModel
 from modelexport.tagged.tree import TreeRow
-from modelexport.weights.storage import WeightsSummary
+from modelexport.weights.linked_copied_embedded import WeightsSummary
 
 if TYPE_CHECKING:
     from modelexport.pytorch.repeatability import Unrepeatable

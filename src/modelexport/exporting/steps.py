@@ -32,13 +32,14 @@ from modelexport.graph.unique_names import name_nodes_apart, with_unique_names
 from modelexport.lineage.derivation import derive_owners
 from modelexport.pytorch.static_tree import containers
 from modelexport.tagged.documents.dag import dag_document
+from modelexport.tagged.documents.hierarchy_sidecar import encode_sidecar, hierarchy_document
 from modelexport.tagged.documents.named_entries import encode_table
 from modelexport.tagged.documents.operations import operations_document
-from modelexport.tagged.documents.sidecar import encode_sidecar, hierarchy_document
 from modelexport.tagged.encodings.attributes import write_attributes
 from modelexport.tagged.encodings.functions import FunctionsModel, write_functions
 from modelexport.tagged.encodings.metadata import write_metadata
-from modelexport.weights.origins import (
+from modelexport.weights.bytes_of_entries import Weights, stays_in_file
+from modelexport.weights.entries_of_initializers import (
     Computed,
     Origin,
     find_origins,
@@ -46,8 +47,7 @@ from modelexport.weights.origins import (
     state_dict_entries,
     with_initializers,
 )
-from modelexport.weights.sources import Weights, stays_in_file
-from modelexport.weights.storage import WeightsSummary, save_with_weights
+from modelexport.weights.linked_copied_embedded import WeightsSummary, save_with_weights
 
 if TYPE_CHECKING:
     from torch import nn

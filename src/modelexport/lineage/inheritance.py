@@ -15,8 +15,8 @@ from modelexport.format.keys import UNRECORDED, UNRECORDED_DOMAIN
 from modelexport.graph.nodes import initializers
 from modelexport.graph.snapshot import SourceGraph
 from modelexport.lineage.descent import Descent
-from modelexport.weights.origins import Computed, Origin
-from modelexport.weights.transforms import ParameterPlan, parameter_plan
+from modelexport.weights.entries_of_initializers import Computed, Origin
+from modelexport.weights.recorded_transforms import ParameterPlan, parameter_plan
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 

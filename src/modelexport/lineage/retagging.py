@@ -28,11 +28,11 @@ from modelexport.graph.snapshot import take_snapshot
 from modelexport.graph.unique_names import name_nodes_apart
 from modelexport.lineage.descent import Descent, Reason, trace_owners
 from modelexport.lineage.inheritance import inherited
-from modelexport.tagged.documents.sidecar import descended_documents
+from modelexport.tagged.documents.hierarchy_sidecar import descended_documents
 from modelexport.tagged.encodings.metadata import write_metadata
-from modelexport.tagged.encodings.unpacking import unpack_tags
+from modelexport.tagged.encodings.unpacked_to_metadata import unpack_tags
 from modelexport.tagged.file import FileTags, TaggedFile, read_tagged
-from modelexport.weights.transforms import state_dict_of
+from modelexport.weights.recorded_transforms import state_dict_of
 
 RELATED = 0.4
 """The smallest share of its values that a changed file must have in common with the tagged one.

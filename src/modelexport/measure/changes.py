@@ -23,7 +23,7 @@ from modelexport.runtime.sessions import CPU, run_session
 from modelexport.tagged.comparison import compare
 from modelexport.tagged.comparison_report import FileComparison
 from modelexport.tagged.file import UNTAGGED, TaggedFile, read_tagged
-from modelexport.tagged.flattening import runnable
+from modelexport.tagged.strip_and_inline import runnable
 from modelexport.traces.differences import Difference, compare_outputs
 
 Aspect = Literal["structure", "weights", "outputs", "cost"]

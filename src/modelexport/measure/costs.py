@@ -23,8 +23,8 @@ from modelexport.measure.page import Page, embedded_page
 from modelexport.measure.shapes import Shapes, Size, find_shapes
 from modelexport.measure.table import NodeFigures, Table
 from modelexport.tagged.file import TaggedFile, read_tagged
-from modelexport.weights.packed.operators import packed_size
-from modelexport.weights.transforms import parameter_plan, state_dict_of
+from modelexport.weights.packed.repacking import packed_size
+from modelexport.weights.recorded_transforms import parameter_plan, state_dict_of
 
 
 class CostTable(Table):

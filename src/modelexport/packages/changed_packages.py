@@ -43,8 +43,8 @@ from modelexport.surgery.adapted_file import AdaptedFile
 from modelexport.surgery.adapting import MergedAdapters
 from modelexport.tagged.file import read_tagged
 from modelexport.tagged.package import Package, read_package
-from modelexport.weights.transforms import ParameterPlan
-from modelexport.weights.updates import UpdateResult, WeightsInFile, new_tensor, planned
+from modelexport.weights.recorded_transforms import ParameterPlan
+from modelexport.weights.weight_updates import UpdateResult, WeightsInFile, new_tensor, planned
 
 Report = TypeVar("Report", RetagReport, QuantizeResult)
 Changed = Iterator[tuple[ir.Value, ParameterPlan, ir.TensorProtocol]]

@@ -42,7 +42,7 @@ from modelexport.packages.stateful_parts import stateful_parts
 from modelexport.packages.states import count_tokens, find_state, keys_and_values, record_calls
 from modelexport.pytorch.pretrained import is_pretrained
 from modelexport.pytorch.traced_tree import untouched
-from modelexport.weights.sources import Weights
+from modelexport.weights.bytes_of_entries import Weights
 
 _AS_IT_IS = PackageOptions()
 

@@ -26,7 +26,7 @@ from modelexport.packages.model_parts import with_forward, with_weights
 from modelexport.packages.prompts import KINDS, Example, placeholder_of
 from modelexport.pytorch.traced_tree import untouched
 from modelexport.traces.tolerances import ENCODED_LOGITS
-from modelexport.weights.sources import Weights
+from modelexport.weights.bytes_of_entries import Weights
 
 POSITIONS = "positions"
 """The part that computes them from tokens."""

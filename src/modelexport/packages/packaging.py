@@ -38,7 +38,7 @@ from modelexport.packages.model_parts import ModelPart, name_axes, name_generati
 from modelexport.packages.sentence_pipelines import SENTENCE_TRANSFORMER, SentencePipeline, pipeline_parts
 from modelexport.packages.shared_weights import share_components, share_weights
 from modelexport.packages.verifying_generation import run_once
-from modelexport.weights.sources import Weights
+from modelexport.weights.bytes_of_entries import Weights
 
 if TYPE_CHECKING:
     from torch import nn

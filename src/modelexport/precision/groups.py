@@ -19,7 +19,7 @@ import onnx_ir as ir
 from modelexport.graph.node_owners import owner_of
 from modelexport.precision.pieces import weight_behind
 from modelexport.tagged.file import TaggedFile
-from modelexport.weights.transforms import parameter_plan
+from modelexport.weights.recorded_transforms import parameter_plan
 
 WEIGHTS: Mapping[str, int] = {
     "MatMul": 1,

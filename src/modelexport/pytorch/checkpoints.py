@@ -14,7 +14,7 @@ from modelexport.errors import OutputError
 from modelexport.files.safetensors_files import Place, SafetensorsFile
 from modelexport.format.dtypes import dtype_name
 from modelexport.pytorch.lazy_weights import read_tensor
-from modelexport.weights.sources import Weights
+from modelexport.weights.bytes_of_entries import Weights
 
 
 def save_entries(model: nn.Module, source: Weights | None, path: Path) -> dict[str, str]:

@@ -37,7 +37,7 @@ from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.traced_tree import untouched
 from modelexport.traces.choices import chosen_axis
 from modelexport.traces.trace import Choice, Content, Index, Place, SeenTensor, Trace
-from modelexport.weights.sources import Weights
+from modelexport.weights.bytes_of_entries import Weights
 
 Inputs = Mapping[str, Any] | Sequence[Any]
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)

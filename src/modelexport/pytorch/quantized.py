@@ -15,8 +15,8 @@ import torch
 from onnx_ir.tensor_adapters import TorchTensor
 from torch import nn
 
-from modelexport.weights.packed.bits import unpack
-from modelexport.weights.packed.formats import FORMATS, entry_name
+from modelexport.weights.packed.bit_packing import unpack
+from modelexport.weights.packed.known_formats import FORMATS, entry_name
 from modelexport.weights.packed.scheme import Scheme
 
 

@@ -24,10 +24,10 @@ from modelexport.surgery.edited_tags import EditedTags
 from modelexport.surgery.low_rank import PairInputs, low_rank_places
 from modelexport.tagged.encodings.metadata import initializer_tags
 from modelexport.tagged.file import read_tagged
-from modelexport.weights.adapters import Changes, LowRank, changes, read_adapter
-from modelexport.weights.recovery import recover
-from modelexport.weights.transforms import ParameterPlan, parameter_plans, record_plan, state_dict_of
-from modelexport.weights.updates import WeightsInFile, check_fit
+from modelexport.weights.entries_from_file import recover
+from modelexport.weights.peft_adapters import Changes, LowRank, changes, read_adapter
+from modelexport.weights.recorded_transforms import ParameterPlan, parameter_plans, record_plan, state_dict_of
+from modelexport.weights.weight_updates import WeightsInFile, check_fit
 
 
 class AdaptedFile:

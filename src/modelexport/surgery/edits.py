@@ -12,12 +12,12 @@ from modelexport.format import keys
 from modelexport.graph.nodes import all_nodes
 from modelexport.surgery.edited_tags import EditedTags
 from modelexport.surgery.grafts import Graft, grafted_sidecar
-from modelexport.tagged.documents.sidecar import descended_documents
+from modelexport.tagged.documents.hierarchy_sidecar import descended_documents
 from modelexport.tagged.encodings.attributes import write_attributes
 from modelexport.tagged.encodings.functions import write_functions
 from modelexport.tagged.file import TaggedFile
-from modelexport.weights.origins import Origin
-from modelexport.weights.transforms import parameter_plans
+from modelexport.weights.entries_of_initializers import Origin
+from modelexport.weights.recorded_transforms import parameter_plans
 
 
 def encoded(tagged: TaggedFile, tags: CallTags) -> ir.Model:

@@ -16,9 +16,9 @@ import onnx_ir as ir
 
 from modelexport.format import keys
 from modelexport.graph.node_owners import OWNER, owner_of
-from modelexport.weights.adapters import LowRank
-from modelexport.weights.recovery import transposition
-from modelexport.weights.transforms import ParameterPlan
+from modelexport.weights.entries_from_file import transposition
+from modelexport.weights.peft_adapters import LowRank
+from modelexport.weights.recorded_transforms import ParameterPlan
 
 Kind = Literal["linear", "table", "convolution"]
 

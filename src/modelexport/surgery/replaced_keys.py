@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from modelexport.format import keys
 from modelexport.graph.node_owners import owner_of
-from modelexport.weights.transforms import ParameterPlan, parameter_plan, parameter_plans, record_plan
+from modelexport.weights.recorded_transforms import ParameterPlan, parameter_plan, parameter_plans, record_plan
 
 
 def write_keys(

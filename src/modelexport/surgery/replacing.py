@@ -37,7 +37,7 @@ from modelexport.surgery.substitutes import FromModel, Parts, Site, Substitute
 from modelexport.surgery.substitutes.from_model import check_opsets
 from modelexport.tagged.encodings.metadata import write_owner
 from modelexport.tagged.file import TaggedFile, read_tagged
-from modelexport.weights.transforms import parameter_plans, state_dict_of
+from modelexport.weights.recorded_transforms import parameter_plans, state_dict_of
 
 
 class ReplacedCall(msgspec.Struct, frozen=True):

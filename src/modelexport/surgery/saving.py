@@ -17,7 +17,7 @@ from modelexport.files.weights_file_checks import recorded_files
 from modelexport.format import documents, keys
 from modelexport.graph.nodes import initializers
 from modelexport.surgery import Sharing
-from modelexport.weights.storage import in_file
+from modelexport.weights.linked_copied_embedded import in_file
 
 
 class SharedFiles:

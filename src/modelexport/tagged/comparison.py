@@ -35,7 +35,7 @@ from modelexport.tagged.comparison_report import (
     Values,
 )
 from modelexport.tagged.file import UNTAGGED, TaggedFile, read_tagged
-from modelexport.weights.transforms import ParameterPlan, parameter_plans, state_dict_of
+from modelexport.weights.recorded_transforms import ParameterPlan, parameter_plans, state_dict_of
 
 T = TypeVar("T")
 U = TypeVar("U")

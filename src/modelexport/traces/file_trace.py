@@ -25,7 +25,7 @@ from modelexport.traces.file_run import Change, FileRun, NodeError, nudge
 from modelexport.traces.fingerprints import Fingerprint, fingerprint_of
 from modelexport.traces.tolerances import COMPUTED_WEIGHTS, SAME_SCORES, UNITS
 from modelexport.traces.trace import Content, Index, Trace
-from modelexport.weights.transforms import parameter_plan
+from modelexport.weights.recorded_transforms import parameter_plan
 
 
 @dataclass(eq=False)

@@ -26,7 +26,7 @@ from modelexport.graph.nodes import may_be, required_inputs, values_taken
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import CPU, open_session, run_session
 from modelexport.tagged.file import TaggedFile, read_tagged
-from modelexport.tagged.flattening import runnable
+from modelexport.tagged.strip_and_inline import runnable
 from modelexport.traces.differences import Difference, Verdict, compare_arrays, is_floating
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.reference import open_reference, reference_path

@@ -31,9 +31,9 @@ from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers, nested_graphs
 from modelexport.graph.size_symbols import SYMBOL, put_size
 from modelexport.tagged.documents.dag import dag_document
+from modelexport.tagged.documents.hierarchy_sidecar import descended_document, module_facts
 from modelexport.tagged.documents.operations import operations_document
 from modelexport.tagged.documents.reader import load_dag, load_operations
-from modelexport.tagged.documents.sidecar import descended_document, module_facts
 from modelexport.tagged.encodings.metadata import initializer_tags, owner_properties
 from modelexport.tagged.file import FileTags, TaggedFile
 from modelexport.traces.fingerprints import fingerprint_of
@@ -41,8 +41,8 @@ from modelexport.traces.tolerances import ROUNDED_CONSTANT
 from modelexport.traces.trace import Content, SeenTensor
 from modelexport.verify.matches import Matches
 from modelexport.verify.verify_report import FalseClaim
-from modelexport.weights.origins import Origin
-from modelexport.weights.transforms import parameter_plan, state_dict_of
+from modelexport.weights.entries_of_initializers import Origin
+from modelexport.weights.recorded_transforms import parameter_plan, state_dict_of
 
 _HALF = ("float16", "bfloat16")
 _FLOATS = (*_HALF, "float32", "float64")

@@ -23,8 +23,8 @@ from modelexport.verify.parameters import (
     untraced_entries,
 )
 from modelexport.verify.verify_report import ParameterReport
-from modelexport.weights.sources import Weights
-from modelexport.weights.transforms import state_dict_of
+from modelexport.weights.bytes_of_entries import Weights
+from modelexport.weights.recorded_transforms import state_dict_of
 
 
 def verify_parameters(model: nn.Module, path: Source) -> ParameterReport:

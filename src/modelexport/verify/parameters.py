@@ -21,7 +21,7 @@ from modelexport.graph.nodes import initializers
 from modelexport.traces.differences import compare_arrays
 from modelexport.traces.tolerances import COMPUTED_BUFFER
 from modelexport.verify.verify_report import CallVerdict, ParameterReport
-from modelexport.weights.transforms import ParameterPlan, lost_entries, parameter_plan, state_dict_of
+from modelexport.weights.recorded_transforms import ParameterPlan, lost_entries, parameter_plan, state_dict_of
 
 Read = Callable[[str], Any]
 """Reads an entry by its key."""

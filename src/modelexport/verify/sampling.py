@@ -27,7 +27,7 @@ from modelexport.traces.trace import SeenTensor, Trace
 from modelexport.verify.model_weights import compare_with_model
 from modelexport.verify.sides import Inputs, open_for
 from modelexport.verify.verify_report import CallVerdict, VerifyReport
-from modelexport.weights.sources import Weights
+from modelexport.weights.bytes_of_entries import Weights
 
 
 @exclusive

@@ -22,7 +22,7 @@ from modelexport.pytorch.nested_tensors import as_array, tensors_in
 from modelexport.pytorch.perturbation import entries_of
 from modelexport.pytorch.returned import returned_by
 from modelexport.tagged.file import TaggedFile, read_tagged
-from modelexport.tagged.flattening import runnable
+from modelexport.tagged.strip_and_inline import runnable
 from modelexport.traces.differences import error_of, is_floating
 from modelexport.traces.file_run import FileRun, NodeError
 from modelexport.traces.file_trace import computed_weights, rounded_constants
@@ -31,7 +31,7 @@ from modelexport.traces.trace import Trace
 from modelexport.verify.as_run import AsRun, compare_as_run, narrowest_type
 from modelexport.verify.compared import Compared, compare_runs
 from modelexport.verify.parameters import check_same_entries
-from modelexport.weights.sources import Weights
+from modelexport.weights.bytes_of_entries import Weights
 
 Inputs = Mapping[str, Any] | Sequence[Any]
 

@@ -42,7 +42,7 @@ from modelexport.verify.parameters import parameter_digests, users_of, with_weig
 from modelexport.verify.sides import Inputs, Sides, open_for
 from modelexport.verify.verdicts import verdicts_of
 from modelexport.verify.verify_report import CallVerdict, VerifyReport
-from modelexport.weights.sources import Weights
+from modelexport.weights.bytes_of_entries import Weights
 
 Tell = Callable[[str], None]
 

@@ -21,7 +21,7 @@ from modelexport.capture.front_end_options import QuantizedForm
 from modelexport.errors import UsageError, WeightsError
 from modelexport.format.dtypes import dtype_name
 from modelexport.pytorch.quantized import OPERATOR, packed_schemes
-from modelexport.weights.packed.operators import (
+from modelexport.weights.packed.repacking import (
     DOMAIN,
     VERSION,
     Packing,

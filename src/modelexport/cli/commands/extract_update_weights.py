@@ -28,7 +28,7 @@ def update_weights(
 ) -> None:
     """Put other weights of the same shapes, or LoRA adapters, into FILE, without exporting again."""
     from modelexport.packages.changed_packages import update_package
-    from modelexport.weights.updates import update_weights as run
+    from modelexport.weights.weight_updates import update_weights as run
 
     if adapter or as_inputs:
         if strict:

@@ -13,7 +13,7 @@ from modelexport.errors import UsageError
 
 def strip(file: Path = FILE, output: Path = OUTPUT) -> None:
     """Convert a file with tags as attributes to one with tags as metadata, which ONNX Runtime accepts."""
-    from modelexport.tagged.flattening import strip as run
+    from modelexport.tagged.strip_and_inline import strip as run
 
     run(file, output)
     print(output)
@@ -21,7 +21,7 @@ def strip(file: Path = FILE, output: Path = OUTPUT) -> None:
 
 def inline(file: Path = FILE, output: Path = OUTPUT) -> None:
     """Convert a file with a function for each module to a flat one."""
-    from modelexport.tagged.flattening import inline as run
+    from modelexport.tagged.strip_and_inline import inline as run
 
     run(file, output)
     print(output)

@@ -22,9 +22,9 @@ from modelexport.pytorch.lazy_weights import build_without_weights, fill_weights
 from modelexport.pytorch.loading.loaded import TOKENIZER_FILES, LoadedModel
 from modelexport.pytorch.quantized import dequantized
 from modelexport.pytorch.trust import check_config, no_larger_than, no_questions
-from modelexport.weights.packed.formats import FORMATS, find_packed
+from modelexport.weights.bytes_of_entries import Weights
+from modelexport.weights.packed.known_formats import FORMATS, find_packed
 from modelexport.weights.packed.scheme import Scheme
-from modelexport.weights.sources import Weights
 
 _LOCAL = "a directory with config.json and model.safetensors, bert-tiny, or file.py:factory"
 

@@ -19,7 +19,7 @@ from modelexport.graph.nodes import required_inputs, values_taken
 from modelexport.surgery.call_interfaces import offered_names
 from modelexport.surgery.edited_tags import EditedTags
 from modelexport.surgery.substitutes.substitute import Parts, Site
-from modelexport.weights.transforms import parameter_plan
+from modelexport.weights.recorded_transforms import parameter_plan
 
 
 @dataclass

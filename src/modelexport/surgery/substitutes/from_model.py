@@ -26,7 +26,7 @@ from modelexport.surgery.edited_tags import EditedTags
 from modelexport.surgery.grafts import Graft, graft_calls, joined
 from modelexport.surgery.substitutes.substitute import Parts, Site
 from modelexport.tagged.file import TaggedFile, read_tagged
-from modelexport.weights.transforms import parameter_plan, state_dict_of
+from modelexport.weights.recorded_transforms import parameter_plan, state_dict_of
 
 
 @dataclass

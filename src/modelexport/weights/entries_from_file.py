@@ -10,7 +10,7 @@ import numpy as np
 from modelexport.errors import WeightsError
 from modelexport.format.documents import StateDictEntry, TransformStep
 from modelexport.format.dtypes import parse_dtype
-from modelexport.weights.transforms import ParameterPlan, apply_transform
+from modelexport.weights.recorded_transforms import ParameterPlan, apply_transform
 
 Stored = tuple[ParameterPlan, np.ndarray]
 """How an initializer is computed, and its value."""

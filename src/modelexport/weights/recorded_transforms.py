@@ -20,7 +20,7 @@ from modelexport.format.documents import StateDictEntry, TransformStep
 from modelexport.format.dtypes import dtype_name, parse_dtype
 from modelexport.format.keys import LOST, PARAMETER, STATE_DICT, TRANSFORM, UNRECORDED, UNRECORDED_DOMAIN
 from modelexport.graph.nodes import initializers, is_random
-from modelexport.weights.packed import operators as packed
+from modelexport.weights.packed import repacking as packed
 
 
 class ParameterPlan(msgspec.Struct, frozen=True):

@@ -28,7 +28,7 @@ from modelexport.tagged.documents.dag import dag_document
 from modelexport.tagged.documents.named_entries import encode_table
 from modelexport.tagged.documents.operations import operations_document
 from modelexport.tagged.encodings.metadata import initializer_tags
-from modelexport.weights.origins import Origin
+from modelexport.weights.entries_of_initializers import Origin
 
 _PACKAGES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
 

@@ -29,7 +29,7 @@ from modelexport.files.safetensors_files import SafetensorsFile
 from modelexport.files.weights_file_checks import sample_digest
 from modelexport.format import documents, keys
 from modelexport.graph.nodes import initializers
-from modelexport.weights.sources import Weights
+from modelexport.weights.bytes_of_entries import Weights
 
 
 @dataclass

@@ -18,7 +18,7 @@ from modelexport.core.text import first_few, nearest
 from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.regular_files import read_regular
 from modelexport.format.documents import StateDictEntry
-from modelexport.weights.updates import WeightsInFile
+from modelexport.weights.weight_updates import WeightsInFile
 
 CONFIGURATION, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 

@@ -25,8 +25,8 @@ import onnx_ir as ir
 from modelexport.errors import FileFormatError, WeightsError
 from modelexport.format.documents import TransformStep
 from modelexport.format.dtypes import parse_dtype
-from modelexport.weights.packed.bits import pack, unpack
-from modelexport.weights.packed.formats import FORMATS
+from modelexport.weights.packed.bit_packing import pack, unpack
+from modelexport.weights.packed.known_formats import FORMATS
 from modelexport.weights.packed.scheme import Part, Scheme, Tensors, consecutive, order_of
 
 DOMAIN, VERSION = "modelexport.packed", 1

@@ -23,8 +23,8 @@ from modelexport.format import documents
 from modelexport.format.call_tree import check_version
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.nodes import initializers
-from modelexport.weights.packed.formats import entry_name
-from modelexport.weights.transforms import ParameterPlan, lost_entries, parameter_plans, state_dict_of
+from modelexport.weights.packed.known_formats import entry_name
+from modelexport.weights.recorded_transforms import ParameterPlan, lost_entries, parameter_plans, state_dict_of
 
 _SIDECAR = ".hierarchy.json"
 

@@ -20,8 +20,8 @@ from modelexport.format.documents import StateDictEntry, TransformStep
 from modelexport.graph.nodes import initializers, nested_graphs
 from modelexport.graph.snapshot import SourceGraph, SourceNode
 from modelexport.graph.unique_names import free_name
-from modelexport.weights.packed import operators as packed
-from modelexport.weights.transforms import encode_tensor, run_operator, since_version, tensor_attributes
+from modelexport.weights.packed import repacking as packed
+from modelexport.weights.recorded_transforms import encode_tensor, run_operator, since_version, tensor_attributes
 
 _T = TypeVar("_T")
 

@@ -20,7 +20,7 @@ from modelexport.core.tags import CallTags
 from modelexport.format import keys
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import nested_graphs
-from modelexport.tagged.encodings.grouping import Group, Grouping, Item
+from modelexport.tagged.encodings.functions_call_groups import Group, Grouping, Item
 
 CONSTANT_LIMIT = 256
 """The size up to which an initializer that all calls share becomes a constant of the body."""
