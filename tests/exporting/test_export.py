@@ -18,7 +18,7 @@ from modelexport import load
 from modelexport.graph.node_owners import owner_of
 from modelexport.pytorch.named_inputs import feeds
 from modelexport.pytorch.returned import returned_by
-from modelexport.traces.differences import compare_outputs
+from modelexport.traces.array_differences import compare_outputs
 
 DYNAMIC = [case.name for case in (*models.CASES, *models.TRAINED) if case.dynamic is not None]
 QUICK_DYNAMIC = ["blocks", "unet", "bert"]

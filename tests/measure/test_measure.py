@@ -26,7 +26,7 @@ from modelexport.cli.show_table import Screen, format_csv, format_table
 from modelexport.core.calls import CallTree, ModuleCall, TracedCall
 from modelexport.core.text import printable
 from modelexport.errors import UsageError
-from modelexport.lineage.tools import optimize_file
+from modelexport.lineage.optimize_tools import optimize_file
 from modelexport.measure.columns import Column, Kind
 from modelexport.measure.costs import cost
 from modelexport.measure.node_data import node_data_document

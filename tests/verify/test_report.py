@@ -13,7 +13,7 @@ from torch import nn
 from exports import Exporter
 from modelexport import export, verify, verify_reference
 from modelexport.errors import FileFormatError, InputsError, UsageError
-from modelexport.traces.differences import Difference, Verdict
+from modelexport.traces.array_differences import Difference, Verdict
 from modelexport.verify import as_run
 from modelexport.verify.sampling import verify_sample
 from modelexport.verify.verify_report import CallStatus, CallVerdict, OtherInputs, ParameterReport, VerifyReport

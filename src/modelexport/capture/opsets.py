@@ -18,7 +18,7 @@ from modelexport.core.collected_messages import collected
 from modelexport.errors import CaptureError
 from modelexport.graph.snapshot import take_snapshot
 from modelexport.graph.unique_names import with_unique_names
-from modelexport.lineage.derivation import derive_owners
+from modelexport.lineage.owners_after_passes import derive_owners
 
 OLDEST_TRANSLATED = 18
 """The oldest opset that ``torch.onnx`` has translations for."""

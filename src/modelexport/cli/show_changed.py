@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from modelexport.surgery.placing import Placement
     from modelexport.surgery.replacing import Replaced
     from modelexport.surgery.splitting import Split
-    from modelexport.traces.differences import Difference
+    from modelexport.traces.array_differences import Difference
 
 
 _MOST = 20

@@ -11,7 +11,7 @@ from modelexport.cli.printing import Style, styled
 from modelexport.core.text import align, indent, plural, shortened
 
 if TYPE_CHECKING:
-    from modelexport.traces.differences import Difference
+    from modelexport.traces.array_differences import Difference
     from modelexport.verify.against import AgainstReport, CallLoss, Loss
     from modelexport.verify.verify_report import CallVerdict, VerifyReport
 

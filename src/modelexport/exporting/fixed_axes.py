@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from modelexport.traces.differences import Verdict
+from modelexport.traces.array_differences import Verdict
 
 if TYPE_CHECKING:
     from torch import nn

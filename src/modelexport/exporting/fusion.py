@@ -22,7 +22,7 @@ from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.size_symbols import replace_symbol
 from modelexport.graph.snapshot import SourceGraph, take_snapshot
-from modelexport.lineage.derivation import derive_owners
+from modelexport.lineage.owners_after_passes import derive_owners
 
 _COS, _POSITIONS = 7, 9
 """Inputs of GroupQueryAttention: the tables of its rotation (the second is behind the first), and positions in them."""

@@ -26,8 +26,8 @@ from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes, initializers, is_sorted, undefined_values
 from modelexport.graph.snapshot import take_snapshot
 from modelexport.graph.unique_names import name_nodes_apart
-from modelexport.lineage.descent import Descent, Reason, trace_owners
-from modelexport.lineage.inheritance import inherited
+from modelexport.lineage.entries_after_tools import inherited
+from modelexport.lineage.owners_after_tools import Descent, Reason, trace_owners
 from modelexport.tagged.documents.hierarchy_sidecar import descended_documents
 from modelexport.tagged.encodings.metadata import write_metadata
 from modelexport.tagged.encodings.unpacked_to_metadata import unpack_tags

@@ -24,7 +24,7 @@ from modelexport.tagged.comparison import compare
 from modelexport.tagged.comparison_report import FileComparison
 from modelexport.tagged.file import UNTAGGED, TaggedFile, read_tagged
 from modelexport.tagged.strip_and_inline import runnable
-from modelexport.traces.differences import Difference, compare_outputs
+from modelexport.traces.array_differences import Difference, compare_outputs
 
 Aspect = Literal["structure", "weights", "outputs", "cost"]
 ASPECTS: tuple[Aspect, ...] = ("structure", "weights", "outputs", "cost")

@@ -23,7 +23,7 @@ from modelexport.graph.size_symbols import SYMBOL, rename_sizes
 from modelexport.measure.profiled_runs import open_file, session_options
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.tagged.file import TaggedFile
-from modelexport.traces.reference import open_reference, reference_path
+from modelexport.traces.reference_values import open_reference, reference_path
 
 
 class _Described(msgspec.Struct):

@@ -17,7 +17,7 @@ from modelexport.packages.generator import Step, TokenLoop
 from modelexport.packages.states import greedy_config
 from modelexport.pytorch.nested_tensors import as_array
 from modelexport.pytorch.traced_tree import untouched
-from modelexport.traces.differences import error_of
+from modelexport.traces.array_differences import error_of
 from modelexport.traces.tolerances import LOGITS, LOGITS_OF_HALF
 
 

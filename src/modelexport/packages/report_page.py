@@ -17,7 +17,7 @@ from modelexport.measure.table import NodeFigures, Table
 from modelexport.packages.measured_parts import DECODE, cost_parts, profile_parts, profile_same
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.package import read_package
-from modelexport.traces.reference import reference_path
+from modelexport.traces.reference_values import reference_path
 from modelexport.verify.against import AgainstReport, Loss, verify_against
 from modelexport.verify.against_reference import verify_reference
 from modelexport.verify.verify_report import VerifyReport

@@ -14,7 +14,7 @@ from modelexport.files.path_or_model import Source, as_path
 if TYPE_CHECKING:
     from modelexport.packages.verifying_generation import GenerationReport
     from modelexport.packages.verifying_pipelines import PipelineReport
-    from modelexport.traces.differences import Difference
+    from modelexport.traces.array_differences import Difference
     from modelexport.verify.against import AgainstReport
     from modelexport.verify.verify_report import VerifyReport
 

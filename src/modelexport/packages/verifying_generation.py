@@ -24,7 +24,7 @@ from modelexport.packages.model_parts import with_forward, with_weights
 from modelexport.packages.prompts import example_prompts
 from modelexport.runtime.sessions import CPU
 from modelexport.tagged.package import Package, read_package
-from modelexport.traces.differences import compare_arrays
+from modelexport.traces.array_differences import compare_arrays
 from modelexport.verify.model_weights import verify_parameters
 from modelexport.verify.verify import verify
 

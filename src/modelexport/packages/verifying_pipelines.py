@@ -21,7 +21,7 @@ from modelexport.pytorch.named_inputs import under_names
 from modelexport.pytorch.nested_tensors import as_array, copied
 from modelexport.runtime.sessions import CPU, input_names, open_session, run_session
 from modelexport.tagged.package import Package, read_package
-from modelexport.traces.differences import Difference, Verdict, compare_arrays, compare_outputs, error_of, worst
+from modelexport.traces.array_differences import Difference, Verdict, compare_arrays, compare_outputs, error_of, worst
 from modelexport.traces.tolerances import PIPELINE_RESULT
 from modelexport.verify.verify import verify
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from modelexport.core.text import nearest
 from modelexport.errors import UsageError
-from modelexport.traces.differences import error_of
+from modelexport.traces.array_differences import error_of
 
 Measure = Callable[[Any, Any], float]
 """The right array and the one that was found, to a figure."""

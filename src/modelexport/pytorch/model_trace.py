@@ -35,7 +35,7 @@ from modelexport.pytorch.perturbation import entries_of
 from modelexport.pytorch.private_torch import tree_leaves, tree_map, version_of
 from modelexport.pytorch.recorder import CallRecorder
 from modelexport.pytorch.traced_tree import untouched
-from modelexport.traces.choices import chosen_axis
+from modelexport.traces.ties_and_choices import chosen_axis
 from modelexport.traces.trace import Choice, Content, Index, Place, SeenTensor, Trace
 from modelexport.weights.bytes_of_entries import Weights
 

@@ -13,7 +13,7 @@ from modelexport.errors import OutputError, UsageError, WeightsError
 from modelexport.files.atomic_writing import written_together
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.graph.hidden_weights import bind_tensors
-from modelexport.runtime.adapter_files import ADAPTER_SUFFIX, write_adapter_file
+from modelexport.runtime.onnx_adapter_files import ADAPTER_SUFFIX, write_adapter_file
 from modelexport.surgery import Sharing
 from modelexport.surgery.adapted_file import AdaptedFile
 from modelexport.surgery.edited_tags import EditedTags

@@ -13,7 +13,7 @@ from modelexport.format.package_manifest import Manifest
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import read_tagged
-from modelexport.traces.differences import Difference, compare_arrays
+from modelexport.traces.array_differences import Difference, compare_arrays
 
 
 def read_stages(folder: str | Path) -> Manifest:

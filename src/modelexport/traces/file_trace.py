@@ -19,10 +19,10 @@ from modelexport.core.calls import ModuleCall
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import draws
-from modelexport.traces.choices import is_tie
-from modelexport.traces.differences import error_of
+from modelexport.traces.array_differences import error_of
 from modelexport.traces.file_run import Change, FileRun, NodeError, nudge
 from modelexport.traces.fingerprints import Fingerprint, fingerprint_of
+from modelexport.traces.ties_and_choices import is_tie
 from modelexport.traces.tolerances import COMPUTED_WEIGHTS, SAME_SCORES, UNITS
 from modelexport.traces.trace import Content, Index, Trace
 from modelexport.weights.recorded_transforms import parameter_plan

@@ -27,9 +27,9 @@ from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import CPU, open_session, run_session
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.strip_and_inline import runnable
-from modelexport.traces.differences import Difference, Verdict, compare_arrays, is_floating
+from modelexport.traces.array_differences import Difference, Verdict, compare_arrays, is_floating
 from modelexport.traces.file_run import FileRun
-from modelexport.traces.reference import open_reference, reference_path
+from modelexport.traces.reference_values import open_reference, reference_path
 from modelexport.traces.tolerances import ALLOWED, LOSS_BOUND
 from modelexport.verify.verify_report import CallStatus
 

@@ -13,7 +13,7 @@ from modelexport.runtime.sessions import CPU
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.strip_and_inline import runnable
 from modelexport.traces.file_run import FileRun
-from modelexport.traces.reference import ReferenceValues, open_reference, reference_path
+from modelexport.traces.reference_values import ReferenceValues, open_reference, reference_path
 from modelexport.verify.as_run import compare_as_run, narrowest_type
 from modelexport.verify.claims import false_claims
 from modelexport.verify.compared import compare_runs

@@ -24,7 +24,7 @@ from modelexport.format.dtypes import dtype_name
 from modelexport.graph.narrow_to_float32 import narrow_values
 from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.runtime.sessions import open_session, run_session
-from modelexport.traces.differences import Difference, compare_arrays, error_of, is_floating
+from modelexport.traces.array_differences import Difference, compare_arrays, error_of, is_floating
 from modelexport.traces.tolerances import ALLOWED, TIMES_OWN
 
 _IN_8_BITS = 4

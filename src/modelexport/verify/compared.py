@@ -11,7 +11,7 @@ import onnx_ir as ir
 from modelexport.core.calls import ROOT
 from modelexport.graph.kept_outputs import requested_outputs
 from modelexport.tagged.file import TaggedFile
-from modelexport.traces.differences import Difference
+from modelexport.traces.array_differences import Difference
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.file_trace import exact_constants, measure_noise, measure_rounding, trace_file
 from modelexport.traces.trace import SeenTensor, Trace

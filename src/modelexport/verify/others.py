@@ -21,7 +21,7 @@ from modelexport.pytorch.variations import (
     telling_inputs,
 )
 from modelexport.tagged.file import TaggedFile
-from modelexport.traces.differences import Verdict
+from modelexport.traces.array_differences import Verdict
 from modelexport.verify.compared import Compared, output_differences
 from modelexport.verify.sides import Inputs, Sides
 from modelexport.verify.verify_report import OtherInputs

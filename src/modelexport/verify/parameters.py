@@ -18,7 +18,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.errors import UsageError
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers
-from modelexport.traces.differences import compare_arrays
+from modelexport.traces.array_differences import compare_arrays
 from modelexport.traces.tolerances import COMPUTED_BUFFER
 from modelexport.verify.verify_report import CallVerdict, ParameterReport
 from modelexport.weights.recorded_transforms import ParameterPlan, lost_entries, parameter_plan, state_dict_of

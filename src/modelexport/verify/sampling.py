@@ -20,7 +20,7 @@ from modelexport.pytorch.model_trace import own_type, trace_model
 from modelexport.pytorch.named_inputs import under_names
 from modelexport.runtime.sessions import CPU
 from modelexport.tagged.file import TaggedFile
-from modelexport.traces.differences import Difference, error_of, worst
+from modelexport.traces.array_differences import Difference, error_of, worst
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.tolerances import CALL_ALONE
 from modelexport.traces.trace import SeenTensor, Trace

@@ -23,7 +23,7 @@ from modelexport.pytorch.perturbation import entries_of
 from modelexport.pytorch.returned import returned_by
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.strip_and_inline import runnable
-from modelexport.traces.differences import error_of, is_floating
+from modelexport.traces.array_differences import error_of, is_floating
 from modelexport.traces.file_run import FileRun, NodeError
 from modelexport.traces.file_trace import computed_weights, rounded_constants
 from modelexport.traces.tolerances import AGREE, ALLOWED, TIMES_ALLOWED, TIMES_ONE_BIT

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.graph.node_owners import owner_of
 from modelexport.tagged.file import TaggedFile
-from modelexport.traces.differences import Difference, Verdict
+from modelexport.traces.array_differences import Difference, Verdict
 from modelexport.verify.compared import Compared
 from modelexport.verify.contradictions import Contradiction
 from modelexport.verify.matches import telling_outputs

@@ -31,8 +31,8 @@ from modelexport.pytorch.returned import returned_by
 from modelexport.pytorch.static_tree import module_tree
 from modelexport.runtime.sessions import CPU
 from modelexport.tagged.file import read_tagged
-from modelexport.traces.differences import Difference
-from modelexport.traces.reference import reference_path, write_reference
+from modelexport.traces.array_differences import Difference
+from modelexport.traces.reference_values import reference_path, write_reference
 from modelexport.verify.as_run import AsRun
 from modelexport.verify.claims import false_claims
 from modelexport.verify.compared import Compared, output_differences

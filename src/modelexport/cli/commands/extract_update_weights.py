@@ -51,7 +51,7 @@ def _adapt(
     """Merge adapters, let a file take them as inputs, or write one for a file that does."""
     from modelexport.cli import show_changed
     from modelexport.packages.changed_packages import merge_adapters_into_package
-    from modelexport.runtime.adapter_files import ADAPTER_SUFFIX
+    from modelexport.runtime.onnx_adapter_files import ADAPTER_SUFFIX
     from modelexport.surgery import adapting
 
     if file.is_dir() and (as_inputs or weights is not None or output.suffix == ADAPTER_SUFFIX):

@@ -74,7 +74,7 @@ def optimize(
     """Run another package's optimizer, quantizer or converter on FILE, and restore the tags in the result."""
     from modelexport.cli import show_changed
     from modelexport.core.timed_stages import Stages
-    from modelexport.lineage.tools import optimize_file as run
+    from modelexport.lineage.optimize_tools import optimize_file as run
 
     with Stages(LINE.tell)(tool):
         report = run(file, tool, output)

@@ -14,7 +14,7 @@ from modelexport.format.documents import TransformStep
 from modelexport.format.keys import UNRECORDED, UNRECORDED_DOMAIN
 from modelexport.graph.nodes import initializers
 from modelexport.graph.snapshot import SourceGraph
-from modelexport.lineage.descent import Descent
+from modelexport.lineage.owners_after_tools import Descent
 from modelexport.weights.entries_of_initializers import Computed, Origin
 from modelexport.weights.recorded_transforms import ParameterPlan, parameter_plan
 

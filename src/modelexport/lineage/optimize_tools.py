@@ -24,7 +24,7 @@ from modelexport.lineage.retagging import RetagReport, retag
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import open_session
 from modelexport.tagged.file import TaggedFile, read_tagged
-from modelexport.traces.reference import open_reference, reference_path
+from modelexport.traces.reference_values import open_reference, reference_path
 
 Inputs = Callable[[], Mapping[str, Any]]
 """Returns example inputs, for the tools that run the file."""

@@ -9,7 +9,7 @@ differ, the inputs of matched nodes with the same operator identify each other b
 - a new node has the owners of the matched nodes that it leads to, or else of those that it comes from (``derived``);
 - a node without an owner in the source gets the call of its neighbors, if they all have the same one (``inferred``).
 
-The time is linear in nodes and edges. :mod:`modelexport.lineage.descent` does the same for files of other tools.
+The time is linear in nodes and edges. :mod:`modelexport.lineage.owners_after_tools` does the same for files of other tools.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from modelexport.graph.node_owners import OWNER
 from modelexport.graph.nodes import initializers
 from modelexport.graph.snapshot import SourceGraph, SourceNode, scoped_nodes, take_mark
 from modelexport.lineage.matching.by_position import are_equal
-from modelexport.lineage.ownership import LostCalls, enclosing_nodes, infer_from_neighbours, place_new_nodes
+from modelexport.lineage.owners_of_new_nodes import LostCalls, enclosing_nodes, infer_from_neighbours, place_new_nodes
 
 
 def derive_owners(source: SourceGraph, changed: ir.Model) -> dict[str, ir.Value]:
