@@ -42,17 +42,17 @@ if TYPE_CHECKING:
     from modelexport.precision.sensitivity import sensitivity as sensitivity
     from modelexport.pytorch.example_inputs import example_inputs as example_inputs
     from modelexport.pytorch.overview import hierarchy as hierarchy
-    from modelexport.surgery.adapting import adapters_as_inputs as adapters_as_inputs
-    from modelexport.surgery.adapting import merge_adapters as merge_adapters
-    from modelexport.surgery.adapting import write_adapter as write_adapter
-    from modelexport.surgery.chain import run_chain as run_chain
     from modelexport.surgery.extraction import extract as extract
+    from modelexport.surgery.lora_adapters import adapters_as_inputs as adapters_as_inputs
+    from modelexport.surgery.lora_adapters import merge_adapters as merge_adapters
+    from modelexport.surgery.lora_adapters import write_adapter as write_adapter
     from modelexport.surgery.placing import Placement as Placement
     from modelexport.surgery.renaming import Renamed as Renamed
     from modelexport.surgery.renaming import rename as rename
     from modelexport.surgery.replacing import Replaced as Replaced
     from modelexport.surgery.replacing import replace as replace
     from modelexport.surgery.splitting import Split as Split
+    from modelexport.surgery.stage_runs import run_chain as run_chain
     from modelexport.surgery.substitutes.custom_operator import CustomOperator as CustomOperator
     from modelexport.surgery.substitutes.from_model import FromModel as FromModel
     from modelexport.surgery.substitutes.substitute import Identity as Identity
@@ -79,15 +79,15 @@ _PUBLIC = {
     "Renamed": "modelexport.surgery.renaming",
     "Replaced": "modelexport.surgery.replacing",
     "Split": "modelexport.surgery.splitting",
-    "adapters_as_inputs": "modelexport.surgery.adapting",
+    "adapters_as_inputs": "modelexport.surgery.lora_adapters",
     "extract": "modelexport.surgery.extraction",
-    "merge_adapters": "modelexport.surgery.adapting",
+    "merge_adapters": "modelexport.surgery.lora_adapters",
     "place": "modelexport.api",
     "rename": "modelexport.surgery.renaming",
     "replace": "modelexport.surgery.replacing",
-    "run_chain": "modelexport.surgery.chain",
+    "run_chain": "modelexport.surgery.stage_runs",
     "split": "modelexport.api",
-    "write_adapter": "modelexport.surgery.adapting",
+    "write_adapter": "modelexport.surgery.lora_adapters",
     "adopt": "modelexport.lineage.adoption",
     "VerifyReport": "modelexport.verify.verify_report",
     "ExportResult": "modelexport.exporting.result",

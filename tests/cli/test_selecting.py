@@ -19,7 +19,7 @@ import modelexport
 from exports import Exporter
 from modelexport.cli.lazy_commands import app
 from modelexport.errors import UsageError
-from modelexport.measure.changes import check_changes
+from modelexport.measure.change_checks import check_changes
 from modelexport.packages.measured_parts import cost_parts
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import open_session

@@ -20,7 +20,7 @@ from exports import Exporter
 from modelexport import export
 from modelexport.errors import FileFormatError, InputsError, UsageError
 from modelexport.lineage.optimize_tools import optimize_file
-from modelexport.measure.profiled_runs import Level, _Event, _nested
+from modelexport.measure.onnxruntime_profiler import Level, _Event, _nested
 from modelexport.measure.profiles import SESSION, ModuleProfile, _within, profile
 from modelexport.measure.side_by_side import profile_against, profile_beside
 from modelexport.measure.table import NodeFigures

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from modelexport.lineage.adoption import Adopted
     from modelexport.lineage.retagging import RetagReport
     from modelexport.precision.quantize import QuantizeResult
-    from modelexport.precision.search import SearchResult
-    from modelexport.surgery.adapting import AdapterFile, AdapterInputs, MergedAdapters
+    from modelexport.precision.search_within_bound import SearchResult
+    from modelexport.surgery.lora_adapters import AdapterFile, AdapterInputs, MergedAdapters
     from modelexport.surgery.placing import Placement
     from modelexport.surgery.replacing import Replaced
     from modelexport.surgery.splitting import Split

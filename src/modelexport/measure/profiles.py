@@ -26,9 +26,9 @@ from modelexport.graph.snapshot import take_snapshot
 from modelexport.lineage.owners_after_tools import trace_owners
 from modelexport.measure import columns
 from modelexport.measure.costs import read_one
-from modelexport.measure.node_data import Place, explorer_places
-from modelexport.measure.page import Page, embedded_page
-from modelexport.measure.profiled_runs import Kernel, Level, Profile, profile_runs, time_runs
+from modelexport.measure.html_page import Page, embedded_page
+from modelexport.measure.model_explorer import Place, explorer_places
+from modelexport.measure.onnxruntime_profiler import Kernel, Level, Profile, profile_runs, time_runs
 from modelexport.measure.run_inputs import make_feeds
 from modelexport.measure.table import NodeFigures, Table
 from modelexport.runtime.sessions import CPU

@@ -37,10 +37,10 @@ from modelexport.graph.nodes import initializers
 from modelexport.lineage.retagging import RetagReport, retag, write_retagged
 from modelexport.precision.quantize import Feeds, QuantizeResult, quantize, quantized, result_of
 from modelexport.precision.recipes import Recipe, chosen_recipe, encode_recipe, of_parts
-from modelexport.precision.search import SearchResult, search
+from modelexport.precision.search_within_bound import SearchResult, search
 from modelexport.precision.sensitivity import given_feeds
-from modelexport.surgery.adapted_file import AdaptedFile
-from modelexport.surgery.adapting import MergedAdapters
+from modelexport.surgery.lora_adapters import MergedAdapters
+from modelexport.surgery.lora_weights import AdaptedFile
 from modelexport.tagged.file import read_tagged
 from modelexport.tagged.package import Package, read_package
 from modelexport.weights.recorded_transforms import ParameterPlan

@@ -18,7 +18,7 @@ from modelexport.core.text import nearest, plural
 from modelexport.errors import InputsError, UsageError
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.measure.costs import CostTable, cost
-from modelexport.measure.profiled_runs import Level
+from modelexport.measure.onnxruntime_profiler import Level
 from modelexport.measure.profiles import ModuleProfile, profile
 from modelexport.measure.run_inputs import random_feeds, read_feeds
 from modelexport.packages.generator import ENCODERS, PAST, Generator

@@ -11,7 +11,7 @@ from modelexport.core.text import plural
 from modelexport.files.atomic_writing import check_writable
 from modelexport.measure import columns
 from modelexport.measure.costs import cost
-from modelexport.measure.page import Page, Section, write_page
+from modelexport.measure.html_page import Page, Section, write_page
 from modelexport.measure.side_by_side import AGAINST, RATIO, cost_against, profile_against
 from modelexport.measure.table import NodeFigures, Table
 from modelexport.packages.measured_parts import DECODE, cost_parts, profile_parts, profile_same

@@ -108,7 +108,7 @@ def _without_model(path: Path, against: Source | None, how: Mapping[str, Any]) -
 
         return verify_reference(path, **how)
     if path.is_dir():
-        from modelexport.surgery.chain import verify_stages
+        from modelexport.surgery.stage_runs import verify_stages
 
         return StagesReport(verify_stages(path, against, **how))
     from modelexport.verify.against import verify_against

@@ -1,4 +1,4 @@
-"""``extract``: write one module call of a tagged file as a model of its own. ``cutter.py`` cuts the graph."""
+"""``extract``: write one module call of a tagged file as a model of its own. ``graph_cutter.py`` cuts the graph."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from modelexport.files.output_folders import check_output_folder
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.nodes import required_inputs
 from modelexport.surgery.call_interfaces import interface_of
-from modelexport.surgery.cutter import Cutter
-from modelexport.surgery.saving import size_of_weights
+from modelexport.surgery.graph_cutter import Cutter
+from modelexport.surgery.shared_files import size_of_weights
 
 if TYPE_CHECKING:
     from modelexport.tagged.file import TaggedFile

@@ -27,12 +27,12 @@ from modelexport.graph.nodes import all_nodes, initializers, nested_graphs, valu
 from modelexport.graph.unique_names import free_name, names_in
 from modelexport.surgery import Sharing
 from modelexport.surgery.call_interfaces import Interface, interface_of
-from modelexport.surgery.cutter import Cut, Cutter
+from modelexport.surgery.edited_files import Documents, encoded, replaced_before
 from modelexport.surgery.edited_tags import EditedTags
-from modelexport.surgery.edits import Documents, encoded, replaced_before
-from modelexport.surgery.grafts import Graft, rule_of
-from modelexport.surgery.replaced_keys import write_keys
-from modelexport.surgery.saving import SharedFiles
+from modelexport.surgery.grafted_modules import Graft, rule_of
+from modelexport.surgery.graph_cutter import Cut, Cutter
+from modelexport.surgery.replaced_entries import write_keys
+from modelexport.surgery.shared_files import SharedFiles
 from modelexport.surgery.substitutes import FromModel, Parts, Site, Substitute
 from modelexport.surgery.substitutes.from_model import check_opsets
 from modelexport.tagged.encodings.metadata import write_owner

@@ -22,10 +22,10 @@ from modelexport.files.output_folders import check_package_folder
 from modelexport.format.package_manifest import MANIFEST, PACKAGE_VERSION, Manifest, PartEntry, encode_manifest
 from modelexport.graph.nodes import nodes_behind, required_inputs, values_taken
 from modelexport.surgery import Sharing
-from modelexport.surgery.balance import SLACK, Units, balanced_cuts, best_limit, fewest_stages
-from modelexport.surgery.cutter import Cut, Cutter
-from modelexport.surgery.saving import SharedFiles, size_of_weights
-from modelexport.surgery.timeline import Timeline
+from modelexport.surgery.graph_cutter import Cut, Cutter
+from modelexport.surgery.shared_files import SharedFiles, size_of_weights
+from modelexport.surgery.stage_balance import SLACK, Units, balanced_cuts, best_limit, fewest_stages
+from modelexport.surgery.stage_boundaries import Timeline
 from modelexport.tagged.file import TaggedFile
 
 Measure = Callable[[ir.Node], int]

@@ -102,7 +102,7 @@ def profile(
     given: Any = inputs
     if beside.against_torch is not None:
         loaded, example = ModelChoice(beside.against_torch, inputs, loading).load(stages)
-        from modelexport.measure.profiled_runs import open_file, session_options
+        from modelexport.measure.onnxruntime_profiler import open_file, session_options
         from modelexport.pytorch.named_inputs import feeds
 
         given = feeds(example, open_file(file, session_options("none", how.provider), how.provider))
@@ -169,13 +169,13 @@ def show(
         for name in chosen:
             tables[name].column(shown.sort)
     if shown.node_data is not None:
-        from modelexport.measure.node_data import write_node_data
+        from modelexport.measure.model_explorer import write_node_data
 
         for name, table in tables.items():
             path = shown.node_data.with_suffix(f".{name}{shown.node_data.suffix}") if name else shown.node_data
             write_node_data(table, path, column=main)
     if shown.html is not None:
-        from modelexport.measure.page import Page, write_page
+        from modelexport.measure.html_page import Page, write_page
 
         write_page(shown.html, *(Page(table, main, part=name) for name, table in tables.items()))
     if shown.as_json:

@@ -52,7 +52,7 @@ def _adapt(
     from modelexport.cli import show_changed
     from modelexport.packages.changed_packages import merge_adapters_into_package
     from modelexport.runtime.onnx_adapter_files import ADAPTER_SUFFIX
-    from modelexport.surgery import adapting
+    from modelexport.surgery import lora_adapters
 
     if file.is_dir() and (as_inputs or weights is not None or output.suffix == ADAPTER_SUFFIX):
         raise UsageError(f"into {file}, a folder, adapters can only be merged: name one of its parts for the rest")
@@ -61,16 +61,16 @@ def _adapt(
     if output.suffix == ADAPTER_SUFFIX:
         if weights is not None or as_inputs or len(adapters) != 1:
             raise UsageError(f"{output} is made of one adapter: give FILE and one --adapter DIR alone")
-        written = adapting.write_adapter(file, adapters[0], output)
+        written = lora_adapters.write_adapter(file, adapters[0], output)
         print_result(written, lambda: show_changed.format_adapter_file(written), as_json=as_json)
         return
-    result: adapting.MergedAdapters | adapting.AdapterInputs
+    result: lora_adapters.MergedAdapters | lora_adapters.AdapterInputs
     if file.is_dir():
         result = merge_adapters_into_package(file, adapters, output)
     elif as_inputs:
-        result = adapting.adapters_as_inputs(file, adapters, output)
+        result = lora_adapters.adapters_as_inputs(file, adapters, output)
     else:
-        result = adapting.merge_adapters(file, adapters, output, weights=weights)
+        result = lora_adapters.merge_adapters(file, adapters, output, weights=weights)
     print_result(result, lambda: show_changed.format_adapted(result), as_json=as_json)
 
 

@@ -175,7 +175,7 @@ def select(
 ) -> None:
     """Print the nodes of modules in the form that another tool's option takes, to exclude or include them there."""
     from modelexport.core.text import nearest
-    from modelexport.precision.exclusions import FORMS, excluded
+    from modelexport.precision.nodes_for_other_tools import FORMS, excluded
     from modelexport.tagged.file import read_tagged
 
     if form not in FORMS:

@@ -79,7 +79,7 @@ def compare(
 ) -> None:
     """Show how two files differ, module by module. The exit status is 0 even if they do, except with --fail-on."""
     from modelexport.cli import show_comparison
-    from modelexport.measure.changes import ASPECTS, check_changes
+    from modelexport.measure.change_checks import ASPECTS, check_changes
 
     asked = [aspect.strip() for aspect in fail_on.split(",") if aspect.strip()]
     aspects = [aspect for aspect in ASPECTS if aspect in asked]

@@ -184,7 +184,7 @@ def _shown(found: Any) -> tuple[Any, str]:
 
 def _show_errors(file: Path, report: Any, html: Path | None, *, as_csv: bool) -> None:
     from modelexport.cli import show_table
-    from modelexport.measure.page import Page, write_page
+    from modelexport.measure.html_page import Page, write_page
     from modelexport.packages.report_page import error_table
 
     table = error_table(file, report)

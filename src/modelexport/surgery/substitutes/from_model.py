@@ -23,7 +23,7 @@ from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, may_be, nodes_behind
 from modelexport.surgery.call_interfaces import Interface, Wanted, match_names, offered_names, spellings
 from modelexport.surgery.edited_tags import EditedTags
-from modelexport.surgery.grafts import Graft, graft_calls, joined
+from modelexport.surgery.grafted_modules import Graft, graft_calls, joined
 from modelexport.surgery.substitutes.substitute import Parts, Site
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.weights.recorded_transforms import parameter_plan, state_dict_of

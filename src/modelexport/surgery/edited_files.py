@@ -11,7 +11,7 @@ from modelexport.core.tags import CallTags
 from modelexport.format import keys
 from modelexport.graph.nodes import all_nodes
 from modelexport.surgery.edited_tags import EditedTags
-from modelexport.surgery.grafts import Graft, grafted_sidecar
+from modelexport.surgery.grafted_modules import Graft, grafted_sidecar
 from modelexport.tagged.documents.hierarchy_sidecar import descended_documents
 from modelexport.tagged.encodings.attributes import write_attributes
 from modelexport.tagged.encodings.functions import write_functions

@@ -23,12 +23,12 @@ from modelexport.errors import InputsError, UsageError
 from modelexport.files.atomic_writing import scratch
 from modelexport.files.path_or_model import Source
 from modelexport.measure.profiles import profile
+from modelexport.precision.error_metrics import Bound, Metric, find_metric, mean_figure, parse_bound
 from modelexport.precision.methods import KEEP, Method, parse_method
-from modelexport.precision.metrics import Bound, Metric, find_metric, mean_figure, parse_bound
 from modelexport.precision.quantize import Feeds, quantize, quantized, weights_size
 from modelexport.precision.recipes import Recipe, Rule
 from modelexport.precision.sensitivity import given_feeds, measure_alone, open_switched
-from modelexport.precision.switched import Choice, Switched, Unit, find_units
+from modelexport.precision.switched_model import Choice, Switched, Unit, find_units
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import TaggedFile, read_tagged
 

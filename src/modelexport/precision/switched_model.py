@@ -20,9 +20,9 @@ from modelexport.errors import UsageError
 from modelexport.graph.copies import copy_of, value_like
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, nested_graphs, nodes_behind
-from modelexport.precision.groups import find_groups, weighted_nodes
+from modelexport.precision.cut_pieces import cut_piece, import_operators, weight_behind
+from modelexport.precision.equal_method_groups import find_groups, weighted_nodes
 from modelexport.precision.methods import Method, apply_method
-from modelexport.precision.pieces import cut_piece, import_operators, weight_behind
 from modelexport.precision.recipes import is_quantized
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import TaggedFile

@@ -15,10 +15,10 @@ from modelexport.files.path_or_model import Source, as_path
 from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.runtime.onnx_adapter_files import ADAPTER_SUFFIX, write_adapter_file
 from modelexport.surgery import Sharing
-from modelexport.surgery.adapted_file import AdaptedFile
+from modelexport.surgery.edited_files import Documents, encoded
 from modelexport.surgery.edited_tags import EditedTags
-from modelexport.surgery.edits import Documents, encoded
-from modelexport.surgery.saving import SharedFiles
+from modelexport.surgery.lora_weights import AdaptedFile
+from modelexport.surgery.shared_files import SharedFiles
 
 
 class MergedAdapters(msgspec.Struct, frozen=True, kw_only=True):

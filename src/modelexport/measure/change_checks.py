@@ -17,7 +17,7 @@ from modelexport.format import keys
 from modelexport.graph.node_owners import OWNER
 from modelexport.graph.nodes import all_nodes
 from modelexport.measure.costs import cost
-from modelexport.measure.profiled_runs import open_file, session_options
+from modelexport.measure.onnxruntime_profiler import open_file, session_options
 from modelexport.measure.run_inputs import make_feeds
 from modelexport.runtime.sessions import CPU, run_session
 from modelexport.tagged.comparison import compare

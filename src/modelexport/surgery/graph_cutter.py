@@ -23,7 +23,7 @@ from modelexport.graph.boundaries import CallBoundary, find_boundaries
 from modelexport.graph.copies import copy_of, model_like
 from modelexport.graph.node_owners import OWNER, owner_of, tags_of_users
 from modelexport.graph.nodes import nested_graphs, nodes_behind, required_inputs, values_taken
-from modelexport.surgery.recomputed import Renewed, Repeating, is_size, read_off
+from modelexport.surgery.recomputed_values import Renewed, Repeating, is_size, read_off
 from modelexport.weights.recorded_transforms import parameter_plan, state_dict_of
 
 if TYPE_CHECKING:

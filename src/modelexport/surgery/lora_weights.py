@@ -21,7 +21,7 @@ from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers
 from modelexport.graph.unique_names import free_name, names_in
 from modelexport.surgery.edited_tags import EditedTags
-from modelexport.surgery.low_rank import PairInputs, low_rank_places
+from modelexport.surgery.lora_inputs import PairInputs, low_rank_places
 from modelexport.tagged.encodings.metadata import initializer_tags
 from modelexport.tagged.file import read_tagged
 from modelexport.weights.entries_from_file import recover

@@ -17,7 +17,7 @@ import onnx
 import onnx_ir as ir
 
 from modelexport.graph.node_owners import owner_of
-from modelexport.precision.pieces import weight_behind
+from modelexport.precision.cut_pieces import weight_behind
 from modelexport.tagged.file import TaggedFile
 from modelexport.weights.recorded_transforms import parameter_plan
 

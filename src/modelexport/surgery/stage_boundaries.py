@@ -13,8 +13,8 @@ from modelexport.errors import UsageError
 from modelexport.format.dtypes import bit_width
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import nested_graphs, nodes_behind, values_taken
-from modelexport.surgery.cutter import Cutter
-from modelexport.surgery.recomputed import is_size
+from modelexport.surgery.graph_cutter import Cutter
+from modelexport.surgery.recomputed_values import is_size
 from modelexport.tagged.file import TaggedFile
 
 _NOMINAL = 32
