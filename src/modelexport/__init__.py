@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from modelexport.packages.verifying_pipelines import verify_pipeline as verify_pipeline
     from modelexport.precision.quantize import quantize as quantize
     from modelexport.precision.sensitivity import sensitivity as sensitivity
-    from modelexport.pytorch.example_inputs import example_inputs as example_inputs
-    from modelexport.pytorch.overview import hierarchy as hierarchy
+    from modelexport.pytorch.hierarchy_overview import hierarchy as hierarchy
+    from modelexport.pytorch.inputs.example_inputs import example_inputs as example_inputs
     from modelexport.surgery.extraction import extract as extract
     from modelexport.surgery.lora_adapters import adapters_as_inputs as adapters_as_inputs
     from modelexport.surgery.lora_adapters import merge_adapters as merge_adapters
@@ -98,10 +98,10 @@ _PUBLIC = {
     "compare": "modelexport.tagged.comparison",
     "cost": "modelexport.measure.costs",
     "cost_parts": "modelexport.packages.measured_parts",
-    "example_inputs": "modelexport.pytorch.example_inputs",
+    "example_inputs": "modelexport.pytorch.inputs.example_inputs",
     "export": "modelexport.exporting.pipeline",
     "export_package": "modelexport.packages.packaging",
-    "hierarchy": "modelexport.pytorch.overview",
+    "hierarchy": "modelexport.pytorch.hierarchy_overview",
     "register_transformers_backend": "modelexport.packages.transformers_backend",
     "profile": "modelexport.measure.profiles",
     "profile_parts": "modelexport.packages.measured_parts",

@@ -14,7 +14,7 @@ from modelexport.cli.interface_options import NameOptions, read_interface
 from modelexport.errors import CheckError
 from modelexport.exporting.interface import Interface
 from modelexport.graph.size_symbols import put_size
-from modelexport.pytorch.other_sizes import given_sizes, resized
+from modelexport.pytorch.inputs.other_sizes import given_sizes, resized
 from modelexport.tagged.file import read_tagged
 
 

@@ -25,7 +25,7 @@ from modelexport.measure.profiles import SESSION, ModuleProfile, _within, profil
 from modelexport.measure.side_by_side import profile_against, profile_beside
 from modelexport.measure.table import NodeFigures
 from modelexport.packages.report_page import error_table
-from modelexport.pytorch.timing import time_calls
+from modelexport.pytorch.calls.call_times import time_calls
 from modelexport.tagged.file import read_tagged
 from modelexport.verify.against import verify_against
 

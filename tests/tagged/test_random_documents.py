@@ -19,8 +19,8 @@ from modelexport.graph.coverage import check_coverage
 from modelexport.graph.node_owners import OWNER
 from modelexport.graph.snapshot import take_snapshot
 from modelexport.graph.unique_names import name_nodes_apart
-from modelexport.pytorch.static_tree import containers, module_tree
-from modelexport.pytorch.traced_tree import trace_calls
+from modelexport.pytorch.calls.static_tree import containers, module_tree
+from modelexport.pytorch.calls.traced_tree import trace_calls
 from modelexport.tagged.documents import reader
 from modelexport.tagged.documents.dag import dag_document
 from modelexport.tagged.documents.hierarchy_sidecar import hierarchy_document

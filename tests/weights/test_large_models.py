@@ -34,8 +34,8 @@ from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents, keys
 from modelexport.graph.nodes import initializers
 from modelexport.pytorch.inputs.generated_inputs import generate_inputs
-from modelexport.pytorch.lazy_weights import lend_weights
 from modelexport.pytorch.loading import LoadedModel, load_model
+from modelexport.pytorch.weights.lazy_weights import lend_weights
 from modelexport.verify.sampling import verify_sample
 from modelexport.verify.verify import verify
 from modelexport.weights import linked_copied_embedded

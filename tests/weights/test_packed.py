@@ -470,7 +470,7 @@ def test_weights_that_are_not_of_linear_layers_are_dense_and_named(tmp_path: Pat
 
 
 def test_few_bits_for_each_number_are_not_taken_for_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("modelexport.pytorch.trust.SPARE_ELEMENTS", 0)
+    monkeypatch.setattr("modelexport.pytorch.loading.trust.SPARE_ELEMENTS", 0)
     pack = partial(by_gptq, bits=2, group=64, symmetric=True)
     packing.write(tmp_path / "model", build("llama", vocab_size=16, num_hidden_layers=4).half(), gptq(2, 64), pack)
     assert load_model(str(tmp_path / "model")).warnings == ()

@@ -12,9 +12,9 @@ from torch.overrides import TorchFunctionMode
 
 from modelexport.capture.patches import private
 from modelexport.core.collected_messages import collected
+from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.nested_tensors import input_tensors, run_arguments
 from modelexport.pytorch.private_torch import tracing_state, tree_leaves, version_of
-from modelexport.pytorch.traced_tree import untouched
 
 
 class DecisionError(RuntimeError):

@@ -64,11 +64,11 @@ from modelexport.core.collected_messages import collected
 from modelexport.core.text import raised_first
 from modelexport.errors import CaptureError
 from modelexport.graph.size_symbols import rename_sizes
+from modelexport.pytorch.calls.call_recorder import CallRecorder
+from modelexport.pytorch.calls.traced_tree import trace_calls, untouched
 from modelexport.pytorch.inputs.generated_inputs import check_inputs
 from modelexport.pytorch.nested_tensors import NamedTensors, run_arguments
 from modelexport.pytorch.pretrained import is_pretrained
-from modelexport.pytorch.recorder import CallRecorder
-from modelexport.pytorch.traced_tree import trace_calls, untouched
 
 
 def capture_by_dynamo(

@@ -19,8 +19,8 @@ from modelexport.capture.scripted import scripts_converted
 from modelexport.core.collected_messages import collected
 from modelexport.core.text import without_paths
 from modelexport.errors import CaptureError, CheckError, UntaggedNodeError, UsageError
-from modelexport.pytorch.other_sizes import fix_broadcast_axes
-from modelexport.pytorch.prepared_inputs import AUTO, prepare_inputs
+from modelexport.pytorch.inputs.other_sizes import fix_broadcast_axes
+from modelexport.pytorch.inputs.prepared_inputs import AUTO, prepare_inputs
 
 _T = TypeVar("_T")
 

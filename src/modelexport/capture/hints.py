@@ -18,9 +18,9 @@ from modelexport.core.calls import ModuleCall
 from modelexport.core.collected_messages import collected
 from modelexport.core.text import chained
 from modelexport.errors import CaptureError, UsageError
+from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.nested_tensors import run_arguments
 from modelexport.pytorch.private_torch import DynamicOutputShapeException
-from modelexport.pytorch.traced_tree import untouched
 
 
 def way_out(model: nn.Module, error: BaseException) -> str:

@@ -16,9 +16,9 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from modelexport.capture.arguments_and_parameters import with_parameters
 from modelexport.capture.patches import private, usable
 from modelexport.core.collected_messages import collected
+from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.nested_tensors import copied, run_arguments
 from modelexport.pytorch.private_torch import tree_leaves
-from modelexport.pytorch.traced_tree import untouched
 
 
 @contextlib.contextmanager

@@ -38,11 +38,11 @@ from modelexport.core.collected_messages import collected
 from modelexport.errors import CaptureError, UsageError
 from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.graph.nodes import all_nodes
+from modelexport.pytorch.calls.call_recorder import CallRecorder
+from modelexport.pytorch.calls.traced_tree import Changed, trace_calls, untouched
 from modelexport.pytorch.nested_tensors import NamedTensors, copied, output_tensors
 from modelexport.pytorch.pretrained import is_pretrained
 from modelexport.pytorch.private_torch import in_trace, version_of
-from modelexport.pytorch.recorder import CallRecorder
-from modelexport.pytorch.traced_tree import Changed, trace_calls, untouched
 
 _INPUT = "modelexport.input."
 

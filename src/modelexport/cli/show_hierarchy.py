@@ -13,7 +13,7 @@ from modelexport.core.text import align, indent, plural
 
 if TYPE_CHECKING:
     from modelexport.core.uncalled_modules import Comparison
-    from modelexport.pytorch.overview import HierarchyOverview
+    from modelexport.pytorch.hierarchy_overview import HierarchyOverview
 
 HierarchyMode = Literal["static", "traced", "compare", "trace"]
 

@@ -77,7 +77,7 @@ def _with_weights(
     """Inside, a model that was built without weights has them while it runs."""
     if lent is None:
         return nullcontext()
-    from modelexport.pytorch.lazy_weights import lend_weights
+    from modelexport.pytorch.weights.lazy_weights import lend_weights
 
     return lend_weights(model, lent, {module.path for module in hierarchy.modules if not module.calls})
 
@@ -124,7 +124,7 @@ _FEW_KERNELS = ("float16", "bfloat16", "float64")
 
 
 def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], path: Path) -> FileCheck:
-    from modelexport.pytorch.returned import returned_by
+    from modelexport.pytorch.runs.outputs_as_users_run import returned_by
     from modelexport.runtime.sessions import CPU, open_session, run_session
     from modelexport.verify.model_weights import changed_weights
     from modelexport.verify.sides import Sides, open_for
@@ -233,7 +233,7 @@ def run_checks(
     check = verified = None
     if not options.checks.any:
         return check, verified
-    from modelexport.pytorch.prepared_inputs import prepare_inputs
+    from modelexport.pytorch.inputs.prepared_inputs import prepare_inputs
     from modelexport.verify.verify import (
         record_reference,  # nothing else in an export needs ONNX Runtime
         verify,

@@ -60,7 +60,7 @@ def find_fixed_axes(model: nn.Module, inputs: Inputs, path: Path) -> list[FixedA
         inputs: The example inputs; not changed.
         path: The file.
     """
-    from modelexport.pytorch.other_sizes import dynamic_axes, given_sizes
+    from modelexport.pytorch.inputs.other_sizes import dynamic_axes, given_sizes
     from modelexport.verify.sides import Sides, open_for
 
     sides = Sides.of(model, inputs, open_for(model, path))
@@ -84,7 +84,7 @@ def find_fixed_axes(model: nn.Module, inputs: Inputs, path: Path) -> list[FixedA
 
 def _runner(sides: Sides, inputs: Inputs) -> Callable[[Collection[str]], Tried]:
     """Compares the outputs with other sizes of some symbols, in the first way that the model accepts."""
-    from modelexport.pytorch.other_sizes import WAYS, resized
+    from modelexport.pytorch.inputs.other_sizes import WAYS, resized
 
     def tried(symbols: Collection[str]) -> Tried:
         found = Tried("not compared")

@@ -25,9 +25,9 @@ from modelexport.exporting.result import ExportResult
 from modelexport.files.atomic_writing import check_writable, replaced_together
 from modelexport.files.output_folders import check_output_folder
 from modelexport.graph.node_owners import owned_operators
-from modelexport.pytorch.prepared_inputs import Prepared, prepare_inputs
-from modelexport.pytorch.repeatability import Unrepeatable, find_unrepeatable
-from modelexport.pytorch.static_tree import module_tree
+from modelexport.pytorch.calls.static_tree import module_tree
+from modelexport.pytorch.inputs.prepared_inputs import Prepared, prepare_inputs
+from modelexport.pytorch.runs.repeatability import Unrepeatable, find_unrepeatable
 from modelexport.tagged.documents.dag import write_dag_files
 from modelexport.tagged.tree import tree_rows
 

@@ -20,7 +20,7 @@ from modelexport.tagged.tree import TreeRow
 from modelexport.weights.linked_copied_embedded import WeightsSummary
 
 if TYPE_CHECKING:
-    from modelexport.pytorch.repeatability import Unrepeatable
+    from modelexport.pytorch.runs.repeatability import Unrepeatable
     from modelexport.verify.verify_report import VerifyReport
 
 

@@ -1,6 +1,6 @@
 """The owners of a file that another tool made from a tagged one.
 
-Less is known about such a file than about a graph that was changed in memory (:mod:`modelexport.lineage.owners_after_passes`):
+Less is known about such a file than about a graph that was changed in memory (``owners_after_passes.py``):
 nodes are not marked, names have changed, attributes were rewritten. So a list of small matchers visits every node, each
 with one clue that tools leave: :data:`WALKS` is that list, and :mod:`modelexport.lineage.matching` has them.
 They share one state, :class:`~modelexport.lineage.matching.known_matches.Matching`. Then nodes get their owners:

@@ -40,8 +40,8 @@ from modelexport.packages.prompts import (
 )
 from modelexport.packages.stateful_parts import stateful_parts
 from modelexport.packages.states import count_tokens, find_state, keys_and_values, record_calls
+from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.pretrained import is_pretrained
-from modelexport.pytorch.traced_tree import untouched
 from modelexport.weights.bytes_of_entries import Weights
 
 _AS_IT_IS = PackageOptions()

@@ -15,8 +15,8 @@ from modelexport.core.text import error_line
 from modelexport.errors import InputsError, raised_as
 from modelexport.packages.generator import Step, TokenLoop
 from modelexport.packages.states import greedy_config
+from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.nested_tensors import as_array
-from modelexport.pytorch.traced_tree import untouched
 from modelexport.traces.array_differences import error_of
 from modelexport.traces.tolerances import LOGITS, LOGITS_OF_HALF
 

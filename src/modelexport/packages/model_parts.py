@@ -18,7 +18,7 @@ from modelexport.exporting.interface import Interface
 from modelexport.format.package_manifest import Rows
 from modelexport.graph.size_symbols import SYMBOL
 from modelexport.packages.generator import BATCH, CACHE_POSITION
-from modelexport.pytorch.lazy_weights import lend_weights
+from modelexport.pytorch.weights.lazy_weights import lend_weights
 from modelexport.weights.bytes_of_entries import Weights
 
 SEQUENCE, PAST = "sequence", "past_sequence"

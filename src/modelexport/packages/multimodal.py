@@ -24,7 +24,7 @@ from modelexport.core.text import error_line
 from modelexport.errors import CaptureError, raised_as
 from modelexport.packages.model_parts import with_forward, with_weights
 from modelexport.packages.prompts import KINDS, Example, placeholder_of
-from modelexport.pytorch.traced_tree import untouched
+from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.traces.tolerances import ENCODED_LOGITS
 from modelexport.weights.bytes_of_entries import Weights
 

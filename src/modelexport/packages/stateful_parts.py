@@ -28,9 +28,9 @@ from modelexport.packages.greedy import Reference, first_difference, generate_gr
 from modelexport.packages.model_parts import PAST, SEQUENCE, ModelPart, with_forward
 from modelexport.packages.prompts import prompts_like
 from modelexport.packages.states import State, growing, named_tensors, with_tensors
+from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.dispatch_modes import OperationMode
 from modelexport.pytorch.nested_tensors import as_array
-from modelexport.pytorch.traced_tree import untouched
 
 _LONG = (9, 7, 70, 299)
 """Lengths of prompts with which the operations of a model are compared: chunks of scans have up to 256 tokens."""

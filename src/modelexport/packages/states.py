@@ -23,8 +23,8 @@ from modelexport.errors import CaptureError, raised_as
 from modelexport.packages.generator import BATCH
 from modelexport.packages.model_parts import KINDS, PAST, SEQUENCE
 from modelexport.packages.prompts import Example
+from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.nested_tensors import copied, tensors_in
-from modelexport.pytorch.traced_tree import untouched
 
 TEXT = ("input_ids", "attention_mask", "position_ids")
 """What calls take for tokens; a mask is of all tokens so far."""

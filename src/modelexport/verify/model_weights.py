@@ -13,7 +13,7 @@ from torch import nn
 
 from modelexport.files.path_or_model import Source
 from modelexport.pytorch.nested_tensors import as_array, as_stored
-from modelexport.pytorch.perturbation import entries_of, indistinct, perturbed
+from modelexport.pytorch.weights.perturbed_weights import entries_of, indistinct, perturbed
 from modelexport.tagged.file import read_tagged
 from modelexport.verify.parameters import (
     compare_parameters,

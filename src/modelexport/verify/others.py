@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from modelexport.pytorch.other_sizes import WAYS, one_row, other_sizes
-from modelexport.pytorch.variations import (
+from modelexport.pytorch.inputs.other_sizes import WAYS, one_row, other_sizes
+from modelexport.pytorch.inputs.variations import (
     PADDED,
     PADDED_AT_THE_END,
     all_at_once,

@@ -15,9 +15,9 @@ from modelexport.errors import FileFormatError
 from modelexport.files.path_or_model import Source
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import required_inputs
-from modelexport.pytorch.double_kernels import DOUBLE_KERNELS
-from modelexport.pytorch.model_trace import own_type, trace_model
-from modelexport.pytorch.named_inputs import under_names
+from modelexport.pytorch.inputs.named_inputs import under_names
+from modelexport.pytorch.runs.float64_kernels import DOUBLE_KERNELS
+from modelexport.pytorch.runs.model_trace import own_type, trace_model
 from modelexport.runtime.sessions import CPU
 from modelexport.tagged.file import TaggedFile
 from modelexport.traces.array_differences import Difference, error_of, worst

@@ -15,12 +15,12 @@ from modelexport.files.linked_weights import check_files
 from modelexport.files.path_or_model import Source
 from modelexport.graph.kept_outputs import exposed_outputs, requested_outputs
 from modelexport.graph.nodes import nested_graphs, required_inputs
-from modelexport.pytorch.double_kernels import DOUBLE_KERNELS
-from modelexport.pytorch.model_trace import own_type, trace_model
-from modelexport.pytorch.named_inputs import under_names
+from modelexport.pytorch.inputs.named_inputs import under_names
 from modelexport.pytorch.nested_tensors import as_array, tensors_in
-from modelexport.pytorch.perturbation import entries_of
-from modelexport.pytorch.returned import returned_by
+from modelexport.pytorch.runs.float64_kernels import DOUBLE_KERNELS
+from modelexport.pytorch.runs.model_trace import own_type, trace_model
+from modelexport.pytorch.runs.outputs_as_users_run import returned_by
+from modelexport.pytorch.weights.perturbed_weights import entries_of
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.strip_and_inline import runnable
 from modelexport.traces.array_differences import error_of, is_floating

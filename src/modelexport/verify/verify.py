@@ -25,10 +25,10 @@ from modelexport.core.garbage_collection import only_new_garbage
 from modelexport.core.one_at_a_time import exclusive
 from modelexport.files.path_or_model import Source
 from modelexport.format import documents
-from modelexport.pytorch.perturbation import entries_of
-from modelexport.pytorch.prepared_inputs import arguments_by_name, kept_tensors, prepare_inputs
-from modelexport.pytorch.returned import returned_by
-from modelexport.pytorch.static_tree import module_tree
+from modelexport.pytorch.calls.static_tree import module_tree
+from modelexport.pytorch.inputs.prepared_inputs import arguments_by_name, kept_tensors, prepare_inputs
+from modelexport.pytorch.runs.outputs_as_users_run import returned_by
+from modelexport.pytorch.weights.perturbed_weights import entries_of
 from modelexport.runtime.sessions import CPU
 from modelexport.tagged.file import read_tagged
 from modelexport.traces.array_differences import Difference

@@ -11,9 +11,9 @@ from modelexport.capture.internals import dynamo_stages, torchscript_stages
 from modelexport.capture.internals.facts import FrontEnd, Internals, MapEntry, Stage, quality
 from modelexport.core.collected_messages import collected
 from modelexport.core.text import error_line, raised_first
+from modelexport.pytorch.calls.static_tree import module_tree
+from modelexport.pytorch.calls.traced_tree import trace_calls, untouched
 from modelexport.pytorch.nested_tensors import run_arguments
-from modelexport.pytorch.static_tree import module_tree
-from modelexport.pytorch.traced_tree import trace_calls, untouched
 
 
 def study(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], name: str | None = None) -> Internals:

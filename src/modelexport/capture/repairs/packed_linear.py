@@ -20,7 +20,7 @@ from torch import nn
 from modelexport.capture.front_end_options import QuantizedForm
 from modelexport.errors import UsageError, WeightsError
 from modelexport.format.dtypes import dtype_name
-from modelexport.pytorch.quantized import OPERATOR, packed_schemes
+from modelexport.pytorch.weights.quantized_linear import OPERATOR, packed_schemes
 from modelexport.weights.packed.repacking import (
     DOMAIN,
     VERSION,

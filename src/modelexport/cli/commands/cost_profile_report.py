@@ -103,7 +103,7 @@ def profile(
     if beside.against_torch is not None:
         loaded, example = ModelChoice(beside.against_torch, inputs, loading).load(stages)
         from modelexport.measure.onnxruntime_profiler import open_file, session_options
-        from modelexport.pytorch.named_inputs import feeds
+        from modelexport.pytorch.inputs.named_inputs import feeds
 
         given = feeds(example, open_file(file, session_options("none", how.provider), how.provider))
     with stages(f"run {file.name}"):
@@ -113,7 +113,7 @@ def profile(
             others = profile_same(beside.against, measured, **running)
         measured = {name: comparing.profile_against(one, others[name]) for name, one in measured.items()}
     elif beside.against_torch is not None:
-        from modelexport.pytorch.timing import time_calls
+        from modelexport.pytorch.calls.call_times import time_calls
 
         with stages("run PyTorch"):
             seconds = time_calls(loaded.model, example, runs=how.runs, warmup=how.warmup)

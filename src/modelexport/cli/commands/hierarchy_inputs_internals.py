@@ -30,7 +30,7 @@ def hierarchy(
 ) -> None:
     """Show the module tree of MODEL; nothing is exported."""
     from modelexport.cli.show_hierarchy import HierarchyMode, format_hierarchy
-    from modelexport.pytorch.overview import hierarchy as run
+    from modelexport.pytorch.hierarchy_overview import hierarchy as run
 
     runs = trace or mode != "static"
     stages = Stages(LINE.tell)
@@ -56,7 +56,7 @@ def inputs(
 
     stages = Stages(LINE.tell)
     _, example = ModelChoice(model, spec, loading).load(stages)
-    from modelexport.pytorch.example_inputs import describe_inputs, save_inputs
+    from modelexport.pytorch.inputs.example_inputs import describe_inputs, save_inputs
 
     if output is not None:
         save_inputs(example, output)

@@ -17,8 +17,8 @@ from modelexport.core.replaced_attributes import attribute_set
 from modelexport.core.text import error_line, nearest
 from modelexport.errors import InputsError, raised_as
 from modelexport.packages.diffusion.components_module import PipelineModules
+from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.nested_tensors import copied
-from modelexport.pytorch.traced_tree import untouched
 
 Change = Callable[[str, Any], Any]
 """From the dotted name of a leaf and the leaf to what takes its place."""

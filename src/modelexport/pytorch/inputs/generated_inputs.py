@@ -19,11 +19,11 @@ import torch
 from modelexport.core.calls import ROOT
 from modelexport.core.text import error_line
 from modelexport.errors import InputsError
-from modelexport.pytorch.inputs.maker import InputMaker
-from modelexport.pytorch.inputs.specs import read_spec
+from modelexport.pytorch.calls.call_recorder import CallRecorder
+from modelexport.pytorch.calls.static_tree import check_has_forward
+from modelexport.pytorch.inputs.argument_tensors import InputMaker
+from modelexport.pytorch.inputs.described_inputs import read_spec
 from modelexport.pytorch.inputs.trial_runs import SAMPLES, Inputs, TrialRuns, fitting_shapes
-from modelexport.pytorch.recorder import CallRecorder
-from modelexport.pytorch.static_tree import check_has_forward
 
 _MAIN = ("input_ids", "pixel_values", "input_features", "input_values", "decoder_input_ids")
 """Arguments that carry data. They are generated even if optional, so that every part of the model runs."""

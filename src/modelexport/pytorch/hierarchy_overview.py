@@ -14,11 +14,11 @@ from modelexport.core.module_tree import ModuleTree
 from modelexport.core.tags import Granularity, Tags
 from modelexport.core.text import short_repr
 from modelexport.core.uncalled_modules import Comparison, compare_hierarchies
+from modelexport.pytorch.calls.call_times import time_calls
+from modelexport.pytorch.calls.static_tree import containers, module_tree
+from modelexport.pytorch.calls.traced_tree import trace_calls
 from modelexport.pytorch.loading import load_model
 from modelexport.pytorch.nested_tensors import run_arguments
-from modelexport.pytorch.static_tree import containers, module_tree
-from modelexport.pytorch.timing import time_calls
-from modelexport.pytorch.traced_tree import trace_calls
 
 
 @dataclass(frozen=True)

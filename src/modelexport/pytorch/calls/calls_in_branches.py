@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from modelexport.pytorch.calls.call_recorder import CallRecorder
 from modelexport.pytorch.dispatch_modes import OperationMode
 from modelexport.pytorch.nested_tensors import memory_of
 from modelexport.pytorch.private_torch import tree_leaves, written_by
-from modelexport.pytorch.recorder import CallRecorder
 
 
 class BodyError(Exception):

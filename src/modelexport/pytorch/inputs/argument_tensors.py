@@ -16,7 +16,7 @@ from modelexport.core.limits import SETTINGS_BYTES
 from modelexport.errors import FileFormatError
 from modelexport.files.regular_files import read_regular
 from modelexport.pytorch.inputs.trial_runs import LENGTHS, Inputs, Shape, TrialRuns
-from modelexport.pytorch.trust import no_questions
+from modelexport.pytorch.loading.trust import no_questions
 
 _TYPES = "mm_token_type_ids"
 """The argument that says of each token whether it is text or a placeholder."""

@@ -15,8 +15,8 @@ from torch import nn
 from modelexport.core.calls import ModuleCall
 from modelexport.core.collected_messages import collected
 from modelexport.errors import InputsError
+from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.nested_tensors import run_arguments
-from modelexport.pytorch.traced_tree import untouched
 
 
 class _Clock:

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from modelexport.core.collected_messages import collected
+from modelexport.pytorch.calls.traced_tree import as_exported, untouched
+from modelexport.pytorch.inputs.variations import padded_at_the_end
 from modelexport.pytorch.nested_tensors import output_tensors, run_arguments
-from modelexport.pytorch.traced_tree import as_exported, untouched
-from modelexport.pytorch.variations import padded_at_the_end
 from modelexport.traces.tolerances import REPEATED
 
 Changed = Literal["mask", "fused", "autocast"]

@@ -19,9 +19,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from modelexport.core.calls import ROOT, ModuleCall, Side
 from modelexport.core.collected_messages import collected
 from modelexport.core.replaced_attributes import attribute_set
-from modelexport.pytorch.bodies import Bodies
+from modelexport.pytorch.calls.call_recorder import CallRecorder
+from modelexport.pytorch.calls.calls_in_branches import Bodies
+from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.dispatch_modes import OperationMode
-from modelexport.pytorch.lazy_weights import lend_weights
 from modelexport.pytorch.nested_tensors import (
     NamedTensors,
     as_array,
@@ -31,10 +32,9 @@ from modelexport.pytorch.nested_tensors import (
     output_tensors,
     run_arguments,
 )
-from modelexport.pytorch.perturbation import entries_of
 from modelexport.pytorch.private_torch import tree_leaves, tree_map, version_of
-from modelexport.pytorch.recorder import CallRecorder
-from modelexport.pytorch.traced_tree import untouched
+from modelexport.pytorch.weights.lazy_weights import lend_weights
+from modelexport.pytorch.weights.perturbed_weights import entries_of
 from modelexport.traces.ties_and_choices import chosen_axis
 from modelexport.traces.trace import Choice, Content, Index, Place, SeenTensor, Trace
 from modelexport.weights.bytes_of_entries import Weights

@@ -13,7 +13,7 @@ import torch
 from modelexport.core.limits import ELEMENTS, SETTINGS_BYTES
 from modelexport.errors import FileFormatError, InputsError
 from modelexport.files.regular_files import read_regular
-from modelexport.pytorch.inputs.maker import COUNTED, InputMaker
+from modelexport.pytorch.inputs.argument_tensors import COUNTED, InputMaker
 from modelexport.pytorch.inputs.trial_runs import Inputs
 
 _EXAMPLE = '{"NAME": {"dtype": "int64", "shape": [2, 8], "range": [0, 100]}} or {"NAME": {"value": [[1, 2]]}}'

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from modelexport.core.collected_messages import collected
+from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.nested_tensors import as_array, as_stored, has_elements, output_tensors, run_arguments
-from modelexport.pytorch.traced_tree import untouched
 
 
 def returned_by(

@@ -17,9 +17,9 @@ from torch import nn
 from modelexport.core.collected_messages import collected
 from modelexport.core.text import nearest
 from modelexport.errors import UsageError
+from modelexport.pytorch.calls.static_tree import check_has_forward
 from modelexport.pytorch.nested_tensors import input_tensors, run_arguments, tensors_in
 from modelexport.pytorch.pretrained import is_pretrained
-from modelexport.pytorch.static_tree import check_has_forward
 
 Inputs = Mapping[str, Any] | Sequence[Any]
 

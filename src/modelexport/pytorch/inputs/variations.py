@@ -20,8 +20,8 @@ import onnx_ir as ir
 import torch
 
 from modelexport.graph.nodes import READ_SIZES_ONLY, nested_graphs
+from modelexport.pytorch.inputs.other_sizes import inputs_of_file, other_sizes
 from modelexport.pytorch.nested_tensors import tensors_in
-from modelexport.pytorch.other_sizes import inputs_of_file, other_sizes
 from modelexport.pytorch.private_torch import tree_map
 
 Inputs = Mapping[str, Any] | Sequence[Any]

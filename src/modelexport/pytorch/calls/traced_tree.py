@@ -14,11 +14,11 @@ from torch.nn.parameter import is_lazy
 from modelexport.core.calls import ROOT, CallTree
 from modelexport.core.replaced_attributes import attribute_set
 from modelexport.errors import InputsError
+from modelexport.pytorch.calls.call_recorder import CallRecorder
+from modelexport.pytorch.calls.restored_state import KeptState
 from modelexport.pytorch.dispatch_modes import OperationMode
 from modelexport.pytorch.nested_tensors import memory_of
 from modelexport.pytorch.private_torch import FakeTensor, operator_utilities, tree_leaves, written_by
-from modelexport.pytorch.recorder import CallRecorder
-from modelexport.pytorch.restored_state import KeptState
 
 Changed = list[tuple[torch.Tensor, torch.Tensor]]
 """Memory that was, or may be, overwritten, and what it held; the oldest first."""
@@ -244,7 +244,7 @@ def run_as_python(*, bodies: bool = False) -> Iterator[None]:
 
     Args:
         bodies: These run as Python, too, for a caller who tells their calls from others
-            (:class:`modelexport.pytorch.bodies.Bodies`).
+            (:class:`modelexport.pytorch.calls.calls_in_branches.Bodies`).
     """
     if bodies:
         with torch.compiler.set_stance("force_eager"):
