@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from modelexport.tagged.comparison_report import FileComparison as FileComparison
     from modelexport.tagged.strip_and_inline import inline as inline
     from modelexport.tagged.strip_and_inline import strip as strip
-    from modelexport.verify.against import verify_against as verify_against
+    from modelexport.verify.against_file import verify_against as verify_against
     from modelexport.verify.against_reference import verify_reference as verify_reference
     from modelexport.verify.verify_report import VerifyReport as VerifyReport
     from modelexport.weights.weight_updates import update_weights as update_weights
@@ -71,7 +71,7 @@ _PUBLIC = {
     "verify": "modelexport.packages.verifying",
     "verify_generation": "modelexport.packages.verifying_generation",
     "verify_pipeline": "modelexport.packages.verifying_pipelines",
-    "verify_against": "modelexport.verify.against",
+    "verify_against": "modelexport.verify.against_file",
     "CustomOperator": "modelexport.surgery.substitutes.custom_operator",
     "FromModel": "modelexport.surgery.substitutes.from_model",
     "Identity": "modelexport.surgery.substitutes.substitute",

@@ -27,7 +27,7 @@ from modelexport.measure.table import NodeFigures
 from modelexport.packages.report_page import error_table
 from modelexport.pytorch.calls.call_times import time_calls
 from modelexport.tagged.file import read_tagged
-from modelexport.verify.against import verify_against
+from modelexport.verify.against_file import verify_against
 
 LEVELS: Sequence[Level] = ("all", "extended", "basic", "none")
 

@@ -28,7 +28,7 @@ from modelexport.runtime.sessions import open_session, run_session
 from modelexport.surgery.extraction import extract
 from modelexport.surgery.replacing import Replaced, replace
 from modelexport.surgery.substitutes import CustomOperator, FromModel, Identity, Substitute
-from modelexport.verify.claims import false_claims
+from modelexport.verify.document_claims import false_claims
 from modelexport.weights.recorded_transforms import state_dict_of
 
 

@@ -36,7 +36,7 @@ from modelexport.graph.nodes import initializers
 from modelexport.pytorch.inputs.generated_inputs import generate_inputs
 from modelexport.pytorch.loading import LoadedModel, load_model
 from modelexport.pytorch.weights.lazy_weights import lend_weights
-from modelexport.verify.sampling import verify_sample
+from modelexport.verify.sampled_calls import verify_sample
 from modelexport.verify.verify import verify
 from modelexport.weights import linked_copied_embedded
 from modelexport.weights.linked_copied_embedded import save_with_weights

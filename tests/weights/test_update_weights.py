@@ -26,7 +26,7 @@ from modelexport import load
 from modelexport.errors import FileFormatError, OutputError, WeightsError
 from modelexport.format import keys
 from modelexport.graph.nodes import initializers
-from modelexport.verify.model_weights import verify_parameters
+from modelexport.verify.parameters_in_pytorch import verify_parameters
 from modelexport.verify.verify import verify
 from modelexport.weights.weight_updates import update_weights
 

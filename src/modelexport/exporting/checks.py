@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from modelexport.traces.trace import Trace
-    from modelexport.verify.compared import Compared
-    from modelexport.verify.sides import Sides
+    from modelexport.verify.compared_runs import Compared
+    from modelexport.verify.model_and_file import Sides
 
 CheckStep = Literal["onnx.checker", "loading", "running", "outputs", "other sizes"]
 
@@ -126,8 +126,8 @@ _FEW_KERNELS = ("float16", "bfloat16", "float64")
 def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], path: Path) -> FileCheck:
     from modelexport.pytorch.runs.outputs_as_users_run import returned_by
     from modelexport.runtime.sessions import CPU, open_session, run_session
-    from modelexport.verify.model_weights import changed_weights
-    from modelexport.verify.sides import Sides, open_for
+    from modelexport.verify.model_and_file import Sides, open_for
+    from modelexport.verify.parameters_in_pytorch import changed_weights
 
     own = returned_by(model, inputs)
     sides = Sides.of(model, inputs, open_for(model, path))

@@ -18,8 +18,8 @@ from modelexport.traces.array_differences import Verdict
 if TYPE_CHECKING:
     from torch import nn
 
-    from modelexport.verify.compared import Compared
-    from modelexport.verify.sides import Sides
+    from modelexport.verify.compared_runs import Compared
+    from modelexport.verify.model_and_file import Sides
 
 Inputs = Mapping[str, Any] | Sequence[Any]
 
@@ -61,7 +61,7 @@ def find_fixed_axes(model: nn.Module, inputs: Inputs, path: Path) -> list[FixedA
         path: The file.
     """
     from modelexport.pytorch.inputs.other_sizes import dynamic_axes, given_sizes
-    from modelexport.verify.sides import Sides, open_for
+    from modelexport.verify.model_and_file import Sides, open_for
 
     sides = Sides.of(model, inputs, open_for(model, path))
     file = sides.tagged.model

@@ -18,7 +18,7 @@ from modelexport.packages.measured_parts import DECODE, cost_parts, profile_part
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.package import read_package
 from modelexport.traces.reference_values import reference_path
-from modelexport.verify.against import AgainstReport, Loss, verify_against
+from modelexport.verify.against_file import AgainstReport, Loss, verify_against
 from modelexport.verify.against_reference import verify_reference
 from modelexport.verify.verify_report import VerifyReport
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from modelexport.packages.verifying_generation import GenerationReport
     from modelexport.packages.verifying_pipelines import PipelineReport
     from modelexport.traces.array_differences import Difference
-    from modelexport.verify.against import AgainstReport
+    from modelexport.verify.against_file import AgainstReport
     from modelexport.verify.verify_report import VerifyReport
 
 
@@ -111,7 +111,7 @@ def _without_model(path: Path, against: Source | None, how: Mapping[str, Any]) -
         from modelexport.surgery.stage_runs import verify_stages
 
         return StagesReport(verify_stages(path, against, **how))
-    from modelexport.verify.against import verify_against
+    from modelexport.verify.against_file import verify_against
 
     return verify_against(path, against, **how)
 

@@ -25,7 +25,7 @@ from modelexport.packages.prompts import example_prompts
 from modelexport.runtime.sessions import CPU
 from modelexport.tagged.package import Package, read_package
 from modelexport.traces.array_differences import compare_arrays
-from modelexport.verify.model_weights import verify_parameters
+from modelexport.verify.parameters_in_pytorch import verify_parameters
 from modelexport.verify.verify import verify
 
 

@@ -14,12 +14,12 @@ from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.strip_and_inline import runnable
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.reference_values import ReferenceValues, open_reference, reference_path
-from modelexport.verify.as_run import compare_as_run, narrowest_type
-from modelexport.verify.claims import false_claims
-from modelexport.verify.compared import compare_runs
-from modelexport.verify.parameters import parameter_digests, users_of, with_weights
+from modelexport.verify.compared_runs import compare_runs
+from modelexport.verify.document_claims import false_claims
+from modelexport.verify.onnxruntime_outputs import compare_as_run, narrowest_type
 from modelexport.verify.verdicts import verdicts_of
 from modelexport.verify.verify_report import VerifyReport
+from modelexport.verify.wrong_parameters import parameter_digests, users_of, with_weights
 from modelexport.weights.recorded_transforms import parameter_plan
 
 

@@ -11,9 +11,9 @@ from modelexport.core.calls import ModuleCall
 from modelexport.graph.node_owners import owner_of
 from modelexport.tagged.file import TaggedFile
 from modelexport.traces.array_differences import Difference, Verdict
-from modelexport.verify.compared import Compared
-from modelexport.verify.contradictions import Contradiction
-from modelexport.verify.matches import telling_outputs
+from modelexport.verify.compared_runs import Compared
+from modelexport.verify.matched_values import telling_outputs
+from modelexport.verify.owner_contradictions import Contradiction
 from modelexport.verify.verify_report import CallVerdict
 
 

@@ -33,15 +33,15 @@ from modelexport.runtime.sessions import CPU
 from modelexport.tagged.file import read_tagged
 from modelexport.traces.array_differences import Difference
 from modelexport.traces.reference_values import reference_path, write_reference
-from modelexport.verify.as_run import AsRun
-from modelexport.verify.claims import false_claims
-from modelexport.verify.compared import Compared, output_differences
-from modelexport.verify.model_weights import changed_weights, compare_with_model
-from modelexport.verify.others import Others, compare_others
-from modelexport.verify.parameters import parameter_digests, users_of, with_weights
-from modelexport.verify.sides import Inputs, Sides, open_for
+from modelexport.verify.compared_runs import Compared, output_differences
+from modelexport.verify.document_claims import false_claims
+from modelexport.verify.model_and_file import Inputs, Sides, open_for
+from modelexport.verify.onnxruntime_outputs import AsRun
+from modelexport.verify.other_inputs import Others, compare_others
+from modelexport.verify.parameters_in_pytorch import changed_weights, compare_with_model
 from modelexport.verify.verdicts import verdicts_of
 from modelexport.verify.verify_report import CallVerdict, VerifyReport
+from modelexport.verify.wrong_parameters import parameter_digests, users_of, with_weights
 from modelexport.weights.bytes_of_entries import Weights
 
 Tell = Callable[[str], None]

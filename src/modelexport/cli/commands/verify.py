@@ -131,7 +131,7 @@ def _compared(file: Path, other: Other, inputs: Path | None, extent: Extent, loa
         if extent.weights_sample is None:
             found: Report = run(loaded.model, example, file, perturb=extent.perturb, tell=stages.tell, **how)
             return found
-        from modelexport.verify.sampling import verify_sample
+        from modelexport.verify.sampled_calls import verify_sample
 
         return verify_sample(loaded.model, example, file, count=extent.weights_sample, seed=loading.seed, **how)
 

@@ -24,8 +24,8 @@ from modelexport.traces.array_differences import Difference, error_of, worst
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.tolerances import CALL_ALONE
 from modelexport.traces.trace import SeenTensor, Trace
-from modelexport.verify.model_weights import compare_with_model
-from modelexport.verify.sides import Inputs, open_for
+from modelexport.verify.model_and_file import Inputs, open_for
+from modelexport.verify.parameters_in_pytorch import compare_with_model
 from modelexport.verify.verify_report import CallVerdict, VerifyReport
 from modelexport.weights.bytes_of_entries import Weights
 

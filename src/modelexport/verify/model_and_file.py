@@ -28,9 +28,9 @@ from modelexport.traces.file_run import FileRun, NodeError
 from modelexport.traces.file_trace import computed_weights, rounded_constants
 from modelexport.traces.tolerances import AGREE, ALLOWED, TIMES_ALLOWED, TIMES_ONE_BIT
 from modelexport.traces.trace import Trace
-from modelexport.verify.as_run import AsRun, compare_as_run, narrowest_type
-from modelexport.verify.compared import Compared, compare_runs
-from modelexport.verify.parameters import check_same_entries
+from modelexport.verify.compared_runs import Compared, compare_runs
+from modelexport.verify.onnxruntime_outputs import AsRun, compare_as_run, narrowest_type
+from modelexport.verify.wrong_parameters import check_same_entries
 from modelexport.weights.bytes_of_entries import Weights
 
 Inputs = Mapping[str, Any] | Sequence[Any]

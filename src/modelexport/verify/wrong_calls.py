@@ -18,7 +18,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.graph.node_owners import owner_of
 from modelexport.traces.tolerances import INFINITE, NEAR
 from modelexport.traces.trace import Content, SeenTensor
-from modelexport.verify.matches import Matches, telling_outputs
+from modelexport.verify.matched_values import Matches, telling_outputs
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from modelexport.traces.array_differences import Difference
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.file_trace import exact_constants, measure_noise, measure_rounding, trace_file
 from modelexport.traces.trace import SeenTensor, Trace
-from modelexport.verify.contradictions import Contradiction, check_owners
-from modelexport.verify.located import Located, find_pairs, locate, replacements
-from modelexport.verify.matches import Matches
+from modelexport.verify.matched_values import Matches
+from modelexport.verify.owner_contradictions import Contradiction, check_owners
 from modelexport.verify.verify_report import OwnerCounts
+from modelexport.verify.wrong_calls import Located, find_pairs, locate, replacements
 
 
 @dataclass(eq=False)

@@ -19,7 +19,7 @@ from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import nested_graphs
 from modelexport.traces.file_trace import MOVES
 from modelexport.traces.trace import Content
-from modelexport.verify.matches import Matches
+from modelexport.verify.matched_values import Matches
 from modelexport.verify.verify_report import OwnerCounts
 
 OwnerState = Literal["confirmed", "contradicted", "not confirmable"]

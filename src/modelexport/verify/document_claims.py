@@ -39,7 +39,7 @@ from modelexport.tagged.file import FileTags, TaggedFile
 from modelexport.traces.fingerprints import fingerprint_of
 from modelexport.traces.tolerances import ROUNDED_CONSTANT
 from modelexport.traces.trace import Content, SeenTensor
-from modelexport.verify.matches import Matches
+from modelexport.verify.matched_values import Matches
 from modelexport.verify.verify_report import FalseClaim
 from modelexport.weights.entries_of_initializers import Origin
 from modelexport.weights.recorded_transforms import parameter_plan, state_dict_of

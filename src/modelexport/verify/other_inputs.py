@@ -22,8 +22,8 @@ from modelexport.pytorch.inputs.variations import (
 )
 from modelexport.tagged.file import TaggedFile
 from modelexport.traces.array_differences import Verdict
-from modelexport.verify.compared import Compared, output_differences
-from modelexport.verify.sides import Inputs, Sides
+from modelexport.verify.compared_runs import Compared, output_differences
+from modelexport.verify.model_and_file import Inputs, Sides
 from modelexport.verify.verify_report import OtherInputs
 
 
