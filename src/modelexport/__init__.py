@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from modelexport.api import split as split
     from modelexport.errors import ModelExportError as ModelExportError
     from modelexport.errors import ModelExportWarning as ModelExportWarning
+    from modelexport.exporting.export_result import ExportResult as ExportResult
     from modelexport.exporting.pipeline import export as export
-    from modelexport.exporting.result import ExportResult as ExportResult
     from modelexport.lineage.adoption import adopt as adopt
     from modelexport.lineage.retagging import retag as retag
     from modelexport.measure.costs import cost as cost
@@ -90,7 +90,7 @@ _PUBLIC = {
     "write_adapter": "modelexport.surgery.lora_adapters",
     "adopt": "modelexport.lineage.adoption",
     "VerifyReport": "modelexport.verify.verify_report",
-    "ExportResult": "modelexport.exporting.result",
+    "ExportResult": "modelexport.exporting.export_result",
     "FileComparison": "modelexport.tagged.comparison",
     "GenerationReport": "modelexport.packages.verifying_generation",
     "PackageResult": "modelexport.packages.packaging",

@@ -13,7 +13,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from modelexport import export
-from modelexport.capture.decisions import inputs_read
+from modelexport.capture.value_decisions import inputs_read
 from modelexport.errors import CaptureError, UsageError
 from modelexport.pytorch.inputs.prepared_inputs import prepare_inputs
 

@@ -12,7 +12,7 @@ from torch import nn
 from modelexport import export, verify
 from modelexport.cli.interface_options import NameOptions, read_interface
 from modelexport.errors import CheckError
-from modelexport.exporting.interface import Interface
+from modelexport.exporting.input_output_names import Interface
 from modelexport.graph.size_symbols import put_size
 from modelexport.pytorch.inputs.other_sizes import given_sizes, resized
 from modelexport.tagged.file import read_tagged

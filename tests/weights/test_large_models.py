@@ -25,8 +25,8 @@ import models
 from modelexport.api import load
 from modelexport.cli.app import main
 from modelexport.errors import OutputError, WeightsError
+from modelexport.exporting.export_result import ExportResult
 from modelexport.exporting.pipeline import export
-from modelexport.exporting.result import ExportResult
 from modelexport.files import linked_weights as linking
 from modelexport.files.atomic_writing import written_together
 from modelexport.files.linked_weights import changed_files

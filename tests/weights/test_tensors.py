@@ -17,7 +17,7 @@ import modelexport
 from modelexport.core.calls import CallTree, ModuleCall, TracedCall
 from modelexport.core.owners import Evidence, Owner
 from modelexport.errors import FileFormatError
-from modelexport.exporting.folding import FoldParameters
+from modelexport.exporting.constant_folding import FoldParameters
 from modelexport.files.onnx_models import load_onnx, save_model, save_with_references, write_data_file
 from modelexport.format.dtypes import SAFETENSORS_NAMES, dtype_name, parse_dtype, parse_safetensors_dtype
 from modelexport.format.node_tags import OwnerReader, read_addresses, read_source_tags, write_tags

@@ -19,7 +19,6 @@ import torch
 import torch.fx.traceback
 from torch import nn
 
-from modelexport.capture.aliases import is_written_later, passed_on
 from modelexport.capture.arguments_and_parameters import (
     READABLE,
     Bound,
@@ -29,9 +28,8 @@ from modelexport.capture.arguments_and_parameters import (
     state_dict_names,
 )
 from modelexport.capture.dynamo_owners import ADDRESS_KEY, PORTS_KEY, FxOwners, annotated_call, is_annotated
-from modelexport.capture.exported import Exported
-from modelexport.capture.front_end_options import USUAL_FORM, QuantizedForm
-from modelexport.capture.hints import (
+from modelexport.capture.exported_graph import Exported
+from modelexport.capture.failure_hints import (
     DIFFERENTIATES,
     OTHER_OPERATIONS,
     check_returned,
@@ -42,16 +40,18 @@ from modelexport.capture.hints import (
     translated_node,
     way_out,
 )
-from modelexport.capture.once.decomposition import decomposed_once
-from modelexport.capture.once.promotion import promoted_once
-from modelexport.capture.opsets import convert_to_opset, translated_opset
+from modelexport.capture.front_end_options import USUAL_FORM, QuantizedForm
+from modelexport.capture.once.decomposed_calls import decomposed_once
+from modelexport.capture.once.type_promotion import promoted_once
+from modelexport.capture.opset_conversion import convert_to_opset, translated_opset
 from modelexport.capture.patches import private, replaced, require, usable
 from modelexport.capture.repairs.decompositions import outputs_converted_back, with_decompositions
-from modelexport.capture.repairs.last_windows import without_last_windows
 from modelexport.capture.repairs.packed_linear import opset_for
+from modelexport.capture.repairs.pooling_last_windows import without_last_windows
 from modelexport.capture.repairs.recurrent import steps_open
 from modelexport.capture.repairs.translations import Table, translations, with_translations
 from modelexport.capture.repairs.untraceable import reading_no_values
+from modelexport.capture.shared_memory import is_written_later, passed_on
 from modelexport.capture.transformers_exporter import (
     changed_caches,
     export_around_pretrained,

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 from torch import nn
 
 from modelexport.capture import dynamo, torchscript
-from modelexport.capture.decisions import inputs_read
-from modelexport.capture.exported import Exported
+from modelexport.capture.exported_graph import Exported
 from modelexport.capture.front_end_options import FrontEnd
 from modelexport.capture.patches import warn_once
-from modelexport.capture.scripted import scripts_converted
+from modelexport.capture.script_modules import scripts_converted
+from modelexport.capture.value_decisions import inputs_read
 from modelexport.core.collected_messages import collected
 from modelexport.core.text import without_paths
 from modelexport.errors import CaptureError, CheckError, UntaggedNodeError, UsageError

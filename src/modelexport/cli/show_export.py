@@ -12,10 +12,10 @@ from modelexport.core.text import align, first_few, plural
 from modelexport.tagged.tree import format_coverage
 
 if TYPE_CHECKING:
-    from modelexport.exporting.checks import FileCheck
-    from modelexport.exporting.fusion import Fusion
+    from modelexport.exporting.export_checks import FileCheck
+    from modelexport.exporting.export_result import ExportResult
     from modelexport.exporting.options import Options
-    from modelexport.exporting.result import ExportResult
+    from modelexport.exporting.runtime_fusion import Fusion
     from modelexport.surgery.extraction import Extracted
     from modelexport.tagged.file import NodeRow
     from modelexport.weights.linked_copied_embedded import WeightsSummary
@@ -132,7 +132,7 @@ def format_weights(weights: WeightsSummary) -> list[str]:
 
 def print_warnings(result: ExportResult, options: Options) -> None:
     """Write to standard error what a person has to know about the file."""
-    from modelexport.exporting.report import told_of
+    from modelexport.exporting.markdown_report import told_of
 
     lines = [*result.notes, *(f"{one.kind}: {one.where}; {told_of(one.kind)}" for one in result.unrepeatable)]
     lines += [

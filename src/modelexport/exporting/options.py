@@ -15,7 +15,7 @@ from modelexport.tagged.encodings import Encoding
 from modelexport.weights import WeightsMode
 
 if TYPE_CHECKING:
-    from modelexport.capture.exported import Exported
+    from modelexport.capture.exported_graph import Exported
     from modelexport.capture.front_ends import Attempt
     from modelexport.format import documents
     from modelexport.weights.bytes_of_entries import Weights

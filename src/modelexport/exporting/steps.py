@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from modelexport.capture.exported import Exported
+from modelexport.capture.exported_graph import Exported
 from modelexport.core.collected_messages import collected
 from modelexport.core.module_tree import ModuleTree
 from modelexport.core.tags import Tags
 from modelexport.core.text import root_cause
 from modelexport.core.uncalled_modules import compare_hierarchies
 from modelexport.errors import CaptureError
-from modelexport.exporting.folding import fold_packed
-from modelexport.exporting.fusion import Fusion, describe_fusion, fuse_graph
+from modelexport.exporting.constant_folding import fold_packed
+from modelexport.exporting.markdown_report import report_path
 from modelexport.exporting.optimizer import finish, optimize_graph
 from modelexport.exporting.options import GraphOptions, TagOptions, WeightOptions
-from modelexport.exporting.report import report_path
+from modelexport.exporting.runtime_fusion import Fusion, describe_fusion, fuse_graph
 from modelexport.format import documents
 from modelexport.graph.coverage import check_coverage
 from modelexport.graph.hidden_weights import bind_tensors, detach_parameters, order_uses

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
-from modelexport.exporting.fused_forms import reads_cache
+from modelexport.exporting.fused_decoders import reads_cache
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format.package_manifest import Manifest
 from modelexport.packages.multimodal import Positions

@@ -13,8 +13,8 @@ from typing import Any
 import onnx_ir as ir
 from torch import nn
 
-from modelexport.capture.exported import Exported
-from modelexport.exporting.interface import Interface
+from modelexport.capture.exported_graph import Exported
+from modelexport.exporting.input_output_names import Interface
 from modelexport.format.package_manifest import Rows
 from modelexport.graph.size_symbols import SYMBOL
 from modelexport.packages.generator import BATCH, CACHE_POSITION

@@ -11,14 +11,14 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from modelexport.capture.exported import Exported
+from modelexport.capture.exported_graph import Exported
 from modelexport.core.result_display import Rows, Written
 from modelexport.core.text import error_line, plural
 from modelexport.core.timed_stages import Stages
 from modelexport.errors import CaptureError, CheckError, InputsError, ModelExportError, UsageError
+from modelexport.exporting.export_result import ExportResult
 from modelexport.exporting.options import Keywords, Options, PackageOptions
 from modelexport.exporting.pipeline import export
-from modelexport.exporting.result import ExportResult
 from modelexport.files.atomic_writing import written_together
 from modelexport.files.manifest_file import write_manifest
 from modelexport.files.output_folders import check_package_folder

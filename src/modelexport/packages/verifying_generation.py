@@ -15,8 +15,8 @@ from torch import nn
 from modelexport.core.result_display import Rows, Shown, error_text
 from modelexport.core.text import error_line
 from modelexport.errors import CheckError, ModelExportError, UsageError
+from modelexport.exporting.export_result import ExportResult
 from modelexport.exporting.options import Options
-from modelexport.exporting.result import ExportResult
 from modelexport.format.package_manifest import Manifest
 from modelexport.packages.generator import CACHE_POSITION, Generator, Step
 from modelexport.packages.greedy import compared, first_difference, generate_greedily

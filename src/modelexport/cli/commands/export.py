@@ -19,7 +19,7 @@ from modelexport.errors import UsageError
 from modelexport.exporting.options import Options
 
 if TYPE_CHECKING:
-    from modelexport.exporting.result import ExportResult
+    from modelexport.exporting.export_result import ExportResult
 
 
 def export(
@@ -58,7 +58,7 @@ def export(
 def _export_file(
     choice: ModelChoice, output: str, names: NameOptions, options: Options, stages: Stages
 ) -> ExportResult:
-    from modelexport.exporting.interface import widened
+    from modelexport.exporting.input_output_names import widened
     from modelexport.exporting.pipeline import export as run
 
     interface = read_interface(names)

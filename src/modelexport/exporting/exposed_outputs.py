@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
-from modelexport.capture.exported import Exported
+from modelexport.capture.exported_graph import Exported
 from modelexport.core.calls import ROOT, ModuleCall
 from modelexport.core.owners import Evidence, Owner
 from modelexport.core.selectors import select_calls

@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from modelexport.capture.exported import Exported
+from modelexport.capture.exported_graph import Exported
 from modelexport.core.calls import CallTree, TensorSpec
 from modelexport.core.text import nearest
 from modelexport.errors import UsageError

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modelexport.core.text import printable, without_paths
-from modelexport.exporting.fusion import Fusion
+from modelexport.exporting.runtime_fusion import Fusion
 from modelexport.format import keys
 from modelexport.graph.nodes import all_nodes
 from modelexport.tagged.encodings.functions import FunctionsModel
 from modelexport.weights.linked_copied_embedded import WeightsSummary
 
 if TYPE_CHECKING:
-    from modelexport.exporting.result import ExportResult
+    from modelexport.exporting.export_result import ExportResult
 
 
 def report_path(path: Path) -> Path:

@@ -12,10 +12,10 @@ import msgspec
 import onnx
 import onnx_ir as ir
 
-from modelexport.capture.fusions import apply_fusions
+from modelexport.capture.transformers_fusions import apply_fusions
 from modelexport.core.calls import CallTree, ModuleCall, Port
 from modelexport.core.module_tree import ModuleTree
-from modelexport.exporting.fused_forms import ATTENTION, CONTRIBUTED, is_attention, tidy_fused
+from modelexport.exporting.fused_decoders import ATTENTION, CONTRIBUTED, is_attention, tidy_fused
 from modelexport.exporting.options import FuseFor
 from modelexport.graph.missing_types import fill_types
 from modelexport.graph.node_owners import OWNER, owner_of

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from modelexport.capture.front_ends import Attempt
 from modelexport.core.result_display import Rows, Written
 from modelexport.core.text import plural
-from modelexport.exporting.checks import FileCheck
+from modelexport.exporting.export_checks import FileCheck
 from modelexport.exporting.fixed_axes import FixedAxis
-from modelexport.exporting.fusion import Fusion
+from modelexport.exporting.runtime_fusion import Fusion
 from modelexport.format import documents
 from modelexport.runtime.sessions import Session, open_session
 from modelexport.tagged.encodings.functions import FunctionsModel

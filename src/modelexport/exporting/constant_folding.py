@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 from onnxscript import optimizer
 
-from modelexport.capture.once.inference import Known, inferred_once
+from modelexport.capture.once.shape_inference import Known, inferred_once
 from modelexport.graph.nodes import all_nodes, draws, nested_graphs
 from modelexport.weights.packed import repacking as packed
 from modelexport.weights.recorded_transforms import run_operator, since_version, tensor_attributes
