@@ -37,7 +37,6 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import modelexport
 import models
-from modelexport.api import TaggedModel
 from modelexport.core.calls import ModuleCall
 from modelexport.core.module_tree import ModuleTree
 from modelexport.graph.copies import copy_of
@@ -49,6 +48,7 @@ from modelexport.pytorch.inputs.named_inputs import feeds
 from modelexport.pytorch.loading import load_model
 from modelexport.pytorch.nested_tensors import as_array
 from modelexport.runtime.sessions import open_session, run_session
+from modelexport.tagged_model import TaggedModel
 
 WAYS = ("projected", "torchscript", "dynamo")
 Built = tuple[nn.Module, dict[str, Any]]

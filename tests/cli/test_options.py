@@ -12,12 +12,12 @@ from typer.main import get_command
 
 import modelexport
 from commands import run
+from modelexport.cli.command_list import COMMANDS
 from modelexport.cli.lazy_commands import app, load_command
-from modelexport.cli.listing import COMMANDS
 from modelexport.core.declared_options import declared, heading
 from modelexport.errors import UsageError
 from modelexport.exporting.options import Keywords, Options
-from modelexport.packages.packaging import export_package
+from modelexport.packages.package_export import export_package
 
 GROUPS = [getattr(Options(), field.name) for field in dataclasses.fields(Options)]
 FIELDS = [(group, field) for group in GROUPS for field in dataclasses.fields(group)]

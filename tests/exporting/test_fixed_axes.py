@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from modelexport import export, verify
-from modelexport.cli.interface_options import NameOptions, read_interface
+from modelexport.cli.name_options import NameOptions, read_interface
 from modelexport.errors import CheckError
 from modelexport.exporting.input_output_names import Interface
 from modelexport.graph.size_symbols import put_size

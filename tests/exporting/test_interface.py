@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from modelexport import export, verify
-from modelexport.cli.interface_options import NameOptions, read_interface, spelled_out
+from modelexport.cli.name_options import NameOptions, read_interface, spelled_out
 from modelexport.errors import CheckError, UsageError
 from modelexport.exporting.input_output_names import widened
 

@@ -25,7 +25,6 @@ import modelexport
 import models
 from exports import ExportedCase, Exporter
 from modelexport import load
-from modelexport.api import TaggedModel
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import FileFormatError, OutputError, UsageError
 from modelexport.format.documents import CallTensor
@@ -36,6 +35,7 @@ from modelexport.pytorch.nested_tensors import tensors_in
 from modelexport.surgery import extraction
 from modelexport.surgery.graph_cutter import Cutter
 from modelexport.tagged.tree import tree_rows
+from modelexport.tagged_model import TaggedModel
 
 TABLE = [case.name for case in (*models.CASES, *models.TRAINED)]
 

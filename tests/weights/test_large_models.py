@@ -22,7 +22,6 @@ from safetensors.torch import load_file, save_file
 
 import modelexport
 import models
-from modelexport.api import load
 from modelexport.cli.app import main
 from modelexport.errors import OutputError, WeightsError
 from modelexport.exporting.export_result import ExportResult
@@ -36,6 +35,7 @@ from modelexport.graph.nodes import initializers
 from modelexport.pytorch.inputs.generated_inputs import generate_inputs
 from modelexport.pytorch.loading import LoadedModel, load_model
 from modelexport.pytorch.weights.lazy_weights import lend_weights
+from modelexport.tagged_model import load
 from modelexport.verify.sampled_calls import verify_sample
 from modelexport.verify.verify import verify
 from modelexport.weights import linked_copied_embedded

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from modelexport.cli.listing import COMMANDS, introduction, overview
+from modelexport.cli.command_list import COMMANDS, introduction, overview
 from modelexport.cli.options_from_dataclasses import flattened
-from modelexport.cli.read_and_written import guarded
+from modelexport.cli.overwrite_guard import guarded
 from modelexport.core.version import __version__
 
 

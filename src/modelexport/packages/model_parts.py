@@ -17,7 +17,7 @@ from modelexport.capture.exported_graph import Exported
 from modelexport.exporting.input_output_names import Interface
 from modelexport.format.package_manifest import Rows
 from modelexport.graph.size_symbols import SYMBOL
-from modelexport.packages.generator import BATCH, CACHE_POSITION
+from modelexport.packages.generation_loop import BATCH, CACHE_POSITION
 from modelexport.pytorch.weights.lazy_weights import lend_weights
 from modelexport.weights.bytes_of_entries import Weights
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from modelexport.cli.model_choice import Loading, ModelChoice
+from modelexport.cli.model_argument import Loading, ModelChoice
 from modelexport.cli.printing import fitting_depth, format_headings, left_out, print_json
 from modelexport.cli.progress import LINE
 from modelexport.cli.shared_options import FILE_OR_FOLDER, parsed_sizes

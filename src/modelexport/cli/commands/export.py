@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from modelexport.cli.interface_options import NameOptions, read_interface
-from modelexport.cli.model_choice import Loading, ModelChoice, load_for_package
+from modelexport.cli.model_argument import Loading, ModelChoice, load_for_package
+from modelexport.cli.name_options import NameOptions, read_interface
 from modelexport.cli.printing import print_result
 from modelexport.cli.progress import LINE
 from modelexport.cli.shared_options import INPUTS, JSON, MODEL
@@ -82,7 +82,7 @@ def _export_folder(choice: ModelChoice, folder: Path, options: Options, *, as_js
     from modelexport.cli import show_package
     from modelexport.core.garbage_collection import only_new_garbage
     from modelexport.files.output_folders import check_package_folder
-    from modelexport.packages.packaging import export_package
+    from modelexport.packages.package_export import export_package
 
     options.check_together(package=True)
     check_package_folder(folder, [Path(choice.model)])

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Literal
 
-from modelexport.cli.model_choice import Loading, ModelChoice
+from modelexport.cli.model_argument import Loading, ModelChoice
 from modelexport.cli.printing import print_result
 from modelexport.cli.progress import LINE
 from modelexport.cli.shared_options import INPUTS, JSON, MODEL

@@ -54,8 +54,8 @@ def split(
     as_json: bool = JSON,
 ) -> None:
     """Cut FILE at module boundaries into stages that run in sequence."""
-    from modelexport.api import split as run
     from modelexport.cli import show_changed
+    from modelexport.tagged_model import split as run
 
     if cuts.size and cuts.by == "bytes":
         raise UsageError("--size goes with --by flops or --by time")
@@ -160,9 +160,9 @@ def place(
     as_json: bool = JSON,
 ) -> None:
     """Assign modules of FILE to devices: write ONNX Runtime's session options, and show where the modules run."""
-    from modelexport.api import place as run
     from modelexport.cli import show_changed
     from modelexport.files.atomic_writing import write_alone
+    from modelexport.tagged_model import place as run
 
     libraries = {name: Path(path) for name, path in _pairs("--library", library).items()}
     placement = run(file, rule, check=check, providers=provider or list(libraries), libraries=libraries)

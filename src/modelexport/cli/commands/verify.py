@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from modelexport.cli.model_choice import Loading, ModelChoice, load_for_package, read_sizes
+from modelexport.cli.model_argument import Loading, ModelChoice, load_for_package, read_sizes
 from modelexport.cli.printing import format_headings, print_json
 from modelexport.cli.progress import LINE
 from modelexport.cli.shared_options import FILE, INPUTS
@@ -18,7 +18,7 @@ from modelexport.errors import UsageError
 
 if TYPE_CHECKING:
     from modelexport.core.timed_stages import Stages
-    from modelexport.packages.verifying import Report
+    from modelexport.packages.verify_file_or_package import Report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ def _check_options(
 
 def _compared(file: Path, other: Other, inputs: Path | None, extent: Extent, loading: Loading) -> Report:
     from modelexport.core.timed_stages import Stages
-    from modelexport.packages.verifying import verify as run
+    from modelexport.packages.verify_file_or_package import verify as run
 
     stages = Stages(LINE.tell)
     how: dict[str, Any] = {"provider": extent.provider}
@@ -137,7 +137,7 @@ def _compared(file: Path, other: Other, inputs: Path | None, extent: Extent, loa
 
 
 def _package(folder: Path, choice: ModelChoice, extent: Extent, stages: Stages, how: dict[str, Any]) -> Report:
-    from modelexport.packages.verifying import verify as run
+    from modelexport.packages.verify_file_or_package import verify as run
     from modelexport.tagged.package import read_package
 
     manifest = read_package(folder).manifest

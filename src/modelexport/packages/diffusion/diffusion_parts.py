@@ -15,7 +15,7 @@ from torch import nn
 from modelexport.core.collected_messages import collected
 from modelexport.errors import UsageError
 from modelexport.packages.diffusion.components_module import PipelineModules
-from modelexport.packages.diffusion.observing import Entry, Observed, ObservedCall, leaves, rebuilt
+from modelexport.packages.diffusion.observed_calls import Entry, Observed, ObservedCall, leaves, rebuilt
 from modelexport.packages.model_parts import ModelPart
 from modelexport.pytorch.calls.traced_tree import untouched
 

@@ -30,14 +30,14 @@ from modelexport.packages.diffusion.components_module import (
     is_diffusion_pipeline,
 )
 from modelexport.packages.diffusion.diffusion_parts import diffusion_parts, model_parts
-from modelexport.packages.diffusion.observing import observe_example
+from modelexport.packages.diffusion.observed_calls import observe_example
+from modelexport.packages.generation_loop import BATCH, generation_of
 from modelexport.packages.generation_parts import can_generate, generation_forms
-from modelexport.packages.generator import BATCH, generation_of
 from modelexport.packages.loader_layouts import write_layouts
 from modelexport.packages.model_parts import ModelPart, name_axes, name_generation, name_pipeline
 from modelexport.packages.sentence_pipelines import SENTENCE_TRANSFORMER, SentencePipeline, pipeline_parts
 from modelexport.packages.shared_weights import share_components, share_weights
-from modelexport.packages.verifying_generation import run_once
+from modelexport.packages.verify_by_generation import run_once
 from modelexport.weights.bytes_of_entries import Weights
 
 if TYPE_CHECKING:

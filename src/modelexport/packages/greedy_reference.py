@@ -13,8 +13,8 @@ from torch import nn
 from modelexport.core.collected_messages import collected
 from modelexport.core.text import error_line
 from modelexport.errors import InputsError, raised_as
-from modelexport.packages.generator import Step, TokenLoop
-from modelexport.packages.states import greedy_config
+from modelexport.packages.generation_loop import Step, TokenLoop
+from modelexport.packages.generation_state import greedy_config
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.nested_tensors import as_array
 from modelexport.traces.array_differences import error_of

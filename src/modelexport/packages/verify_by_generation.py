@@ -18,8 +18,8 @@ from modelexport.errors import CheckError, ModelExportError, UsageError
 from modelexport.exporting.export_result import ExportResult
 from modelexport.exporting.options import Options
 from modelexport.format.package_manifest import Manifest
-from modelexport.packages.generator import CACHE_POSITION, Generator, Step
-from modelexport.packages.greedy import compared, first_difference, generate_greedily
+from modelexport.packages.generation_loop import CACHE_POSITION, Generator, Step
+from modelexport.packages.greedy_reference import compared, first_difference, generate_greedily
 from modelexport.packages.model_parts import with_forward, with_weights
 from modelexport.packages.prompts import example_prompts
 from modelexport.runtime.sessions import CPU

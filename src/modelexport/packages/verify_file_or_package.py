@@ -12,8 +12,8 @@ from modelexport.errors import UsageError
 from modelexport.files.path_or_model import Source, as_path
 
 if TYPE_CHECKING:
-    from modelexport.packages.verifying_generation import GenerationReport
-    from modelexport.packages.verifying_pipelines import PipelineReport
+    from modelexport.packages.verify_by_generation import GenerationReport
+    from modelexport.packages.verify_by_pipeline import PipelineReport
     from modelexport.traces.array_differences import Difference
     from modelexport.verify.against_file import AgainstReport
     from modelexport.verify.verify_report import VerifyReport
@@ -125,7 +125,7 @@ def _package(model: Any, inputs: Any, folder: Path, how: dict[str, Any]) -> Repo
         case "generate":
             from modelexport.packages.generation_parts import can_generate
             from modelexport.packages.prompts import example_prompts
-            from modelexport.packages.verifying_generation import verify_generation
+            from modelexport.packages.verify_by_generation import verify_generation
 
             if not can_generate(model):
                 name = type(model).__name__
@@ -134,7 +134,7 @@ def _package(model: Any, inputs: Any, folder: Path, how: dict[str, Any]) -> Repo
                 model, folder, inputs or example_prompts(model, None, manifest=package.manifest), **how
             )
         case "pipeline" if not isinstance(model, SentencePipeline):
-            from modelexport.packages.verifying_pipelines import verify_pipeline
+            from modelexport.packages.verify_by_pipeline import verify_pipeline
 
             return verify_pipeline(model, folder, arguments=inputs, **how)
         case "pipeline":

@@ -15,8 +15,8 @@ from modelexport.core.text import first_few
 from modelexport.errors import UsageError
 from modelexport.packages.diffusion.components_module import PipelineModules, as_module
 from modelexport.packages.diffusion.diffusion_parts import DiffusionPart, diffusion_parts
-from modelexport.packages.diffusion.observing import Entry, leaves, observe_example, run_pipeline
-from modelexport.packages.verifying_generation import wrong_parameters
+from modelexport.packages.diffusion.observed_calls import Entry, leaves, observe_example, run_pipeline
+from modelexport.packages.verify_by_generation import wrong_parameters
 from modelexport.pytorch.inputs.named_inputs import under_names
 from modelexport.pytorch.nested_tensors import as_array, copied
 from modelexport.runtime.sessions import CPU, input_names, open_session, run_session

@@ -20,7 +20,7 @@ from modelexport.core.collected_messages import collected
 from modelexport.core.replaced_attributes import attribute_set
 from modelexport.core.text import error_line
 from modelexport.errors import CaptureError, raised_as
-from modelexport.packages.generator import BATCH
+from modelexport.packages.generation_loop import BATCH
 from modelexport.packages.model_parts import KINDS, PAST, SEQUENCE
 from modelexport.packages.prompts import Example
 from modelexport.pytorch.calls.traced_tree import untouched
