@@ -20,7 +20,7 @@ from modelexport.runtime.sessions import Session, open_session
 from modelexport.surgery import Sharing
 from modelexport.surgery.extraction import Extracted, extract
 from modelexport.tagged.file import TaggedFile, read_tagged
-from modelexport.tagged.tree import format_tree, tree_rows, untagged_operators
+from modelexport.tagged.tree_and_nodes import format_tree, tree_rows, untagged_operators
 from modelexport.weights.recorded_transforms import parameter_plan
 
 if TYPE_CHECKING:

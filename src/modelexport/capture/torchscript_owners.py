@@ -12,7 +12,7 @@ from modelexport.core.calls import ROOT, ModuleCall
 from modelexport.core.owners import Evidence, Owner
 from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.graph.nodes import all_nodes
-from modelexport.lineage.owners_of_new_nodes import place_unowned
+from modelexport.lineage.derived_and_inferred_owners import place_unowned
 
 _SCOPE = re.compile(r"(?:^|/)c(\d+)/[^/]*$")
 

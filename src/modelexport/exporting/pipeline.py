@@ -29,7 +29,7 @@ from modelexport.pytorch.calls.static_tree import module_tree
 from modelexport.pytorch.inputs.prepared_inputs import Prepared, prepare_inputs
 from modelexport.pytorch.runs.repeatability import Unrepeatable, find_unrepeatable
 from modelexport.tagged.documents.dag import write_dag_files
-from modelexport.tagged.tree import tree_rows
+from modelexport.tagged.tree_and_nodes import tree_rows
 
 if TYPE_CHECKING:
     from torch import nn

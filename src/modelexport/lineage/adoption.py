@@ -30,13 +30,13 @@ from modelexport.graph.copies import copy_of
 from modelexport.graph.node_owners import owned_operators, owner_of
 from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.graph.unique_names import name_nodes_apart
-from modelexport.lineage.exporters.calls_from_stacks import infer, place_by_stacks
-from modelexport.lineage.exporters.local_functions import inline_functions
-from modelexport.lineage.exporters.stacks import CallSource, read_fx_nodes, read_metadata
-from modelexport.lineage.exporters.torchscript_names import read_scoped_names
+from modelexport.lineage.other_exporters.calls_from_stacks import infer, place_by_stacks
+from modelexport.lineage.other_exporters.local_functions import inline_functions
+from modelexport.lineage.other_exporters.recorded_stacks import CallSource, read_fx_nodes, read_metadata
+from modelexport.lineage.other_exporters.torchscript_names import read_scoped_names
 from modelexport.tagged.encodings.metadata import drop_torch_metadata, initializer_tags, write_owner
 from modelexport.tagged.file import read_tagged
-from modelexport.tagged.tree import TreeRow, tree_rows, untagged_operators
+from modelexport.tagged.tree_and_nodes import TreeRow, tree_rows, untagged_operators
 
 _SPECIFICATION = "pkg.torch.export.graph_signature.InputSpec."
 """What ``torch.onnx`` records about an initializer: its ``kind``, and whether a buffer is ``persistent``."""
@@ -51,7 +51,7 @@ class Adopted(Written):
     tree: Sequence[TreeRow]
     coverage: documents.Coverage
     sources: dict[str, int]
-    """Each source of calls to the number of nodes that got their call from it (see ``exporters/stacks.py``)."""
+    """Each source of calls to the number of nodes that got their call from it (see ``recorded_stacks.py``)."""
     operators: dict[str, int]
     """The operators of the nodes without an owner, to the number of such nodes."""
     untagged: Sequence[str]

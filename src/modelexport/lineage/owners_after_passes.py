@@ -23,8 +23,13 @@ from modelexport.core.owners import Evidence, Owner
 from modelexport.graph.node_owners import OWNER
 from modelexport.graph.nodes import initializers
 from modelexport.graph.snapshot import SourceGraph, SourceNode, scoped_nodes, take_mark
+from modelexport.lineage.derived_and_inferred_owners import (
+    LostCalls,
+    enclosing_nodes,
+    infer_from_neighbours,
+    place_new_nodes,
+)
 from modelexport.lineage.matching.by_position import are_equal
-from modelexport.lineage.owners_of_new_nodes import LostCalls, enclosing_nodes, infer_from_neighbours, place_new_nodes
 
 
 def derive_owners(source: SourceGraph, changed: ir.Model) -> dict[str, ir.Value]:

@@ -17,7 +17,7 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from modelexport.capture.internals.facts import Stage, key_facts
+from modelexport.capture.internals.internals_report import Stage, key_facts
 from modelexport.capture.patches import private, replaced
 from modelexport.graph.nodes import all_nodes
 from modelexport.pytorch.nested_tensors import copied, output_tensors, run_arguments, tensors_in

@@ -11,7 +11,7 @@ import torch
 from onnxscript import opset18 as op
 from onnxscript.function_libs.torch_lib.ops.core import aten_arange_start, aten_arange_start_step, aten_index_put
 
-from modelexport.capture.repairs.constants import INT64, ints, table
+from modelexport.capture.repairs.translation_constants import INT64, ints, table
 
 
 def squeeze(self: Any, dim: int) -> Any:

@@ -84,7 +84,7 @@ def extract(
     as_json: bool = JSON,
 ) -> None:
     """Write module calls as models of their own."""
-    from modelexport.cli import show_export
+    from modelexport.cli import show_changed
     from modelexport.surgery import extraction as cutting
     from modelexport.tagged.file import read_tagged
     from modelexport.tagged.package import parts_with
@@ -99,4 +99,4 @@ def extract(
         extracted = cutting.extract_all(tagged, modules, output)
     else:
         extracted = [cutting.extract(tagged, str(calls[0]), output)]
-    print_result(extracted, lambda: show_export.format_extracted(extracted), as_json=as_json)
+    print_result(extracted, lambda: show_changed.format_extracted(extracted), as_json=as_json)

@@ -29,7 +29,7 @@ def hierarchy(
     as_json: bool = JSON,
 ) -> None:
     """Show the module tree of MODEL; nothing is exported."""
-    from modelexport.cli.show_hierarchy import HierarchyMode, format_hierarchy
+    from modelexport.cli.show_hierarchy_and_inputs import HierarchyMode, format_hierarchy
     from modelexport.pytorch.hierarchy_overview import hierarchy as run
 
     runs = trace or mode != "static"
@@ -52,7 +52,7 @@ def inputs(
     as_json: bool = JSON,
 ) -> None:
     """Show the example inputs that MODEL is run with, or save them."""
-    from modelexport.cli.show_export import format_inputs
+    from modelexport.cli.show_hierarchy_and_inputs import format_inputs
 
     stages = Stages(LINE.tell)
     _, example = ModelChoice(model, spec, loading).load(stages)
@@ -70,7 +70,7 @@ def internals(model: str = MODEL, inputs: Path | None = INPUTS, *, loading: Load
 
     stages = Stages(LINE.tell)
     loaded, example = ModelChoice(model, inputs, loading).load(stages)
-    from modelexport.capture.internals.exporters import study
+    from modelexport.capture.internals.both_exporters import study
 
     with stages("export"):
         found = study(loaded.model, example, loaded.name)

@@ -1,4 +1,4 @@
-"""Precision by module: `quantize`, and `select` for those who quantize with another tool."""
+"""Precision by module: `quantize`, `sensitivity`, and `select` for those who quantize with another tool."""
 
 from __future__ import annotations
 

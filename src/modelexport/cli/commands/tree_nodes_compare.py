@@ -25,7 +25,7 @@ def tree(
     from modelexport.files.linked_weights import changed_files
     from modelexport.graph.node_owners import owned_operators
     from modelexport.tagged.file import read_tagged
-    from modelexport.tagged.tree import format_tree, tree_rows, untagged_operators
+    from modelexport.tagged.tree_and_nodes import format_tree, tree_rows, untagged_operators
 
     documents: dict[str, dict[str, Any]] = {}
     texts: dict[str, str] = {}
@@ -56,15 +56,15 @@ def tree(
 
 def nodes(file: Path = FILE_OR_FOLDER, modules: Sequence[str] = SELECTORS, as_json: bool = JSON) -> None:
     """List the nodes of module calls and of the calls inside them, in each part that runs them."""
-    from modelexport.cli import show_export
     from modelexport.tagged.file import read_tagged
     from modelexport.tagged.package import parts_with
+    from modelexport.tagged.tree_and_nodes import format_nodes
 
     listed = {}
     for name, part in parts_with(file, *modules).items():
         tagged = read_tagged(part)
         listed[name] = tagged.describe_nodes(tagged.select(*modules))
-    print_parts(listed, show_export.format_nodes, as_json=as_json)
+    print_parts(listed, format_nodes, as_json=as_json)
 
 
 def compare(

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from modelexport.capture.internals import dynamo_stages, torchscript_stages
-from modelexport.capture.internals.facts import FrontEnd, Internals, MapEntry, Stage, quality
+from modelexport.capture.internals.internals_report import FrontEnd, Internals, MapEntry, Stage, quality
 from modelexport.core.collected_messages import collected
 from modelexport.core.text import error_line, raised_first
 from modelexport.pytorch.calls.static_tree import module_tree

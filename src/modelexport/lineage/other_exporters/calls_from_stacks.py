@@ -13,7 +13,7 @@ from modelexport.core.module_tree import Module, ModuleTree
 from modelexport.core.owners import Evidence, Owner
 from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.graph.nodes import all_nodes, producers
-from modelexport.lineage.exporters.stacks import CallSource, Found, Scope, Stack
+from modelexport.lineage.other_exporters.recorded_stacks import CallSource, Found, Scope, Stack
 
 UNKNOWN_CLASS = "Module"
 """The class name in a tag if the class is unknown and the path has only numbers."""

@@ -1,8 +1,8 @@
-"""The text of ``modelexport hierarchy``: the modules of a model, and the calls of a run."""
+"""The text of ``modelexport hierarchy`` and ``inputs``: a model's modules, the calls of a run, example inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -133,3 +133,12 @@ def _shapes(tensors: Iterable[TensorSpec], *, names: bool = False) -> str:
         f"{tensor.name + ' ' if names else ''}{tensor.dtype}[{','.join(map(str, tensor.shape))}]" for tensor in tensors
     ]
     return ", ".join(listed) or "()"
+
+
+def format_inputs(described: Mapping[str, Mapping[str, object]]) -> str:
+    """Example inputs, one on each line: name, element type and shape, smallest and largest element."""
+    rows = [("INPUT", "TYPE", "LEAST", "LARGEST")]
+    for name, one in described.items():
+        sizes = ", ".join(map(str, one["shape"])) if isinstance(one["shape"], list) else ""
+        rows.append((name, f"{one['dtype']}[{sizes}]", f"{one['least']}", f"{one['largest']}"))
+    return align(rows, right={2, 3})
