@@ -12,8 +12,9 @@ from modelexport.core.garbage_collection import _Heap, only_new_garbage
 
 
 @pytest.fixture(autouse=True)
-def collector() -> Iterator[None]:
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The collector as Python starts it; `conftest` has another for all tests."""
+    monkeypatch.setattr(_Heap, "frozen", False)
     thresholds = gc.get_threshold()
     gc.unfreeze()
     gc.set_threshold(700, 10, 10)
@@ -36,6 +37,17 @@ def test_the_collector_is_as_before_after_the_block() -> None:
         assert gc.get_freeze_count() > 0
     assert gc.get_threshold() == before
     assert gc.get_freeze_count() == 0
+
+
+def test_nothing_is_done_in_a_program_that_froze_objects() -> None:
+    gc.freeze()
+    before = gc.get_threshold()
+    with only_new_garbage():
+        assert gc.get_threshold() == before
+    assert gc.get_freeze_count() > 0
+    gc.unfreeze()
+    with only_new_garbage():
+        assert gc.get_freeze_count() == 0
 
 
 def test_new_garbage_is_collected_and_old_is_not_looked_at() -> None:

@@ -9,6 +9,7 @@ which runs no hooks but keeps a stack of ``id(module)@n`` keys for each node; th
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -42,6 +43,7 @@ from modelexport.capture.failure_hints import (
 )
 from modelexport.capture.front_end_options import USUAL_FORM, QuantizedForm
 from modelexport.capture.once.decomposed_calls import decomposed_once
+from modelexport.capture.once.signatures import described_once, parsed_once, signed_once
 from modelexport.capture.once.type_promotion import promoted_once
 from modelexport.capture.opset_conversion import convert_to_opset, translated_opset
 from modelexport.capture.patches import private, replaced, require, usable
@@ -158,6 +160,10 @@ def _replacements(
         "prepare": outputs_converted_back,
         "translate": lambda export: with_translations(export, programs, translated),
         "promote": promoted_once,
+        "parsed": parsed_once,
+        "signatures": signed_once,
+        "schemas": described_once,
+        "operators": functools.cache,
         "lazy graphs": lambda _: True,
         "stack traces": lambda before: before or not stack_traces,
     }

@@ -21,9 +21,9 @@ class _Heap:
     counted = 0
     """How many there were after the first block, or after the last full collection at the start of one."""
     blocks = 0
-    """The blocks of memory that Python had allocated then, which it counts in no time: an object takes one or more."""
+    """The blocks of memory that Python had allocated when objects were counted last. It counts blocks in no time."""
     frozen = False
-    """Whether a block is open: to ask Python, which counts all frozen objects, takes as long as a run of a model."""
+    """Whether objects are frozen, in an open block or by the program: Python counts them as long as a model runs."""
 
 
 @contextmanager
@@ -34,17 +34,21 @@ def only_new_garbage() -> Iterator[None]:
     export of 24 layers. What became garbage since is collected at the start of a block, as soon as it may be much.
     Nothing is done in a program that froze objects itself, and inside another such block.
     """
-    if _Heap.frozen or not gc.isenabled() or gc.get_freeze_count():
+    if not _Heap.frozen and gc.isenabled() and gc.get_freeze_count():
+        _Heap.frozen = True
+    if _Heap.frozen or not gc.isenabled():
         yield
         return
     gc.freeze()
     _Heap.frozen = True
     grown = sys.getallocatedblocks() - _Heap.blocks > (_GROWTH - 1) * _Heap.counted
-    if _Heap.counted and grown and gc.get_freeze_count() > _GROWTH * _Heap.counted:
-        gc.unfreeze()
-        gc.collect()
-        gc.freeze()
-        _Heap.counted, _Heap.blocks = gc.get_freeze_count(), sys.getallocatedblocks()
+    if _Heap.counted and grown:
+        if gc.get_freeze_count() > _GROWTH * _Heap.counted:
+            gc.unfreeze()
+            gc.collect()
+            gc.freeze()
+            _Heap.counted = gc.get_freeze_count()
+        _Heap.blocks = sys.getallocatedblocks()
     youngest, young, before = gc.get_threshold()
     gc.set_threshold(max(youngest, _YOUNG), young, max(before, _FULL))
     try:

@@ -124,13 +124,12 @@ _FEW_KERNELS = ("float16", "bfloat16", "float64")
 
 
 def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], path: Path) -> FileCheck:
-    from modelexport.pytorch.runs.outputs_as_users_run import returned_by
     from modelexport.runtime.sessions import CPU, open_session, run_session
     from modelexport.verify.model_and_file import Sides, open_for
     from modelexport.verify.parameters_in_pytorch import changed_weights
 
-    own = returned_by(model, inputs)
     sides = Sides.of(model, inputs, open_for(model, path))
+    own = sides.own(inputs)
     step: CheckStep = "loading"
     try:
         runs = open_session(path, optimized=True)
@@ -149,9 +148,10 @@ def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], 
     if len(returned) != outputs:
         reason = f"PyTorch returns {len(returned)} tensors, the file {outputs}"
         return FileCheck(status="failed", step="outputs", reason=reason)
+    sides.trace(inputs, {})  # first, so that no other run is needed to settle
     sides.settle(inputs)
     truth = sides.trace(inputs, {})
-    found = sides.as_run(inputs, CPU, truth.outputs).outputs
+    found = sides.as_run(inputs, CPU, truth.outputs, results).outputs
     largest = max((one.relative or 0.0 for one in found), default=0.0)
     wrong = [one for one in found if one.status == "differ"]
     compared = sides.compare(inputs, {}, truth)

@@ -95,7 +95,7 @@ class Sides:
             own: In its own types instead.
         """
         wide = self.wide and not own
-        key = ("trace", _contents(inputs), frozenset(changed), wide)
+        key = _key_of_trace(inputs, changed, wide)
         if key not in self.kept:
             called = {traced.call.path for traced in self.tagged.calls}
             self.kept[key] = trace_model(
@@ -116,10 +116,11 @@ class Sides:
         return self._plain(inputs).outputs
 
     def _plain(self, inputs: Inputs) -> Trace:
-        """A run of the model in float64 of which only the outputs are recorded."""
+        """A run of the model in float64 of which only the outputs are recorded, unless there is one of more."""
         key = ("returned", _contents(inputs), self.wide)
         if key not in self.kept:
-            self.kept[key] = trace_model(self.model, inputs, weights=self.weights, calls=False, wide=self.wide)
+            whole = self.kept.get(_key_of_trace(inputs, {}, self.wide))
+            self.kept[key] = whole or trace_model(self.model, inputs, weights=self.weights, calls=False, wide=self.wide)
         found: Trace = self.kept[key]
         return found
 
@@ -165,7 +166,7 @@ class Sides:
         plain = self._plain(inputs)
         if plain.draws:  # other numbers are drawn in float64
             return
-        own, exact = self._own(inputs), plain.outputs
+        own, exact = self.own(inputs), plain.outputs
         apart = [error_of(one, right) if is_floating(one) else 0.0 for right, one in zip(exact, own, strict=False)]
         if all(error <= TIMES_ALLOWED * ALLOWED.get(self.dtype, 0.0) for error in apart):
             return
@@ -178,7 +179,7 @@ class Sides:
                 "with less precision"
             )
 
-    def _own(self, inputs: Inputs) -> list[Any]:
+    def own(self, inputs: Inputs) -> list[Any]:
         """What the model returns in its own types."""
         key = ("own", _contents(inputs))
         if key not in self.kept:
@@ -187,13 +188,16 @@ class Sides:
         found: list[Any] = self.kept[key]
         return found
 
-    def as_run(self, inputs: Inputs, provider: str, exact: Sequence[Any]) -> AsRun:
+    def as_run(
+        self, inputs: Inputs, provider: str, exact: Sequence[Any], ran: Mapping[str, Any] | None = None
+    ) -> AsRun:
         """The outputs in ONNX Runtime.
 
         Args:
             exact: What the model returns in float64.
+            ran: What the file computes there, if it was run before.
         """
-        own = self._own(inputs)
+        own = self.own(inputs)
         properties = self.tagged.model.metadata_props
         own, exact = (requested_outputs(properties, one) for one in (own, exact))
         with runnable(self.tagged.path, self.tagged.encoding) as file:
@@ -205,6 +209,7 @@ class Sides:
                 narrowest=narrowest_type(self.tagged.model),
                 provider=provider,
                 exposed=exposed_outputs(properties),
+                ran=ran,
             )
 
     def _note_fused(self, inputs: Inputs, stepwise: Sequence[Any]) -> None:
@@ -221,6 +226,10 @@ class Sides:
                 "operators, torch.autocast, or without a mask that hides nothing; the file computes what its single "
                 "steps compute in the types of the weights"
             )
+
+
+def _key_of_trace(inputs: Inputs, changed: Mapping[str, torch.Tensor], wide: bool) -> Hashable:
+    return "trace", _contents(inputs), frozenset(changed), wide
 
 
 def _contents(inputs: Inputs) -> tuple[object, ...]:

@@ -1,0 +1,49 @@
+"""The parameters of the translations of ``torch.onnx``, and of ONNX's operators, read once in a process.
+
+Every export makes a registry of all translations anew: it parses the source of each of five hundred functions, and
+infers its signature. Both depend on the function alone. For every node it makes the signature of its operator anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+_PARSED: MutableMapping[Any, Any] = WeakKeyDictionary()
+"""What was parsed, by function."""
+
+
+def parsed_once(parse: property) -> property:
+    """The property of a function that parses its source."""
+
+    def function_ir(function: Any) -> Any:
+        if function not in _PARSED:
+            _PARSED[function] = parse.__get__(function)
+        return _PARSED[function]
+
+    return property(function_ir)
+
+
+def signed_once(sign: Callable[[Any], None]) -> Callable[[Any], None]:
+    """The method that infers the signature of an entry of the registry; it leaves what it finds at the function."""
+
+    def sign_once(entry: Any) -> None:
+        if not entry.is_custom and entry.signature is None:
+            entry.signature = getattr(entry.onnx_function, "_pt_onnx_signature", None)
+        sign(entry)
+
+    return sign_once
+
+
+def described_once(describe: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The function that makes a signature of the schema of an operator."""
+    known: dict[tuple[str, str, int], Any] = {}
+
+    def from_op_schema(schema: Any) -> Any:
+        key = schema.domain, schema.name, schema.since_version
+        if key not in known:
+            known[key] = describe(schema)
+        return known[key]
+
+    return from_op_schema
