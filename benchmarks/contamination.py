@@ -37,18 +37,18 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import modelexport
 import models
-from modelexport.api import TaggedModel
 from modelexport.core.calls import ModuleCall
 from modelexport.core.module_tree import ModuleTree
 from modelexport.graph.copies import copy_of
 from modelexport.graph.node_owners import owner_of
+from modelexport.pytorch.calls.call_recorder import CallRecorder
+from modelexport.pytorch.calls.static_tree import module_tree
+from modelexport.pytorch.calls.traced_tree import untouched
+from modelexport.pytorch.inputs.named_inputs import feeds
 from modelexport.pytorch.loading import load_model
-from modelexport.pytorch.named_inputs import feeds
 from modelexport.pytorch.nested_tensors import as_array
-from modelexport.pytorch.recorder import CallRecorder
-from modelexport.pytorch.static_tree import module_tree
-from modelexport.pytorch.traced_tree import untouched
 from modelexport.runtime.sessions import open_session, run_session
+from modelexport.tagged_model import TaggedModel
 
 WAYS = ("projected", "torchscript", "dynamo")
 Built = tuple[nn.Module, dict[str, Any]]

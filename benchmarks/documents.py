@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from modelexport.exporting.export_result import ExportResult
 from modelexport.exporting.pipeline import export
-from modelexport.exporting.result import ExportResult
-from modelexport.files.atomic import Replacement
+from modelexport.files.atomic_writing import Replacement
 from modelexport.tagged.documents import reader
 from modelexport.tagged.documents.dag import write_dag_files
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from modelexport.api import load
+from modelexport.tagged_model import load
 
 LAYER = "model.layers.12"
 RUNS = 9

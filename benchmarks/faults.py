@@ -52,10 +52,10 @@ import rare_plants
 from building import ZOO, build
 from modelexport.errors import FileFormatError, ModelExportError, UsageError
 from modelexport.files.onnx_models import load_onnx, save_model
-from modelexport.pytorch.named_inputs import under_names
+from modelexport.pytorch.inputs.named_inputs import under_names
 from modelexport.pytorch.nested_tensors import as_array
 from modelexport.runtime.sessions import open_session, run_session
-from modelexport.traces.differences import is_floating
+from modelexport.traces.array_differences import is_floating
 from modelexport.verify.verify import verify
 from modelexport.verify.verify_report import VerifyReport
 from plants import Place

@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from modelexport.precision.data import read_data
-from modelexport.precision.metrics import METRICS
+from modelexport.precision.calibration_data import read_data
+from modelexport.precision.error_metrics import METRICS
 from modelexport.precision.quantize import Feeds, quantized, weights_size
 from modelexport.precision.recipes import Recipe, Rule
-from modelexport.precision.search import search
+from modelexport.precision.search_within_bound import search
 from modelexport.runtime.sessions import open_session
 from modelexport.tagged.file import TaggedFile, read_tagged
 from sensitivity import write_sentences

@@ -207,7 +207,7 @@ def measure(side: str, name: str) -> None:
 def measure_linked(size: str) -> None:
     """In a separate process: load and export a checkpoint of zeros with linked weights."""
     import modelexport
-    from modelexport.pytorch.inputs import generate_inputs
+    from modelexport.pytorch.inputs.generated_inputs import generate_inputs
     from modelexport.pytorch.loading import load_model
     from scale import write_checkpoint
 

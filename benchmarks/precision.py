@@ -24,8 +24,8 @@ import numpy as np
 import onnxruntime
 
 import modelexport
-from modelexport.precision.data import read_data
-from modelexport.precision.groups import find_groups
+from modelexport.precision.calibration_data import read_data
+from modelexport.precision.equal_method_groups import find_groups
 from modelexport.precision.recipes import Recipe, Rule
 from modelexport.tagged.file import read_tagged
 

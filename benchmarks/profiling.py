@@ -23,9 +23,9 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from modelexport.format import keys
-from modelexport.measure import profiled_runs, profiles
+from modelexport.measure import onnxruntime_profiler, profiles
 from modelexport.measure.costs import cost
-from modelexport.measure.page import Page, format_page
+from modelexport.measure.html_page import Page, format_page
 
 OPERATORS = ("MatMul", "Add", "Relu", "Mul", "Sub", "Tanh", "Div", "Sigmoid")
 
@@ -91,7 +91,7 @@ def main() -> None:
             chain(nodes, path)
             alone = plain(path, folder, arguments.runs + 2)
             inside, inside_processor = [0.0], [0.0]
-            time_runs, profiled = profiles.time_runs, profiled_runs._profiled
+            time_runs, profiled = profiles.time_runs, onnxruntime_profiler._profiled
 
             def timed(function, inside=inside, processor=inside_processor):  # type: ignore[no-untyped-def]
                 def run(*args, **kwargs):  # type: ignore[no-untyped-def]
@@ -104,12 +104,12 @@ def main() -> None:
 
                 return run
 
-            profiles.time_runs, profiled_runs._profiled = timed(time_runs), timed(profiled)
+            profiles.time_runs, onnxruntime_profiler._profiled = timed(time_runs), timed(profiled)
             x = {"x": np.ones((64, 64), np.float32)}
             began, before = time.perf_counter(), time.process_time()
             found = profiles.profile(path, x, runs=arguments.runs)
             whole, processor = time.perf_counter() - began, time.process_time() - before - inside_processor[0]
-            profiles.time_runs, profiled_runs._profiled = time_runs, profiled
+            profiles.time_runs, onnxruntime_profiler._profiled = time_runs, profiled
             began = time.perf_counter()
             table = cost(path)
             costs = time.perf_counter() - began

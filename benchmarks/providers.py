@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 import modelexport
-from modelexport.runtime.assignment import CPU, assigned_providers
+from modelexport.runtime.provider_assignment import CPU, assigned_providers
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import open_session, run_session
 

@@ -27,7 +27,7 @@ import transformers
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
 import packing
-from modelexport.packages.generator import Generator
+from modelexport.packages.generation_loop import Generator
 from modelexport.tagged.package import read_package
 
 PROMPTS = ("The capital of France is", "def fibonacci(n):", "Once upon a time, a fox", "Water boils at")

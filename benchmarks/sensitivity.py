@@ -32,13 +32,13 @@ import onnx_ir as ir
 from onnxruntime.quantization import matmul_nbits_quantizer, quantize_dynamic
 
 import modelexport
-from modelexport.precision.data import read_data
+from modelexport.precision.calibration_data import read_data
+from modelexport.precision.error_metrics import METRICS
 from modelexport.precision.methods import parse_method
-from modelexport.precision.metrics import METRICS
 from modelexport.precision.quantize import Feeds, quantize_model, weights_size
-from modelexport.precision.search import search
+from modelexport.precision.search_within_bound import search
 from modelexport.precision.sensitivity import measure_alone, open_switched, rank_correlation
-from modelexport.precision.switched import find_units
+from modelexport.precision.switched_model import find_units
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import read_tagged
 

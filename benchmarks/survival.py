@@ -34,10 +34,10 @@ from modelexport.core.calls import ModuleCall
 from modelexport.format import keys
 from modelexport.graph.copies import copy_of
 from modelexport.graph.node_owners import owner_of
-from modelexport.lineage.tools import TOOLS, optimize_file
+from modelexport.lineage.optimize_tools import TOOLS, optimize_file
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.traces.file_run import FileRun
-from modelexport.traces.reference import open_reference
+from modelexport.traces.reference_values import open_reference
 
 LOSSY = {"quantize-dynamic": 0.3, "quantize-qdq": 0.5, "quantize-qoperator": 0.5, "quantize-4bit": 0.5, "float16": 0.03}
 """The largest distance of equal values: the norm of the difference divided by the norm."""

@@ -27,8 +27,8 @@ import torch
 
 import modelexport
 import models
-from modelexport.core.garbage import only_new_garbage
-from modelexport.pytorch.named_inputs import feeds
+from modelexport.core.garbage_collection import only_new_garbage
+from modelexport.pytorch.inputs.named_inputs import feeds
 
 
 def seconds(work: Callable[[], object], runs: int) -> float:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from modelexport import _PUBLIC
+from modelexport.cli.command_list import _GROUPS, COMMANDS
 from modelexport.cli.lazy_commands import app
-from modelexport.cli.listing import _GROUPS, COMMANDS
 
 ROOT = Path(__file__).parent.parent
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import modelexport
-from modelexport.core.results import Rows, Shown
+from modelexport.core.result_display import Rows, Shown
 
 
 class Blocks(nn.Module):

@@ -14,7 +14,7 @@ import pytest
 import modelexport
 from browser import MISSING, browser
 from exports import Exporter
-from modelexport.cli.listing import COMMANDS
+from modelexport.cli.command_list import COMMANDS
 
 ROOT = Path(__file__).parent.parent
 READERS = ROOT / "docs" / "readers"

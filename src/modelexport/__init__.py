@@ -10,18 +10,14 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from modelexport.core.extras import missing_extra
+from modelexport.core.missing_extras import missing_extra
 from modelexport.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from modelexport.api import TaggedModel as TaggedModel
-    from modelexport.api import load as load
-    from modelexport.api import place as place
-    from modelexport.api import split as split
     from modelexport.errors import ModelExportError as ModelExportError
     from modelexport.errors import ModelExportWarning as ModelExportWarning
+    from modelexport.exporting.export_result import ExportResult as ExportResult
     from modelexport.exporting.pipeline import export as export
-    from modelexport.exporting.result import ExportResult as ExportResult
     from modelexport.lineage.adoption import adopt as adopt
     from modelexport.lineage.retagging import retag as retag
     from modelexport.measure.costs import cost as cost
@@ -30,48 +26,52 @@ if TYPE_CHECKING:
     from modelexport.packages.changed_packages import quantize_within as quantize_within
     from modelexport.packages.measured_parts import cost_parts as cost_parts
     from modelexport.packages.measured_parts import profile_parts as profile_parts
-    from modelexport.packages.packaging import PackageResult as PackageResult
-    from modelexport.packages.packaging import export_package as export_package
+    from modelexport.packages.package_export import PackageResult as PackageResult
+    from modelexport.packages.package_export import export_package as export_package
     from modelexport.packages.transformers_backend import register_transformers_backend as register_transformers_backend
-    from modelexport.packages.verifying import verify as verify
-    from modelexport.packages.verifying_generation import GenerationReport as GenerationReport
-    from modelexport.packages.verifying_generation import verify_generation as verify_generation
-    from modelexport.packages.verifying_pipelines import PipelineReport as PipelineReport
-    from modelexport.packages.verifying_pipelines import verify_pipeline as verify_pipeline
+    from modelexport.packages.verify_by_generation import GenerationReport as GenerationReport
+    from modelexport.packages.verify_by_generation import verify_generation as verify_generation
+    from modelexport.packages.verify_by_pipeline import PipelineReport as PipelineReport
+    from modelexport.packages.verify_by_pipeline import verify_pipeline as verify_pipeline
+    from modelexport.packages.verify_file_or_package import verify as verify
     from modelexport.precision.quantize import quantize as quantize
     from modelexport.precision.sensitivity import sensitivity as sensitivity
-    from modelexport.pytorch.example_inputs import example_inputs as example_inputs
-    from modelexport.pytorch.overview import hierarchy as hierarchy
-    from modelexport.surgery.adapting import adapters_as_inputs as adapters_as_inputs
-    from modelexport.surgery.adapting import merge_adapters as merge_adapters
-    from modelexport.surgery.adapting import write_adapter as write_adapter
-    from modelexport.surgery.chain import run_chain as run_chain
+    from modelexport.pytorch.hierarchy_overview import hierarchy as hierarchy
+    from modelexport.pytorch.inputs.example_inputs import example_inputs as example_inputs
     from modelexport.surgery.extraction import extract as extract
+    from modelexport.surgery.lora_adapters import adapters_as_inputs as adapters_as_inputs
+    from modelexport.surgery.lora_adapters import merge_adapters as merge_adapters
+    from modelexport.surgery.lora_adapters import write_adapter as write_adapter
     from modelexport.surgery.placing import Placement as Placement
     from modelexport.surgery.renaming import Renamed as Renamed
     from modelexport.surgery.renaming import rename as rename
     from modelexport.surgery.replacing import Replaced as Replaced
     from modelexport.surgery.replacing import replace as replace
     from modelexport.surgery.splitting import Split as Split
+    from modelexport.surgery.stage_runs import run_chain as run_chain
     from modelexport.surgery.substitutes.custom_operator import CustomOperator as CustomOperator
     from modelexport.surgery.substitutes.from_model import FromModel as FromModel
     from modelexport.surgery.substitutes.substitute import Identity as Identity
     from modelexport.tagged.comparison import compare as compare
     from modelexport.tagged.comparison_report import FileComparison as FileComparison
-    from modelexport.tagged.flattening import inline as inline
-    from modelexport.tagged.flattening import strip as strip
-    from modelexport.verify.against import verify_against as verify_against
+    from modelexport.tagged.strip_and_inline import inline as inline
+    from modelexport.tagged.strip_and_inline import strip as strip
+    from modelexport.tagged_model import TaggedModel as TaggedModel
+    from modelexport.tagged_model import load as load
+    from modelexport.tagged_model import place as place
+    from modelexport.tagged_model import split as split
+    from modelexport.verify.against_file import verify_against as verify_against
     from modelexport.verify.against_reference import verify_reference as verify_reference
     from modelexport.verify.verify_report import VerifyReport as VerifyReport
-    from modelexport.weights.updates import update_weights as update_weights
+    from modelexport.weights.weight_updates import update_weights as update_weights
 
 _PUBLIC = {
     "ModelExportError": "modelexport.errors",
     "ModelExportWarning": "modelexport.errors",
-    "verify": "modelexport.packages.verifying",
-    "verify_generation": "modelexport.packages.verifying_generation",
-    "verify_pipeline": "modelexport.packages.verifying_pipelines",
-    "verify_against": "modelexport.verify.against",
+    "verify": "modelexport.packages.verify_file_or_package",
+    "verify_generation": "modelexport.packages.verify_by_generation",
+    "verify_pipeline": "modelexport.packages.verify_by_pipeline",
+    "verify_against": "modelexport.verify.against_file",
     "CustomOperator": "modelexport.surgery.substitutes.custom_operator",
     "FromModel": "modelexport.surgery.substitutes.from_model",
     "Identity": "modelexport.surgery.substitutes.substitute",
@@ -79,29 +79,29 @@ _PUBLIC = {
     "Renamed": "modelexport.surgery.renaming",
     "Replaced": "modelexport.surgery.replacing",
     "Split": "modelexport.surgery.splitting",
-    "adapters_as_inputs": "modelexport.surgery.adapting",
+    "adapters_as_inputs": "modelexport.surgery.lora_adapters",
     "extract": "modelexport.surgery.extraction",
-    "merge_adapters": "modelexport.surgery.adapting",
-    "place": "modelexport.api",
+    "merge_adapters": "modelexport.surgery.lora_adapters",
+    "place": "modelexport.tagged_model",
     "rename": "modelexport.surgery.renaming",
     "replace": "modelexport.surgery.replacing",
-    "run_chain": "modelexport.surgery.chain",
-    "split": "modelexport.api",
-    "write_adapter": "modelexport.surgery.adapting",
+    "run_chain": "modelexport.surgery.stage_runs",
+    "split": "modelexport.tagged_model",
+    "write_adapter": "modelexport.surgery.lora_adapters",
     "adopt": "modelexport.lineage.adoption",
     "VerifyReport": "modelexport.verify.verify_report",
-    "ExportResult": "modelexport.exporting.result",
+    "ExportResult": "modelexport.exporting.export_result",
     "FileComparison": "modelexport.tagged.comparison",
-    "GenerationReport": "modelexport.packages.verifying_generation",
-    "PackageResult": "modelexport.packages.packaging",
-    "TaggedModel": "modelexport.api",
+    "GenerationReport": "modelexport.packages.verify_by_generation",
+    "PackageResult": "modelexport.packages.package_export",
+    "TaggedModel": "modelexport.tagged_model",
     "compare": "modelexport.tagged.comparison",
     "cost": "modelexport.measure.costs",
     "cost_parts": "modelexport.packages.measured_parts",
-    "example_inputs": "modelexport.pytorch.example_inputs",
+    "example_inputs": "modelexport.pytorch.inputs.example_inputs",
     "export": "modelexport.exporting.pipeline",
-    "export_package": "modelexport.packages.packaging",
-    "hierarchy": "modelexport.pytorch.overview",
+    "export_package": "modelexport.packages.package_export",
+    "hierarchy": "modelexport.pytorch.hierarchy_overview",
     "register_transformers_backend": "modelexport.packages.transformers_backend",
     "profile": "modelexport.measure.profiles",
     "profile_parts": "modelexport.packages.measured_parts",
@@ -109,11 +109,11 @@ _PUBLIC = {
     "quantize_within": "modelexport.packages.changed_packages",
     "sensitivity": "modelexport.precision.sensitivity",
     "quantize_package": "modelexport.packages.changed_packages",
-    "inline": "modelexport.tagged.flattening",
-    "load": "modelexport.api",
+    "inline": "modelexport.tagged.strip_and_inline",
+    "load": "modelexport.tagged_model",
     "retag": "modelexport.lineage.retagging",
-    "strip": "modelexport.tagged.flattening",
-    "update_weights": "modelexport.weights.updates",
+    "strip": "modelexport.tagged.strip_and_inline",
+    "update_weights": "modelexport.weights.weight_updates",
     "verify_reference": "modelexport.verify.against_reference",
 }
 __all__ = sorted(_PUBLIC)  # noqa: PLE0605 - the table above is the list

@@ -12,7 +12,7 @@ from modelexport.cli.show_verification import format_verify
 from modelexport.errors import ModelExportError, UsageError
 from modelexport.exporting.options import Keywords
 from modelexport.exporting.pipeline import export
-from modelexport.files.given_models import Source
+from modelexport.files.path_or_model import Source
 from modelexport.tagged.comparison import compare
 
 if TYPE_CHECKING:

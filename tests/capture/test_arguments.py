@@ -13,9 +13,9 @@ from torch import nn
 from typer.testing import CliRunner
 
 from modelexport import export
-from modelexport.capture.decisions import inputs_read
+from modelexport.capture.value_decisions import inputs_read
 from modelexport.errors import CaptureError, UsageError
-from modelexport.pytorch.prepared_inputs import prepare_inputs
+from modelexport.pytorch.inputs.prepared_inputs import prepare_inputs
 
 X = torch.linspace(-1, 1, 48).reshape(2, 6, 4).sin()
 LENGTH = torch.tensor([2, 4])

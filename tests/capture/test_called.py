@@ -13,7 +13,7 @@ from commands import run
 from modelexport import export, verify
 from modelexport.capture.front_ends import FrontEnd
 from modelexport.errors import InputsError
-from modelexport.pytorch.inputs import generate_inputs
+from modelexport.pytorch.inputs.generated_inputs import generate_inputs
 
 X = torch.linspace(-1, 1, 8).reshape(2, 4)
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from modelexport import export
 from modelexport.errors import CaptureError
-from modelexport.pytorch.traced_tree import trace_calls
+from modelexport.pytorch.calls.traced_tree import trace_calls
 
 
 class Block(nn.Module):

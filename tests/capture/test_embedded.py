@@ -13,8 +13,8 @@ from torch import nn
 
 import zoo.embedded
 from modelexport import export
-from modelexport.pytorch.repeatability import find_unrepeatable
-from modelexport.pytorch.traced_tree import masks_kept
+from modelexport.pytorch.calls.traced_tree import masks_kept
+from modelexport.pytorch.runs.repeatability import find_unrepeatable
 
 QUICK = ["mixtral"]
 """Experts, which the bare exporter has no translation for."""

@@ -17,8 +17,8 @@ from torch import nn
 import models
 from exports import ExportedCase, Exporter
 from modelexport import export, verify
-from modelexport.capture import TRACED_OPSETS
-from modelexport.capture.exported import Exported
+from modelexport.capture.exported_graph import Exported
+from modelexport.capture.front_end_options import TRACED_OPSETS
 from modelexport.capture.front_ends import FRONT_ENDS, FrontEnd, capture
 from modelexport.errors import CaptureError, InputsError, UsageError
 from modelexport.format.documents import Hierarchy

@@ -7,8 +7,8 @@ import onnx_ir as ir
 import pytest
 from onnxscript.optimizer._constant_folding import FoldConstantsPass
 
-from modelexport.capture.once import inference
-from modelexport.exporting.folding import FoldConstants
+from modelexport.capture.once import shape_inference
+from modelexport.exporting.constant_folding import FoldConstants
 
 LAYERS = """
     <ir_version: 10, opset_import: ["" : 20]>
@@ -27,7 +27,7 @@ LAYERS = """
     }"""
 
 
-def folded(text: str, known: inference.Known | None = None) -> list[str]:
+def folded(text: str, known: shape_inference.Known | None = None) -> list[str]:
     model = ir.from_proto(onnx.parser.parse_model(text))
     step = FoldConstants(lambda node: True)
     if known is not None:
@@ -37,10 +37,10 @@ def folded(text: str, known: inference.Known | None = None) -> list[str]:
 
 
 def test_the_types_are_those_without_sharing(monkeypatch: pytest.MonkeyPatch) -> None:
-    known: inference.Known = {}
+    known: shape_inference.Known = {}
     once = folded(LAYERS, known)
     again = folded(LAYERS, known)
-    monkeypatch.setattr(inference, "_key", lambda node, opsets: None)
+    monkeypatch.setattr(shape_inference, "_key", lambda node, opsets: None)
     assert once == again == folded(LAYERS)
 
 
@@ -53,7 +53,7 @@ def test_equal_nodes_are_inferred_once(monkeypatch: pytest.MonkeyPatch) -> None:
         infer(self, node)
 
     monkeypatch.setattr(FoldConstantsPass, "_do_inference", counted)
-    known: inference.Known = {}
+    known: shape_inference.Known = {}
     folded(LAYERS, known)
     assert "t2" in seen
     count = len(seen)
@@ -80,11 +80,11 @@ def test_nodes_that_differ_are_told_apart(differs: object) -> None:
         for name, shape in (("x", [2, "N"]), ("y", [2, "M"]))
     )
     one, other = differs(x, y)  # type: ignore[operator]
-    assert inference._key(one, {"": 20}) != inference._key(other, {"": 20})
-    assert inference._key(one, {"": 20}) == inference._key(one, {"": 20}) is not None
+    assert shape_inference._key(one, {"": 20}) != shape_inference._key(other, {"": 20})
+    assert shape_inference._key(one, {"": 20}) == shape_inference._key(one, {"": 20}) is not None
 
 
 def test_what_the_inference_reads_of_an_input_is_still_at_most_twenty_elements() -> None:
     import inspect
 
-    assert f"size_limit={inference._READ}" in inspect.getsource(FoldConstantsPass._do_inference)
+    assert f"size_limit={shape_inference._READ}" in inspect.getsource(FoldConstantsPass._do_inference)

@@ -12,10 +12,10 @@ import torch
 
 import commands
 import models
-from modelexport.capture.internals.exporters import study
-from modelexport.capture.internals.facts import FrontEnd, Internals, Quality, Stage, quality
+from modelexport.capture.internals.both_exporters import study
+from modelexport.capture.internals.internals_report import FrontEnd, Internals, Quality, Stage, quality
 from modelexport.cli.show_internals import format_internals
-from modelexport.pytorch.inputs import generate_inputs
+from modelexport.pytorch.inputs.generated_inputs import generate_inputs
 from modelexport.pytorch.loading import load_model
 
 STAGES = {

@@ -16,8 +16,8 @@ from torch import nn
 import models
 from modelexport import export
 from modelexport.capture.dynamo import capture_by_dynamo
-from modelexport.capture.exported import Exported
-from modelexport.capture.once import decomposition, equal_calls
+from modelexport.capture.exported_graph import Exported
+from modelexport.capture.once import decomposed_calls, equal_calls
 from modelexport.capture.patches import TABLE, turned_off
 from modelexport.graph.node_owners import owner_of
 from test_frontends import STOPPED
@@ -95,7 +95,7 @@ def captured(model: nn.Module, inputs: Mapping[str, Any], **options: Any) -> tup
         return classes
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decomposition, "find_repeats", noted)
+        patch.setattr(decomposed_calls, "find_repeats", noted)
         return facts(capture_by_dynamo(model, inputs, **options)), found
 
 

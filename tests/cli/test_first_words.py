@@ -14,8 +14,8 @@ from typer.main import get_command
 
 from commands import run
 from exports import Exporter
+from modelexport.cli.command_list import COMMANDS
 from modelexport.cli.lazy_commands import app
-from modelexport.cli.listing import COMMANDS
 from modelexport.core.version import __version__
 
 

@@ -12,12 +12,12 @@ from typer.main import get_command
 
 import modelexport
 from commands import run
+from modelexport.cli.command_list import COMMANDS
 from modelexport.cli.lazy_commands import app, load_command
-from modelexport.cli.listing import COMMANDS
 from modelexport.core.declared_options import declared, heading
 from modelexport.errors import UsageError
 from modelexport.exporting.options import Keywords, Options
-from modelexport.packages.packaging import export_package
+from modelexport.packages.package_export import export_package
 
 GROUPS = [getattr(Options(), field.name) for field in dataclasses.fields(Options)]
 FIELDS = [(group, field) for group in GROUPS for field in dataclasses.fields(group)]
@@ -51,7 +51,7 @@ def test_what_the_command_line_gives_arrives_in_the_options(monkeypatch: pytest.
     def look(choice: object, folder: Path, options: Options, *, as_json: bool) -> None:
         seen.append(options)
 
-    monkeypatch.setattr("modelexport.cli.commands.exporting._export_folder", look)
+    monkeypatch.setattr("modelexport.cli.commands.export._export_folder", look)
     words = "--no-optimize --no-reuse --no-check --constant n --constant m --opset 17 --tags-as functions --reference"
     run("export", "bert-tiny", "-o", f"{tmp_path}/", *words.split(), "--static-cache", "8")
     options = seen[0]

@@ -19,7 +19,7 @@ import modelexport
 from exports import Exporter
 from modelexport.cli.lazy_commands import app
 from modelexport.errors import UsageError
-from modelexport.measure.changes import check_changes
+from modelexport.measure.change_checks import check_changes
 from modelexport.packages.measured_parts import cost_parts
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import open_session
@@ -28,7 +28,7 @@ from modelexport.surgery.replacing import replace
 from modelexport.surgery.splitting import split
 from modelexport.surgery.substitutes import Identity
 from modelexport.tagged.file import read_tagged
-from modelexport.verify.against import verify_against
+from modelexport.verify.against_file import verify_against
 
 UNION = ["encoder.layer.[0-1].output", "class:BertAttention", "!/BertModel/BertEncoder/BertLayer.0/**"]
 """A range, a class, and a tag glob that takes away."""

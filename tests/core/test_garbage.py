@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from modelexport.core.garbage import _Heap, only_new_garbage
+from modelexport.core.garbage_collection import _Heap, only_new_garbage
 
 
 @pytest.fixture(autouse=True)

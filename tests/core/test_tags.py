@@ -15,8 +15,8 @@ from torch import nn
 from modelexport.core.calls import ModuleCall
 from modelexport.core.tags import Tags
 from modelexport.errors import UsageError
-from modelexport.pytorch.static_tree import module_tree
-from modelexport.pytorch.traced_tree import trace_calls
+from modelexport.pytorch.calls.static_tree import module_tree
+from modelexport.pytorch.calls.traced_tree import trace_calls
 
 X = torch.ones(1, 4)
 IDS = torch.ones(1, 4, dtype=torch.long)

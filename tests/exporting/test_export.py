@@ -16,9 +16,9 @@ import models
 from exports import Exporter
 from modelexport import load
 from modelexport.graph.node_owners import owner_of
-from modelexport.pytorch.named_inputs import feeds
-from modelexport.pytorch.returned import returned_by
-from modelexport.traces.differences import compare_outputs
+from modelexport.pytorch.inputs.named_inputs import feeds
+from modelexport.pytorch.runs.outputs_as_users_run import returned_by
+from modelexport.traces.array_differences import compare_outputs
 
 DYNAMIC = [case.name for case in (*models.CASES, *models.TRAINED) if case.dynamic is not None]
 QUICK_DYNAMIC = ["blocks", "unet", "bert"]

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from modelexport import export, verify
-from modelexport.cli.interface_options import NameOptions, read_interface
+from modelexport.cli.name_options import NameOptions, read_interface
 from modelexport.errors import CheckError
-from modelexport.exporting.interface import Interface
+from modelexport.exporting.input_output_names import Interface
 from modelexport.graph.size_symbols import put_size
-from modelexport.pytorch.other_sizes import given_sizes, resized
+from modelexport.pytorch.inputs.other_sizes import given_sizes, resized
 from modelexport.tagged.file import read_tagged
 
 

@@ -19,7 +19,7 @@ import modelexport
 from commands import run
 from exports import Shared
 from modelexport.errors import UsageError
-from modelexport.exporting import fusion
+from modelexport.exporting import runtime_fusion
 from modelexport.packages.prompts import example_prompts
 from modelexport.pytorch.loading import load_model
 
@@ -168,7 +168,7 @@ def test_without_rotating_before_the_attention_it_would_be_wrong(
     The logits of the prompt are right, because distances are; the keys in the cache are rotated by other positions than
     the next tokens.
     """
-    monkeypatch.setattr(fusion, "_rotate_before_attention", lambda node, before: None)
+    monkeypatch.setattr(runtime_fusion, "_rotate_before_attention", lambda node, before: None)
     (_, keys), (_, right_keys) = prefill(tmp_path / "llama.onnx")
     assert np.abs(keys[1, :, 3:] - right_keys[1, :, 3:]).max() > 0.1
 

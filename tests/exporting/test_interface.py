@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from modelexport import export, verify
-from modelexport.cli.interface_options import NameOptions, read_interface, spelled_out
+from modelexport.cli.name_options import NameOptions, read_interface, spelled_out
 from modelexport.errors import CheckError, UsageError
-from modelexport.exporting.interface import widened
+from modelexport.exporting.input_output_names import widened
 
 
 class Net(nn.Module):

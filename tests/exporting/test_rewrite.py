@@ -8,7 +8,7 @@ from onnxscript import rewriter
 from onnxscript.rewriter import RewriteRule, RewriteRuleSet
 from onnxscript.rewriter._pattern_ir import Constant
 
-from modelexport.exporting.rewrite import RewritePass, default_rules, root_operator, shared_inputs
+from modelexport.exporting.rewrite_rules import RewritePass, default_rules, root_operator, shared_inputs
 
 
 def test_onnxscript_still_has_its_tuple_of_default_rules() -> None:

@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from modelexport.format.manifest import MANIFEST
+from modelexport.format.package_manifest import MANIFEST
 from mutators import JUNK, Random, choose, encoded, mutate_json
 
 

@@ -376,7 +376,7 @@ def test_a_full_disk_is_one_line_with_the_file_and_the_space(writer: str, place:
 
 
 def test_what_a_killed_run_left_is_removed_and_what_runs_is_not(place: Path) -> None:
-    from modelexport.files.atomic import scratch
+    from modelexport.files.atomic_writing import scratch
 
     with scratch(place) as running:
         assert run("extract", "plain.onnx", "head", "-o", "next.onnx").status == 0

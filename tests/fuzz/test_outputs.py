@@ -16,10 +16,10 @@ import pytest
 
 from corpus import copied
 from limited import run
+from modelexport.cli.command_list import COMMANDS
 from modelexport.cli.lazy_commands import load_command
-from modelexport.cli.listing import COMMANDS
-from modelexport.cli.read_and_written import Read, Written
-from modelexport.format.manifest import MANIFEST
+from modelexport.cli.overwrite_guard import Read, Written
+from modelexport.format.package_manifest import MANIFEST
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from modelexport.core.owners import Evidence
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.format import documents, keys
 from modelexport.graph.node_owners import owner_of
-from modelexport.lineage.exporters.torchscript_names import read_scoped_names
+from modelexport.lineage.other_exporters.torchscript_names import read_scoped_names
 
 
 @contextlib.contextmanager

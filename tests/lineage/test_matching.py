@@ -18,15 +18,15 @@ from modelexport.core.owners import Evidence, Owner
 from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.snapshot import SourceGraph, SourceNode, take_snapshot
-from modelexport.lineage.descent import WALKS, Matcher, Walk, trace_owners
 from modelexport.lineage.matching import by_fusion
 from modelexport.lineage.matching.by_fusion import match_by_fusion, match_through_moves
 from modelexport.lineage.matching.by_lost_nodes import match_by_activation, match_by_folding, match_by_removal
 from modelexport.lineage.matching.by_name import match_by_derived_name, match_by_name
 from modelexport.lineage.matching.by_parameter import match_by_parameter
 from modelexport.lineage.matching.by_position import match_by_position
+from modelexport.lineage.matching.known_matches import Matching
 from modelexport.lineage.matching.original_names import OriginalNames
-from modelexport.lineage.matching.state import Matching
+from modelexport.lineage.owners_after_tools import WALKS, Matcher, Walk, trace_owners
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20, "other" : 1]> g '
 MATRICES = "<float[2,2] w = {1.0, 2.0, 3.0, 4.0}, float[2,2] v = {1.0, 2.0, 3.0, 5.0}>"

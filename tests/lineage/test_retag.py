@@ -28,9 +28,9 @@ from modelexport.files.onnx_models import load_onnx
 from modelexport.format import keys
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers
+from modelexport.lineage.optimize_tools import TOOLS, Tool, optimize_file
 from modelexport.lineage.retagging import RetagReport
-from modelexport.lineage.tools import TOOLS, Tool, optimize_file
-from modelexport.weights.transforms import parameter_plan
+from modelexport.weights.recorded_transforms import parameter_plan
 
 
 @dataclass(frozen=True)
@@ -445,7 +445,7 @@ def test_a_tool_that_is_not_there_is_named(exported: Exporter, tmp_path: Path, m
     with pytest.raises(UsageError, match="there is no tool 'onnxslin'; did you mean onnxslim"):
         optimize_file(path, "onnxslin", tmp_path / "out.onnx")
     missing = Tool(TOOLS["inliner"].run, "", "some-package", "some_module_that_is_not_there")
-    monkeypatch.setattr("modelexport.lineage.tools.TOOLS", {"some": missing})
+    monkeypatch.setattr("modelexport.lineage.optimize_tools.TOOLS", {"some": missing})
     with pytest.raises(UsageError, match=r"some needs another package .*: pip install some-package"):
         optimize_file(path, "some", tmp_path / "out.onnx")
 
@@ -457,7 +457,7 @@ def test_what_a_tool_raises_is_one_line_and_leaves_nothing(
         target.write_bytes(b"half")
         raise ValueError("cannot\ndo this")
 
-    monkeypatch.setattr("modelexport.lineage.tools.TOOLS", {"failing": Tool(fails, "")})
+    monkeypatch.setattr("modelexport.lineage.optimize_tools.TOOLS", {"failing": Tool(fails, "")})
     with pytest.raises(UsageError, match=r"failing fails on .*: ValueError: cannot do this"):
         optimize_file(exported("bert").path, "failing", tmp_path / "out.onnx")
     assert list(tmp_path.iterdir()) == []

@@ -17,7 +17,7 @@ from browser import MISSING, browser
 from exports import Exporter
 from modelexport.errors import UsageError
 from modelexport.measure.costs import cost
-from modelexport.measure.node_data import write_node_data
+from modelexport.measure.model_explorer import write_node_data
 from modelexport.measure.profiles import profile
 
 INSTALLED = Path(sys.prefix) / "explorer"

@@ -26,10 +26,10 @@ from modelexport.cli.show_table import Screen, format_csv, format_table
 from modelexport.core.calls import CallTree, ModuleCall, TracedCall
 from modelexport.core.text import printable
 from modelexport.errors import UsageError
-from modelexport.lineage.tools import optimize_file
+from modelexport.lineage.optimize_tools import optimize_file
 from modelexport.measure.columns import Column, Kind
 from modelexport.measure.costs import cost
-from modelexport.measure.node_data import node_data_document
+from modelexport.measure.model_explorer import node_data_document
 from modelexport.measure.operator_costs import COMPOSITES, ELEMENTWISE, MOVES, REDUCTIONS
 from modelexport.measure.shapes import find_shapes
 from modelexport.measure.table import NodeFigures, Table, share_out
@@ -119,7 +119,7 @@ def test_the_document_is_as_it_was_agreed() -> None:
 
 def test_a_source_adds_a_column_of_figures_of_calls_without_a_change_to_the_table(tmp_path: Path) -> None:
     from modelexport.measure.columns import SENSITIVITY
-    from modelexport.measure.page import Page, write_page
+    from modelexport.measure.html_page import Page, write_page
 
     table = small_table().with_column(SENSITIVITY, {ModuleCall("a"): 0.25, ModuleCall("b.inner"): 0.5})
     rows = {row["address"]: row for row in table.document()["rows"]}

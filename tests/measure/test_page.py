@@ -13,7 +13,7 @@ from exports import Exporter
 from modelexport.core.calls import CallTree, ModuleCall, TracedCall
 from modelexport.measure.columns import BYTES, SECONDS, SHARE
 from modelexport.measure.costs import cost
-from modelexport.measure.page import Page, Section, write_page
+from modelexport.measure.html_page import Page, Section, write_page
 from modelexport.measure.table import NodeFigures, Table
 from modelexport.packages.report_page import write_report_page
 

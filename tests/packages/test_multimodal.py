@@ -17,9 +17,9 @@ import decoders
 import modelexport
 from commands import run
 from modelexport.errors import CaptureError, InputsError
+from modelexport.packages.generation_loop import Generator
 from modelexport.packages.generation_parts import generation_forms
-from modelexport.packages.generator import Generator
-from modelexport.packages.greedy import generate_greedily
+from modelexport.packages.greedy_reference import generate_greedily
 from modelexport.packages.measured_parts import cost_parts, profile_parts
 from modelexport.packages.model_parts import with_weights
 from modelexport.packages.multimodal import encode, find_modality, merge, undivided

@@ -23,13 +23,13 @@ from decoders import SMALL
 from exports import Shared
 from modelexport.errors import CheckError, FileFormatError, InputsError, OutputError, UsageError
 from modelexport.files.onnx_models import load_onnx
+from modelexport.packages.generation_loop import Generator
 from modelexport.packages.generation_parts import generation_forms
-from modelexport.packages.generator import Generator
-from modelexport.packages.greedy import first_difference, generate_greedily
+from modelexport.packages.greedy_reference import first_difference, generate_greedily
 from modelexport.packages.prompts import example_prompts
+from modelexport.pytorch.inputs.other_sizes import resized
+from modelexport.pytorch.inputs.prepared_inputs import prepare_inputs
 from modelexport.pytorch.loading import load_model
-from modelexport.pytorch.other_sizes import resized
-from modelexport.pytorch.prepared_inputs import prepare_inputs
 from modelexport.tagged.package import read_package
 
 CONFIGS: dict[str, Callable[[], Any]] = {

@@ -23,7 +23,7 @@ from exports import Shared
 from modelexport.errors import FileFormatError, InputsError, ModelLoadError, OutputError, UsageError
 from modelexport.packages.diffusion.components_module import as_module, load_diffusion
 from modelexport.packages.diffusion.diffusion_parts import diffusion_parts, model_parts
-from modelexport.packages.diffusion.observing import observe_example
+from modelexport.packages.diffusion.observed_calls import observe_example
 from modelexport.packages.shared_weights import share_components
 from modelexport.tagged.package import read_package
 

@@ -17,12 +17,12 @@ from test_packages import decoder, llama, static  # noqa: F401
 import modelexport
 from decoders import SMALL
 from modelexport.errors import ModelExportError, UsageError
-from modelexport.format.manifest import Start
-from modelexport.packages.generator import Generator
-from modelexport.packages.greedy import generate_greedily
+from modelexport.format.package_manifest import Start
+from modelexport.packages.generation_loop import Generator
+from modelexport.packages.generation_state import State, find_state, with_tensors
+from modelexport.packages.greedy_reference import generate_greedily
 from modelexport.packages.prompts import Example, example_prompts, token_inputs
 from modelexport.packages.stateful_parts import stateful_parts
-from modelexport.packages.states import State, find_state, with_tensors
 from modelexport.tagged.package import read_package
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "generating-loop.md"

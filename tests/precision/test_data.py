@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from modelexport.errors import FileFormatError, UsageError
-from modelexport.precision.data import LENGTH, read_data
+from modelexport.precision.calibration_data import LENGTH, read_data
 
 
 def model_of(**inputs: tuple[ir.DataType, list[int | str]]) -> ir.Model:

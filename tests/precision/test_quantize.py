@@ -14,7 +14,7 @@ import modelexport
 from exports import ExportedCase, Exporter
 from modelexport.errors import UsageError
 from modelexport.graph.node_owners import owner_of
-from modelexport.precision.groups import find_groups
+from modelexport.precision.equal_method_groups import find_groups
 from modelexport.precision.methods import METHODS, parse_method
 from modelexport.precision.quantize import quantize_model
 from modelexport.precision.recipes import Recipe, Rule, read_recipe, resolve

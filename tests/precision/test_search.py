@@ -14,7 +14,7 @@ from feeds import apart, feeds_of
 from modelexport.errors import InputsError, UsageError
 from modelexport.precision.methods import KEEP, parse_method
 from modelexport.precision.recipes import read_recipe
-from modelexport.precision.search import Option, make_ladder, search
+from modelexport.precision.search_within_bound import Option, make_ladder, search
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import read_tagged
 

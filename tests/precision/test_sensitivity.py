@@ -14,13 +14,13 @@ from commands import run
 from exports import Exporter
 from feeds import apart, feeds_of
 from modelexport.errors import InputsError, UsageError
+from modelexport.precision.error_metrics import METRICS, find_metric, parse_bound
 from modelexport.precision.methods import Method, parse_method
-from modelexport.precision.metrics import METRICS, find_metric, parse_bound
 from modelexport.precision.quantize import quantize_model, weights_size
 from modelexport.precision.recipes import resolve
-from modelexport.precision.search import recipe_for
+from modelexport.precision.search_within_bound import recipe_for
 from modelexport.precision.sensitivity import measure_alone, open_switched, rank_correlation
-from modelexport.precision.switched import Unit, find_units
+from modelexport.precision.switched_model import Unit, find_units
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import TaggedFile, read_tagged
 

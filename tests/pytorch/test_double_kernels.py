@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 from onnx import parser
 
-from modelexport.pytorch.double_kernels import AffineGrid, GridSample
+from modelexport.pytorch.runs.float64_kernels import AffineGrid, GridSample
 
 MODES = list(product(("linear", "nearest", "cubic"), ("zeros", "border", "reflection"), (0, 1)))
 NUMBERS = np.random.default_rng(0)

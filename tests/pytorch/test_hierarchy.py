@@ -11,15 +11,15 @@ import torch
 import transformers
 from torch import nn
 
-from modelexport.cli.show_hierarchy import format_hierarchy
+from modelexport.cli.show_hierarchy_and_inputs import format_hierarchy
 from modelexport.core.calls import CallTree, ModuleCall, TensorSpec
 from modelexport.core.module_tree import ModuleTree
 from modelexport.core.tags import Tags
 from modelexport.core.uncalled_modules import Status, compare_hierarchies
 from modelexport.errors import InputsError
-from modelexport.pytorch.overview import HierarchyOverview
-from modelexport.pytorch.static_tree import containers, module_tree
-from modelexport.pytorch.traced_tree import trace_calls
+from modelexport.pytorch.calls.static_tree import containers, module_tree
+from modelexport.pytorch.calls.traced_tree import trace_calls
+from modelexport.pytorch.hierarchy_overview import HierarchyOverview
 
 X = torch.ones(2, 4)
 

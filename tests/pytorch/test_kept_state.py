@@ -13,8 +13,8 @@ from torch import nn
 
 from modelexport import export
 from modelexport.errors import ModelExportError
+from modelexport.pytorch.calls.restored_state import KeptState
 from modelexport.pytorch.dispatch_modes import OperationMode
-from modelexport.pytorch.restored_state import KeptState
 
 
 class Frozen(OrderedDict[str, Any]):

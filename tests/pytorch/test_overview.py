@@ -16,7 +16,7 @@ import modelexport
 import models
 from exports import Exporter
 from modelexport.errors import OutputError
-from modelexport.pytorch.example_inputs import save_inputs
+from modelexport.pytorch.inputs.example_inputs import save_inputs
 
 
 class Borrower(nn.Module):

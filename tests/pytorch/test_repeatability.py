@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from modelexport import export
-from modelexport.pytorch.repeatability import find_unrepeatable, is_random
+from modelexport.pytorch.runs.repeatability import find_unrepeatable, is_random
 
 X = torch.ones(4, 4)
 

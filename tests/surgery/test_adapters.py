@@ -26,10 +26,10 @@ from modelexport.format import keys
 from modelexport.graph.nodes import initializers
 from modelexport.packages.changed_packages import merge_adapters_into_package
 from modelexport.runtime.sessions import open_session, run_session
-from modelexport.surgery.chain import run_chain
 from modelexport.surgery.splitting import split
+from modelexport.surgery.stage_runs import run_chain
 from modelexport.tagged.package import read_package
-from modelexport.weights.transforms import parameter_plan
+from modelexport.weights.recorded_transforms import parameter_plan
 from peft_adapters import CASES, AdapterCase
 
 TOLERANCE = 1e-5

@@ -25,7 +25,6 @@ import modelexport
 import models
 from exports import ExportedCase, Exporter
 from modelexport import load
-from modelexport.api import TaggedModel
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import FileFormatError, OutputError, UsageError
 from modelexport.format.documents import CallTensor
@@ -34,8 +33,9 @@ from modelexport.graph.node_owners import owned_operators, owner_of
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
 from modelexport.pytorch.nested_tensors import tensors_in
 from modelexport.surgery import extraction
-from modelexport.surgery.cutter import Cutter
-from modelexport.tagged.tree import tree_rows
+from modelexport.surgery.graph_cutter import Cutter
+from modelexport.tagged.tree_and_nodes import tree_rows
+from modelexport.tagged_model import TaggedModel
 
 TABLE = [case.name for case in (*models.CASES, *models.TRAINED)]
 

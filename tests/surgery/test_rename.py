@@ -20,7 +20,7 @@ from modelexport import compare, load, rename, retag, verify, verify_against
 from modelexport.core.calls import ModuleCall
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, initializers
-from modelexport.lineage.tools import optimize_file
+from modelexport.lineage.optimize_tools import optimize_file
 
 NAMED = ["blocks", "condition", "llama", "swin", "recurrent", "albert"]
 

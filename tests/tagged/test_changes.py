@@ -16,7 +16,7 @@ import commands
 import models
 from exports import Exporter
 from modelexport import export
-from modelexport.measure.changes import ASPECTS, check_changes
+from modelexport.measure.change_checks import ASPECTS, check_changes
 
 
 def changed_weight(source: Path, target: Path) -> None:

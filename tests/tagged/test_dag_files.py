@@ -14,7 +14,7 @@ from torch import nn
 from modelexport.cli import app
 from modelexport.errors import OutputError
 from modelexport.exporting.pipeline import export
-from modelexport.files.atomic import replaced_together
+from modelexport.files.atomic_writing import replaced_together
 from modelexport.format import documents
 from modelexport.tagged.documents.dag import dag_file_name, write_dag_files
 

@@ -21,10 +21,10 @@ from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.errors import FileFormatError
 from modelexport.exporting.pipeline import export
 from modelexport.format import keys, schemas
-from modelexport.graph.names import name_nodes_apart
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
-from modelexport.pytorch.inputs import generate_inputs
+from modelexport.graph.unique_names import name_nodes_apart
+from modelexport.pytorch.inputs.generated_inputs import generate_inputs
 from modelexport.pytorch.loading import load_model
 from modelexport.tagged import file
 from modelexport.tagged.documents import reader

@@ -28,10 +28,10 @@ from modelexport.core.tags import Tags
 from modelexport.format import keys
 from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.graph.nodes import all_nodes, initializers
-from modelexport.pytorch.named_inputs import feeds
+from modelexport.pytorch.inputs.named_inputs import feeds
 from modelexport.tagged.encodings.attributes import write_attributes
 from modelexport.tagged.encodings.functions import FunctionsModel, write_functions
-from modelexport.tagged.encodings.grouping import (
+from modelexport.tagged.encodings.functions_call_groups import (
     COMES_BACK,
     INTERLEAVED,
     MERGED,

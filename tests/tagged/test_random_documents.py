@@ -16,16 +16,16 @@ from modelexport.core.tags import Tags
 from modelexport.core.uncalled_modules import compare_hierarchies
 from modelexport.format import documents
 from modelexport.graph.coverage import check_coverage
-from modelexport.graph.names import name_nodes_apart
 from modelexport.graph.node_owners import OWNER
 from modelexport.graph.snapshot import take_snapshot
-from modelexport.pytorch.static_tree import containers, module_tree
-from modelexport.pytorch.traced_tree import trace_calls
+from modelexport.graph.unique_names import name_nodes_apart
+from modelexport.pytorch.calls.static_tree import containers, module_tree
+from modelexport.pytorch.calls.traced_tree import trace_calls
 from modelexport.tagged.documents import reader
 from modelexport.tagged.documents.dag import dag_document
+from modelexport.tagged.documents.hierarchy_sidecar import hierarchy_document
 from modelexport.tagged.documents.named_entries import encode_table
 from modelexport.tagged.documents.operations import operations_document
-from modelexport.tagged.documents.sidecar import hierarchy_document
 from modelexport.tagged.encodings.metadata import write_metadata
 from test_documents import assert_documents_agree
 from test_tags import Runner, X

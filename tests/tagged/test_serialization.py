@@ -14,9 +14,9 @@ from google.protobuf import message
 from onnx import TensorProto, helper
 
 from modelexport.errors import FileFormatError
-from modelexport.files import serialized
+from modelexport.files import protobuf_reading
 from modelexport.files.onnx_models import load_onnx, save_with_references
-from modelexport.files.protos import to_proto
+from modelexport.files.protobuf_writing import to_proto
 
 BACKEND = sorted((Path(onnx.backend.test.__file__).parent / "data").glob("*/*/model.onnx"))
 """ONNX's own test models."""
@@ -297,10 +297,10 @@ def test_tensors_that_are_written_one_by_one_are_where_protobuf_writes_them(tmp_
 def test_more_fields_than_are_read_are_counted_in_all_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = small().SerializeToString() + 3 * field(7, 20 * field(1, b""))
     (tmp_path / "model.onnx").write_bytes(content)
-    monkeypatch.setattr(serialized, "FIELDS", 100)
+    monkeypatch.setattr(protobuf_reading, "FIELDS", 100)
     with pytest.raises(FileFormatError, match="no outputs"):
         load_onnx(tmp_path / "model.onnx")
-    monkeypatch.setattr(serialized, "FIELDS", 70)
+    monkeypatch.setattr(protobuf_reading, "FIELDS", 70)
     with pytest.raises(FileFormatError, match="not an ONNX file, or damaged"):
         load_onnx(tmp_path / "model.onnx")
 

@@ -11,9 +11,9 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from modelexport.traces.differences import error_of
+from modelexport.traces.array_differences import error_of
 from modelexport.traces.file_run import FileRun
-from modelexport.traces.kernels import KERNELS
+from modelexport.traces.numpy_kernels import KERNELS
 
 
 def numbers(*shape: int, seed: int = 0) -> Any:

@@ -13,7 +13,7 @@ from exports import Exporter
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import FileFormatError
 from modelexport.tagged.file import TaggedFile, read_tagged
-from modelexport.traces.reference import open_reference, reference_path, write_reference
+from modelexport.traces.reference_values import open_reference, reference_path, write_reference
 from modelexport.traces.trace import Choice, Place, SeenTensor, Trace
 
 ROOT, STEM, DOWN = (ModuleCall(path, 0) for path in ("", "stem", "down.0"))

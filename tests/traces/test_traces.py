@@ -14,11 +14,11 @@ from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Owner
 from modelexport.errors import UsageError
 from modelexport.graph.node_owners import set_owner
-from modelexport.traces.choices import chosen_axis, is_tie
-from modelexport.traces.differences import compare_arrays, compare_outputs, error_of
+from modelexport.traces.array_differences import compare_arrays, compare_outputs, error_of
 from modelexport.traces.file_run import FileRun, NodeError, nudge
 from modelexport.traces.file_trace import exact_constants, measure_noise, trace_file
 from modelexport.traces.fingerprints import fingerprint_of
+from modelexport.traces.ties_and_choices import chosen_axis, is_tie
 from modelexport.traces.trace import Choice, Index, Trace
 
 NUMBERS = np.random.default_rng(0).standard_normal((3, 5))

@@ -13,9 +13,9 @@ from torch import nn
 from exports import Exporter
 from modelexport import export, verify, verify_reference
 from modelexport.errors import FileFormatError, InputsError, UsageError
-from modelexport.traces.differences import Difference, Verdict
-from modelexport.verify import as_run
-from modelexport.verify.sampling import verify_sample
+from modelexport.traces.array_differences import Difference, Verdict
+from modelexport.verify import onnxruntime_outputs
+from modelexport.verify.sampled_calls import verify_sample
 from modelexport.verify.verify_report import CallStatus, CallVerdict, OtherInputs, ParameterReport, VerifyReport
 
 MISSED = ParameterReport(used=1, transformed=0, unaccounted=["w"], differing=[])
@@ -60,8 +60,8 @@ def test_the_diverging_call_is_the_one_with_the_first_node_in_the_graph() -> Non
 
 def test_an_optimizer_that_makes_outputs_wrong_is_named(exported: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulated: sessions with the optimizer give other numbers."""
-    one, run = exported("blocks"), as_run.run_session
-    given = as_run.open_session
+    one, run = exported("blocks"), onnxruntime_outputs.run_session
+    given = onnxruntime_outputs.open_session
 
     def opened(path: Any, **options: Any) -> Any:
         session = given(path, **options)
@@ -71,9 +71,9 @@ def test_an_optimizer_that_makes_outputs_wrong_is_named(exported: Exporter, monk
         session, wrong = pair
         return {name: array * np.float32(1.1 if wrong else 1) for name, array in run(session, inputs).items()}
 
-    monkeypatch.setattr(as_run, "open_session", opened)
-    monkeypatch.setattr(as_run, "run_session", ran)
-    monkeypatch.setattr(as_run, "blamed_optimizer", lambda path, inputs, agrees, provider: "SomeFusion")
+    monkeypatch.setattr(onnxruntime_outputs, "open_session", opened)
+    monkeypatch.setattr(onnxruntime_outputs, "run_session", ran)
+    monkeypatch.setattr(onnxruntime_outputs, "blamed_optimizer", lambda path, inputs, agrees, provider: "SomeFusion")
     found = verify(one.case.build(), one.case.inputs(), one.path)
     assert found.verdict == "differ"
     assert found.cause == "ONNX Runtime's optimizer SomeFusion"

@@ -22,25 +22,25 @@ from safetensors.torch import load_file, save_file
 
 import modelexport
 import models
-from modelexport.api import load
 from modelexport.cli.app import main
 from modelexport.errors import OutputError, WeightsError
+from modelexport.exporting.export_result import ExportResult
 from modelexport.exporting.pipeline import export
-from modelexport.exporting.result import ExportResult
 from modelexport.files import linked_weights as linking
-from modelexport.files.atomic import written_together
+from modelexport.files.atomic_writing import written_together
 from modelexport.files.linked_weights import changed_files
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents, keys
 from modelexport.graph.nodes import initializers
-from modelexport.pytorch.inputs import generate_inputs
-from modelexport.pytorch.lazy_weights import lend_weights
+from modelexport.pytorch.inputs.generated_inputs import generate_inputs
 from modelexport.pytorch.loading import LoadedModel, load_model
-from modelexport.verify.sampling import verify_sample
+from modelexport.pytorch.weights.lazy_weights import lend_weights
+from modelexport.tagged_model import load
+from modelexport.verify.sampled_calls import verify_sample
 from modelexport.verify.verify import verify
-from modelexport.weights import storage
-from modelexport.weights.storage import save_with_weights
-from modelexport.weights.updates import update_weights
+from modelexport.weights import linked_copied_embedded
+from modelexport.weights.linked_copied_embedded import save_with_weights
+from modelexport.weights.weight_updates import update_weights
 
 INPUTS = {"input_ids": torch.arange(2, 14).reshape(2, 6)}
 
@@ -109,7 +109,7 @@ def exported(checkpoint: Path, path: Path, weights: Any = "link", **options: Any
     return loaded, export(loaded.model, INPUTS, path, weights=weights, source=loaded.weights, **options)
 
 
-def saved(checkpoint: Path, path: Path, mode: str = "link") -> storage.WeightsSummary:
+def saved(checkpoint: Path, path: Path, mode: str = "link") -> linked_copied_embedded.WeightsSummary:
     """Write a model that contains only the weights of a checkpoint."""
     weights = load_model(str(checkpoint), weights="files").weights
     assert weights is not None

@@ -21,14 +21,14 @@ import packing
 from commands import run
 from decoders import SMALL
 from modelexport import export
-from modelexport.capture import QuantizedAs
+from modelexport.capture.front_end_options import QuantizedAs
 from modelexport.cli.show_verification import format_verify
 from modelexport.errors import ModelLoadError, UsageError, WeightsError
 from modelexport.files.onnx_models import load_onnx
 from modelexport.graph.nodes import all_nodes
 from modelexport.measure.costs import cost
 from modelexport.pytorch.loading import load_model
-from modelexport.weights.updates import update_weights
+from modelexport.weights.weight_updates import update_weights
 from packing import Plain, Tabled, Written
 
 IDS = torch.arange(2, 26).reshape(2, 12)
@@ -470,7 +470,7 @@ def test_weights_that_are_not_of_linear_layers_are_dense_and_named(tmp_path: Pat
 
 
 def test_few_bits_for_each_number_are_not_taken_for_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("modelexport.pytorch.trust.SPARE_ELEMENTS", 0)
+    monkeypatch.setattr("modelexport.pytorch.loading.trust.SPARE_ELEMENTS", 0)
     pack = partial(by_gptq, bits=2, group=64, symmetric=True)
     packing.write(tmp_path / "model", build("llama", vocab_size=16, num_hidden_layers=4).half(), gptq(2, 64), pack)
     assert load_model(str(tmp_path / "model")).warnings == ()

@@ -23,10 +23,10 @@ from torch import nn
 
 import packing
 from modelexport.files.safetensors_files import read_header
-from modelexport.pytorch.quantized import dequantized
-from modelexport.weights.packed.formats import find_packed
-from modelexport.weights.packed.operators import packing as packing_of
-from modelexport.weights.packed.operators import roles_of, run
+from modelexport.pytorch.weights.quantized_linear import dequantized
+from modelexport.weights.packed.known_formats import find_packed
+from modelexport.weights.packed.repacking import packing as packing_of
+from modelexport.weights.packed.repacking import roles_of, run
 from modelexport.weights.packed.scheme import Scheme
 
 

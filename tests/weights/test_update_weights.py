@@ -26,9 +26,9 @@ from modelexport import load
 from modelexport.errors import FileFormatError, OutputError, WeightsError
 from modelexport.format import keys
 from modelexport.graph.nodes import initializers
-from modelexport.verify.model_weights import verify_parameters
+from modelexport.verify.parameters_in_pytorch import verify_parameters
 from modelexport.verify.verify import verify
-from modelexport.weights.updates import update_weights
+from modelexport.weights.weight_updates import update_weights
 
 
 def perturbed(model: nn.Module) -> nn.Module:
@@ -272,7 +272,7 @@ def test_the_command_prints_what_it_did(blocks: Path, weights: dict[str, torch.T
 @pytest.mark.parametrize(
     "code",
     [
-        "import sys, modelexport.weights.updates; print('torch' not in sys.modules)",
+        "import sys, modelexport.weights.weight_updates; print('torch' not in sys.modules)",
         "import modelexport.verify.verify, modelexport\n"
         "print(callable(modelexport.update_weights) and callable(modelexport.verify))",
     ],

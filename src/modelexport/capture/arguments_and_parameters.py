@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from modelexport.pytorch.inputs.prepared_inputs import arguments_by_name, has_names_for, is_constant
 from modelexport.pytorch.nested_tensors import (
     NamedTensors,
     copied,
@@ -20,7 +21,6 @@ from modelexport.pytorch.nested_tensors import (
     run_arguments,
     tensors_in,
 )
-from modelexport.pytorch.prepared_inputs import arguments_by_name, has_names_for, is_constant
 from modelexport.pytorch.private_torch import tree_leaves
 
 

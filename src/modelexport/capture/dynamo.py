@@ -20,8 +20,6 @@ import torch
 import torch.fx.traceback
 from torch import nn
 
-from modelexport.capture import USUAL_FORM, QuantizedForm
-from modelexport.capture.aliases import is_written_later, passed_on
 from modelexport.capture.arguments_and_parameters import (
     READABLE,
     Bound,
@@ -30,9 +28,9 @@ from modelexport.capture.arguments_and_parameters import (
     only_tensors,
     state_dict_names,
 )
-from modelexport.capture.exported import Exported
-from modelexport.capture.fx_owners import ADDRESS_KEY, PORTS_KEY, FxOwners, annotated_call, is_annotated
-from modelexport.capture.hints import (
+from modelexport.capture.dynamo_owners import ADDRESS_KEY, PORTS_KEY, FxOwners, annotated_call, is_annotated
+from modelexport.capture.exported_graph import Exported
+from modelexport.capture.failure_hints import (
     DIFFERENTIATES,
     OTHER_OPERATIONS,
     check_returned,
@@ -43,17 +41,19 @@ from modelexport.capture.hints import (
     translated_node,
     way_out,
 )
-from modelexport.capture.once.decomposition import decomposed_once
-from modelexport.capture.once.promotion import promoted_once
+from modelexport.capture.front_end_options import USUAL_FORM, QuantizedForm
+from modelexport.capture.once.decomposed_calls import decomposed_once
 from modelexport.capture.once.signatures import described_once, parsed_once, signed_once
-from modelexport.capture.opsets import convert_to_opset, translated_opset
+from modelexport.capture.once.type_promotion import promoted_once
+from modelexport.capture.opset_conversion import convert_to_opset, translated_opset
 from modelexport.capture.patches import private, replaced, require, usable
 from modelexport.capture.repairs.decompositions import outputs_converted_back, with_decompositions
-from modelexport.capture.repairs.last_windows import without_last_windows
 from modelexport.capture.repairs.packed_linear import opset_for
+from modelexport.capture.repairs.pooling_last_windows import without_last_windows
 from modelexport.capture.repairs.recurrent import steps_open
 from modelexport.capture.repairs.translations import Table, translations, with_translations
 from modelexport.capture.repairs.untraceable import reading_no_values
+from modelexport.capture.shared_memory import is_written_later, passed_on
 from modelexport.capture.transformers_exporter import (
     changed_caches,
     export_around_pretrained,
@@ -66,11 +66,11 @@ from modelexport.core.collected_messages import collected
 from modelexport.core.text import raised_first
 from modelexport.errors import CaptureError
 from modelexport.graph.size_symbols import rename_sizes
-from modelexport.pytorch.inputs import check_inputs
+from modelexport.pytorch.calls.call_recorder import CallRecorder
+from modelexport.pytorch.calls.traced_tree import trace_calls, untouched
+from modelexport.pytorch.inputs.generated_inputs import check_inputs
 from modelexport.pytorch.nested_tensors import NamedTensors, run_arguments
 from modelexport.pytorch.pretrained import is_pretrained
-from modelexport.pytorch.recorder import CallRecorder
-from modelexport.pytorch.traced_tree import trace_calls, untouched
 
 
 def capture_by_dynamo(

@@ -10,16 +10,17 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from modelexport.capture import FrontEnd, dynamo, torchscript
-from modelexport.capture.decisions import inputs_read
-from modelexport.capture.exported import Exported
+from modelexport.capture import dynamo, torchscript
+from modelexport.capture.exported_graph import Exported
+from modelexport.capture.front_end_options import FrontEnd
 from modelexport.capture.patches import warn_once
-from modelexport.capture.scripted import scripts_converted
+from modelexport.capture.script_modules import scripts_converted
+from modelexport.capture.value_decisions import inputs_read
 from modelexport.core.collected_messages import collected
 from modelexport.core.text import without_paths
 from modelexport.errors import CaptureError, CheckError, UntaggedNodeError, UsageError
-from modelexport.pytorch.other_sizes import fix_broadcast_axes
-from modelexport.pytorch.prepared_inputs import AUTO, prepare_inputs
+from modelexport.pytorch.inputs.other_sizes import fix_broadcast_axes
+from modelexport.pytorch.inputs.prepared_inputs import AUTO, prepare_inputs
 
 _T = TypeVar("_T")
 

@@ -14,7 +14,6 @@ import dataclasses
 import io
 import re
 import traceback
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -25,30 +24,27 @@ import onnx_ir.passes.common as passes
 import torch
 from torch import nn
 
-from modelexport.capture import TRACED_OPSETS, USUAL_FORM, QuantizedForm
 from modelexport.capture.arguments_and_parameters import by_name, state_dict_names, variable_inputs
-from modelexport.capture.decisions import NoDecisions
-from modelexport.capture.exported import Exported
-from modelexport.capture.hints import OTHER_OPERATIONS, check_returned, failure, way_out
+from modelexport.capture.exported_graph import Exported
+from modelexport.capture.failure_hints import OTHER_OPERATIONS, check_returned, failure, way_out
+from modelexport.capture.front_end_options import TRACED_OPSETS, USUAL_FORM, QuantizedForm
 from modelexport.capture.patches import private, replaced, require
-from modelexport.capture.repairs.last_windows import without_last_windows
+from modelexport.capture.repairs.pooling_last_windows import without_last_windows
 from modelexport.capture.repairs.untraceable import translatable
+from modelexport.capture.torchscript_owners import assign_owners, name_after_owners
+from modelexport.capture.value_decisions import NoDecisions
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, TensorSpec, TracedCall
 from modelexport.core.collected_messages import collected
-from modelexport.core.owners import Evidence, Owner
 from modelexport.errors import CaptureError, UsageError
-from modelexport.graph.initializers import bind_tensors
-from modelexport.graph.node_owners import OWNER, owner_of
+from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.graph.nodes import all_nodes
-from modelexport.lineage.ownership import place_unowned
+from modelexport.pytorch.calls.call_recorder import CallRecorder
+from modelexport.pytorch.calls.traced_tree import Changed, trace_calls, untouched
 from modelexport.pytorch.nested_tensors import NamedTensors, copied, output_tensors
 from modelexport.pytorch.pretrained import is_pretrained
 from modelexport.pytorch.private_torch import in_trace, version_of
-from modelexport.pytorch.recorder import CallRecorder
-from modelexport.pytorch.traced_tree import Changed, trace_calls, untouched
 
 _INPUT = "modelexport.input."
-_SCOPE = re.compile(r"(?:^|/)c(\d+)/[^/]*$")
 
 
 def capture_by_tracing(
@@ -247,10 +243,10 @@ class _Traced(nn.Module):
         graph.outputs.extend(outputs[: len(self._returned)])
         check_returned(model)
         passes.RemoveUnusedNodesPass()(model)
-        _assign_owners(model, [traced.call for traced in seen])
+        assign_owners(model, [traced.call for traced in seen])
         self._insert_parameters(graph, given)
         _forget_invented_sizes(model)
-        _rename(model)
+        name_after_owners(model)
         output_names = tuple(name for name, _ in self._returned)
         for value, name in zip(graph.inputs, self._input_names(output_names), strict=True):
             value.name = name
@@ -313,30 +309,6 @@ def _plain(name: str) -> str:
 
 def _is_named(size: object) -> bool:
     return isinstance(size, ir.SymbolicDim) and size.value is not None
-
-
-def _assign_owners(model: ir.Model, calls: Sequence[ModuleCall]) -> None:
-    """Assign owners by the scope in each node's name; a node without one, made by a pass, by its neighbors."""
-    for node in all_nodes(model):
-        scope = _SCOPE.search(node.name or "")
-        if scope is not None:
-            node.meta[OWNER] = Owner((calls[int(scope[1])],), Evidence.EXACT)
-    place_unowned(model)
-    for node in all_nodes(model):
-        # Between an input and an output of the graph, around the model.
-        node.meta.setdefault(OWNER, Owner((ROOT,), Evidence.DERIVED))
-
-
-def _rename(model: ir.Model) -> None:
-    """Name nodes and values after their owner instead of by scope numbers: ``/encoder.layer.0/Add_1``."""
-    counts: Counter[str] = Counter()
-    for node in all_nodes(model):
-        owner = owner_of(node)
-        base = f"/{owner.call.address}/{node.op_type}" if owner and owner.call != ROOT else f"/{node.op_type}"
-        node.name = f"{base}_{counts[base]}" if counts[base] else base
-        counts[base] += 1
-        for position, value in enumerate(node.outputs):
-            value.name = f"{node.name}_output_{position}"
 
 
 def _explained(error: Exception, recorder: CallRecorder, hint: str) -> CaptureError:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from modelexport.cli.listing import COMMANDS, introduction, overview
+from modelexport.cli.command_list import COMMANDS, introduction, overview
 from modelexport.cli.progress import LINE
 from modelexport.cli.signals_and_streams import Interrupted, raw, shielded
-from modelexport.core.extras import missing_extra
+from modelexport.core.missing_extras import missing_extra
 from modelexport.core.text import nearest
 from modelexport.core.version import __version__
 from modelexport.errors import ModelExportError, ModelExportWarning, UntaggedNodeError, UsageError
@@ -77,8 +77,8 @@ def _run(before: int) -> int:
     from typer.exceptions import Abort, TyperException
     from typer.main import get_command
 
-    from modelexport.cli.interface_options import spelled_out
     from modelexport.cli.lazy_commands import app
+    from modelexport.cli.name_options import spelled_out
 
     try:
         words = spelled_out(sys.argv[1:])
@@ -162,7 +162,7 @@ _formatted = warnings.formatwarning
 
 def _written() -> int:
     """How many files this process has written; without the import, which costs a command that writes none."""
-    atomic = sys.modules.get("modelexport.files.atomic")
+    atomic = sys.modules.get("modelexport.files.atomic_writing")
     return len(atomic.WRITTEN) if atomic is not None else 0
 
 

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
+from pkgutil import iter_modules
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from modelexport.cli.listing import COMMANDS, introduction, overview
+from modelexport.cli import commands
+from modelexport.cli.command_list import COMMANDS, introduction, overview
 from modelexport.cli.options_from_dataclasses import flattened
-from modelexport.cli.read_and_written import guarded
+from modelexport.cli.overwrite_guard import guarded
 from modelexport.core.version import __version__
 
 
 def load_command(name: str) -> Callable[..., None]:
     """The function of a command, as the command line calls it."""
-    module = importlib.import_module(f"modelexport.cli.commands.{COMMANDS[name].file}")
-    command: Callable[..., None] = guarded(flattened(getattr(module, name.replace("-", "_"))))
+    function = name.replace("-", "_")
+    # A file is named after its commands.
+    file = next(one.name for one in iter_modules(commands.__path__) if f"_{function}_" in f"_{one.name}_")
+    module = importlib.import_module(f"{commands.__name__}.{file}")
+    command: Callable[..., None] = guarded(flattened(getattr(module, function)))
     return command
 
 

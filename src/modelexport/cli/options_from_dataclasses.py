@@ -16,7 +16,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
-from modelexport.cli.read_and_written import MARKS
+from modelexport.cli.overwrite_guard import MARKS
 from modelexport.core.declared_options import Declared, declared, heading
 
 _OFF = "no_"

@@ -1,4 +1,4 @@
-"""The results of commands that change a file as text, and as JSON if that is not the result itself."""
+"""The results of commands that make a file from another as text, and as JSON if that is not the result itself."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modelexport.core.text import align, first_few, plural, rest_of, shortened
-from modelexport.tagged.tree import format_coverage, format_tree
+from modelexport.tagged.tree_and_nodes import format_coverage, format_tree
 
 if TYPE_CHECKING:
     from modelexport.lineage.adoption import Adopted
     from modelexport.lineage.retagging import RetagReport
     from modelexport.precision.quantize import QuantizeResult
-    from modelexport.precision.search import SearchResult
-    from modelexport.surgery.adapting import AdapterFile, AdapterInputs, MergedAdapters
+    from modelexport.precision.search_within_bound import SearchResult
+    from modelexport.surgery.extraction import Extracted
+    from modelexport.surgery.lora_adapters import AdapterFile, AdapterInputs, MergedAdapters
     from modelexport.surgery.placing import Placement
     from modelexport.surgery.replacing import Replaced
     from modelexport.surgery.splitting import Split
-    from modelexport.traces.differences import Difference
+    from modelexport.traces.array_differences import Difference
 
 
 _MOST = 20
@@ -108,6 +109,19 @@ def format_search(found: SearchResult) -> str:
 
 
 _MOST_CHANGED = 12
+
+
+def format_extracted(extracted: Sequence[Extracted]) -> str:
+    """Extracted calls: a line for each, then its inputs and outputs."""
+    lines = []
+    for one in extracted:
+        borrowed = f", {one.borrowed} of them from other calls" if one.borrowed else ""
+        lines.append(
+            f"{one.call} -> {one.path} ({plural(one.nodes, 'node')}{borrowed}; {one.bytes:,} bytes of weights)"
+        )
+        for side, values in (("in ", one.inputs), ("out", one.outputs)):
+            lines += [f"  {side} {v.name} {v.dtype}[{', '.join(map(str, v.shape))}]" for v in values]
+    return "\n".join(lines)
 
 
 def format_split(result: Split) -> str:

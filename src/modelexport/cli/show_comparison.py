@@ -15,7 +15,7 @@ from modelexport.core.tags import class_in_tag
 from modelexport.core.text import align, as_code, as_markdown, plural, shortened
 
 if TYPE_CHECKING:
-    from modelexport.measure.changes import ChangeReport
+    from modelexport.measure.change_checks import ChangeReport
     from modelexport.tagged.comparison_report import CallChange, FileComparison, FileFacts, Held, OnlyInOne
 
 T = TypeVar("T")

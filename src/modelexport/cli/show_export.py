@@ -1,56 +1,22 @@
-"""Text for a terminal: ``format_*`` returns it, ``print_*`` writes it."""
+"""The result of `export` as text, its warnings, and its JSON document."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from modelexport.cli.printing import styled
 from modelexport.cli.show_verification import format_verification
-from modelexport.core.text import align, first_few, plural
-from modelexport.tagged.tree import format_coverage
+from modelexport.core.text import first_few, plural
+from modelexport.tagged.tree_and_nodes import format_coverage
 
 if TYPE_CHECKING:
-    from modelexport.exporting.checks import FileCheck
-    from modelexport.exporting.fusion import Fusion
+    from modelexport.exporting.export_checks import FileCheck
+    from modelexport.exporting.export_result import ExportResult
     from modelexport.exporting.options import Options
-    from modelexport.exporting.result import ExportResult
-    from modelexport.surgery.extraction import Extracted
-    from modelexport.tagged.file import NodeRow
-    from modelexport.weights.storage import WeightsSummary
-
-
-def format_nodes(nodes: Sequence[NodeRow]) -> str:
-    """Nodes, one on each line: operator, name, the call that owns it, evidence, tag, other owners."""
-    table = [("OPERATOR", "NAME", "CALL", "EVIDENCE", "TAG", "ALSO OWNED BY")]
-    table += [
-        (n.op_type, n.name, n.call or ".", n.evidence, n.source_module, ", ".join(c or "." for c in n.also))
-        for n in nodes
-    ]
-    return f"{align(table)}\n\n{plural(len(nodes), 'node')}"
-
-
-def format_inputs(described: Mapping[str, Mapping[str, object]]) -> str:
-    """Example inputs, one on each line: name, element type and shape, smallest and largest element."""
-    rows = [("INPUT", "TYPE", "LEAST", "LARGEST")]
-    for name, one in described.items():
-        sizes = ", ".join(map(str, one["shape"])) if isinstance(one["shape"], list) else ""
-        rows.append((name, f"{one['dtype']}[{sizes}]", f"{one['least']}", f"{one['largest']}"))
-    return align(rows, right={2, 3})
-
-
-def format_extracted(extracted: Sequence[Extracted]) -> str:
-    """Extracted calls: a line for each, then its inputs and outputs."""
-    lines = []
-    for one in extracted:
-        borrowed = f", {one.borrowed} of them from other calls" if one.borrowed else ""
-        lines.append(
-            f"{one.call} -> {one.path} ({plural(one.nodes, 'node')}{borrowed}; {one.bytes:,} bytes of weights)"
-        )
-        for side, values in (("in ", one.inputs), ("out", one.outputs)):
-            lines += [f"  {side} {v.name} {v.dtype}[{', '.join(map(str, v.shape))}]" for v in values]
-    return "\n".join(lines)
+    from modelexport.exporting.runtime_fusion import Fusion
+    from modelexport.weights.linked_copied_embedded import WeightsSummary
 
 
 def format_export(result: ExportResult) -> str:
@@ -132,7 +98,7 @@ def format_weights(weights: WeightsSummary) -> list[str]:
 
 def print_warnings(result: ExportResult, options: Options) -> None:
     """Write to standard error what a person has to know about the file."""
-    from modelexport.exporting.report import told_of
+    from modelexport.exporting.markdown_report import told_of
 
     lines = [*result.notes, *(f"{one.kind}: {one.where}; {told_of(one.kind)}" for one in result.unrepeatable)]
     lines += [

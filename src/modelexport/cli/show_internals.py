@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from modelexport.core.text import align, indent, plural
 
 if TYPE_CHECKING:
-    from modelexport.capture.internals.facts import Internals
+    from modelexport.capture.internals.internals_report import Internals
 
 
 def format_internals(internals: Internals) -> str:

@@ -10,9 +10,9 @@ from modelexport.cli.show_export import export_document, format_fusion
 from modelexport.core.text import align, plural
 
 if TYPE_CHECKING:
-    from modelexport.packages.packaging import PackageResult
-    from modelexport.packages.verifying_generation import GenerationReport, GenerationRun
-    from modelexport.packages.verifying_pipelines import PipelineReport
+    from modelexport.packages.package_export import PackageResult
+    from modelexport.packages.verify_by_generation import GenerationReport, GenerationRun
+    from modelexport.packages.verify_by_pipeline import PipelineReport
 
 
 def format_package(result: PackageResult) -> str:

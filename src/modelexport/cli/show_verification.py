@@ -11,8 +11,8 @@ from modelexport.cli.printing import Style, styled
 from modelexport.core.text import align, indent, plural, shortened
 
 if TYPE_CHECKING:
-    from modelexport.traces.differences import Difference
-    from modelexport.verify.against import AgainstReport, CallLoss, Loss
+    from modelexport.traces.array_differences import Difference
+    from modelexport.verify.against_file import AgainstReport, CallLoss, Loss
     from modelexport.verify.verify_report import CallVerdict, VerifyReport
 
 _CLAIMS = 10

@@ -1,4 +1,4 @@
-"""The values that travel through the pipeline: calls, trees of modules and of calls, owners. No I/O, no torch.
+"""The values that travel through the pipeline: calls, what they get and return, trees of calls. No I/O, no torch.
 
 All values are immutable. The writers turn them into text (addresses, tags, JSON) at the very end.
 """

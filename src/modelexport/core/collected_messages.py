@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-from modelexport.core.locking import EXCLUSIVE
+from modelexport.core.one_at_a_time import EXCLUSIVE
 from modelexport.core.text import without_paths
 
 LOG = logging.getLogger("modelexport")

@@ -25,7 +25,7 @@ class Declared:
     type: Any = None
     """The type on the command line if Python takes more, or has another word for it."""
     file: Literal["", "read", "model", "libraries", "written", "written alone", "written folder"] = ""
-    """What it names, if that is a file or a folder: see ``cli/read_and_written.py``."""
+    """What it names, if that is a file or a folder: see ``cli/overwrite_guard.py``."""
     argument: bool = False
     """Whether it is given by its position."""
 

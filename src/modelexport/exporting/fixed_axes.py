@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from modelexport.traces.differences import Verdict
+from modelexport.traces.array_differences import Verdict
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from modelexport.verify.compared import Compared
-    from modelexport.verify.sides import Sides
+    from modelexport.verify.compared_runs import Compared
+    from modelexport.verify.model_and_file import Sides
 
 Inputs = Mapping[str, Any] | Sequence[Any]
 
@@ -60,8 +60,8 @@ def find_fixed_axes(model: nn.Module, inputs: Inputs, path: Path) -> list[FixedA
         inputs: The example inputs; not changed.
         path: The file.
     """
-    from modelexport.pytorch.other_sizes import dynamic_axes, given_sizes
-    from modelexport.verify.sides import Sides, open_for
+    from modelexport.pytorch.inputs.other_sizes import dynamic_axes, given_sizes
+    from modelexport.verify.model_and_file import Sides, open_for
 
     sides = Sides.of(model, inputs, open_for(model, path))
     file = sides.tagged.model
@@ -84,7 +84,7 @@ def find_fixed_axes(model: nn.Module, inputs: Inputs, path: Path) -> list[FixedA
 
 def _runner(sides: Sides, inputs: Inputs) -> Callable[[Collection[str]], Tried]:
     """Compares the outputs with other sizes of some symbols, in the first way that the model accepts."""
-    from modelexport.pytorch.other_sizes import WAYS, resized
+    from modelexport.pytorch.inputs.other_sizes import WAYS, resized
 
     def tried(symbols: Collection[str]) -> Tried:
         found = Tried("not compared")

@@ -13,8 +13,8 @@ import onnx_ir.passes.common as passes
 
 from modelexport.core.calls import ROOT
 from modelexport.core.owners import Evidence, Owner
-from modelexport.exporting.folding import FoldConstants, FoldParameters
-from modelexport.exporting.rewrite import RewritePass, default_rules
+from modelexport.exporting.constant_folding import FoldConstants, FoldParameters
+from modelexport.exporting.rewrite_rules import RewritePass, default_rules
 from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.graph.nodes import all_nodes, draws
 

@@ -7,23 +7,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from modelexport.capture import FrontEnd, QuantizedAs, QuantizedForm, check_opset
+from modelexport.capture.front_end_options import FrontEnd, QuantizedAs, QuantizedForm, check_opset
 from modelexport.core.declared_options import option
 from modelexport.core.tags import Granularity
 from modelexport.errors import UsageError
-from modelexport.exporting import FuseFor, PartsMode
 from modelexport.tagged.encodings import Encoding
 from modelexport.weights import WeightsMode
 
 if TYPE_CHECKING:
-    from modelexport.capture.exported import Exported
+    from modelexport.capture.exported_graph import Exported
     from modelexport.capture.front_ends import Attempt
     from modelexport.format import documents
-    from modelexport.weights.sources import Weights
+    from modelexport.weights.bytes_of_entries import Weights
 
 LARGE = 10**9
 """Bytes of weights above which a model that was built without them does not run at its export."""
 
+FuseFor = Literal["ort-cpu", "ort-cuda"]
+"""The runtime that nodes are fused for."""
+PartsMode = Literal["auto", "whole", "generate", "pipeline"]
+"""One graph, the parts that ``generate`` runs, the parts of a pipeline, or the one of these that fits the model."""
 NodeNames = Literal["exporter", "path"]
 
 
@@ -85,7 +88,7 @@ class QuantizedOptions:
         """
         if self == QuantizedOptions():
             return
-        from modelexport.pytorch.quantized import packed_schemes
+        from modelexport.pytorch.weights.quantized_linear import packed_schemes
 
         if not hasattr(model, "modules") or not packed_schemes(model):
             raise UsageError(

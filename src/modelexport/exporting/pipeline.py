@@ -7,29 +7,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from modelexport.capture import FrontEnd
-from modelexport.capture.exported import Exported
+from modelexport.capture.exported_graph import Exported
+from modelexport.capture.front_end_options import FrontEnd
 from modelexport.capture.front_ends import Attempt, capture, first_that_passes
 from modelexport.capture.patches import turned_off
-from modelexport.core.garbage import only_new_garbage
-from modelexport.core.locking import exclusive
-from modelexport.core.stages import Stages
+from modelexport.core.garbage_collection import only_new_garbage
+from modelexport.core.one_at_a_time import exclusive
+from modelexport.core.timed_stages import Stages
 from modelexport.exporting import steps
-from modelexport.exporting.checks import run_checks
-from modelexport.exporting.exposure import expose
+from modelexport.exporting.export_checks import run_checks
+from modelexport.exporting.export_result import ExportResult
+from modelexport.exporting.exposed_outputs import expose
 from modelexport.exporting.fixed_axes import FixedAxesError, FixedAxis
-from modelexport.exporting.interface import AS_CAPTURED, Interface, with_fixed_axes
+from modelexport.exporting.input_output_names import AS_CAPTURED, Interface, with_fixed_axes
+from modelexport.exporting.markdown_report import report_path, write_report
 from modelexport.exporting.options import Keywords, Options
-from modelexport.exporting.report import report_path, write_report
-from modelexport.exporting.result import ExportResult
-from modelexport.files.atomic import check_writable, replaced_together
-from modelexport.files.package_folders import check_output_folder
+from modelexport.files.atomic_writing import check_writable, replaced_together
+from modelexport.files.output_folders import check_output_folder
 from modelexport.graph.node_owners import owned_operators
-from modelexport.pytorch.prepared_inputs import Prepared, prepare_inputs
-from modelexport.pytorch.repeatability import Unrepeatable, find_unrepeatable
-from modelexport.pytorch.static_tree import module_tree
+from modelexport.pytorch.calls.static_tree import module_tree
+from modelexport.pytorch.inputs.prepared_inputs import Prepared, prepare_inputs
+from modelexport.pytorch.runs.repeatability import Unrepeatable, find_unrepeatable
 from modelexport.tagged.documents.dag import write_dag_files
-from modelexport.tagged.tree import tree_rows
+from modelexport.tagged.tree_and_nodes import tree_rows
 
 if TYPE_CHECKING:
     from torch import nn

@@ -9,36 +9,37 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from modelexport.capture.exported import Exported
+from modelexport.capture.exported_graph import Exported
 from modelexport.core.collected_messages import collected
 from modelexport.core.module_tree import ModuleTree
 from modelexport.core.tags import Tags
 from modelexport.core.text import root_cause
 from modelexport.core.uncalled_modules import compare_hierarchies
 from modelexport.errors import CaptureError
-from modelexport.exporting.folding import fold_packed
-from modelexport.exporting.fusion import Fusion, describe_fusion, fuse_graph
+from modelexport.exporting.constant_folding import fold_packed
+from modelexport.exporting.markdown_report import report_path
 from modelexport.exporting.optimizer import finish, optimize_graph
 from modelexport.exporting.options import GraphOptions, TagOptions, WeightOptions
-from modelexport.exporting.report import report_path
+from modelexport.exporting.runtime_fusion import Fusion, describe_fusion, fuse_graph
 from modelexport.format import documents
 from modelexport.graph.coverage import check_coverage
-from modelexport.graph.initializers import bind_tensors, order_uses
+from modelexport.graph.hidden_weights import bind_tensors, detach_parameters, order_uses
 from modelexport.graph.kept_outputs import record_exposed
-from modelexport.graph.names import name_nodes_apart, with_unique_names
+from modelexport.graph.names_by_module import name_nodes_by_path, name_values_by_path
 from modelexport.graph.nodes import all_nodes, initializers
-from modelexport.graph.path_names import name_nodes_by_path, name_values_by_path
 from modelexport.graph.snapshot import SourceGraph, take_snapshot
-from modelexport.lineage.derivation import derive_owners
-from modelexport.pytorch.static_tree import containers
+from modelexport.graph.unique_names import name_nodes_apart, with_unique_names
+from modelexport.lineage.owners_after_passes import derive_owners
+from modelexport.pytorch.calls.static_tree import containers
 from modelexport.tagged.documents.dag import dag_document
+from modelexport.tagged.documents.hierarchy_sidecar import encode_sidecar, hierarchy_document
 from modelexport.tagged.documents.named_entries import encode_table
 from modelexport.tagged.documents.operations import operations_document
-from modelexport.tagged.documents.sidecar import encode_sidecar, hierarchy_document
 from modelexport.tagged.encodings.attributes import write_attributes
 from modelexport.tagged.encodings.functions import FunctionsModel, write_functions
 from modelexport.tagged.encodings.metadata import write_metadata
-from modelexport.weights.origins import (
+from modelexport.weights.bytes_of_entries import Weights, stays_in_file
+from modelexport.weights.entries_of_initializers import (
     Computed,
     Origin,
     find_origins,
@@ -46,8 +47,7 @@ from modelexport.weights.origins import (
     state_dict_entries,
     with_initializers,
 )
-from modelexport.weights.sources import Weights, detach_parameters, stays_in_file
-from modelexport.weights.storage import WeightsSummary, save_with_weights
+from modelexport.weights.linked_copied_embedded import WeightsSummary, save_with_weights
 
 if TYPE_CHECKING:
     from torch import nn
@@ -92,7 +92,7 @@ def remember(model: nn.Module, exported: Exported, weights: Weights | None) -> U
     source = take_snapshot(graph)
     computed = Computed(source, parameters, graph.opset_imports)
     entries = state_dict_entries(model, parameters, graph)
-    tensors = detach_parameters(graph, parameters, weights)
+    tensors = detach_parameters(graph, parameters, {} if weights is None else weights.tensors)
     fold_packed(graph, tensors)
     return Unoptimized(source, computed, tensors, entries)
 

@@ -20,12 +20,12 @@ import onnx_ir as ir
 from msgspec.structs import replace
 
 from modelexport.errors import FileFormatError
+from modelexport.files.protobuf_reading import read_serialized, serialized_tensors
 from modelexport.files.regular_files import open_regular
-from modelexport.files.serialized import read_serialized, serialized_tensors
-from modelexport.files.weights_beside import WAY_OUT, WeightsBeside, recorded_files, sample_digest
+from modelexport.files.weights_file_checks import WAY_OUT, WeightsBeside, recorded_files, sample_digest
 from modelexport.format import keys
 from modelexport.format.documents import DataFile, WeightsFile
-from modelexport.graph.initializers import bind_tensors
+from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.graph.nodes import all_nodes, initializers
 
 _FICLONE = 0x40049409

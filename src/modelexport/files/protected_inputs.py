@@ -13,7 +13,7 @@ from typing import Literal
 from modelexport.errors import FileFormatError, OutputError
 from modelexport.files.regular_files import is_file
 from modelexport.format.keys import DATA_SUFFIX, DOCUMENT_SUFFIXES
-from modelexport.format.manifest import MANIFEST
+from modelexport.format.package_manifest import MANIFEST
 
 _NOT_MODELS = (".safetensors", ".json", ".py", ".npz", ".yaml", ".bin", ".md", ".txt")
 _MOST_FILES = 100_000

@@ -1,4 +1,4 @@
-"""Names of the keys, the version of the format, and the types of the JSON documents. Only data; no I/O.
+"""The types of the JSON documents. Only data; no I/O.
 
 Goldens for every published format version are under ``tests/golden/``.
 """

@@ -15,28 +15,28 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.json_decoding import decode_json
-from modelexport.core.results import Written
+from modelexport.core.result_display import Written
 from modelexport.core.tags import Tags
 from modelexport.core.version import __version__
 from modelexport.errors import UsageError
-from modelexport.files.atomic import check_writable, written_together
-from modelexport.files.given_models import as_path
+from modelexport.files.atomic_writing import check_writable, written_together
 from modelexport.files.linked_weights import check_files
 from modelexport.files.onnx_models import load_onnx, save_model
+from modelexport.files.path_or_model import as_path
 from modelexport.format import documents, keys
 from modelexport.format.call_tree import call_tree_entries, encode_call_tree
 from modelexport.format.node_tags import write_tags
 from modelexport.graph.copies import copy_of
-from modelexport.graph.names import name_nodes_apart
 from modelexport.graph.node_owners import owned_operators, owner_of
 from modelexport.graph.nodes import all_nodes, initializers
-from modelexport.lineage.exporters.calls_from_stacks import infer, place_by_stacks
-from modelexport.lineage.exporters.local_functions import inline_functions
-from modelexport.lineage.exporters.stacks import CallSource, read_fx_nodes, read_metadata
-from modelexport.lineage.exporters.torchscript_names import read_scoped_names
+from modelexport.graph.unique_names import name_nodes_apart
+from modelexport.lineage.other_exporters.calls_from_stacks import infer, place_by_stacks
+from modelexport.lineage.other_exporters.local_functions import inline_functions
+from modelexport.lineage.other_exporters.recorded_stacks import CallSource, read_fx_nodes, read_metadata
+from modelexport.lineage.other_exporters.torchscript_names import read_scoped_names
 from modelexport.tagged.encodings.metadata import drop_torch_metadata, initializer_tags, write_owner
 from modelexport.tagged.file import read_tagged
-from modelexport.tagged.tree import TreeRow, tree_rows, untagged_operators
+from modelexport.tagged.tree_and_nodes import TreeRow, tree_rows, untagged_operators
 
 _SPECIFICATION = "pkg.torch.export.graph_signature.InputSpec."
 """What ``torch.onnx`` records about an initializer: its ``kind``, and whether a buffer is ``persistent``."""
@@ -51,7 +51,7 @@ class Adopted(Written):
     tree: Sequence[TreeRow]
     coverage: documents.Coverage
     sources: dict[str, int]
-    """Each source of calls to the number of nodes that got their call from it (see ``exporters/stacks.py``)."""
+    """Each source of calls to the number of nodes that got their call from it (see ``recorded_stacks.py``)."""
     operators: dict[str, int]
     """The operators of the nodes without an owner, to the number of such nodes."""
     untagged: Sequence[str]

@@ -12,27 +12,27 @@ import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
 from modelexport.core.calls import ModuleCall
-from modelexport.core.garbage import only_new_garbage
-from modelexport.core.results import Written
+from modelexport.core.garbage_collection import only_new_garbage
+from modelexport.core.result_display import Written
 from modelexport.core.text import root_cause, shortened
 from modelexport.errors import FileFormatError, UntaggedNodeError, UsageError
-from modelexport.files.atomic import check_writable, written_together
-from modelexport.files.given_models import Source, as_path
+from modelexport.files.atomic_writing import check_writable, written_together
 from modelexport.files.linked_weights import check_files
 from modelexport.files.onnx_models import load_onnx, save_model
+from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import documents, keys
 from modelexport.graph.coverage import count_coverage
-from modelexport.graph.names import name_nodes_apart
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes, initializers, is_sorted, undefined_values
 from modelexport.graph.snapshot import take_snapshot
-from modelexport.lineage.descent import Descent, Reason, trace_owners
-from modelexport.lineage.inheritance import inherited
-from modelexport.tagged.documents.sidecar import descended_documents
+from modelexport.graph.unique_names import name_nodes_apart
+from modelexport.lineage.entries_after_tools import inherited
+from modelexport.lineage.owners_after_tools import Descent, Reason, trace_owners
+from modelexport.tagged.documents.hierarchy_sidecar import descended_documents
 from modelexport.tagged.encodings.metadata import write_metadata
-from modelexport.tagged.encodings.unpacking import unpack_tags
+from modelexport.tagged.encodings.unpacked_to_metadata import unpack_tags
 from modelexport.tagged.file import FileTags, TaggedFile, read_tagged
-from modelexport.weights.transforms import state_dict_of
+from modelexport.weights.recorded_transforms import state_dict_of
 
 RELATED = 0.4
 """The smallest share of its values that a changed file must have in common with the tagged one.

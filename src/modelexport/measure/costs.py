@@ -12,19 +12,19 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.core.text import plural
 from modelexport.errors import FileFormatError, UsageError
-from modelexport.files.given_models import Source, as_path
+from modelexport.files.path_or_model import Source, as_path
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
 from modelexport.measure import columns
-from modelexport.measure.liveness import live_bytes
-from modelexport.measure.node_data import explorer_places
+from modelexport.measure.html_page import Page, embedded_page
+from modelexport.measure.live_memory import live_bytes
+from modelexport.measure.model_explorer import explorer_places
 from modelexport.measure.operator_costs import work_of
-from modelexport.measure.page import Page, embedded_page
 from modelexport.measure.shapes import Shapes, Size, find_shapes
 from modelexport.measure.table import NodeFigures, Table
 from modelexport.tagged.file import TaggedFile, read_tagged
-from modelexport.weights.packed.operators import packed_size
-from modelexport.weights.transforms import parameter_plan, state_dict_of
+from modelexport.weights.packed.repacking import packed_size
+from modelexport.weights.recorded_transforms import parameter_plan, state_dict_of
 
 
 class CostTable(Table):

@@ -18,17 +18,17 @@ from typing import Any
 import msgspec
 import onnx_ir as ir
 
-from modelexport.files.given_models import Source
 from modelexport.files.onnx_models import load_onnx, save_model
+from modelexport.files.path_or_model import Source
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.snapshot import take_snapshot
-from modelexport.lineage.descent import trace_owners
+from modelexport.lineage.owners_after_tools import trace_owners
 from modelexport.measure import columns
 from modelexport.measure.costs import read_one
-from modelexport.measure.node_data import Place, explorer_places
-from modelexport.measure.page import Page, embedded_page
-from modelexport.measure.profiled_runs import Kernel, Level, Profile, profile_runs, time_runs
+from modelexport.measure.html_page import Page, embedded_page
+from modelexport.measure.model_explorer import Place, explorer_places
+from modelexport.measure.onnxruntime_profiler import Kernel, Level, Profile, profile_runs, time_runs
 from modelexport.measure.run_inputs import make_feeds
 from modelexport.measure.table import NodeFigures, Table
 from modelexport.runtime.sessions import CPU

@@ -20,10 +20,10 @@ from modelexport.files.safetensors_files import read_header
 from modelexport.graph.copies import value_like
 from modelexport.graph.nodes import required_inputs
 from modelexport.graph.size_symbols import SYMBOL, rename_sizes
-from modelexport.measure.profiled_runs import open_file, session_options
+from modelexport.measure.onnxruntime_profiler import open_file, session_options
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.tagged.file import TaggedFile
-from modelexport.traces.reference import open_reference, reference_path
+from modelexport.traces.reference_values import open_reference, reference_path
 
 
 class _Described(msgspec.Struct):

@@ -25,7 +25,7 @@ from modelexport.core.text import nearest
 from modelexport.errors import UsageError
 from modelexport.format.dtypes import bit_width
 from modelexport.graph.copies import copy_of
-from modelexport.graph.initializers import bind_tensors, detach_tensors
+from modelexport.graph.hidden_weights import bind_tensors, detach_tensors
 from modelexport.graph.nodes import all_nodes
 
 Size = Any

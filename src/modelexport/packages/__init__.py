@@ -1,1 +1,1 @@
-"""Models of several graphs: generation, pipelines, images and sound; `packaging.py` is the page to read first."""
+"""Models of several graphs: generation, pipelines, images and sound; `package_export.py` is the page to read first."""

@@ -18,10 +18,9 @@ import onnx_ir as ir
 
 from modelexport.errors import UsageError
 from modelexport.files.abandoned_staging import STAGING_PREFIX
-from modelexport.files.atomic import written_together
-from modelexport.files.given_models import Source, as_path
+from modelexport.files.atomic_writing import written_together
 from modelexport.files.linked_weights import record_data, record_samples
-from modelexport.files.manifests import write_manifest
+from modelexport.files.manifest_file import write_manifest
 from modelexport.files.onnx_models import (
     SMALLEST_OUTSIDE,
     inside_file,
@@ -30,21 +29,22 @@ from modelexport.files.onnx_models import (
     save_with_references,
     write_data_file,
 )
-from modelexport.files.package_folders import check_package_folder
+from modelexport.files.output_folders import check_package_folder
+from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import keys
-from modelexport.graph.initializers import bind_tensors
+from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.graph.nodes import initializers
 from modelexport.lineage.retagging import RetagReport, retag, write_retagged
 from modelexport.precision.quantize import Feeds, QuantizeResult, quantize, quantized, result_of
 from modelexport.precision.recipes import Recipe, chosen_recipe, encode_recipe, of_parts
-from modelexport.precision.search import SearchResult, search
+from modelexport.precision.search_within_bound import SearchResult, search
 from modelexport.precision.sensitivity import given_feeds
-from modelexport.surgery.adapted_file import AdaptedFile
-from modelexport.surgery.adapting import MergedAdapters
+from modelexport.surgery.lora_adapters import MergedAdapters
+from modelexport.surgery.lora_weights import AdaptedFile
 from modelexport.tagged.file import read_tagged
 from modelexport.tagged.package import Package, read_package
-from modelexport.weights.transforms import ParameterPlan
-from modelexport.weights.updates import UpdateResult, WeightsInFile, new_tensor, planned
+from modelexport.weights.recorded_transforms import ParameterPlan
+from modelexport.weights.weight_updates import UpdateResult, WeightsInFile, new_tensor, planned
 
 Report = TypeVar("Report", RetagReport, QuantizeResult)
 Changed = Iterator[tuple[ir.Value, ParameterPlan, ir.TensorProtocol]]

@@ -12,8 +12,8 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import CacheLayerMixin
 
 from modelexport.errors import InputsError
-from modelexport.packages.generator import CACHE_POSITION
-from modelexport.packages.states import count_tokens, keys_and_values
+from modelexport.packages.generation_loop import CACHE_POSITION
+from modelexport.packages.generation_state import count_tokens, keys_and_values
 
 
 class _FixedLayer(CacheLayerMixin):

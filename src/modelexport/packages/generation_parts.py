@@ -18,7 +18,8 @@ from torch import nn
 from modelexport.core.collected_messages import collected
 from modelexport.errors import CaptureError, InputsError
 from modelexport.exporting.options import PackageOptions
-from modelexport.packages.generator import CACHE_POSITION
+from modelexport.packages.generation_loop import CACHE_POSITION
+from modelexport.packages.generation_state import count_tokens, find_state, keys_and_values, record_calls
 from modelexport.packages.model_parts import ModelPart, with_forward, with_weights
 from modelexport.packages.multimodal import (
     EMBEDDING,
@@ -39,10 +40,9 @@ from modelexport.packages.prompts import (
     token_inputs,
 )
 from modelexport.packages.stateful_parts import stateful_parts
-from modelexport.packages.states import count_tokens, find_state, keys_and_values, record_calls
+from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.pretrained import is_pretrained
-from modelexport.pytorch.traced_tree import untouched
-from modelexport.weights.sources import Weights
+from modelexport.weights.bytes_of_entries import Weights
 
 _AS_IT_IS = PackageOptions()
 

@@ -13,13 +13,13 @@ from typing import Any
 import onnx_ir as ir
 from torch import nn
 
-from modelexport.capture.exported import Exported
-from modelexport.exporting.interface import Interface
-from modelexport.format.manifest import Rows
+from modelexport.capture.exported_graph import Exported
+from modelexport.exporting.input_output_names import Interface
+from modelexport.format.package_manifest import Rows
 from modelexport.graph.size_symbols import SYMBOL
-from modelexport.packages.generator import BATCH, CACHE_POSITION
-from modelexport.pytorch.lazy_weights import lend_weights
-from modelexport.weights.sources import Weights
+from modelexport.packages.generation_loop import BATCH, CACHE_POSITION
+from modelexport.pytorch.weights.lazy_weights import lend_weights
+from modelexport.weights.bytes_of_entries import Weights
 
 SEQUENCE, PAST = "sequence", "past_sequence"
 TOTAL = f"{PAST} + {SEQUENCE}"

@@ -24,8 +24,9 @@ from modelexport.core.text import error_line
 from modelexport.errors import CaptureError, raised_as
 from modelexport.packages.model_parts import with_forward, with_weights
 from modelexport.packages.prompts import KINDS, Example, placeholder_of
-from modelexport.pytorch.traced_tree import untouched
-from modelexport.weights.sources import Weights
+from modelexport.pytorch.calls.traced_tree import untouched
+from modelexport.traces.tolerances import ENCODED_LOGITS
+from modelexport.weights.bytes_of_entries import Weights
 
 POSITIONS = "positions"
 """The part that computes them from tokens."""
@@ -282,11 +283,8 @@ def _check_merge(model: nn.Module, modality: Modality) -> bool:
             reason = error_line(error)
         else:
             telling = bool((right != right.flatten()[0]).any())
-            if found.shape != right.shape or (found - right).norm() > _TOLERANCE * right.norm():
+            if found.shape != right.shape or (found - right).norm() > ENCODED_LOGITS * right.norm():
                 reason = f"its decoder depends on the places of the {modality.kind}s, not only on its embeddings"
     if reason:
         raise _refused(model, modality.kind, reason)
     return telling
-
-
-_TOLERANCE = 1e-4

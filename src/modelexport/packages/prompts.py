@@ -15,10 +15,10 @@ from torch import nn
 
 from modelexport.core.collected_messages import collected
 from modelexport.errors import InputsError
-from modelexport.format.manifest import Manifest
-from modelexport.pytorch.inputs import generate_inputs
+from modelexport.format.package_manifest import Manifest
+from modelexport.pytorch.calls.traced_tree import untouched
+from modelexport.pytorch.inputs.generated_inputs import generate_inputs
 from modelexport.pytorch.nested_tensors import as_array
-from modelexport.pytorch.traced_tree import untouched
 
 KINDS = ("image", "audio")
 _TEXTS = (

@@ -8,17 +8,17 @@ from pathlib import Path
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.text import plural
-from modelexport.files.atomic import check_writable
+from modelexport.files.atomic_writing import check_writable
 from modelexport.measure import columns
 from modelexport.measure.costs import cost
-from modelexport.measure.page import Page, Section, write_page
+from modelexport.measure.html_page import Page, Section, write_page
 from modelexport.measure.side_by_side import AGAINST, RATIO, cost_against, profile_against
 from modelexport.measure.table import NodeFigures, Table
 from modelexport.packages.measured_parts import DECODE, cost_parts, profile_parts, profile_same
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.package import read_package
-from modelexport.traces.reference import reference_path
-from modelexport.verify.against import AgainstReport, Loss, verify_against
+from modelexport.traces.reference_values import reference_path
+from modelexport.verify.against_file import AgainstReport, Loss, verify_against
 from modelexport.verify.against_reference import verify_reference
 from modelexport.verify.verify_report import VerifyReport
 

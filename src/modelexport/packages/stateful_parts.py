@@ -21,16 +21,16 @@ from modelexport.core.collected_messages import collected
 from modelexport.core.replaced_attributes import attribute_set
 from modelexport.core.text import error_line
 from modelexport.errors import CaptureError
-from modelexport.format.manifest import Generation, Rows, Start
-from modelexport.packages.generator import BATCH, PRESENT, TokenLoop
-from modelexport.packages.generator import PAST as PAST_INPUT
-from modelexport.packages.greedy import Reference, first_difference, generate_greedily
+from modelexport.format.package_manifest import Generation, Rows, Start
+from modelexport.packages.generation_loop import BATCH, PRESENT, TokenLoop
+from modelexport.packages.generation_loop import PAST as PAST_INPUT
+from modelexport.packages.generation_state import State, growing, named_tensors, with_tensors
+from modelexport.packages.greedy_reference import Reference, first_difference, generate_greedily
 from modelexport.packages.model_parts import PAST, SEQUENCE, ModelPart, with_forward
 from modelexport.packages.prompts import prompts_like
-from modelexport.packages.states import State, growing, named_tensors, with_tensors
+from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.dispatch_modes import OperationMode
 from modelexport.pytorch.nested_tensors import as_array
-from modelexport.pytorch.traced_tree import untouched
 
 _LONG = (9, 7, 70, 299)
 """Lengths of prompts with which the operations of a model are compared: chunks of scans have up to 256 tokens."""

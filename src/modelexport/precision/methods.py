@@ -22,10 +22,10 @@ import onnx
 import onnx_ir as ir
 
 from modelexport.core.collected_messages import collected
-from modelexport.core.extras import missing_extra
+from modelexport.core.missing_extras import missing_extra
 from modelexport.core.text import nearest
 from modelexport.errors import ModelExportError, UsageError
-from modelexport.graph.initializers import bind_tensors
+from modelexport.graph.hidden_weights import bind_tensors
 
 KEEP = "keep"
 """The word for no method: the module stays bit for bit what it is."""

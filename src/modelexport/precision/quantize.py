@@ -16,18 +16,18 @@ import onnx_ir as ir
 from modelexport.core.collected_messages import collected
 from modelexport.core.text import short_repr
 from modelexport.errors import CheckError, UsageError
-from modelexport.files.atomic import check_writable, scratch
-from modelexport.files.given_models import Source, as_path
+from modelexport.files.atomic_writing import check_writable, scratch
 from modelexport.files.linked_weights import check_files
 from modelexport.files.onnx_models import save_model
+from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import documents
 from modelexport.graph.copies import copy_of
 from modelexport.graph.nodes import initializers
 from modelexport.lineage.retagging import RetagReport, write_retagged
-from modelexport.precision.data import read_data
-from modelexport.precision.groups import weighted_nodes
+from modelexport.precision.calibration_data import read_data
+from modelexport.precision.cut_pieces import Pieces, cut_piece, weight_behind
+from modelexport.precision.equal_method_groups import weighted_nodes
 from modelexport.precision.methods import Method, apply_method
-from modelexport.precision.pieces import Pieces, cut_piece, weight_behind
 from modelexport.precision.recipes import Assignment, Recipe, Resolved, chosen_recipe, encode_recipe, resolve
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import open_session, run_session

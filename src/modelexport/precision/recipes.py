@@ -14,7 +14,7 @@ from modelexport.errors import UsageError
 from modelexport.files.regular_files import read_regular
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import nested_graphs
-from modelexport.precision.groups import Group, find_groups
+from modelexport.precision.equal_method_groups import Group, find_groups
 from modelexport.precision.methods import KEEP, METHODS, Method, parse_method
 from modelexport.tagged.file import TaggedFile
 

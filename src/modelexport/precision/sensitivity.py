@@ -12,18 +12,18 @@ import numpy as np
 
 from modelexport.core.text import plural
 from modelexport.errors import InputsError, UsageError
-from modelexport.files.atomic import scratch
-from modelexport.files.given_models import Source
+from modelexport.files.atomic_writing import scratch
 from modelexport.files.linked_weights import check_files
+from modelexport.files.path_or_model import Source
 from modelexport.graph.node_owners import owner_of
 from modelexport.measure import columns
-from modelexport.measure.node_data import explorer_places
+from modelexport.measure.model_explorer import explorer_places
 from modelexport.measure.table import NodeFigures, Table, share_out
-from modelexport.precision.data import read_data
+from modelexport.precision.calibration_data import read_data
+from modelexport.precision.error_metrics import Metric, find_metric
 from modelexport.precision.methods import Method, parse_method
-from modelexport.precision.metrics import Metric, find_metric
 from modelexport.precision.quantize import Feeds, calibrate
-from modelexport.precision.switched import Switched, Unit, find_units
+from modelexport.precision.switched_model import Switched, Unit, find_units
 from modelexport.tagged.file import TaggedFile, read_tagged
 
 STEADY = 0.95

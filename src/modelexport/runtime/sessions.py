@@ -19,9 +19,9 @@ from modelexport.core.text import nearest
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.files.linked_weights import check_weights, names_other_files
 from modelexport.files.onnx_models import load_onnx
-from modelexport.files.protos import to_proto
+from modelexport.files.protobuf_writing import to_proto
+from modelexport.graph.narrow_to_float32 import narrow_values, widened
 from modelexport.graph.nodes import initializers
-from modelexport.graph.widening import narrow_values, widened
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""``extract``: write one module call of a tagged file as a model of its own. ``cutter.py`` cuts the graph."""
+"""``extract``: write one module call of a tagged file as a model of its own. ``graph_cutter.py`` cuts the graph."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
-from modelexport.core.results import Written
+from modelexport.core.result_display import Written
 from modelexport.errors import OutputError, UsageError
-from modelexport.files.atomic import check_writable, written_together
+from modelexport.files.atomic_writing import check_writable, written_together
 from modelexport.files.onnx_models import LARGEST_INSIDE, save_model
-from modelexport.files.package_folders import check_output_folder
+from modelexport.files.output_folders import check_output_folder
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.nodes import required_inputs
 from modelexport.surgery.call_interfaces import interface_of
-from modelexport.surgery.cutter import Cutter
-from modelexport.surgery.saving import size_of_weights
+from modelexport.surgery.graph_cutter import Cutter
+from modelexport.surgery.shared_files import size_of_weights
 
 if TYPE_CHECKING:
     from modelexport.tagged.file import TaggedFile

@@ -15,7 +15,7 @@ from modelexport.core.text import short_repr
 from modelexport.errors import UsageError
 from modelexport.format import keys
 from modelexport.graph.node_owners import owner_of
-from modelexport.runtime.assignment import CPU, RECORD, SETTINGS, assigned_providers, session_providers
+from modelexport.runtime.provider_assignment import CPU, RECORD, SETTINGS, assigned_providers, session_providers
 from modelexport.tagged.file import TaggedFile
 
 State = Literal["placed", "elsewhere", "torn", "no provider"]

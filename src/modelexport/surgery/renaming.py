@@ -6,13 +6,13 @@ from pathlib import Path
 
 import msgspec
 
-from modelexport.core.results import Written
-from modelexport.files.atomic import check_writable, written_together
-from modelexport.files.given_models import Source, as_path
-from modelexport.graph.path_names import name_nodes_by_path, name_values_by_path
+from modelexport.core.result_display import Written
+from modelexport.files.atomic_writing import check_writable, written_together
+from modelexport.files.path_or_model import Source, as_path
+from modelexport.graph.names_by_module import name_nodes_by_path, name_values_by_path
+from modelexport.surgery.edited_files import Documents
 from modelexport.surgery.edited_tags import EditedTags
-from modelexport.surgery.edits import Documents
-from modelexport.surgery.saving import SharedFiles
+from modelexport.surgery.shared_files import SharedFiles
 from modelexport.tagged.encodings.attributes import write_attributes
 from modelexport.tagged.file import read_tagged
 

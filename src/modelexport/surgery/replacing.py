@@ -17,27 +17,27 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Owner
-from modelexport.core.results import Written
+from modelexport.core.result_display import Written
 from modelexport.errors import UsageError
-from modelexport.files.atomic import check_writable, written_together
-from modelexport.files.given_models import Source, as_path
+from modelexport.files.atomic_writing import check_writable, written_together
+from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import keys
-from modelexport.graph.names import free_name, names_in
 from modelexport.graph.node_owners import OWNER, owner_of, tags_of_users
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs, values_taken
+from modelexport.graph.unique_names import free_name, names_in
 from modelexport.surgery import Sharing
 from modelexport.surgery.call_interfaces import Interface, interface_of
-from modelexport.surgery.cutter import Cut, Cutter
+from modelexport.surgery.edited_files import Documents, encoded, replaced_before
 from modelexport.surgery.edited_tags import EditedTags
-from modelexport.surgery.edits import Documents, encoded, replaced_before
-from modelexport.surgery.grafts import Graft, rule_of
-from modelexport.surgery.replaced_keys import write_keys
-from modelexport.surgery.saving import SharedFiles
+from modelexport.surgery.grafted_modules import Graft, rule_of
+from modelexport.surgery.graph_cutter import Cut, Cutter
+from modelexport.surgery.replaced_entries import write_keys
+from modelexport.surgery.shared_files import SharedFiles
 from modelexport.surgery.substitutes import FromModel, Parts, Site, Substitute
 from modelexport.surgery.substitutes.from_model import check_opsets
 from modelexport.tagged.encodings.metadata import write_owner
 from modelexport.tagged.file import TaggedFile, read_tagged
-from modelexport.weights.transforms import parameter_plans, state_dict_of
+from modelexport.weights.recorded_transforms import parameter_plans, state_dict_of
 
 
 class ReplacedCall(msgspec.Struct, frozen=True):

@@ -13,19 +13,19 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
-from modelexport.core.results import Rows, Written
+from modelexport.core.result_display import Rows, Written
 from modelexport.core.selectors import Selection
 from modelexport.core.text import plural, short_repr
 from modelexport.errors import UsageError
-from modelexport.files.atomic import written_together
-from modelexport.files.package_folders import check_package_folder
-from modelexport.format.manifest import MANIFEST, PACKAGE_VERSION, Manifest, PartEntry, encode_manifest
+from modelexport.files.atomic_writing import written_together
+from modelexport.files.output_folders import check_package_folder
+from modelexport.format.package_manifest import MANIFEST, PACKAGE_VERSION, Manifest, PartEntry, encode_manifest
 from modelexport.graph.nodes import nodes_behind, required_inputs, values_taken
 from modelexport.surgery import Sharing
-from modelexport.surgery.balance import SLACK, Units, balanced_cuts, best_limit, fewest_stages
-from modelexport.surgery.cutter import Cut, Cutter
-from modelexport.surgery.saving import SharedFiles, size_of_weights
-from modelexport.surgery.timeline import Timeline
+from modelexport.surgery.graph_cutter import Cut, Cutter
+from modelexport.surgery.shared_files import SharedFiles, size_of_weights
+from modelexport.surgery.stage_balance import SLACK, Units, balanced_cuts, best_limit, fewest_stages
+from modelexport.surgery.stage_boundaries import Timeline
 from modelexport.tagged.file import TaggedFile
 
 Measure = Callable[[ir.Node], int]

@@ -19,8 +19,8 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import FileFormatError, UsageError
-from modelexport.files.given_models import Source
 from modelexport.files.linked_weights import changed_files
+from modelexport.files.path_or_model import Source
 from modelexport.format import keys
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.node_owners import owner_of
@@ -35,7 +35,7 @@ from modelexport.tagged.comparison_report import (
     Values,
 )
 from modelexport.tagged.file import UNTAGGED, TaggedFile, read_tagged
-from modelexport.weights.transforms import ParameterPlan, parameter_plans, state_dict_of
+from modelexport.weights.recorded_transforms import ParameterPlan, parameter_plans, state_dict_of
 
 T = TypeVar("T")
 U = TypeVar("U")

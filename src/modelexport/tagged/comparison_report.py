@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from modelexport.core.results import Rows, Shown
+from modelexport.core.result_display import Rows, Shown
 from modelexport.core.text import short_repr
 from modelexport.format import documents
 

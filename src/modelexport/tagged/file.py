@@ -14,10 +14,10 @@ from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.selectors import Selection, find_call, select_calls
 from modelexport.core.tags import class_in_tag
 from modelexport.errors import FileFormatError
-from modelexport.files.given_models import Source, as_path
+from modelexport.files.document_digests import check_documents
 from modelexport.files.linked_weights import check_weights
 from modelexport.files.onnx_models import load_onnx
-from modelexport.files.same_export import check_documents
+from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import documents
 from modelexport.format.call_tree import call_tree_entries, check_version, read_call_tree
 from modelexport.format.node_tags import OwnerReader, read_source_tags
@@ -25,7 +25,7 @@ from modelexport.graph.boundaries import CallBoundary, find_boundaries
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes
 from modelexport.tagged.documents.reader import check_same_calls, check_same_nodes, load_hierarchy
-from modelexport.tagged.encodings.unpacking import unpack_tags
+from modelexport.tagged.encodings.unpacked_to_metadata import unpack_tags
 
 SIDECAR = ".hierarchy.json"
 UNTAGGED = "none"

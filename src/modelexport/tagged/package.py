@@ -8,10 +8,10 @@ from pathlib import Path
 from modelexport.core.json_decoding import decode_json
 from modelexport.core.text import nearest
 from modelexport.errors import FileFormatError, UsageError
-from modelexport.files.manifests import read_manifest
+from modelexport.files.manifest_file import read_manifest
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents, keys
-from modelexport.format.manifest import MANIFEST, Manifest, PartEntry
+from modelexport.format.package_manifest import MANIFEST, Manifest, PartEntry
 from modelexport.graph.node_owners import owner_of
 from modelexport.tagged.file import read_tagged
 

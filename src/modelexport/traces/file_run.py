@@ -28,8 +28,8 @@ from modelexport.errors import UsageError
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs, values_taken
 from modelexport.runtime.single_nodes import run_node
-from modelexport.traces.differences import INFINITE, UNITS
-from modelexport.traces.kernels import KERNELS
+from modelexport.traces.numpy_kernels import KERNELS
+from modelexport.traces.tolerances import INFINITE, UNITS
 
 Watch = Callable[[ir.Node, Sequence[Any], ir.Value, Any], Any]
 """Called with a node, its inputs, one of its outputs and the array for that; gives the array that its users get."""

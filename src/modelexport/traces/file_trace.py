@@ -19,12 +19,13 @@ from modelexport.core.calls import ModuleCall
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import draws
-from modelexport.traces.choices import is_tie
-from modelexport.traces.differences import UNITS, error_of
+from modelexport.traces.array_differences import error_of
 from modelexport.traces.file_run import Change, FileRun, NodeError, nudge
 from modelexport.traces.fingerprints import Fingerprint, fingerprint_of
+from modelexport.traces.ties_and_choices import is_tie
+from modelexport.traces.tolerances import COMPUTED_WEIGHTS, SAME_SCORES, UNITS
 from modelexport.traces.trace import Content, Index, Trace
-from modelexport.weights.transforms import parameter_plan
+from modelexport.weights.recorded_transforms import parameter_plan
 
 
 @dataclass(eq=False)
@@ -165,14 +166,10 @@ def exact_constants(
         exact = next((one for one in results(truth, 4 * unit) if _is_rounded(one, array, unit)), None)
         if exact is None and own is not None:
             calls = {call for one in results(own, 4 * unit) if _is_rounded(one, array, unit) for call in one.computed}
-            exact = next((one for one in results(truth, _IN_ITS_TYPES) if calls & one.computed.keys()), None)
+            exact = next((one for one in results(truth, COMPUTED_WEIGHTS) if calls & one.computed.keys()), None)
         if exact is not None:
             found[value] = exact.array.reshape(array.shape)
     return found
-
-
-_IN_ITS_TYPES = 2.0**-8
-"""How far off results in float32 may be from those in float64, as the sine of a large angle, as a share of the size."""
 
 
 def _is_rounded(result: Content, array: Any, unit: float) -> bool:
@@ -262,17 +259,13 @@ class _Watcher:
         if scores is None:
             return indices
         for right in self._choices.get(indices.shape, ()):
-            if right.scores.shape == scores.shape and error_of(right.scores, scores) < _SCORES:
+            if right.scores.shape == scores.shape and error_of(right.scores, scores) < SAME_SCORES:
                 if np.array_equal(right.indices, indices):
                     return indices
                 if is_tie(right.scores, scores, right.indices, indices):
                     self.trace.ties[node] = None
                     return right.indices.astype(indices.dtype)
         return indices
-
-
-_SCORES = 1e-6
-"""How far off scores may be that are taken for PyTorch's."""
 
 
 def _may_be_drawn(node: ir.Node, numbers: Any, array: Any) -> bool:

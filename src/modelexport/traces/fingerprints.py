@@ -10,10 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-AGREE = 1e-9
-"""The largest difference of two equal values, as a share of their size (root mean square)."""
-_INFINITE = 1e30
-"""Numbers of this size or above count as infinite: a mask's smallest number has another one in each type."""
+from modelexport.traces.tolerances import AGREE, INFINITE, SPREAD
+
 _PROJECTIONS = 4
 _BLOCK = 1 << 16
 
@@ -42,7 +40,7 @@ class Fingerprint(NamedTuple):
             room: The difference that is allowed, as a share of the size.
         """
         return self.alike(other, room) and all(
-            abs(a - b) <= _SPREAD * room * max(self.norm, other.norm)
+            abs(a - b) <= SPREAD * room * max(self.norm, other.norm)
             for a, b in zip(self.projections, other.projections, strict=True)
         )
 
@@ -66,10 +64,6 @@ class Fingerprint(NamedTuple):
         return float(self.size**0.5)
 
 
-_SPREAD = 4.0
-"""How many standard deviations a projection of a difference may be from zero."""
-
-
 def fingerprint_of(array: Any) -> Fingerprint:
     """The fingerprint of an array."""
     flat = np.ascontiguousarray(array).reshape(-1)
@@ -79,8 +73,8 @@ def fingerprint_of(array: Any) -> Fingerprint:
         return Fingerprint(0, (0, 0, 0), 0.0, 0.0, 0.0, 0.0, (0.0,) * _PROJECTIONS, telling=False)
     least, most = float(flat.min()), float(flat.max())
     special = (0, 0, 0)
-    if not (least > -_INFINITE and most < _INFINITE):  # NaN, too
-        above, below, nan = flat >= _INFINITE, flat <= -_INFINITE, np.isnan(flat)
+    if not (least > -INFINITE and most < INFINITE):  # NaN, too
+        above, below, nan = flat >= INFINITE, flat <= -INFINITE, np.isnan(flat)
         special = (int(above.sum()), int(below.sum()), int(nan.sum()))
         flat = np.where(above | below | nan, 0.0, flat)
         least, most = float(flat.min()), float(flat.max())

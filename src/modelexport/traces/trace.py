@@ -1,7 +1,7 @@
 """What a run computed: the tensors that module calls got and returned, and the results of operations.
 
-A trace comes from a PyTorch model (:mod:`modelexport.pytorch.model_trace`), from a file (:mod:`.file_trace`) or from
-reference values. Equal arrays are one :class:`Content`, so that to find a value of one run in another is a lookup.
+A trace comes from a PyTorch model (``pytorch/runs/model_trace.py``), from a file (:mod:`.file_trace`) or from reference
+values. Equal arrays are one :class:`Content`, so that to find a value of one run in another is a lookup.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from modelexport.core.calls import ModuleCall, Side
-from modelexport.traces.fingerprints import AGREE, Fingerprint, fingerprint_of
+from modelexport.traces.fingerprints import Fingerprint, fingerprint_of
+from modelexport.traces.tolerances import AGREE
 
 
 class Place(NamedTuple):

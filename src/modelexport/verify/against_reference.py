@@ -7,19 +7,20 @@ from collections.abc import Mapping, Sequence
 
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import FileFormatError, UsageError
-from modelexport.files.given_models import Source
+from modelexport.files.path_or_model import Source
 from modelexport.graph.kept_outputs import exposed_outputs
 from modelexport.runtime.sessions import CPU
 from modelexport.tagged.file import TaggedFile, read_tagged
-from modelexport.tagged.flattening import runnable
+from modelexport.tagged.strip_and_inline import runnable
 from modelexport.traces.file_run import FileRun
-from modelexport.traces.reference import ReferenceValues, open_reference, reference_path
-from modelexport.verify.as_run import compare_as_run, narrowest_type
-from modelexport.verify.claims import false_claims
-from modelexport.verify.compared import compare_runs, verdicts_of
-from modelexport.verify.parameters import parameter_digests, users_of, with_weights
+from modelexport.traces.reference_values import ReferenceValues, open_reference, reference_path
+from modelexport.verify.compared_runs import compare_runs
+from modelexport.verify.document_claims import false_claims
+from modelexport.verify.onnxruntime_outputs import compare_as_run, narrowest_type
+from modelexport.verify.verdicts import verdicts_of
 from modelexport.verify.verify_report import VerifyReport
-from modelexport.weights.transforms import parameter_plan
+from modelexport.verify.wrong_parameters import parameter_digests, users_of, with_weights
+from modelexport.weights.recorded_transforms import parameter_plan
 
 
 def verify_reference(path: Source, *, modules: Sequence[str] = (), provider: str = CPU) -> VerifyReport:

@@ -21,27 +21,28 @@ import msgspec
 from torch import nn
 
 from modelexport.core.calls import ModuleCall
-from modelexport.core.garbage import only_new_garbage
-from modelexport.core.locking import exclusive
-from modelexport.files.given_models import Source
+from modelexport.core.garbage_collection import only_new_garbage
+from modelexport.core.one_at_a_time import exclusive
+from modelexport.files.path_or_model import Source
 from modelexport.format import documents
-from modelexport.pytorch.perturbation import entries_of
-from modelexport.pytorch.prepared_inputs import arguments_by_name, kept_tensors, prepare_inputs
-from modelexport.pytorch.returned import returned_by
-from modelexport.pytorch.static_tree import module_tree
+from modelexport.pytorch.calls.static_tree import module_tree
+from modelexport.pytorch.inputs.prepared_inputs import arguments_by_name, kept_tensors, prepare_inputs
+from modelexport.pytorch.runs.outputs_as_users_run import returned_by
+from modelexport.pytorch.weights.perturbed_weights import entries_of
 from modelexport.runtime.sessions import CPU
 from modelexport.tagged.file import read_tagged
-from modelexport.traces.differences import Difference
-from modelexport.traces.reference import reference_path, write_reference
-from modelexport.verify.as_run import AsRun
-from modelexport.verify.claims import false_claims
-from modelexport.verify.compared import Compared, output_differences, verdicts_of
-from modelexport.verify.model_weights import changed_weights, compare_with_model
-from modelexport.verify.others import Others, compare_others
-from modelexport.verify.parameters import parameter_digests, users_of, with_weights
-from modelexport.verify.sides import Inputs, Sides, open_for
+from modelexport.traces.array_differences import Difference
+from modelexport.traces.reference_values import reference_path, write_reference
+from modelexport.verify.compared_runs import Compared, output_differences
+from modelexport.verify.document_claims import false_claims
+from modelexport.verify.model_and_file import Inputs, Sides, open_for
+from modelexport.verify.onnxruntime_outputs import AsRun
+from modelexport.verify.other_inputs import Others, compare_others
+from modelexport.verify.parameters_in_pytorch import changed_weights, compare_with_model
+from modelexport.verify.verdicts import verdicts_of
 from modelexport.verify.verify_report import CallVerdict, VerifyReport
-from modelexport.weights.sources import Weights
+from modelexport.verify.wrong_parameters import parameter_digests, users_of, with_weights
+from modelexport.weights.bytes_of_entries import Weights
 
 Tell = Callable[[str], None]
 

@@ -8,8 +8,8 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from modelexport.core.results import Rows, Shown, entry_of, error_text
-from modelexport.traces.differences import Difference, Verdict
+from modelexport.core.result_display import Rows, Shown, entry_of, error_text
+from modelexport.traces.array_differences import Difference, Verdict
 
 CallStatus = Literal["agree", "tie", "differ", "not compared", "no nodes"]
 

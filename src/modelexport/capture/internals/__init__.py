@@ -1,0 +1,1 @@
+"""`internals`: what PyTorch's own exporters record about modules, stage by stage."""

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from modelexport.capture.internals.facts import Stage, key_facts
+from modelexport.capture.internals.internals_report import Stage, key_facts
 from modelexport.graph.nodes import all_nodes
 from modelexport.pytorch.nested_tensors import run_arguments
 from modelexport.pytorch.pretrained import is_pretrained

@@ -17,7 +17,7 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from modelexport.capture.internals.facts import Stage, key_facts
+from modelexport.capture.internals.internals_report import Stage, key_facts
 from modelexport.capture.patches import private, replaced
 from modelexport.graph.nodes import all_nodes
 from modelexport.pytorch.nested_tensors import copied, output_tensors, run_arguments, tensors_in
@@ -40,7 +40,7 @@ class ScopeCounts:
 def look_at_torchscript(model: nn.Module, inputs: Any, stages: list[Stage], scopes: ScopeCounts) -> None:
     """Export the model, and append each stage as it is reached; if the exporter fails, the earlier stages remain.
 
-    Must be called inside :func:`~modelexport.pytorch.traced_tree.untouched`: ``forward`` is replaced, because the
+    Must be called inside :func:`~modelexport.pytorch.calls.traced_tree.untouched`: ``forward`` is replaced, because the
     exporter passes tensors only by position and accepts only tensors as outputs.
 
     Raises:

@@ -17,11 +17,11 @@ from onnxscript import evaluator
 from onnxscript import opset18 as op
 from torch import nn
 
-from modelexport.capture import QuantizedForm
+from modelexport.capture.front_end_options import QuantizedForm
 from modelexport.errors import UsageError, WeightsError
 from modelexport.format.dtypes import dtype_name
-from modelexport.pytorch.quantized import OPERATOR, packed_schemes
-from modelexport.weights.packed.operators import (
+from modelexport.pytorch.weights.quantized_linear import OPERATOR, packed_schemes
+from modelexport.weights.packed.repacking import (
     DOMAIN,
     VERSION,
     Packing,

@@ -12,7 +12,7 @@ import onnx_ir as ir
 import torch
 from onnxscript.function_libs.torch_lib.ops import nn as torchlib
 
-from modelexport.graph.initializers import bind_tensors
+from modelexport.graph.hidden_weights import bind_tensors
 
 
 def _windows(size: int, out: int) -> tuple[Any, Any]:

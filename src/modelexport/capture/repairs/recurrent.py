@@ -12,7 +12,7 @@ from onnxscript import opset18 as op
 from onnxscript.function_libs.torch_lib.ops.core import aten_lstm
 
 from modelexport.capture.patches import private, usable
-from modelexport.capture.repairs.constants import ints
+from modelexport.capture.repairs.translation_constants import ints
 from modelexport.pytorch.private_torch import schema_of
 
 _END = np.iinfo(np.int64).max

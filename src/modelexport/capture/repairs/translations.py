@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from modelexport.capture import USUAL_FORM, QuantizedForm
-from modelexport.capture.repairs import elements, packed_linear, pooling, recurrent
+from modelexport.capture.front_end_options import USUAL_FORM, QuantizedForm
+from modelexport.capture.repairs import indexing, packed_linear, pooling, recurrent
 
 Table = dict[Callable[..., Any], Callable[..., Any]]
 
@@ -21,12 +21,12 @@ def translations(form: QuantizedForm = USUAL_FORM) -> Table:
     """FX operator to the function that makes its ONNX nodes."""
     aten = torch.ops.aten
     return {
-        aten.masked_scatter.default: elements.masked_scatter,
-        aten.masked_select.default: elements.masked_select,
-        aten._unique2.default: elements.unique,
-        aten.unique_consecutive.default: elements.unique_in_turn,
-        aten.arange.start: elements.numbers_from,
-        aten.arange.start_step: elements.numbers_by_step,
+        aten.masked_scatter.default: indexing.masked_scatter,
+        aten.masked_select.default: indexing.masked_select,
+        aten._unique2.default: indexing.unique,
+        aten.unique_consecutive.default: indexing.unique_in_turn,
+        aten.arange.start: indexing.numbers_from,
+        aten.arange.start_step: indexing.numbers_by_step,
         **pooling.max_pools(),
         aten.lstm.input: recurrent.lstm,
         **packed_linear.linear(form),
@@ -37,9 +37,9 @@ def overriding() -> Table:
     """Those that go before what the exporter of transformers has for the same operator."""
     aten = torch.ops.aten
     return {
-        aten.index_put.default: elements.index_put,
-        aten._unsafe_index_put.default: elements.index_put,
-        aten.squeeze.dim: elements.squeeze,
+        aten.index_put.default: indexing.index_put,
+        aten._unsafe_index_put.default: indexing.index_put,
+        aten.squeeze.dim: indexing.squeeze,
     }
 
 

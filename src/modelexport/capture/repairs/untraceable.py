@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from modelexport.capture.patches import replaced
-from modelexport.capture.repairs import numbers
+from modelexport.capture.repairs import special_functions
 from modelexport.capture.repairs.packed_sequences import packed_sequences, unless_packed
 
 
@@ -143,9 +143,9 @@ _TRANSLATABLE: Mapping[Any, Callable[..., Any]] = {
     torch.Tensor.diff: difference,
     torch.bilinear: bilinear,
     torch.nn.functional.bilinear: bilinear,
-    torch.histc: numbers.histogram,
-    torch.Tensor.histc: numbers.histogram,
-    torch.nn.functional.logsigmoid: numbers.log_sigmoid,
+    torch.histc: special_functions.histogram,
+    torch.Tensor.histc: special_functions.histogram,
+    torch.nn.functional.logsigmoid: special_functions.log_sigmoid,
     torch.cumsum: running_sum,
     torch.Tensor.cumsum: running_sum,
 }

@@ -1,1 +1,1 @@
-"""The commands, grouped in files by purpose. Each parses, calls and shows; slow imports are inside the functions."""
+"""The commands, in files named after them. Each parses, calls and shows; slow imports are inside the functions."""

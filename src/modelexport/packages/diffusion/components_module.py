@@ -18,7 +18,7 @@ from modelexport.errors import FileFormatError, ModelLoadError, raised_as
 from modelexport.files.regular_files import read_regular
 from modelexport.pytorch.loading import LoadedModel
 from modelexport.pytorch.loading.hugging_face import quiet_transformers
-from modelexport.pytorch.trust import no_questions
+from modelexport.pytorch.loading.trust import no_questions
 
 MODEL_INDEX = "model_index.json"
 _LIBRARIES = ("diffusers", "transformers")

@@ -15,9 +15,9 @@ from torch import nn
 from modelexport.core.collected_messages import collected
 from modelexport.errors import UsageError
 from modelexport.packages.diffusion.components_module import PipelineModules
-from modelexport.packages.diffusion.observing import Entry, Observed, ObservedCall, leaves, rebuilt
+from modelexport.packages.diffusion.observed_calls import Entry, Observed, ObservedCall, leaves, rebuilt
 from modelexport.packages.model_parts import ModelPart
-from modelexport.pytorch.traced_tree import untouched
+from modelexport.pytorch.calls.traced_tree import untouched
 
 _AGENTS = {"encode": "encoder", "decode": "decoder"}
 _ARGUMENTS = {"encode": {"x": "sample"}, "decode": {"z": "latent_sample"}}

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from modelexport.core.collected_messages import collected
+from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.private_torch import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,
     tree_map,
 )
-from modelexport.pytorch.traced_tree import untouched
 
 Shape = tuple[int, ...]
 

@@ -18,13 +18,13 @@ from modelexport.core.text import error_line, first_few
 from modelexport.errors import FileFormatError, ModelLoadError, WeightsError, raised_as
 from modelexport.files.regular_files import read_regular
 from modelexport.files.safetensors_files import INDEX, SINGLE, SafetensorsFile, checkpoint
-from modelexport.pytorch.lazy_weights import build_without_weights, fill_weights
 from modelexport.pytorch.loading.loaded import TOKENIZER_FILES, LoadedModel
-from modelexport.pytorch.quantized import dequantized
-from modelexport.pytorch.trust import check_config, no_larger_than, no_questions
-from modelexport.weights.packed.formats import FORMATS, find_packed
+from modelexport.pytorch.loading.trust import check_config, no_larger_than, no_questions
+from modelexport.pytorch.weights.lazy_weights import build_without_weights, fill_weights
+from modelexport.pytorch.weights.quantized_linear import dequantized
+from modelexport.weights.bytes_of_entries import Weights
+from modelexport.weights.packed.known_formats import FORMATS, find_packed
 from modelexport.weights.packed.scheme import Scheme
-from modelexport.weights.sources import Weights
 
 _LOCAL = "a directory with config.json and model.safetensors, bert-tiny, or file.py:factory"
 

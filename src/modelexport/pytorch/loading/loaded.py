@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from modelexport.weights.sources import Weights
+from modelexport.weights.bytes_of_entries import Weights
 
 TOKENIZER_FILES = (
     "tokenizer*",

@@ -13,13 +13,13 @@ from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Owner
 from modelexport.errors import UsageError
 from modelexport.format import keys
-from modelexport.graph.initializers import detach_tensors
+from modelexport.graph.hidden_weights import detach_tensors
 from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.graph.nodes import required_inputs, values_taken
 from modelexport.surgery.call_interfaces import offered_names
 from modelexport.surgery.edited_tags import EditedTags
 from modelexport.surgery.substitutes.substitute import Parts, Site
-from modelexport.weights.transforms import parameter_plan
+from modelexport.weights.recorded_transforms import parameter_plan
 
 
 @dataclass

@@ -15,18 +15,18 @@ from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Owner
 from modelexport.core.tags import LevelRule
 from modelexport.errors import UsageError
-from modelexport.files.given_models import Source, as_path
 from modelexport.files.onnx_models import load_onnx
+from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import documents, keys
 from modelexport.graph.copies import copy_of
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, may_be, nodes_behind
 from modelexport.surgery.call_interfaces import Interface, Wanted, match_names, offered_names, spellings
 from modelexport.surgery.edited_tags import EditedTags
-from modelexport.surgery.grafts import Graft, graft_calls, joined
+from modelexport.surgery.grafted_modules import Graft, graft_calls, joined
 from modelexport.surgery.substitutes.substitute import Parts, Site
 from modelexport.tagged.file import TaggedFile, read_tagged
-from modelexport.weights.transforms import parameter_plan, state_dict_of
+from modelexport.weights.recorded_transforms import parameter_plan, state_dict_of
 
 
 @dataclass

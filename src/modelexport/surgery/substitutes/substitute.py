@@ -14,9 +14,9 @@ from modelexport.errors import UsageError
 from modelexport.format import documents
 from modelexport.graph.nodes import may_be
 from modelexport.surgery.call_interfaces import Interface
-from modelexport.surgery.cutter import Cut
 from modelexport.surgery.edited_tags import EditedTags
-from modelexport.surgery.grafts import Graft
+from modelexport.surgery.grafted_modules import Graft
+from modelexport.surgery.graph_cutter import Cut
 
 
 @dataclass(frozen=True)

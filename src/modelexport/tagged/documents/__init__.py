@@ -1,0 +1,1 @@
+"""The JSON documents beside a model, one file for each, and their reader."""

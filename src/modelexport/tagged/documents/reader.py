@@ -12,9 +12,9 @@ import onnx_ir as ir
 
 from modelexport.core.json_decoding import decode_json
 from modelexport.errors import FileFormatError
+from modelexport.files.document_digests import check_documents, read_document
 from modelexport.files.linked_weights import check_weights
 from modelexport.files.onnx_models import load_onnx
-from modelexport.files.same_export import check_documents, read_document
 from modelexport.format import documents, keys
 from modelexport.format.call_tree import unknown_version
 from modelexport.graph.node_owners import owner_of

@@ -28,12 +28,18 @@ from modelexport.format.call_tree import call_tree_entries, encode_call_tree
 from modelexport.format.node_tags import write_tags
 from modelexport.format.repeated_calls import fold_repeats
 from modelexport.graph.copies import model_like, with_graphs
-from modelexport.graph.initializers import bind_tensors
-from modelexport.graph.names import free_name
+from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import nested_graphs
-from modelexport.tagged.encodings.distinct import Distinct, Instance, Variant, distinct_bodies, kept_properties
-from modelexport.tagged.encodings.grouping import FlatCall, Group, Grouping, Hoisted, Item, group_calls
+from modelexport.graph.unique_names import free_name
+from modelexport.tagged.encodings.functions_call_groups import FlatCall, Group, Grouping, Hoisted, Item, group_calls
+from modelexport.tagged.encodings.functions_distinct_bodies import (
+    Distinct,
+    Instance,
+    Variant,
+    distinct_bodies,
+    kept_properties,
+)
 
 _Step = ir.Node | ir.Value | Instance
 Dimensions = list[int | str | None] | None

@@ -16,7 +16,7 @@ from modelexport.format.call_tree import call_tree_entries, encode_call_tree
 from modelexport.format.node_tags import write_tags
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, initializers
-from modelexport.weights.origins import Origin
+from modelexport.weights.entries_of_initializers import Origin
 
 _TORCH_KEYS = ("pkg.torch.", "pkg.onnxscript.")
 

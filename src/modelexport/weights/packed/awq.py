@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from modelexport.errors import WeightsError
-from modelexport.weights.packed.bits import bytes_of_words, pack, unpack
+from modelexport.weights.packed.bit_packing import bytes_of_words, pack, unpack
 from modelexport.weights.packed.scheme import FLOATS, Format, Part, Reader, Scheme, setting, whole_groups
 
 _BITS = 4

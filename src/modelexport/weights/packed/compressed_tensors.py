@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from modelexport.errors import WeightsError
-from modelexport.weights.packed.bits import bytes_of_words, unpack
+from modelexport.weights.packed.bit_packing import bytes_of_words, unpack
 from modelexport.weights.packed.scheme import (
     FLOATS,
     Format,

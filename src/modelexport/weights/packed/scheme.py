@@ -84,7 +84,7 @@ class Format:
     find: Callable[[Mapping[str, Any], Reader], dict[str, Scheme]]
     """From ``quantization_config`` and the tensors: the name of each layer to its scheme."""
     codes: Part
-    """``uint8[rows, columns * bits / 8]``: the unsigned numbers, packed as in ``packed/bits.py``."""
+    """``uint8[rows, columns * bits / 8]``: the unsigned numbers, packed as in ``packed/bit_packing.py``."""
     scales: Part
     """``[rows, columns / group]``, or as many in one row where the groups do not end with the rows."""
     zero_points: Part | None = None

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from modelexport.errors import WeightsError
-from modelexport.weights.packed.bits import pack
+from modelexport.weights.packed.bit_packing import pack
 from modelexport.weights.packed.scheme import FLOATS, Format, Part, Reader, Scheme, Tensors, whole_groups
 
 _INTEGERS = {"int4": 4, "int8": 8}

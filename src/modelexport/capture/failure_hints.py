@@ -1,0 +1,150 @@
+"""What to do when a front end fails on something that no front end supports, decided by objects, not by text."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import nn
+from torch.ao.quantization import FakeQuantizeBase
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.nn.utils.rnn import PackedSequence
+
+from modelexport.core.calls import ModuleCall
+from modelexport.core.collected_messages import collected
+from modelexport.core.text import chained
+from modelexport.errors import CaptureError, UsageError
+from modelexport.pytorch.calls.traced_tree import untouched
+from modelexport.pytorch.nested_tensors import run_arguments
+from modelexport.pytorch.private_torch import DynamicOutputShapeException
+
+
+def way_out(model: nn.Module, error: BaseException) -> str:
+    """What the user can do about a failed capture, as the end of a sentence; empty if that is not known."""
+    if any(_is_packed(module) for module in model.modules()):
+        return "; weights are quantized and packed: export the model before quantizing it, and quantize the file"
+    if any(isinstance(module, FakeQuantizeBase) for module in model.modules()):
+        return (
+            "; a module is prepared for quantization-aware training: export the model as it was before prepare_qat, "
+            "with the trained weights, and quantize the file"
+        )
+    if _has_local(error, PackedSequence):
+        return "; of packed sequences, those are exported that forward packs itself, by the front end dynamo"
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        return "; a module is a ScriptModule: export the model as it was before torch.jit.script"
+    if any(isinstance(one, DynamicOutputShapeException) for one in chained(error)):
+        return (
+            "; the size of its result depends on the values of the inputs: leave it out of forward, as a loss that "
+            "only training needs, and compute it from the model's outputs"
+        )
+    if "dynamo-optimized" in str(error):
+        return "; a trace cannot see through torch.compile: compile the model after the export"
+    return ""
+
+
+DIFFERENTIATES = (
+    "; it computes derivatives in forward, which cannot be captured: export the module that they are taken of, or "
+    "write them out as operations"
+)
+
+
+def differentiates(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> bool:
+    """Whether a run of the model reads what PyTorch keeps for derivatives."""
+    read: list[torch.Tensor] = []
+
+    def noted(tensor: torch.Tensor) -> torch.Tensor:
+        read.append(tensor)
+        return tensor
+
+    args, kwargs = run_arguments(inputs)
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, noted)
+    with untouched(model), collected():
+        try:
+            with hooks:
+                model(*args, **kwargs)
+        except RuntimeError:  # of a model that runs without them: torch.func differentiates, and refuses such hooks
+            return True
+    return bool(read)
+
+
+def failure(error: BaseException, call: ModuleCall | None, reason: str, told: str) -> CaptureError:
+    """The error of a front end: what failed, the call, the model's own line of code, and what is told of the reason."""
+    where = f" in {call}" if call is not None else ""
+    problem = f"{type(error).__name__}{where}{_line_of(error)}: {told}"
+    return CaptureError(problem, address=None if call is None else call.address, reason=reason)
+
+
+def _line_of(error: BaseException) -> str:
+    """The innermost line of the model's own code that an exception came through: `` (net.py:12)``."""
+    frames = [
+        f" ({Path(frame.filename).name}:{frame.lineno})"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not any(map(Path(frame.filename).is_relative_to, _NOT_THE_MODEL))
+    ]
+    return frames[-1] if frames else ""
+
+
+_NOT_THE_MODEL = (Path(torch.__file__).parent, Path(__file__).parent.parent)
+
+
+def reason_of(cause: BaseException) -> str:
+    """Why a capture failed, in as many lines as fit a screen."""
+    if isinstance(cause, GuardOnDataDependentSymNode):
+        return (
+            f"data-dependent: Python decides by values that are computed from the inputs ({cause.cond}); "
+            f"torch.where and torch.cond decide in the graph"
+        )
+    own = str(cause).partition("\nWhile executing ")[0]  # what torch.fx adds of the node that it ran
+    lines = [line for line in own.strip().splitlines() if line.strip()]
+    return "\n".join(line[:200] for line in lines[:_REASON_LINES])
+
+
+def in_one_line(reason: str) -> str:
+    """A reason as the part of a line; the rest of a long one is in the chained exception (``--debug``)."""
+    text = " ".join(reason.split()).removesuffix(".")
+    return text if len(text) <= _LINE_CHARACTERS else f"{text[:_LINE_CHARACTERS].rpartition(' ')[0]} ..."
+
+
+def translated_node(error: BaseException) -> torch.fx.Node | None:
+    """The node that was decomposed or translated when an export failed, read from the stack frame."""
+    for chain in chained(error):
+        for frame, _ in traceback.walk_tb(chain.__traceback__):
+            node = frame.f_locals.get("node")
+            if isinstance(node, torch.fx.Node) and frame.f_globals.get("__name__", "").startswith(_WORKS_ON_NODES):
+                return node
+    return None
+
+
+_WORKS_ON_NODES = (torch.onnx.__name__, torch.fx.interpreter.__name__)
+OTHER_OPERATIONS = "; compute it with other operations in the model's code"
+"""What to do about an operation that a front end has no translation for."""
+_LINE_CHARACTERS = 400
+_REASON_LINES = 12
+"""What fits a screen; the rest is in the chained exception."""
+
+
+def check_returned(graph: ir.Model) -> None:
+    """Refuse a graph without outputs.
+
+    Raises:
+        UsageError: The model returns no tensor.
+    """
+    if not graph.graph.outputs:
+        raise UsageError("the model returns no tensor, so there is nothing to export: let forward return a tensor")
+
+
+def _is_packed(module: nn.Module) -> bool:
+    """Whether a module has a TorchScript object instead of its weights, as quantized modules do."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return False
+    return any(isinstance(value, torch.ScriptObject) for value in vars(module).values())
+
+
+def _has_local(error: BaseException, kind: type) -> bool:
+    """Whether a function that an exception came through has a variable of this type."""
+    frames = (frame for one in chained(error) for frame, _ in traceback.walk_tb(one.__traceback__))
+    return any(isinstance(value, kind) for frame in frames for value in frame.f_locals.values())

@@ -1,0 +1,134 @@
+"""Which elements go where: squeezing, bags, writes by masks and indices, counting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from onnxscript import opset18 as op
+from onnxscript.function_libs.torch_lib.ops.core import aten_arange_start, aten_arange_start_step, aten_index_put
+
+from modelexport.capture.repairs.translation_constants import INT64, ints, table
+
+
+def squeeze(self: Any, dim: int) -> Any:
+    """``squeeze(dim)`` of an axis whose size is not 1 is the tensor itself; torchlib squeezes it nevertheless.
+
+    Upstream: https://github.com/onnx/onnx/issues/3764.
+    """
+    if not len(self.shape):
+        return op.Identity(self)
+    size = self.shape[dim]
+    if size != 1 and (isinstance(size, int) or size.value is not None):
+        # A dynamic size is not 1 either: torch.export treats a size of 1 as fixed.
+        return op.Identity(self)
+    return op.Squeeze(self, ints(dim))
+
+
+def masked_scatter(self: Any, mask: Any, source: Any) -> Any:
+    """The n-th masked element is the n-th of the source; of those that are not masked, nothing is read."""
+    shape = op.Max(op.Shape(self), op.Shape(op.Expand(mask, op.Shape(self))))
+    chosen = op.Reshape(op.Expand(mask, shape), ints(-1))
+    laid = op.Reshape(op.Expand(self, shape), ints(-1))
+    return op.Reshape(op.Where(chosen, _in_turn(chosen, source), laid), shape)
+
+
+def _in_turn(chosen: Any, values: Any) -> Any:
+    """For each place that is chosen the next value; anything for the others.
+
+    transformers gathers from the values alone, which is out of bounds where there are none, and nothing is chosen.
+    """
+    nothing = op.CastLike(op.Constant(value_floats=[0.0]), values)
+    flat = op.Concat(op.Reshape(values, ints(-1)), nothing, axis=0)
+    count = op.CumSum(op.Cast(chosen, to=INT64), op.Constant(value_int=0))
+    return op.Gather(flat, op.Max(op.Sub(count, ints(1)), ints(0)))
+
+
+def index_put(self: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> Any:
+    """Torchlib's, with indices of the type that ONNX takes, and writes by a mask also where it chooses nothing."""
+    found = [index for index in indices if index is not None]
+    mask = indices[0]
+    if mask is not None and len(found) == 1 and mask.dtype == ir.DataType.BOOL and not accumulate:
+        for _ in range(len(self.shape) - len(mask.shape)):
+            mask = op.Unsqueeze(mask, ints(-1))
+        shape = op.Shape(self)
+        if _broadcasts(values, self, len(indices[0].shape)):
+            return op.Where(mask, values, self)
+        chosen = op.Reshape(op.Expand(mask, shape), ints(-1))
+        written = _in_turn(chosen, _of_every_row(values, self, len(indices[0].shape)))
+        return op.Reshape(op.Where(chosen, written, op.Reshape(self, ints(-1))), shape)
+    return aten_index_put(self, [_widened(index) for index in indices], values, accumulate)
+
+
+def _widened(index: Any) -> Any:
+    if index is None or index.dtype in (ir.DataType.BOOL, ir.DataType.INT64):
+        return index
+    wide = op.Cast(index, to=INT64)
+    wide.shape, wide.dtype = index.shape, ir.DataType.INT64
+    return wide
+
+
+def _broadcasts(values: Any, self: Any, masked: int) -> bool:
+    """Whether every chosen row gets the same values."""
+    rows = len(values.shape) - (len(self.shape) - masked)
+    return rows <= 0 or (rows == 1 and values.shape[0] == 1)
+
+
+def _of_every_row(values: Any, self: Any, masked: int) -> Any:
+    """Values in the full width of the rows that are written."""
+    inner = list(self.shape[masked:])
+    if list(values.shape[1:]) == inner or not inner:
+        return values
+    shape = op.Concat(op.Shape(values, start=0, end=1), op.Shape(self, start=masked), axis=0)
+    return op.Expand(values, shape)
+
+
+def unique(self: Any, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
+    """ONNX Runtime has code for few types."""
+    known = self.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT64)
+    wide = self if known else op.Cast(self, to=INT64)
+    values, _, inverse, counts = op.Unique(wide, sorted=1)
+    values = values if known else op.CastLike(values, self)
+    return values, op.Reshape(inverse, op.Shape(self)), counts
+
+
+def unique_in_turn(self: Any, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None) -> Any:
+    """``unique_consecutive``; torchlib's is for integers, and takes the largest of them for one that does not occur."""
+    if dim is not None and len(self.shape) != 1:
+        raise ValueError("unique_consecutive of whole rows is not translated: compare the rows, or leave out dim")
+    flat = op.Reshape(self, ints(-1))
+    count = op.Shape(flat)
+    later, earlier = op.Slice(flat, ints(1), count, ints(0)), op.Slice(flat, ints(0), ints(-1), ints(0))
+    new = op.Concat(table(np.array([True])), op.Not(op.Equal(later, earlier)), axis=0)
+    new = op.Slice(new, ints(0), count, ints(0))  # of no elements none is the first
+    inverse = op.Sub(op.CumSum(op.Cast(new, to=INT64), op.Constant(value_int=0)), ints(1))
+    places = op.Range(op.Constant(value_int=0), op.Squeeze(count, ints(0)), op.Constant(value_int=1))
+    starts = op.Compress(places, new, axis=0)
+    ends = op.Slice(op.Concat(starts, count, axis=0), ints(1), ints(np.iinfo(np.int64).max), ints(0))
+    return op.Compress(flat, new, axis=0), op.Reshape(inverse, op.Shape(self)), op.Sub(ends, starts)
+
+
+def masked_select(self: Any, mask: Any) -> Any:
+    """Nothing translates it."""
+    wide = op.Expand(self, op.Shape(mask))
+    return op.Compress(op.Reshape(wide, ints(-1)), op.Reshape(op.Expand(mask, op.Shape(wide)), ints(-1)), axis=0)
+
+
+def numbers_from(start: Any, end: Any, dtype: int = -1, **options: Any) -> Any:
+    """``arange`` of a whole and a fractional bound has the default type; torchlib mixes the types of both."""
+    return aten_arange_start(start, end, dtype=_of_numbers(dtype, start, end))
+
+
+def numbers_by_step(start: Any, end: Any, step: Any = 1, dtype: int = -1, **options: Any) -> Any:
+    """The same in steps."""
+    return aten_arange_start_step(start, end, step, dtype=_of_numbers(dtype, start, end, step))
+
+
+def _of_numbers(dtype: int | None, *numbers: Any) -> int:
+    kinds = {type(one) for one in numbers}
+    if dtype in (None, -1) and kinds == {int, float}:
+        return int(ir.DataType.DOUBLE if torch.get_default_dtype() is torch.float64 else ir.DataType.FLOAT)
+    return -1 if dtype is None else dtype

@@ -1,0 +1,41 @@
+"""The owners of a graph that was traced: the name of each node begins with the scopes of its calls."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from modelexport.core.calls import ROOT, ModuleCall
+from modelexport.core.owners import Evidence, Owner
+from modelexport.graph.node_owners import OWNER, owner_of
+from modelexport.graph.nodes import all_nodes
+from modelexport.lineage.derived_and_inferred_owners import place_unowned
+
+_SCOPE = re.compile(r"(?:^|/)c(\d+)/[^/]*$")
+
+
+def assign_owners(model: ir.Model, calls: Sequence[ModuleCall]) -> None:
+    """Assign owners by the scope in each node's name; a node without one, made by a pass, by its neighbors."""
+    for node in all_nodes(model):
+        scope = _SCOPE.search(node.name or "")
+        if scope is not None:
+            node.meta[OWNER] = Owner((calls[int(scope[1])],), Evidence.EXACT)
+    place_unowned(model)
+    for node in all_nodes(model):
+        # Between an input and an output of the graph, around the model.
+        node.meta.setdefault(OWNER, Owner((ROOT,), Evidence.DERIVED))
+
+
+def name_after_owners(model: ir.Model) -> None:
+    """Name nodes and values after their owner instead of by scope numbers: ``/encoder.layer.0/Add_1``."""
+    counts: Counter[str] = Counter()
+    for node in all_nodes(model):
+        owner = owner_of(node)
+        base = f"/{owner.call.address}/{node.op_type}" if owner and owner.call != ROOT else f"/{node.op_type}"
+        node.name = f"{base}_{counts[base]}" if counts[base] else base
+        counts[base] += 1
+        for position, value in enumerate(node.outputs):
+            value.name = f"{node.name}_output_{position}"

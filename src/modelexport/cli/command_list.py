@@ -1,0 +1,90 @@
+"""The commands: what each does in a few words, and the page that ``--help`` shows."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from modelexport.core.version import __version__
+
+
+class Listed(NamedTuple):
+    """A command, before its code is imported."""
+
+    group: str
+    help: str
+    runs_model: bool = False
+    """Whether it may run a model."""
+
+
+COMMANDS = {
+    "export": Listed("export", "export a model to a file, or to a folder of parts", True),
+    "hierarchy": Listed("export", "show a model's module tree without exporting it", True),
+    "inputs": Listed("export", "show or save the example inputs of a model", True),
+    "internals": Listed("export", "show what PyTorch's exporters record about modules", True),
+    "tree": Listed("look", "show the modules in a file"),
+    "select": Listed("look", "list nodes of modules in the form that another tool takes"),
+    "nodes": Listed("look", "list the nodes of modules"),
+    "cost": Listed("look", "parameters, operations and memory of each module"),
+    "profile": Listed("look", "run a file, and show the time of each module", True),
+    "sensitivity": Listed("look", "how much quantizing each module changes the output"),
+    "report": Listed("look", "write tree, cost and verification to an HTML page"),
+    "verify": Listed("check", "compare a file with PyTorch, module by module", True),
+    "compare": Listed("check", "show how two files differ, module by module"),
+    "extract": Listed("change", "write modules as models of their own"),
+    "replace": Listed("change", "replace modules by a model, an operator or nothing"),
+    "rename": Listed("change", "name nodes after their modules"),
+    "update-weights": Listed("change", "put other weights or LoRA adapters into a file"),
+    "quantize": Listed("change", "quantize modules, and keep others bit for bit"),
+    "optimize": Listed("change", "run another package's optimizer, and keep the tags"),
+    "retag": Listed("change", "restore the tags of a file that a tool changed"),
+    "adopt": Listed("change", "tag a file that another exporter wrote"),
+    "strip": Listed("change", "convert tags as attributes to metadata"),
+    "inline": Listed("change", "convert a file of functions to a flat one"),
+    "split": Listed("package", "cut a file into stages that run in sequence"),
+    "place": Listed("package", "assign modules to devices"),
+}
+"""The commands by name, in the order in which ``--help`` lists them."""
+_GROUPS = {
+    "export": "Export",
+    "look": "Look into a file",
+    "check": "Check",
+    "change": "Change a file",
+    "package": "Stages and devices",
+}
+_EXAMPLES = (
+    ("modelexport export bert-tiny -o bert.onnx --verify", "export a model, and compare each module with PyTorch"),
+    ("modelexport tree bert.onnx", "show its modules"),
+    ("modelexport extract bert.onnx encoder.layer.0 -o layer.onnx", "cut a module out"),
+)
+_OPTIONS = (
+    ("--version", "print the version"),
+    ("--debug", "show tracebacks"),
+    ("--install-completion", "complete commands and options in this shell (--show-completion: print the script)"),
+    ("--help", "this page; `modelexport COMMAND --help` lists the options of a command"),
+)
+
+
+def introduction() -> str:
+    """What ``modelexport`` alone shows: three examples, and the names of the commands."""
+    rows = [f"  {group:<8} {', '.join(_names(group))}" for group in _GROUPS]
+    return "\n".join([*_beginning(), "", *rows, "", "`modelexport --help` says what each command does."])
+
+
+def overview() -> str:
+    """The page that ``modelexport --help`` shows."""
+    lines = _beginning()
+    for group, title in _GROUPS.items():
+        lines += ["", title, *(f"  {name:<16}{COMMANDS[name].help}" for name in _names(group))]
+    lines += ["", "Options", *(f"  {name:<22}{what}" for name, what in _OPTIONS)]
+    return "\n".join(lines)
+
+
+def _beginning() -> list[str]:
+    lines = [f"modelexport {__version__}: PyTorch models as ONNX files, with the exact module call on every node.", ""]
+    for example, what in _EXAMPLES:
+        lines += [f"  {example}", f"      {what}"]
+    return lines
+
+
+def _names(group: str) -> list[str]:
+    return [name for name, one in COMMANDS.items() if one.group == group]

@@ -1,0 +1,224 @@
+"""Figures by module: `cost`, `profile`, `report`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from modelexport.cli.model_argument import Loading, ModelChoice
+from modelexport.cli.printing import fitting_depth, format_headings, left_out, print_json
+from modelexport.cli.progress import LINE
+from modelexport.cli.shared_options import FILE_OR_FOLDER, parsed_sizes
+from modelexport.core.declared_options import argument, option
+from modelexport.errors import UsageError
+
+if TYPE_CHECKING:
+    from modelexport.core.selectors import Selection
+    from modelexport.measure.table import Table
+
+Grouping = Literal["call", "module", "class"]
+LevelName = Literal["all", "extended", "basic", "none"]
+ONLY = argument((), "Only these calls and those inside: encoder.layer.0, *.dense, !...", metavar="[SELECTOR]...")
+SIZE = option((), "The size of a dynamic axis; cost has formulas without it.", metavar="NAME=N")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """What is shown"""
+
+    by: Grouping = option("call", "A row for each call, module or class.")
+    depth: int | None = option(None, "Show N levels below the root.", metavar="N")
+    sort: str | None = option(None, "Largest own figure first.", metavar="COLUMN")
+    as_csv: bool = option(False, "Print CSV and nothing else.", flag="--csv")
+    as_json: bool = option(False, "Print one JSON document and nothing else.", flag="--json")
+    html: Path | None = option(
+        None, "Also write an interactive page that works offline.", metavar="OUT.html", file="written alone"
+    )
+    node_data: Path | None = option(
+        None, "Also write node data for Model Explorer.", metavar="OUT.json", file="written alone"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runs:
+    """How FILE is run"""
+
+    runs: int = option(10, "The number of measured runs.", metavar="N", least=1)
+    warmup: int = option(2, "The number of runs before these.", metavar="N", least=1)
+    level: LevelName = option("all", "ONNX Runtime's optimization level.")
+    provider: str = option("CPUExecutionProvider", "The execution provider of ONNX Runtime.", metavar="NAME")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """What it is compared with"""
+
+    against: Path | None = option(None, "Another tagged file of the same model.", metavar="OTHER.onnx", file="read")
+    against_torch: str | None = option(None, "Compare with the same model in PyTorch.", metavar="MODEL", file="model")
+
+
+def cost(
+    file: Path = FILE_OR_FOLDER, selectors: Sequence[str] = ONLY, size: Sequence[str] = SIZE, *, shown: Shown
+) -> None:
+    """Show the cost of each module: parameters, operations, bytes, memory. Nothing is run."""
+    from modelexport.core.timed_stages import Stages
+    from modelexport.packages.measured_parts import cost_parts
+
+    sizes = parsed_sizes(size)
+    with Stages(LINE.tell)("cost"):
+        tables = cost_parts(file, sizes)
+    show(tables, "flops", selectors, shown)
+
+
+def profile(
+    file: Path = FILE_OR_FOLDER,
+    selectors: Sequence[str] = ONLY,
+    inputs: Path | None = option(
+        None, "Arrays by name: .npz, .safetensors, or a JSON description.", metavar="FILE", file="read"
+    ),
+    size: Sequence[str] = SIZE,
+    *,
+    how: Runs,
+    beside: Beside,
+    loading: Loading,
+    shown: Shown,
+) -> None:
+    """Run FILE in ONNX Runtime as users do, and show the time and memory of each module."""
+    import msgspec
+
+    from modelexport.core.timed_stages import Stages
+    from modelexport.measure import side_by_side as comparing
+    from modelexport.packages.measured_parts import profile_parts, profile_same
+
+    if beside.against is not None and beside.against_torch is not None:
+        raise UsageError("give --against or --against-torch, not both")
+    if beside.against_torch is not None and file.is_dir():
+        raise UsageError(f"{file} is a folder: give --against-torch with a file of the whole model")
+    running = dataclasses.asdict(how)
+    stages = Stages(LINE.tell)
+    given: Any = inputs
+    if beside.against_torch is not None:
+        loaded, example = ModelChoice(beside.against_torch, inputs, loading).load(stages)
+        from modelexport.measure.onnxruntime_profiler import open_file, session_options
+        from modelexport.pytorch.inputs.named_inputs import feeds
+
+        given = feeds(example, open_file(file, session_options("none", how.provider), how.provider))
+    with stages(f"run {file.name}"):
+        measured = profile_parts(file, given, sizes=parsed_sizes(size), seed=loading.seed, **running)
+    if beside.against is not None:
+        with stages(f"run {beside.against.name}"):
+            others = profile_same(beside.against, measured, **running)
+        measured = {name: comparing.profile_against(one, others[name]) for name, one in measured.items()}
+    elif beside.against_torch is not None:
+        from modelexport.pytorch.calls.call_times import time_calls
+
+        with stages("run PyTorch"):
+            seconds = time_calls(loaded.model, example, runs=how.runs, warmup=how.warmup)
+        measured = {name: comparing.profile_beside(one, seconds, "PyTorch") for name, one in measured.items()}
+    more = {
+        name: {"run": msgspec.to_builtins(one.facts)}
+        | ({"against": msgspec.to_builtins(one.against)} if one.against is not None else {})
+        for name, one in measured.items()
+    }
+    show({name: one.table for name, one in measured.items()}, "seconds", selectors, shown, more)
+
+
+def report(
+    file: Path = FILE_OR_FOLDER,
+    output: Path = option(..., "The page to write.", flag="-o --output", metavar="OUT.html", file="written alone"),
+    size: Sequence[str] = SIZE,
+    profiled: bool = option(False, "Also run it, and show the time of each module.", flag="--profile"),
+    against: Path | None = option(
+        None, "A quantized FILE: show its error, and with --profile its time.", metavar="OTHER.onnx", file="read"
+    ),
+) -> None:
+    """Write the tree of FILE, its coverage, its verification and its cost to one page."""
+    from modelexport.core.timed_stages import Stages
+    from modelexport.packages.report_page import write_report_page
+
+    stages = Stages(LINE.tell)
+    if against is not None and file.is_dir():
+        raise UsageError(f"{file} is a folder: give --against with one of its parts")
+    with stages("report"):
+        write_report_page(file, output, sizes=parsed_sizes(size), profiled=profiled, against=against)
+    print(output)
+
+
+def show(
+    tables: Mapping[str, Table],
+    main: str,
+    selectors: Sequence[str],
+    shown: Shown,
+    more: Mapping[str, dict[str, Any]] | None = None,
+) -> None:
+    """Write the tables of a file or of the parts of a package in all the ways that were asked for.
+
+    Args:
+        tables: Of a file under an empty name, or of parts by name.
+        more: What JSON has beside the tables.
+    """
+    from modelexport.cli import show_table
+
+    if shown.as_csv and shown.as_json:
+        raise UsageError("give --csv or --json, not both")
+    chosen = _chosen(tables, selectors)
+    if shown.sort is not None:
+        for name in chosen:
+            tables[name].column(shown.sort)
+    if shown.node_data is not None:
+        from modelexport.measure.model_explorer import write_node_data
+
+        for name, table in tables.items():
+            path = shown.node_data.with_suffix(f".{name}{shown.node_data.suffix}") if name else shown.node_data
+            write_node_data(table, path, column=main)
+    if shown.html is not None:
+        from modelexport.measure.html_page import Page, write_page
+
+        write_page(shown.html, *(Page(table, main, part=name) for name, table in tables.items()))
+    if shown.as_json:
+        documents = {
+            name: tables[name].document(shown.by, depth=shown.depth, only=only, sort=shown.sort)
+            | (more or {}).get(name, {})
+            for name, only in chosen.items()
+        }
+        print_json(documents[""] if "" in tables else {"parts": documents})
+    elif shown.as_csv:
+        listed = {name: tables[name].rows(shown.by, depth=shown.depth, only=only) for name, only in chosen.items()}
+        if shown.sort is not None:
+            listed = {name: tables[name].sorted(rows, shown.sort) for name, rows in listed.items()}
+        print(show_table.format_csv({name: (tables[name], rows) for name, rows in listed.items()}), end="")
+    else:
+        print(format_headings({name: _fitted(tables[name], main, only, shown) for name, only in chosen.items()}))
+
+
+def _fitted(table: Table, main: str, only: Selection | None, shown: Shown) -> str:
+    """The table as deep as the screen allows, and how to see the rest."""
+    from modelexport.cli import show_table
+
+    flat = shown.sort is not None or shown.by == "class"
+    levels = [] if flat else [row.depth for row in table.rows(shown.by, only=only) if any(row.total.values())]
+    depth = fitting_depth(levels, shown.depth)
+    how: dict[str, Any] = {"by": shown.by, "depth": depth, "sort": shown.sort, "screen": show_table.Screen.here()}
+    more = left_out(levels, depth) if shown.depth is None else ""
+    return "\n".join([show_table.format_table(table, main, only=only, **how), *([more] if more else [])])
+
+
+def _chosen(tables: Mapping[str, Table], selectors: Sequence[str]) -> dict[str, Selection | None]:
+    """The tables that have any of the calls that selectors pick, with those; all without selectors."""
+    from modelexport.core.selectors import select_calls
+
+    if not selectors:
+        return dict.fromkeys(tables)
+    chosen: dict[str, Selection | None] = {}
+    failure: UsageError | None = None
+    for name, table in tables.items():
+        try:
+            chosen[name] = select_calls(selectors, table.calls, table.tags, where=table.name)
+        except UsageError as error:
+            failure = error
+    if not chosen and failure is not None:
+        raise failure
+    return chosen

@@ -1,0 +1,105 @@
+"""`export`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from modelexport.cli.model_argument import Loading, ModelChoice, load_for_package
+from modelexport.cli.name_options import NameOptions, read_interface
+from modelexport.cli.printing import print_result
+from modelexport.cli.progress import LINE
+from modelexport.cli.shared_options import INPUTS, JSON, MODEL
+from modelexport.core.declared_options import option
+from modelexport.core.timed_stages import Stages
+from modelexport.errors import UsageError
+from modelexport.exporting.options import Options
+
+if TYPE_CHECKING:
+    from modelexport.exporting.export_result import ExportResult
+
+
+def export(
+    output: str = option(
+        ..., "The file to write, or a package.", flag="-o --output", metavar="FILE.onnx|FOLDER/", file="written"
+    ),
+    model: str = MODEL,
+    inputs: Path | None = INPUTS,
+    *,
+    names: NameOptions,
+    options: Options,
+    loading: Loading,
+    as_json: bool = JSON,
+) -> None:
+    """Export MODEL to a file, or to a folder with all of its parts; without MODEL, bert-tiny."""
+    choice = ModelChoice(model, inputs, loading)
+    if options.package.parts is not None or output.endswith("/") or Path(output).is_dir():
+        if names != NameOptions():
+            raise UsageError(
+                "--axes, --input-names, --output-names and --outputs go with a FILE.onnx: "
+                "the names in a package are fixed by its runtimes"
+            )
+        _export_folder(choice, Path(output), options, as_json=as_json)
+        return
+    from modelexport.cli import show_export
+
+    options.check_together()
+    result = _export_file(choice, output, names, options, Stages(LINE.tell))
+    show_export.print_warnings(result, options)
+    print_result(show_export.export_document(result), lambda: show_export.format_export(result), as_json=as_json)
+    failed = result.check is not None and result.check.status == "failed"
+    if failed or (result.verified is not None and not result.verified.agrees):
+        raise typer.Exit(1)
+
+
+def _export_file(
+    choice: ModelChoice, output: str, names: NameOptions, options: Options, stages: Stages
+) -> ExportResult:
+    from modelexport.exporting.input_output_names import widened
+    from modelexport.exporting.pipeline import export as run
+
+    interface = read_interface(names)
+    loaded, example = choice.load(stages, weights="files" if options.weights.weights == "link" else "auto")
+    options.quantized.check_model(loaded.model)
+    return run(
+        loaded.model,
+        widened(example, interface) if isinstance(example, Mapping) else example,
+        output,
+        name=loaded.name,
+        options=options,
+        stages=stages,
+        interface=interface,
+        dynamic=options.capture.dynamic or bool(names.axes),
+        source=loaded.weights,
+    )
+
+
+def _export_folder(choice: ModelChoice, folder: Path, options: Options, *, as_json: bool) -> None:
+    """Export a model to a package, and print what was written."""
+    from modelexport.cli import show_package
+    from modelexport.core.garbage_collection import only_new_garbage
+    from modelexport.files.output_folders import check_package_folder
+    from modelexport.packages.package_export import export_package
+
+    options.check_together(package=True)
+    check_package_folder(folder, [Path(choice.model)])
+    stages = Stages(LINE.tell)
+    loaded, example = load_for_package(choice, options.package.parts or "auto", stages)
+    options.quantized.check_model(loaded.model)
+    with only_new_garbage():
+        result = export_package(
+            loaded.model,
+            folder,
+            inputs=example,
+            name=loaded.name,
+            directory=loaded.directory,
+            options=options,
+            source=loaded.weights,
+            stages=stages,
+        )
+    print_result(show_package.package_document(result), lambda: show_package.format_package(result), as_json=as_json)
+    if not result.agrees:
+        raise typer.Exit(1)

@@ -1,0 +1,183 @@
+"""Precision by module: `quantize`, `sensitivity`, and `select` for those who quantize with another tool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import typer
+
+from modelexport.cli.commands.cost_profile_report import ONLY, Shown, show
+from modelexport.cli.printing import print_json
+from modelexport.cli.progress import LINE
+from modelexport.cli.shared_options import FILE, FILE_OR_FOLDER, JSON, SELECTORS, parsed_bytes
+from modelexport.core.declared_options import option
+from modelexport.errors import UsageError
+
+Saved = Literal["size", "time"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """Which module gets which method: --to with --keep or --only, or --recipe"""
+
+    to: Sequence[str] = option(
+        (),
+        "int8-dynamic, int8-static, int8-weights, int4, float16, bfloat16; with options as in int4:block=64.",
+        metavar="METHOD",
+    )
+    keep: Sequence[str] = option((), "Modules that stay bit for bit what they are.", metavar="SELECTOR")
+    only: Sequence[str] = option((), "The modules to quantize; the others are kept.", metavar="SELECTOR")
+    recipe: Path | None = option(
+        None, "Rules of selector and method; the first match wins.", metavar="RECIPE.yaml", file="read"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Inputs for methods that measure ranges"""
+
+    data: Path | None = option(
+        None, ".npz, .safetensors, .jsonl, text (a run a line), a folder of images.", metavar="DATA", file="read"
+    )
+    processor: Path | None = option(None, "Where tokenizer.json is, if not beside FILE.", metavar="FOLDER", file="read")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Within:
+    """A search for the cheapest methods: several --to may be given, and every module may be kept"""
+
+    within: str | None = option(None, "error<=0.05, cosine>=0.999, kl<=0.01, top1>=0.99, f.py:f<=1.", metavar="BOUND")
+    save: Saved = option("size", "What is to be small within the bound.", flag="--for")
+    budget: str | None = option(None, "The least error with weights of this size: 25MB.", metavar="SIZE")
+    metric: str = option("error", "The error for --budget, as --within names it.", metavar="METRIC")
+    compared: str | None = option(
+        None, "The output that is compared; by default the first.", flag="--compare", metavar="NAME"
+    )
+
+
+def quantize(
+    file: Path = FILE_OR_FOLDER,
+    output: Path = option(
+        ..., "The file or folder to write.", flag="-o --output", metavar="OUT.onnx|OUT/", file="written"
+    ),
+    *,
+    rules: Rules,
+    bounds: Within,
+    calibration: Data,
+    runtime_check: bool = option(True, "The result is for a runtime that has other kernels."),
+    as_json: bool = JSON,
+) -> None:
+    """Quantize modules of FILE by ONNX Runtime's quantizers; all others stay bit for bit what they are."""
+    from modelexport.cli import show_changed
+    from modelexport.core.timed_stages import Stages
+    from modelexport.packages.changed_packages import quantize_package
+    from modelexport.precision.quantize import quantize as run
+
+    how: dict[str, Any] = {
+        "keep": rules.keep,
+        "only": rules.only,
+        "data": calibration.data,
+        "processor": calibration.processor,
+        "check_runtime": runtime_check,
+    }
+    stages = Stages(LINE.tell)
+    if bounds.within is not None or bounds.budget is not None:
+        _search(file, output, rules, bounds, how | {"stages": stages}, as_json=as_json)
+        return
+    if len(rules.to) > 1:
+        raise UsageError("several --to are for a search: give --within or --budget, or a recipe with --recipe")
+    how |= {"to": rules.to[0] if rules.to else None, "recipe": rules.recipe}
+    with stages(f"quantize to {how['to'] or rules.recipe}"):
+        results = quantize_package(file, output, **how) if file.is_dir() else {"": run(file, output, **how)}
+    if as_json:
+        print_json({"parts": results} if file.is_dir() else results[""])
+    else:
+        print(show_changed.format_quantized(results, file, output))
+
+
+def _search(file: Path, output: Path, rules: Rules, bounds: Within, how: dict[str, Any], *, as_json: bool) -> None:
+    from modelexport.cli import show_changed
+    from modelexport.packages.changed_packages import quantize_within
+
+    if rules.recipe is not None:
+        raise UsageError("a recipe says which method a module gets: give --recipe, or --within or --budget")
+    if how["data"] is None:
+        raise UsageError("a search measures errors on inputs like those that the model will get: give --data")
+    found, written = quantize_within(
+        file,
+        output,
+        to=rules.to,
+        within=bounds.within,
+        budget=parsed_bytes(bounds.budget) if bounds.budget is not None else None,
+        metric=bounds.metric,
+        save=bounds.save,
+        output_name=bounds.compared,
+        **how,
+    )
+    if as_json:
+        print_json({"search": found, "written": written or None})
+    else:
+        print(show_changed.format_search(found))
+        if written:
+            print(show_changed.format_quantized(written, file, output))
+    if not found.met:
+        raise typer.Exit(1)
+
+
+def sensitivity(
+    file: Path = FILE_OR_FOLDER,
+    to: str = option(..., "The method, as for quantize.", metavar="METHOD"),
+    selectors: Sequence[str] = ONLY,
+    metric: str = option("error", "error, cosine, kl, top1, or file.py:function.", metavar="METRIC"),
+    compared: str | None = option(
+        None, "The output that is compared; by default the first.", flag="--compare", metavar="NAME"
+    ),
+    every_run: bool = option(False, "Use all inputs, also when further ones would not change the order."),
+    *,
+    calibration: Data,
+    shown: Shown,
+) -> None:
+    """Show how much the output of FILE changes when one module alone is quantized."""
+    import msgspec
+
+    from modelexport.core.timed_stages import Stages
+    from modelexport.packages.changed_packages import graph_of
+    from modelexport.precision.sensitivity import STEADY
+    from modelexport.precision.sensitivity import sensitivity as measure
+    from modelexport.tagged.file import read_tagged
+
+    if calibration.data is None:
+        raise UsageError("errors are measured on inputs like those that the model will get: give --data")
+    graph = graph_of(file)
+    if selectors:
+        read_tagged(graph).select(*selectors)  # before the work, not after it
+    with Stages(LINE.tell)("measure"):
+        found = measure(
+            graph,
+            to=to,
+            data=calibration.data,
+            metric=metric,
+            output_name=compared,
+            processor=calibration.processor or (file if file.is_dir() else None),
+            steady=2.0 if every_run else STEADY,
+        )
+    facts = {"runs": found.runs, "agreement": found.agreement, "groups": msgspec.to_builtins(found.units)}
+    show({"": found.table}, "sensitivity", selectors, shown, {"": facts})
+
+
+def select(
+    file: Path = FILE,
+    selectors: Sequence[str] = SELECTORS,
+    form: str = option(..., "ort, modelopt, olive, trt or nncf: the form that it takes.", flag="--as", metavar="TOOL"),
+) -> None:
+    """Print the nodes of modules in the form that another tool's option takes, to exclude or include them there."""
+    from modelexport.core.text import nearest
+    from modelexport.precision.nodes_for_other_tools import FORMS, excluded
+    from modelexport.tagged.file import read_tagged
+
+    if form not in FORMS:
+        raise UsageError(f"there is no form '{form}'{nearest(form, FORMS)}; the forms are {', '.join(FORMS)}")
+    print(excluded(read_tagged(file), selectors, form), end="")

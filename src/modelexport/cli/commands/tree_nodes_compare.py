@@ -1,0 +1,106 @@
+"""Commands that only read tagged files: `tree`, `nodes`, `compare`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from modelexport.cli.printing import fitting_depth, format_headings, left_out, named_files, print_json, print_parts
+from modelexport.cli.shared_options import FILE_OR_FOLDER, JSON, SELECTORS
+from modelexport.core.declared_options import argument, option
+from modelexport.core.text import nearest
+from modelexport.errors import UsageError
+
+
+def tree(
+    file: Path = FILE_OR_FOLDER,
+    depth: int | None = option(None, "Show N levels below the root.", metavar="N"),
+    check: bool = option(False, "Also check that the weights files are unchanged."),
+    as_json: bool = JSON,
+) -> None:
+    """Show the module tree in FILE, or in each part of FOLDER, with the nodes of each call."""
+    from modelexport.files.linked_weights import changed_files
+    from modelexport.graph.node_owners import owned_operators
+    from modelexport.tagged.file import read_tagged
+    from modelexport.tagged.tree_and_nodes import format_tree, tree_rows, untagged_operators
+
+    documents: dict[str, dict[str, Any]] = {}
+    texts: dict[str, str] = {}
+    faults: list[str] = []
+    for name, part in named_files(file).items():
+        found = read_tagged(part, checked=not check)
+        operators = list(owned_operators(found.model))
+        untagged = untagged_operators(operators)
+        rows = tree_rows(operators, found.calls, found.tags.__getitem__)
+        levels = [row.depth for row in rows if row.nodes]
+        to = depth if as_json else fitting_depth(levels, depth)
+        shown = [row for row in rows if to is None or row.depth <= to]
+        own = changed_files(found.model) if check else []
+        faults += own
+        documents[name] = {"path": str(part), "coverage": found.coverage, "tree": shown, "untagged": untagged}
+        documents[name] |= {"weights": own} if check else {}
+        more = left_out(levels, to) if depth is None else ""
+        texts[name] = "\n".join([format_tree(shown, found.coverage, untagged), *([more] if more else [])])
+    if as_json:
+        print_json({"parts": documents} if file.is_dir() else documents[""])
+    else:
+        print(format_headings(texts))
+        for fault in dict.fromkeys(faults):
+            print(fault)
+    if faults:
+        raise typer.Exit(1)
+
+
+def nodes(file: Path = FILE_OR_FOLDER, modules: Sequence[str] = SELECTORS, as_json: bool = JSON) -> None:
+    """List the nodes of module calls and of the calls inside them, in each part that runs them."""
+    from modelexport.tagged.file import read_tagged
+    from modelexport.tagged.package import parts_with
+    from modelexport.tagged.tree_and_nodes import format_nodes
+
+    listed = {}
+    for name, part in parts_with(file, *modules).items():
+        tagged = read_tagged(part)
+        listed[name] = tagged.describe_nodes(tagged.select(*modules))
+    print_parts(listed, format_nodes, as_json=as_json)
+
+
+def compare(
+    first: Path = argument(..., "An ONNX file, tagged or not, or a package.", metavar="A.onnx|A/"),
+    second: Path = argument(..., "The file or package to compare with.", metavar="B.onnx|B/"),
+    selectors: Sequence[str] = argument((), "Only these calls and those inside them.", metavar="[SELECTOR]..."),
+    values: bool = option(False, "Compare the elements of parameters; reads all weights."),
+    fail_on: str = option("", "Exit status 1 if structure,weights,outputs,cost differ.", metavar="ASPECTS"),
+    inputs: Path | None = option(None, "Inputs for comparing outputs: .npz, .safetensors, or JSON.", metavar="FILE"),
+    markdown: bool = option(False, "Print a Markdown summary."),
+    as_json: bool = JSON,
+) -> None:
+    """Show how two files differ, module by module. The exit status is 0 even if they do, except with --fail-on."""
+    from modelexport.cli import show_comparison
+    from modelexport.measure.change_checks import ASPECTS, check_changes
+
+    asked = [aspect.strip() for aspect in fail_on.split(",") if aspect.strip()]
+    aspects = [aspect for aspect in ASPECTS if aspect in asked]
+    if unknown := sorted(set(asked) - set(ASPECTS)):
+        near = nearest(unknown[0], ASPECTS)
+        raise UsageError(f"--fail-on takes {', '.join(ASPECTS)}, not {', '.join(unknown)}{near}")
+    if markdown and as_json:
+        raise UsageError("give --markdown or --json, not both")
+    one, other = named_files(first), named_files(second)
+    if one.keys() != other.keys():
+        names = [", ".join(files).strip() or "one file" for files in (one, other)]
+        raise UsageError(f"{first} and {second} have different parts: {names[0]}, and {names[1]}; compare two files")
+    reports = {
+        name: check_changes(one[name], other[name], aspects, values=values, modules=selectors, inputs=inputs)
+        for name in one
+    }
+    if as_json:
+        documents = {name: show_comparison.changes_document(report) for name, report in reports.items()}
+        print_json({"parts": documents} if first.is_dir() else documents[""])
+    else:
+        show = show_comparison.format_markdown if markdown else show_comparison.format_changes
+        print(format_headings({name: show(report) for name, report in reports.items()}))
+    if any(report.failed for report in reports.values()):
+        raise typer.Exit(1)

@@ -1,0 +1,194 @@
+"""`verify`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from modelexport.cli.model_argument import Loading, ModelChoice, load_for_package, read_sizes
+from modelexport.cli.printing import format_headings, print_json
+from modelexport.cli.progress import LINE
+from modelexport.cli.shared_options import FILE, INPUTS
+from modelexport.core.declared_options import option
+from modelexport.errors import UsageError
+
+if TYPE_CHECKING:
+    from modelexport.core.timed_stages import Stages
+    from modelexport.packages.verify_file_or_package import Report
+
+
+@dataclass(frozen=True, kw_only=True)
+class Other:
+    """What FILE is compared with; without one of these, the values that `export --reference` stored"""
+
+    model: str | None = option(None, "The model that FILE was exported from.", metavar="MODEL")
+    against: Path | None = option(None, "A tagged descendant of FILE.", metavar="OTHER.onnx")
+    bound: float | None = option(
+        None, "With --against: name the first call further off than this. [0.05]", metavar="SHARE"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extent:
+    """What is compared"""
+
+    modules: Sequence[str] = option(
+        (), "Calls, with those inside them: address, glob, class:NAME, !.", flag="--module", metavar="SELECTOR"
+    )
+    weights_sample: int | None = option(
+        None,
+        "Only N random calls and those of --module, each cut out and run alone: for a FILE too large to run.",
+        metavar="N",
+        least=0,
+    )
+    new_tokens: int = option(64, "Tokens to generate with a FOLDER/ that generates.", metavar="N", least=1)
+    steps: int = option(4, "Steps of the scheduler for a FOLDER/ of diffusers.", metavar="N", least=1)
+    perturb: bool | None = option(
+        None,
+        "Compare calls with changed weights, in memory, on both sides; by default if MODEL has equal ones.",
+        flag="--perturb/--no-perturb",
+    )
+    provider: str = option("CPUExecutionProvider", "The execution provider of ONNX Runtime.", metavar="NAME")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """What is shown"""
+
+    as_csv: bool = option(False, "Print a table of cost and error of each call as CSV.", flag="--csv")
+    html: Path | None = option(None, "Also write a page with the error of each call.", metavar="OUT.html")
+    as_json: bool = option(False, "Print one JSON document and nothing else.", flag="--json")
+
+
+def verify(
+    file: Path = FILE,
+    inputs: Path | None = INPUTS,
+    *,
+    other: Other,
+    extent: Extent,
+    loading: Loading,
+    shown: Shown,
+) -> None:
+    """Compare FILE module by module: with MODEL, with OTHER, or with the values that `export --reference` stored."""
+    _check_options(file, other, inputs, extent, loading, shown)
+    found = _compared(file, other, inputs, extent, loading)
+    if shown.html is not None or shown.as_csv:
+        _show_errors(file, found, shown.html, as_csv=shown.as_csv)
+    if not shown.as_csv:
+        document, text = _shown(found)
+        if shown.as_json:
+            print_json(document)
+        else:
+            print(text)
+    if not found.agrees:
+        raise typer.Exit(1)
+
+
+def _check_options(
+    file: Path, other: Other, inputs: Path | None, extent: Extent, loading: Loading, shown: Shown
+) -> None:
+    if other.model is not None and other.against is not None:
+        raise UsageError("give --model or --against, not both")
+    if (other.against is None or file.is_dir()) and other.bound is not None:
+        raise UsageError("--bound goes with --against OTHER.onnx")
+    if other.model is None and (inputs is not None or loading.asked):
+        raise UsageError("--inputs, --model-class, --dtype and --trust-remote-code go with --model")
+    if other.model is None and (extent.weights_sample is not None or extent.perturb is not None):
+        raise UsageError("--weights-sample and --perturb go with --model")
+    if shown.as_csv and shown.as_json:
+        raise UsageError("give --csv or --json, not both")
+    if file.is_dir() and (shown.as_csv or shown.html is not None):
+        raise UsageError(f"{file} is a folder: --csv and --html go with a file")
+    if file.is_dir() and (extent.modules or extent.weights_sample is not None):
+        raise UsageError(f"{file} is a folder: --module and --weights-sample go with a file")
+
+
+def _compared(file: Path, other: Other, inputs: Path | None, extent: Extent, loading: Loading) -> Report:
+    from modelexport.core.timed_stages import Stages
+    from modelexport.packages.verify_file_or_package import verify as run
+
+    stages = Stages(LINE.tell)
+    how: dict[str, Any] = {"provider": extent.provider}
+    if not file.is_dir():
+        how["modules"] = extent.modules
+    if other.model is None:
+        if other.against is not None:
+            how |= {"against": other.against, "seed": loading.seed}
+            how |= {} if other.bound is None else {"bound": other.bound}
+        with stages("verify"):
+            alone: Report = run(file, **how)
+        return alone
+    choice = ModelChoice(other.model, inputs, loading)
+    if file.is_dir():
+        return _package(file, choice, extent, stages, how)
+    loaded, example = choice.load(stages, weights="auto")
+    how["weights"] = loaded.weights
+    with stages("verify"):
+        if extent.weights_sample is None:
+            found: Report = run(loaded.model, example, file, perturb=extent.perturb, tell=stages.tell, **how)
+            return found
+        from modelexport.verify.sampled_calls import verify_sample
+
+        return verify_sample(loaded.model, example, file, count=extent.weights_sample, seed=loading.seed, **how)
+
+
+def _package(folder: Path, choice: ModelChoice, extent: Extent, stages: Stages, how: dict[str, Any]) -> Report:
+    from modelexport.packages.verify_file_or_package import verify as run
+    from modelexport.tagged.package import read_package
+
+    manifest = read_package(folder).manifest
+    kind = manifest.kind
+    if kind == "generate":
+        from modelexport.packages.generation_parts import can_generate
+        from modelexport.packages.prompts import example_prompts
+
+        loaded, example = choice.load(stages, make_inputs=False)
+        how["new_tokens"] = extent.new_tokens
+        if can_generate(loaded.model):
+            given, seed = read_sizes(choice, loaded), choice.loading.seed
+            example = example_prompts(loaded.model, loaded.directory, seed=seed, given=given, manifest=manifest)
+    else:
+        loaded, example = load_for_package(choice, kind, stages)
+        if hasattr(loaded.model, "pipeline"):
+            how |= {"steps": extent.steps, "seed": choice.loading.seed}
+        else:
+            how |= {"weights": loaded.weights, "tell": stages.tell}
+    with stages("generate" if kind == "generate" else "verify"):
+        report: Report = run(loaded.model, example, folder, **how)
+    return report
+
+
+def _shown(found: Any) -> tuple[Any, str]:
+    """A report as a document and as text."""
+    from modelexport.cli import show_changed, show_package, show_verification
+
+    match type(found).__name__:
+        case "VerifyReport":
+            return show_verification.verify_document(found), show_verification.format_verify(found)
+        case "AgainstReport":
+            return show_verification.against_document(found), show_verification.format_losses(found)
+        case "GenerationReport":
+            return show_package.report_document(found), show_package.format_generation(found)
+        case "PipelineReport":
+            return show_package.report_document(found), show_package.format_pipeline(found)
+        case "StagesReport":
+            return found.outputs, show_changed.format_chain(found.outputs)
+    documents = {name: show_verification.verify_document(report) for name, report in found.parts.items()}
+    texts = {name: show_verification.format_verify(report) for name, report in found.parts.items()}
+    return {"parts": documents}, format_headings(texts)
+
+
+def _show_errors(file: Path, report: Any, html: Path | None, *, as_csv: bool) -> None:
+    from modelexport.cli import show_table
+    from modelexport.measure.html_page import Page, write_page
+    from modelexport.packages.report_page import error_table
+
+    table = error_table(file, report)
+    if html is not None:
+        write_page(html, Page(table, "error"))
+    if as_csv:
+        print(show_table.format_csv({"": (table, table.rows())}), end="")

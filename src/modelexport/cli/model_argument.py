@@ -1,0 +1,134 @@
+"""MODEL, as commands take it: how it is loaded, and with which inputs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from modelexport.core.declared_options import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loading:
+    """How MODEL is loaded"""
+
+    model_class: str | None = option(None, "The transformers class to load a directory with.", metavar="NAME")
+    dtype: str | None = option(None, "float32, float16, bfloat16: convert the weights while loading.", metavar="NAME")
+    trust_remote_code: bool = option(False, "Run code from the model's repository.")
+    seed: int = option(0, "The seed of random weights and inputs.", metavar="N")
+
+    @property
+    def asked(self) -> bool:
+        """Whether anything was given that only a model needs."""
+        return self != Loading(seed=self.seed)
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """MODEL, its example inputs, and how it is loaded."""
+
+    model: str
+    inputs: Path | None = None
+    loading: Loading = Loading()
+
+    def load(
+        self,
+        stages: Callable[[str], Any],
+        *,
+        make_inputs: bool = True,
+        weights: Literal["memory", "files", "auto"] = "memory",
+    ) -> tuple[Any, Any]:
+        """The model, and example inputs for it."""
+        how = self.loading
+        with stages("load"):
+            from modelexport.pytorch.loading import load_model
+
+            loaded = load_model(
+                self.model,
+                model_class=how.model_class,
+                trust_remote_code=how.trust_remote_code,
+                seed=how.seed,
+                dtype=how.dtype,
+                weights=weights,
+            )
+            for warning in loaded.warnings:
+                print(f"modelexport: warning: {warning}", file=sys.stderr)
+        if not make_inputs or (loaded.inputs is not None and self.inputs is None):
+            return loaded, loaded.inputs
+        with stages("inputs"):
+            return loaded, self.make_inputs(loaded)
+
+    def make_inputs(self, loaded: Any) -> Any:
+        """Example inputs as described, or as fit the model."""
+        from modelexport.pytorch.inputs.generated_inputs import generate_inputs
+
+        return generate_inputs(
+            loaded.model,
+            spec=self.inputs,
+            directory=loaded.directory,
+            seed=self.loading.seed,
+            has_weights=loaded.weights is None,
+        )
+
+
+def load_for_package(choice: ModelChoice, parts: str, stages: Callable[[str], Any]) -> tuple[Any, Any]:
+    """The model, without its weights if they can stay in their files, and inputs if it is exported whole."""
+    from modelexport.files.safetensors_files import INDEX, SINGLE
+
+    folder = Path(choice.model).expanduser()
+    linked = any((folder / name).is_file() for name in (SINGLE, INDEX))
+    weights: Literal["files", "auto"] = "files" if linked else "auto"
+    if parts in ("auto", "pipeline") and folder.is_dir():
+        from modelexport.packages.diffusion.components_module import MODEL_INDEX, load_diffusion
+        from modelexport.packages.sentence_pipelines import is_pipeline, load_pipeline
+
+        if (folder / MODEL_INDEX).is_file():
+            with stages("load"):
+                found = load_diffusion(
+                    folder, trust_remote_code=choice.loading.trust_remote_code, dtype=choice.loading.dtype
+                )
+            return found, read_arguments(choice.inputs)
+        if is_pipeline(folder):
+            with stages("load"):
+                return load_pipeline(folder, trust_remote_code=choice.loading.trust_remote_code, weights=weights), None
+    loaded, example = choice.load(stages, make_inputs=False, weights=weights)
+    from modelexport.packages.generation_parts import can_generate
+
+    if parts != "whole" and can_generate(loaded.model):
+        return loaded, read_sizes(choice, loaded)
+    if choice.inputs is not None or loaded.inputs is None:
+        with stages("inputs"):
+            example = choice.make_inputs(loaded)
+    return loaded, example
+
+
+def read_sizes(choice: ModelChoice, loaded: Any) -> dict[str, Any] | None:
+    """The sizes of images for a model that generates, which makes its other inputs itself."""
+    from modelexport.pytorch.inputs.generated_inputs import read_inputs
+
+    return None if choice.inputs is None else read_inputs(loaded.model, choice.inputs, seed=choice.loading.seed)
+
+
+def read_arguments(spec: Path | None) -> dict[str, Any] | None:
+    """The arguments of a pipeline's run in a JSON file.
+
+    Raises:
+        InputsError: It is not a JSON object.
+    """
+    if spec is None:
+        return None
+    from modelexport.core.limits import SETTINGS_BYTES
+    from modelexport.errors import FileFormatError, InputsError
+    from modelexport.files.regular_files import read_regular
+
+    try:
+        found = json.loads(read_regular(spec, SETTINGS_BYTES))
+    except (ValueError, FileFormatError, RecursionError) as error:
+        raise InputsError(f"{spec} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise InputsError(f'{spec} is not a JSON object of arguments, such as {{"prompt": ["a cat", "a dog"]}}')
+    return found

@@ -1,0 +1,86 @@
+"""Names of inputs, outputs and axes on the command line: their options, and what they mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from modelexport.core.declared_options import option
+from modelexport.errors import UsageError
+
+if TYPE_CHECKING:
+    from modelexport.exporting.input_output_names import Interface
+
+_AXIS = re.compile(r"(.+):(-?\d+)=([A-Za-z_]\w*)")
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_SPEC = re.compile(r"[A-Za-z_]\w*(,[A-Za-z_]\w*)+|.+:-?\d+=[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NameOptions:
+    """The names of inputs, outputs and axes of FILE.onnx"""
+
+    axes: Sequence[str] = option(
+        (), "Names of dynamic axes: batch,sequence (the first of every input) or input_ids:0=batch.", metavar="SPEC"
+    )
+    input_names: str | None = option(None, "New names of all inputs, or old=new, ...", metavar="NAMES")
+    output_names: str | None = option(None, "New names of all outputs, or old=new, ...", metavar="NAMES")
+    outputs: str | None = option(None, "Keep only these outputs; * matches any.", metavar="NAMES")
+
+
+def spelled_out(arguments: Sequence[str]) -> list[str]:
+    """A command line in which ``--dynamic`` with a value is replaced by ``--axes``: a flag cannot take a value."""
+    made: list[str] = []
+    words = list(arguments)
+    while words:
+        word = words.pop(0)
+        if word.startswith("--dynamic="):
+            made += ["--axes", word.removeprefix("--dynamic=")]
+        elif word == "--dynamic" and words and _SPEC.fullmatch(words[0]):
+            made += ["--axes", words.pop(0)]
+        else:
+            made.append(word)
+    return made
+
+
+def read_interface(names: NameOptions) -> Interface:
+    """The interface that the options describe.
+
+    Raises:
+        UsageError: An option cannot be parsed.
+    """
+    from modelexport.exporting.input_output_names import Interface
+
+    open_axes: dict[tuple[str, int], str] = {}
+    leading: list[str] = []
+    for spec in names.axes:
+        if (found := _AXIS.fullmatch(spec)) is not None:
+            open_axes[found[1], int(found[2])] = found[3]
+        elif all(_NAME.fullmatch(word) for word in spec.split(",")) and not leading:
+            leading = spec.split(",")
+        else:
+            raise UsageError(
+                f"--axes {spec}: write batch,sequence for the first axes of all inputs, or input_ids:0=batch"
+            )
+    return Interface(
+        inputs=_names(names.input_names, "--input-names"),
+        outputs=_names(names.output_names, "--output-names"),
+        kept=names.outputs.split(",") if names.outputs else (),
+        axes=open_axes,
+        leading=leading,
+    )
+
+
+def _names(text: str | None, option: str) -> Mapping[str, str] | Sequence[str]:
+    if not text:
+        return {}
+    words = text.split(",")
+    pairs = [word.partition("=") for word in words]
+    if (
+        not all(name and (new or not equal) for name, equal, new in pairs)
+        or len({bool(equal) for _, equal, _ in pairs}) > 1
+    ):
+        raise UsageError(f"{option} {text}: write new names for all, or old=new for some")
+    return {old: new for old, _, new in pairs} if pairs[0][1] else words

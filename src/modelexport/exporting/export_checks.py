@@ -1,0 +1,271 @@
+"""The checks of an export before its files are moved into place."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import onnx
+
+from modelexport.core.text import first_few, plural
+from modelexport.core.timed_stages import Stages
+from modelexport.errors import CheckError, UsageError
+from modelexport.exporting.fixed_axes import FixedAxesError, find_fixed_axes, told_of_fixed
+from modelexport.exporting.options import Options
+from modelexport.format import documents
+from modelexport.format.dtypes import dtype_name
+from modelexport.graph.kept_outputs import exposed_outputs, requested_outputs
+from modelexport.graph.nodes import initializers
+from modelexport.tagged.strip_and_inline import runnable
+from modelexport.verify.verify_report import VerifyReport
+from modelexport.weights.bytes_of_entries import Weights
+from modelexport.weights.linked_copied_embedded import WeightsSummary, reachable
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+    from torch import nn
+
+    from modelexport.traces.trace import Trace
+    from modelexport.verify.compared_runs import Compared
+    from modelexport.verify.model_and_file import Sides
+
+CheckStep = Literal["onnx.checker", "loading", "running", "outputs", "other sizes"]
+
+
+class FileCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The result of checking a file."""
+
+    status: Literal["passed", "failed", "skipped"]
+    step: CheckStep | None = None
+    """The step that failed or could not be done."""
+    reason: str = ""
+    largest: float | None = None
+    """The largest error of any output: the norm of the difference over the norm of the output."""
+
+
+def _check_written(
+    model: nn.Module,
+    inputs: Mapping[str, Any] | Sequence[Any],
+    path: Path,
+    hierarchy: documents.Hierarchy,
+    weights: WeightsSummary,
+    options: Options,
+) -> FileCheck:
+    """Check whether a file is valid, ONNX Runtime loads it, and it computes the model's outputs.
+
+    Args:
+        inputs: The example inputs; not changed.
+        path: The file, in a place where it can be run.
+        weights: The places of its weights.
+    """
+    lent = options.weights.to_check
+    if weights.absent_bytes or (options.weights.lent is not None and lent is None):
+        return FileCheck(status="skipped", reason="the weights of the model are not in memory")
+    with runnable(path, options.tags.tags_as) as file, _with_weights(model, lent, hierarchy):
+        # onnx.checker does not know ONNX Runtime's operators in the standard domain.
+        if not weights.linked and not options.graph.fuse and (fault := _invalid(file)):
+            return FileCheck(status="failed", step="onnx.checker", reason=fault)
+        return _check_outputs(model, inputs, file)
+
+
+def _with_weights(
+    model: nn.Module, lent: Weights | None, hierarchy: documents.Hierarchy
+) -> AbstractContextManager[None]:
+    """Inside, a model that was built without weights has them while it runs."""
+    if lent is None:
+        return nullcontext()
+    from modelexport.pytorch.weights.lazy_weights import lend_weights
+
+    return lend_weights(model, lent, {module.path for module in hierarchy.modules if not module.calls})
+
+
+def _check_sizes(
+    model: nn.Module,
+    inputs: Mapping[str, Any] | Sequence[Any],
+    path: Path,
+    options: Options,
+    asked: Collection[str],
+    passed: FileCheck,
+) -> FileCheck:
+    """Check whether a file accepts other sizes of its dynamic axes.
+
+    Raises:
+        FixedAxesError: It fixes sizes of axes that need not be dynamic.
+    """
+    with runnable(path, options.tags.tags_as) as file:
+        fixed = find_fixed_axes(model, inputs, file)
+    wrong = [axis for axis in fixed if options.checks.sizes or axis.symbol in asked]
+    if wrong:
+        return FileCheck(status="failed", step="other sizes", reason=told_of_fixed(wrong[0]))
+    if fixed:
+        raise FixedAxesError(fixed)
+    return passed
+
+
+def _invalid(path: Path) -> str:
+    try:
+        onnx.checker.check_model(str(path), full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        return " ".join(str(error).split())[:_REASON]
+    return ""
+
+
+_REASON = 300
+"""The largest number of characters of a reason in a message."""
+
+_NO_KERNEL = "NOT_IMPLEMENTED"
+"""ONNX Runtime's message for an operator that it does not implement on this device for the file's types."""
+
+_FEW_KERNELS = ("float16", "bfloat16", "float64")
+"""Types of values for which ONNX Runtime implements many operators on other devices only."""
+
+
+def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], path: Path) -> FileCheck:
+    from modelexport.runtime.sessions import CPU, open_session, run_session
+    from modelexport.verify.model_and_file import Sides, open_for
+    from modelexport.verify.parameters_in_pytorch import changed_weights
+
+    sides = Sides.of(model, inputs, open_for(model, path))
+    own = sides.own(inputs)
+    step: CheckStep = "loading"
+    try:
+        runs = open_session(path, optimized=True)
+        step = "running"
+        results = run_session(runs, sides.feeds(inputs))
+    except UsageError as error:
+        values = [*initializers(sides.tagged.model), *(value for node in sides.tagged.nodes for value in node.outputs)]
+        types = {dtype_name(value.dtype) for value in values if value.dtype is not None}.intersection(_FEW_KERNELS)
+        if not types or _NO_KERNEL not in str(error):
+            return FileCheck(status="failed", step=step, reason=str(error)[:_REASON])
+        reason = f"{str(error)[:_REASON]}; other providers may run {', '.join(sorted(types))}, and float32 runs on all"
+        return FileCheck(status="skipped", step=step, reason=reason)
+    properties, otherwise = runs.get_modelmeta().custom_metadata_map, _declared_otherwise(runs, results)
+    returned, outputs = requested_outputs(properties, own), len(runs.get_outputs()) - len(exposed_outputs(properties))
+    del runs  # its weights, and the copies of them that its kernels prefer
+    if len(returned) != outputs:
+        reason = f"PyTorch returns {len(returned)} tensors, the file {outputs}"
+        return FileCheck(status="failed", step="outputs", reason=reason)
+    sides.trace(inputs, {})  # first, so that no other run is needed to settle
+    sides.settle(inputs)
+    truth = sides.trace(inputs, {})
+    found = sides.as_run(inputs, CPU, truth.outputs, results).outputs
+    largest = max((one.relative or 0.0 for one in found), default=0.0)
+    wrong = [one for one in found if one.status == "differ"]
+    compared = sides.compare(inputs, {}, truth)
+    doubted = compared
+    if compared.contradictions and (changed := changed_weights(model, sides.tagged.model, None, [])):
+        doubted = sides.compare(inputs, changed)  # by fresh weights, several calls may compute one value
+    told = "; ".join(filter(None, (otherwise, _lost_calls(sides, truth), _doubts(doubted))))
+    if not wrong:
+        return FileCheck(status="passed", reason=told, largest=largest)
+    if sides.wide and not compared.located.pairs and compared.end_to_end.trace.failed is None:
+        if compared.end_to_end.trace.random or truth.drawn:
+            return FileCheck(status="skipped", step="outputs", reason="the model uses random numbers")
+        ties = compared.end_to_end.trace.ties
+        chose = f"{next(iter(ties)).name} chose other elements of equal scores than PyTorch" if ties else _ROUNDING
+        return FileCheck(status="passed", step="outputs", reason=chose, largest=largest if not ties else None)
+    reason = f"{wrong[0].name} differs from PyTorch's output: {wrong[0].reason}"
+    return FileCheck(status="failed", step="outputs", reason=reason, largest=largest)
+
+
+def _declared_otherwise(runs: InferenceSession, results: Mapping[str, Any]) -> str:
+    """The first output whose sizes are not those that the file declares; empty if there is none."""
+    for output in runs.get_outputs():
+        found = list(getattr(results[output.name], "shape", ()))
+        fixed = [size if isinstance(size, int) else given for size, given in zip(output.shape, found, strict=False)]
+        if found and output.shape and (len(found) != len(output.shape) or fixed != found):
+            return f"the file declares {output.name} as {output.shape}, and it is {found}"
+    return ""
+
+
+_ROUNDING = "in float64 it is PyTorch's: in the types of the file rounding grows, or kernels are less exact"
+
+
+def _lost_calls(sides: Sides, truth: Trace) -> str:
+    """The calls that PyTorch makes and the export did not; empty if there are none."""
+    lost = [call for call, parent in truth.parents.items() if call not in sides.tagged.calls and parent is not None]
+    if not lost:
+        return ""
+    return (
+        f"the file lacks {plural(len(lost), 'call')} that PyTorch makes ({first_few(map(str, lost), 3)}): the model "
+        "runs other code while it is exported"
+    )
+
+
+def _doubts(compared: Compared) -> str:
+    """What a run shows of the owners of nodes that is not as the file says; empty if nothing."""
+    if not compared.contradictions:
+        return ""
+    first = compared.contradictions[0]
+    count = plural(len(compared.contradictions), "node")
+    return f"{count} may be of another call; the first is {first.node.name}, given to {first.call}: {first.reason}"
+
+
+def run_checks(
+    model: nn.Module,
+    inputs: Mapping[str, Any] | Sequence[Any],
+    staged: Path,
+    path: Path,
+    hierarchy: documents.Hierarchy,
+    weights: WeightsSummary,
+    options: Options,
+    stages: Stages,
+    *,
+    asked: Collection[str] | None,
+    must_pass: bool,
+) -> tuple[FileCheck | None, VerifyReport | None]:
+    """Check a file that was just written, verify it and store its reference values, as the options request.
+
+    Args:
+        staged: The file, which will be moved to ``path``.
+        asked: The symbols of the axes that have to be dynamic; ``None`` if other sizes are not checked.
+
+    Returns:
+        The check and the verification; ``None`` for those that were not requested.
+
+    Raises:
+        CheckError: The file fails the check, and ``must_pass`` is set.
+        FixedAxesError: The file fixes sizes of axes that need not be dynamic.
+    """
+    check = verified = None
+    if not options.checks.any:
+        return check, verified
+    from modelexport.pytorch.inputs.prepared_inputs import prepare_inputs
+    from modelexport.verify.verify import (
+        record_reference,  # nothing else in an export needs ONNX Runtime
+        verify,
+    )
+
+    if options.checks.checked is not None:
+        inputs = prepare_inputs(model, options.checks.checked).inputs
+    with reachable(staged.parent, path, weights):
+        if options.checks.check:
+            with stages("check"):
+                check = _check_written(model, inputs, staged, hierarchy, weights, options)
+                if asked is not None and check.status == "passed" and options.weights.lent is None:
+                    check = _check_sizes(model, inputs, staged, options, asked, check)
+            if check.status == "failed" and must_pass:
+                raise CheckError(
+                    f"the file is wrong and was not written ({check.step}): {check.reason}; "
+                    f"--keep-anyway (keep_anyway=True) writes it nevertheless",
+                    reason=check.reason,
+                )
+        kept, source = options.checks.reference, options.weights.lent
+        if options.checks.verify:
+            with stages("verify"), runnable(staged, options.tags.tags_as) as file:
+                verified = verify(model, inputs, file, sidecar=hierarchy, weights=source)
+        if kept:
+            with stages("reference values"):
+                record_reference(
+                    model,
+                    inputs,
+                    staged,
+                    modules=() if isinstance(kept, bool) else kept,
+                    sidecar=hierarchy,
+                    announce=lambda size: stages.tell(f"reference values, {size / 1e6:,.1f} MB"),
+                    weights=source,
+                )
+    return check, verified

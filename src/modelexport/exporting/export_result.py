@@ -1,0 +1,94 @@
+"""The result of an export."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from modelexport.capture.front_ends import Attempt
+from modelexport.core.result_display import Rows, Written
+from modelexport.core.text import plural
+from modelexport.exporting.export_checks import FileCheck
+from modelexport.exporting.fixed_axes import FixedAxis
+from modelexport.exporting.runtime_fusion import Fusion
+from modelexport.format import documents
+from modelexport.runtime.sessions import Session, open_session
+from modelexport.tagged.encodings.functions import FunctionsModel
+from modelexport.tagged.tree_and_nodes import TreeRow
+from modelexport.weights.linked_copied_embedded import WeightsSummary
+
+if TYPE_CHECKING:
+    from modelexport.pytorch.runs.repeatability import Unrepeatable
+    from modelexport.verify.verify_report import VerifyReport
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportResult(Written):
+    """The files and facts that an export produced."""
+
+    path: Path
+    hierarchy: documents.Hierarchy
+    tree: Sequence[TreeRow]
+    """Every call with its nodes."""
+    seconds: Mapping[str, float]
+    """Stage to wall time."""
+    verified: VerifyReport | None
+    """The comparison with PyTorch; ``None`` if it was not requested."""
+
+    files: Sequence[Path]
+    """Every file that was written; for the DAG files their folder."""
+
+    check: FileCheck | None = None
+    """The result of the check of the file; ``None`` if it was not requested."""
+
+    attempts: Sequence[Attempt] = ()
+    """The front ends that were tried first, and why they failed."""
+
+    functions: FunctionsModel | None = None
+    """With the `functions` encoding: the written model, and the calls that could not become functions."""
+
+    weights: WeightsSummary = field(default_factory=WeightsSummary)
+    """The places of the weights."""
+
+    fusion: Fusion | None = None
+    """Which operators of ONNX Runtime are where; ``None`` if nothing was fused."""
+
+    notes: Sequence[str] = ()
+    """What of the example inputs was left out, added or kept before the capture."""
+
+    messages: Sequence[str] = ()
+    """The warnings of PyTorch's exporter and of the optimizer."""
+
+    unrepeatable: Sequence[Unrepeatable] = ()
+    """Behavior of the model that changes from run to run, which a file cannot reproduce."""
+
+    fixed: Sequence[FixedAxis] = ()
+    """Axes that were to be dynamic and have the size of the example inputs, since the file is wrong with any other."""
+
+    def __repr__(self) -> str:
+        counts = self.coverage
+        facts = [
+            plural(len(self.tree), "call"),
+            f"{counts.exact + counts.derived + counts.inferred:,} nodes ({counts.exact:,} exact)",
+            *([f"check {self.check.status}"] if self.check is not None else []),
+            *([f"verified: {self.verified.verdict}"] if self.verified is not None else []),
+            plural(len(self.files), "file"),
+        ]
+        return f"<ExportResult {self.path}: {', '.join(facts)}>"
+
+    def _table(self) -> Rows:
+        yield "call", "tag", "nodes", "own operators"
+        for row in self.tree:
+            if row.nodes:
+                yield row.address or ".", row.tag, row.nodes, ", ".join(row.own)
+
+    def session(self, **options: Any) -> Session:
+        """The file in ONNX Runtime: see :func:`modelexport.runtime.sessions.open_session`."""
+        return open_session(self.path, **options)
+
+    @property
+    def coverage(self) -> documents.Coverage:
+        """How many nodes have an owner by each kind of evidence."""
+        return self.hierarchy.coverage

@@ -1,0 +1,195 @@
+"""The names of a graph's inputs, outputs and dynamic axes, and the outputs that it keeps."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx_ir as ir
+
+from modelexport.capture.exported_graph import Exported
+from modelexport.core.calls import CallTree, TensorSpec
+from modelexport.core.text import nearest
+from modelexport.errors import UsageError
+from modelexport.graph.kept_outputs import keep_outputs
+from modelexport.graph.size_symbols import SYMBOL, put_size, rename_sizes
+
+
+@dataclass(frozen=True)
+class Interface:
+    """Names for a captured graph. Calling it renames the graph; anything that it does not name keeps its name."""
+
+    inputs: Mapping[str, str] | Sequence[str] = field(default_factory=dict)
+    """Names of inputs to new names, or the new names of all inputs in order."""
+    outputs: Mapping[str, str] | Sequence[str] = field(default_factory=dict)
+    """The same for the outputs."""
+    kept: Sequence[str] = ()
+    """Patterns (``present.*``) over the new names of the outputs to keep; all if there are none."""
+    axes: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    """An input's new name and an axis to the symbol of its size, or a sum of symbols (``past + sequence``)."""
+    leading: Sequence[str] = ()
+    """Symbols for the first axes of every input: the first axis has to be dynamic, the others may be."""
+
+    def __call__(self, exported: Exported) -> Exported:
+        """Rename a capture; its graph is changed in place.
+
+        Raises:
+            UsageError: An input, output or axis does not exist, a name is given twice, or an axis is fixed.
+        """
+        graph = exported.model.graph
+        renamed = _renamed([value.name or "" for value in graph.inputs], self.inputs, "input")
+        for value, name in zip(graph.inputs, renamed.values(), strict=True):
+            value.name = name
+        names = list(_renamed(exported.output_names, self.outputs, "output").values())
+        kept = _kept(names, self.kept)
+        keep_outputs(exported.model, kept)
+        symbols = _symbols(exported, {**self._leading(exported), **self.axes})
+        rename_sizes(exported.model, symbols)
+        return dataclasses.replace(
+            exported,
+            calls=_with_sizes(exported.calls, symbols),
+            values={port: renamed.get(name, name) for port, name in exported.values.items()},
+            output_names=tuple(names[index] for index in kept),
+        )
+
+    @property
+    def asked(self) -> frozenset[str]:
+        """The symbols of the axes that have to be dynamic."""
+        named = [symbol for size in self.axes.values() for symbol in SYMBOL.findall(size)]
+        return frozenset([*named, *self.leading[:1]])
+
+    def _leading(self, exported: Exported) -> dict[tuple[str, int], str]:
+        return {
+            (value.name or "", axis): symbol
+            for value in exported.model.graph.inputs
+            for axis, symbol in enumerate(self.leading)
+            if value.shape is not None
+            and axis < len(value.shape)
+            and (axis == 0 or isinstance(_size_of(value.shape[axis]), str))
+        }
+
+
+def widened(inputs: Mapping[str, Any], interface: Interface) -> dict[str, Any]:
+    """Example inputs in which no axis that should be dynamic has size 1, which a capture would treat as fixed."""
+    wide = dict(inputs)
+    for name, value in inputs.items():
+        if not hasattr(value, "repeat") or not hasattr(value, "dim"):
+            continue
+        for axis in range(value.dim()):
+            asked = (name, axis) in interface.axes or axis < len(interface.leading)
+            if asked and value.shape[axis] == 1:
+                times = [2 if place == axis else 1 for place in range(value.dim())]
+                wide[name] = wide[name].repeat(*times)
+    return wide
+
+
+AS_CAPTURED = Interface()
+"""The interface that keeps the names of the capture."""
+
+
+def with_fixed_axes(exported: Exported, axes: Mapping[tuple[str, int], int]) -> Exported:
+    """A capture in which some dynamic axes of the inputs have a size; its graph is changed in place."""
+    inputs = {value.name or "": value for value in exported.model.graph.inputs}
+    symbols = {}
+    for (name, axis), number in axes.items():
+        size = shape[axis] if name in inputs and (shape := inputs[name].shape) is not None else None
+        if isinstance(size, ir.SymbolicDim) and size.value is not None and SYMBOL.fullmatch(size.value):
+            symbols[size.value] = str(number)
+    rename_sizes(exported.model, symbols)
+    return dataclasses.replace(exported, calls=_with_sizes(exported.calls, symbols))
+
+
+def _renamed(names: Sequence[str], given: Mapping[str, str] | Sequence[str], what: str) -> dict[str, str]:
+    if not isinstance(given, Mapping):
+        if len(given) != len(names):
+            raise UsageError(f"{len(given)} names for {len(names)} {what}s: the model has {', '.join(names)}")
+        given = dict(zip(names, given, strict=True))
+    for name in given:
+        if name not in names:
+            raise UsageError(f"the model has no {what} {name}{nearest(name, names)}; it has {', '.join(names)}")
+    renamed = {name: given.get(name, name) for name in names}
+    _check_text(renamed.values())
+    if twice := [name for name in renamed.values() if list(renamed.values()).count(name) > 1]:
+        raise UsageError(f"two {what}s would have the name {twice[0]}: give each a different name")
+    return renamed
+
+
+def _check_text(names: Iterable[str]) -> None:
+    """Refuse names that no file can hold: bytes of a command line that are not UTF-8."""
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(f"the name {name!r} is not UTF-8: give another one") from error
+
+
+def _kept(names: Sequence[str], patterns: Sequence[str]) -> list[int]:
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            raise UsageError(f"the model has no output {pattern}{nearest(pattern, names)}; it has {', '.join(names)}")
+    chosen = [i for i, name in enumerate(names) if any(fnmatch.fnmatchcase(name, p) for p in patterns)]
+    return chosen if patterns else list(range(len(names)))
+
+
+def _symbols(exported: Exported, axes: Mapping[tuple[str, int], str]) -> dict[str, str]:
+    """The symbols of the capture to the requested names."""
+    inputs = {value.name or "": value for value in exported.model.graph.inputs}
+    found: dict[str, str] = {}
+    asked: dict[str, str] = {}
+    _check_text(axes.values())
+    for (name, axis), symbol in axes.items():
+        if name not in inputs:
+            raise UsageError(f"the model has no input {name}{nearest(name, list(inputs))}; it has {', '.join(inputs)}")
+        shape = inputs[name].shape
+        if shape is None or not -len(shape) <= axis < len(shape):
+            raise UsageError(f"input {name} has {0 if shape is None else len(shape)} axes, so there is no axis {axis}")
+        size = _size_of(shape[axis])
+        if not isinstance(size, str):
+            raise UsageError(
+                f"axis {axis} of {name} cannot be dynamic as {symbol}: {_what_fixes(exported, name, axis)} at {size}; "
+                f"give an example in which it is larger, or do not name this axis"
+            )
+        if found.setdefault(size, symbol) != symbol:
+            raise UsageError(
+                f"axis {axis} of {name} cannot be {symbol}: it always has the same size as {asked[size]}, {found[size]}"
+            )
+        asked.setdefault(size, f"axis {axis} of {name}")
+    return {size: symbol for size, symbol in found.items() if SYMBOL.fullmatch(size)}
+
+
+def _what_fixes(exported: Exported, name: str, axis: int) -> str:
+    """The innermost call after which the size is a number, as text, if the capture shows it."""
+    root = exported.calls.calls[0]
+    given = next((spec for spec in root.inputs if spec.name == name), None)
+    symbol = given.shape[axis] if given is not None and axis < len(given.shape) else None
+    if not isinstance(symbol, str) or symbol.isdigit():
+        return "the capture fixes it"
+    last = root
+    for traced in exported.calls:
+        if any(symbol in map(str, spec.shape) for spec in traced.inputs):
+            last = traced
+    return f"{last.call} fixes it"
+
+
+def _size_of(dimension: int | ir.SymbolicDim) -> int | str | None:
+    """A size, as an integer also if the exporter wrote a number as a symbol."""
+    if isinstance(dimension, int):
+        return dimension
+    return int(dimension.value) if dimension.value and dimension.value.isdigit() else dimension.value
+
+
+def _with_sizes(calls: CallTree, symbols: Mapping[str, str]) -> CallTree:
+    def put(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+        return tuple(
+            dataclasses.replace(
+                spec, shape=tuple(put_size(s, symbols) if isinstance(s, str) else s for s in spec.shape)
+            )
+            for spec in specs
+        )
+
+    return CallTree(
+        tuple(dataclasses.replace(traced, inputs=put(traced.inputs), outputs=put(traced.outputs)) for traced in calls)
+    )

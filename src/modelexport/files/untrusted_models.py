@@ -1,0 +1,182 @@
+"""What a serialized model must not have, checked before ``onnx_ir`` reads it; for the functions alone, without it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from graphlib import CycleError, TopologicalSorter
+from math import prod
+
+import onnx
+
+from modelexport.core.limits import CALL_DEPTH, INLINED_NODES, OPSET
+from modelexport.errors import FileFormatError
+from modelexport.files.protobuf_reading import (
+    graphs_in,
+    serialized_graphs,
+    serialized_nodes,
+    serialized_tensors,
+    with_nested,
+)
+
+DEFAULT_DOMAIN = "ai.onnx"
+"""The other name of the operator set whose name is empty."""
+_VALUES = {onnx.AttributeProto.TENSOR: "t", onnx.AttributeProto.GRAPH: "g", onnx.AttributeProto.TYPE_PROTO: "tp"}
+_TYPES = {*onnx.TensorProto.DataType.values()} - {onnx.TensorProto.UNDEFINED}
+_NUMBERS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
+_MOST_IN_ONE = 4
+"""Two-bit elements in one number of ``int32_data``."""
+
+_Key = tuple[str, str, str]
+
+
+def check_model(model: onnx.ModelProto) -> None:
+    """Refuse what would be lost without an error, could not be computed, or would fail when it is used.
+
+    Commands that only read refuse it, too: they would describe another model.
+
+    Raises:
+        FileFormatError: Says what the model has.
+    """
+    if model.training_info:
+        raise FileFormatError("the model has training_info, which is not read: remove it from the file")
+    for graph in serialized_graphs(model):
+        if graph.sparse_initializer:
+            name = graph.sparse_initializer[0].values.name
+            raise FileFormatError(f"the initializer {name!r} is sparse, which is not read: make it dense")
+        _check_acyclic(graph.node)
+    check_functions(model)
+    for imports in (model.opset_import, *(function.opset_import for function in model.functions)):
+        for one in imports:
+            if not -OPSET <= one.version <= OPSET:
+                raise FileFormatError(f"the model imports version {one.version} of the operator set {one.domain!r}")
+    for scope in (model, *model.functions):
+        imported = {one.domain or DEFAULT_DOMAIN for one in scope.opset_import}
+        for node in with_nested(scope.graph.node if scope is model else scope.node):
+            if (node.domain or DEFAULT_DOMAIN) not in imported:
+                raise FileFormatError(
+                    f"the node {node.name!r} ({node.op_type}) is of the operator set {node.domain!r}, which the model "
+                    "does not import"
+                )
+    for node in serialized_nodes(model):
+        if not node.output:
+            raise FileFormatError(f"the node {node.name!r} ({node.op_type}) has no outputs")
+        for attribute in node.attribute:
+            field = _VALUES.get(attribute.type)
+            if field is not None and not attribute.ref_attr_name and not attribute.HasField(field):
+                raise FileFormatError(f"the attribute {attribute.name!r} of the node {node.name!r} has no value")
+    for tensor in serialized_tensors(model):
+        _check_tensor(tensor)
+
+
+def _check_acyclic(nodes: Sequence[onnx.NodeProto]) -> None:
+    """Refuse nodes of which one depends on itself. They may be in any order."""
+    maker = {name: number for number, node in enumerate(nodes) for name in node.output if name}
+    needs = {number: {maker[name] for name in _taken(node) if name in maker} for number, node in enumerate(nodes)}
+    if all(before < number for number, found in needs.items() for before in found):
+        return  # as nearly always
+    try:
+        TopologicalSorter(needs).prepare()
+    except CycleError as error:
+        node = nodes[error.args[1][0]]
+        raise FileFormatError(f"the node {node.name!r} ({node.op_type}) depends on its own outputs") from error
+
+
+def _taken(node: onnx.NodeProto) -> Iterator[str]:
+    """The values that a node takes, with those that its nested graphs take from outside."""
+    yield from node.input
+    for graph in (graph for attribute in node.attribute for graph in graphs_in(attribute)):
+        inside = {name for inner in graph.node for name in inner.output}
+        inside.update(value.name for value in graph.input)
+        inside.update(tensor.name for tensor in graph.initializer)
+        yield from (name for inner in graph.node for name in _taken(inner) if name not in inside)
+
+
+def _check_tensor(tensor: onnx.TensorProto) -> None:
+    """Refuse a tensor whose data is shorter or longer than its shape requires: reading it later would fail."""
+    kind, name, is_raw = tensor.data_type, repr(tensor.name), tensor.HasField("raw_data")
+    if kind not in _TYPES:
+        raise FileFormatError(f"the tensor {name} has the unknown type {kind}")
+    if tensor.HasField("segment"):
+        raise FileFormatError(f"the tensor {name} is a segment of another one, which onnx does not read")
+    if tensor.dims and min(tensor.dims) < 0:
+        raise FileFormatError(f"the tensor {name} has a negative size")
+    is_apart = tensor.data_location == onnx.TensorProto.EXTERNAL
+    if kind == onnx.TensorProto.STRING and (is_apart or is_raw):
+        held = "in another file" if is_apart else "as bytes"
+        raise FileFormatError(f"the tensor {name} has texts {held}, which ONNX does not allow")
+    if is_apart:
+        return
+    size = prod(tensor.dims)
+    if is_raw:
+        import onnx_ir as ir  # takes longer than showing a tree, which checks functions only
+
+        given = len(tensor.raw_data)
+        if given != (size * ir.DataType(kind).bitwidth + 7) // 8:
+            raise FileFormatError(f"the tensor {name} has {given:,} bytes for {size:,} elements")
+        return
+    held_numbers = max(len(getattr(tensor, field)) for field in _NUMBERS)
+    if size > held_numbers * _MOST_IN_ONE:
+        raise FileFormatError(f"the tensor {name} has data for {held_numbers:,} of {size:,} elements")
+    try:
+        onnx.numpy_helper.to_array(tensor)
+    except (ValueError, TypeError, LookupError, OverflowError) as error:
+        raise FileFormatError(f"the tensor {name} has data of another type or size: {error}") from error
+
+
+def check_functions(model: onnx.ModelProto) -> None:
+    """Refuse functions that call themselves, are not graphs, or call each other so often that they cannot be inlined.
+
+    Raises:
+        FileFormatError: A function calls itself, or the calls are too many or nested too deeply.
+    """
+    if not model.functions:
+        return
+    for function in model.functions:
+        _check_body(function.name, function.node, {*function.input}, function.output)
+    called = {
+        (one.domain, one.name, one.overload): [_identifier(node) for node in with_nested(one.node)]
+        for one in model.functions
+    }
+    inner = {key: [other for other in calls if other in called] for key, calls in called.items()}
+    sizes: dict[_Key, int] = {}
+    depth: dict[_Key, int] = {}
+    try:
+        for key in TopologicalSorter(inner).static_order():
+            sizes[key] = len(called[key]) + sum(sizes[other] for other in inner[key])
+            depth[key] = 1 + max((depth[other] for other in inner[key]), default=0)
+    except CycleError as error:
+        name = error.args[1][0][1]
+        raise FileFormatError(f"the function {name!r} of the model calls itself: it cannot be inlined") from error
+    if max(depth.values()) > CALL_DEPTH:
+        raise FileFormatError(f"the calls of the model's functions are nested more than {CALL_DEPTH} deep")
+    total = sum(1 + sizes.get(_identifier(node), 0) for node in with_nested(model.graph.node))
+    if total > INLINED_NODES:
+        raise FileFormatError(
+            f"the model would have {total:,} nodes with its functions inlined, and at most {INLINED_NODES:,} are read"
+        )
+
+
+def _check_body(name: str, nodes: Iterable[onnx.NodeProto], known: set[str], outputs: Iterable[str]) -> None:
+    """Refuse a function that uses a value before it is made, makes one twice, or gives one that nobody made."""
+    made: set[str] = set()
+    for node in nodes:
+        _check_known(name, node.input, known)
+        for graph in (graph for attribute in node.attribute for graph in graphs_in(attribute)):
+            inside = {*known, *(value.name for value in (*graph.input, *graph.initializer))}
+            _check_body(name, graph.node, inside, [value.name for value in graph.output])
+        if again := next((value for value in node.output if value and value in made), None):
+            raise FileFormatError(f"the function {name!r} of the model makes the value {again!r} twice")
+        made.update(node.output)
+        known.update(node.output)
+    _check_known(name, outputs, known)
+
+
+def _check_known(name: str, values: Iterable[str], known: set[str]) -> None:
+    if missing := next((value for value in values if value and value not in known), None):
+        raise FileFormatError(
+            f"the function {name!r} of the model uses the value {missing!r}, which nothing made before"
+        )
+
+
+def _identifier(node: onnx.NodeProto) -> _Key:
+    return node.domain, node.op_type, node.overload

@@ -1,0 +1,230 @@
+"""``optimize``: run another package's tool on a tagged file, and restore the tags. A tool is a row in ``TOOLS``."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from modelexport.core.collected_messages import collected
+from modelexport.core.missing_extras import missing_extra
+from modelexport.core.text import nearest
+from modelexport.errors import FileFormatError, ModelExportError, UsageError
+from modelexport.files.atomic_writing import NO_ROOM, check_writable, scratch
+from modelexport.files.linked_weights import check_files
+from modelexport.files.onnx_models import OLDER_FILE, save_model
+from modelexport.files.path_or_model import Source, as_path
+from modelexport.graph.nodes import initializers
+from modelexport.lineage.retagging import RetagReport, retag
+from modelexport.runtime.random_inputs import make_random_inputs
+from modelexport.runtime.sessions import open_session
+from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.traces.reference_values import open_reference, reference_path
+
+Inputs = Callable[[], Mapping[str, Any]]
+"""Returns example inputs, for the tools that run the file."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool of another package."""
+
+    run: Callable[[Path, Path, Inputs], None]
+    """Called with the file to read, the file to write, and a function that returns inputs."""
+    what: str
+    package: str = "onnxruntime"
+    """The package to install, if modelexport does not depend on it."""
+    module: str = "onnxruntime"
+    """The module to import to check whether it is installed."""
+
+
+def optimize_file(path: Source, tool: str, output: str | Path) -> RetagReport:
+    """Run a tool on a tagged file, and restore the tags in its output.
+
+    A file with another encoding than ``metadata`` is converted to it for the tool. A tool that runs the file gets the
+    inputs of the file's reference values, or random ones.
+
+    Args:
+        path: A tagged file.
+        tool: A name in ``TOOLS``.
+        output: The file to write.
+
+    Raises:
+        UsageError: The tool does not exist, its package is not installed, or it fails on the file.
+        FileFormatError: ``path`` is not a tagged file.
+        UntaggedNodeError: No owner was found for a node of the tool's output. Nothing is written.
+        OutputError: The output cannot be written. An existing file of that name is unchanged.
+    """
+    path, output = as_path(path), Path(output)
+    check_writable(output, [path])
+    if tool not in TOOLS:
+        raise UsageError(f"there is no tool '{tool}'{nearest(tool, TOOLS)}; the tools are {', '.join(TOOLS)}")
+    chosen = TOOLS[tool]
+    try:
+        importlib.import_module(chosen.module)
+    except ImportError as error:
+        raise UsageError(f"{tool} needs another package ({error}): pip install {chosen.package}") from error
+    tagged = read_tagged(path)
+    check_files(tagged.model)
+    with scratch(output.parent) as folder:
+        # onnx and tools refuse, or delete, a data file of the new name in the current folder, wherever they write to.
+        source, target = path, folder / f"{folder.parent.name}.onnx"
+        # Initializers of older files have `value_info`, on which ONNX Runtime's quantizers fail.
+        if tagged.encoding != "metadata" or tagged.model.meta.get(OLDER_FILE):
+            source = folder / f"flat-{path.name}"
+            save_model(tagged.model, source)
+        try:
+            with collected():
+                chosen.run(source, target, lambda: _inputs(tagged, source))
+        except ModelExportError:
+            raise
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise
+            raise _refusal(tool, path, error) from error
+        except ImportError as error:
+            raise UsageError(missing_extra(error) or str(_refusal(tool, path, error))) from error
+        except Exception as error:  # whatever another package raises
+            raise _refusal(tool, path, error) from error
+        try:
+            return retag(target, source=path, output=output)
+        except FileFormatError as error:
+            raise UsageError(f"{tool} fails on {path}: {str(error).replace(str(target), 'its result')}") from error
+
+
+def _refusal(tool: str, path: Path, error: Exception) -> UsageError:
+    reason = " ".join(str(error).split())[:400] or "it gives no reason"
+    return UsageError(f"{tool} fails on {path}: {type(error).__name__}: {reason}")
+
+
+def _inputs(tagged: TaggedFile, file: Path) -> Mapping[str, Any]:
+    if reference_path(tagged.path).is_file():
+        with open_reference(tagged) as reference:
+            return dict(reference.inputs)
+    return make_random_inputs(tagged.model, open_session(file, optimized=True))
+
+
+def _ort(level: str) -> Callable[[Path, Path, Inputs], None]:
+    def run(source: Path, target: Path, inputs: Inputs) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+        options.optimized_model_filepath = str(target)
+        options.log_severity_level = 4  # errors are raised anyway, with the same text
+        if _external(source):
+            options.add_session_config_entry(
+                "session.optimized_model_external_initializers_file_name", f"{target.name}.data"
+            )
+        onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+
+    return run
+
+
+def _ort_transformers(model_type: str) -> Callable[[Path, Path, Inputs], None]:
+    def run(source: Path, target: Path, inputs: Inputs) -> None:
+        from onnxruntime.transformers.optimizer import optimize_model
+
+        optimized = optimize_model(str(source), model_type=model_type)
+        optimized.save_model_to_file(str(target), use_external_data_format=_external(source))
+
+    return run
+
+
+def _quantize_dynamic(source: Path, target: Path, inputs: Inputs) -> None:
+    from onnxruntime.quantization import quantize_dynamic
+
+    quantize_dynamic(onnx.load(source), target, use_external_data_format=_external(source))
+
+
+def _quantize_static(quant_format: str) -> Callable[[Path, Path, Inputs], None]:
+    def run(source: Path, target: Path, inputs: Inputs) -> None:
+        from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
+
+        class Once(CalibrationDataReader):
+            def __init__(self) -> None:
+                self._left = [inputs()]
+
+            def get_next(self) -> Mapping[str, Any] | None:
+                return self._left.pop() if self._left else None
+
+        quantize_static(
+            onnx.load(source),
+            target,
+            Once(),
+            quant_format=QuantFormat[quant_format],
+            use_external_data_format=_external(source),
+            # Otherwise, with QOperator, a Where after a quantized operator loses its input.
+            extra_options={"ForceQuantizeNoInputCheck": True},
+        )
+
+    return run
+
+
+def _quantize_4bit(source: Path, target: Path, inputs: Inputs) -> None:
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+    quantizer = MatMulNBitsQuantizer(onnx.load(source), block_size=32)
+    quantizer.process()
+    quantizer.model.save_model_to_file(str(target), use_external_data_format=_external(source))
+
+
+def _onnxsim(source: Path, target: Path, inputs: Inputs) -> None:
+    import onnxsim
+
+    model, same = onnxsim.simplify(onnx.load(source))
+    if not same:
+        raise UsageError(f"onnxsim reports that its result for {source} does not compute the same outputs")
+    _save(model, source, target)
+
+
+def _proto(module: str, function: str, *more: Any, **options: Any) -> Callable[[Path, Path, Inputs], None]:
+    """A tool that is a function of a model's message."""
+
+    def run(source: Path, target: Path, inputs: Inputs) -> None:
+        _save(getattr(importlib.import_module(module), function)(onnx.load(source), *more, **options), source, target)
+
+    return run
+
+
+def _external(source: Path) -> bool:
+    """Whether a file has external weights."""
+    return any(isinstance(value.const_value, ir.ExternalTensor) for value in initializers(ir.load(source)))
+
+
+def _save(model: onnx.ModelProto, source: Path, target: Path) -> None:
+    external = _external(source)
+    onnx.save(model, target, save_as_external_data=external, location=f"{target.name}.data" if external else None)
+
+
+NEWEST_OPSET = 23
+"""The newest opset that ``version-converter`` converts to: the newest that ONNX Runtime 1.31 supports."""
+
+TOOLS: Mapping[str, Tool] = {
+    "ort-basic": Tool(_ort("ORT_ENABLE_BASIC"), "ONNX Runtime's optimizer, basic level"),
+    "ort-extended": Tool(_ort("ORT_ENABLE_EXTENDED"), "extended level: fusions"),
+    "ort-all": Tool(_ort("ORT_ENABLE_ALL"), "all levels: layouts too"),
+    "ort-bert": Tool(_ort_transformers("bert"), "onnxruntime.transformers, for BERT-like models"),
+    "ort-gpt2": Tool(_ort_transformers("gpt2"), "onnxruntime.transformers, for GPT-2-like models"),
+    "quantize-dynamic": Tool(_quantize_dynamic, "int8 weights, activations quantized at run time"),
+    "quantize-qdq": Tool(_quantize_static("QDQ"), "int8, QuantizeLinear and DequantizeLinear around operators"),
+    "quantize-qoperator": Tool(_quantize_static("QOperator"), "int8, quantized operators"),
+    "quantize-4bit": Tool(_quantize_4bit, "4-bit weights of MatMul (MatMulNBits)"),
+    "float16": Tool(
+        _proto("onnxruntime.transformers.float16", "convert_float_to_float16", keep_io_types=True),
+        "half precision, inputs and outputs unchanged",
+    ),
+    "onnxslim": Tool(_proto("onnxslim", "slim"), "OnnxSlim", "onnxslim", "onnxslim"),
+    "onnxsim": Tool(_onnxsim, "ONNX Simplifier", "onnxsim", "onnxsim"),
+    "version-converter": Tool(
+        _proto("onnx.version_converter", "convert_version", NEWEST_OPSET),
+        f"onnx.version_converter, to opset {NEWEST_OPSET}",
+    ),
+    "onnxscript": Tool(_proto("onnxscript.optimizer", "optimize"), "onnxscript.optimizer"),
+    "inliner": Tool(_proto("onnx.inliner", "inline_local_functions"), "onnx.inliner"),
+}

@@ -1,0 +1,150 @@
+"""Comparing two files as a check: structure, weights, outputs and cost, each of which may fail a build."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import onnx_ir as ir
+
+from modelexport.core.calls import ROOT, CallTree, TracedCall
+from modelexport.core.owners import Evidence, Owner
+from modelexport.files.onnx_models import load_onnx
+from modelexport.files.path_or_model import Source, as_path
+from modelexport.format import keys
+from modelexport.graph.node_owners import OWNER
+from modelexport.graph.nodes import all_nodes
+from modelexport.measure.costs import cost
+from modelexport.measure.onnxruntime_profiler import open_file, session_options
+from modelexport.measure.run_inputs import make_feeds
+from modelexport.runtime.sessions import CPU, run_session
+from modelexport.tagged.comparison import compare
+from modelexport.tagged.comparison_report import FileComparison
+from modelexport.tagged.file import UNTAGGED, TaggedFile, read_tagged
+from modelexport.tagged.strip_and_inline import runnable
+from modelexport.traces.array_differences import Difference, compare_outputs
+
+Aspect = Literal["structure", "weights", "outputs", "cost"]
+ASPECTS: tuple[Aspect, ...] = ("structure", "weights", "outputs", "cost")
+MARGIN = 0.01
+"""The relative increase up to which a figure of the second file counts as unchanged."""
+
+
+class CostChange(msgspec.Struct, frozen=True):
+    """A figure of the whole file, in both files; a formula if sizes are dynamic."""
+
+    column: str
+    first: int | float | str
+    second: int | float | str
+    worse: bool
+    """Whether the second is more than 1 % above the first, or another formula."""
+
+
+class ChangeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The comparison of two files, and the aspects that differ."""
+
+    comparison: FileComparison
+    outputs: list[Difference] | None
+    """``None`` if they were not compared."""
+    costs: list[CostChange] | None
+    failed: list[Aspect]
+    """The requested aspects that differ."""
+    asked: list[Aspect]
+
+
+def check_changes(
+    first: Source,
+    second: Source,
+    fail_on: Collection[Aspect] = (),
+    *,
+    values: bool = False,
+    modules: Sequence[str] = (),
+    inputs: Path | None = None,
+    provider: str = CPU,
+    seed: int = 0,
+) -> ChangeReport:
+    """Compare two files in the aspects that must not differ. A file without tags is compared by its names.
+
+    Args:
+        fail_on: ``structure``: calls, operators, attributes, entries; ``weights``: the elements of parameters, which
+            are all read; ``outputs``: the outputs for the same inputs; ``cost``: no figure of the cost may grow.
+        values: Compare the elements of parameters even if ``weights`` is not requested.
+        modules: Selectors of the calls to compare; by default all.
+        inputs: A file of inputs for ``outputs``; by default those of the first file's reference values, or random ones.
+
+    Raises:
+        FileFormatError: A file is missing or not ONNX.
+        UsageError: ONNX Runtime cannot run one of them, or a selector matches nothing.
+    """
+    one, other = read_either(first), read_either(second)
+    costs = _costs(one, other) if "cost" in fail_on else None
+    if UNTAGGED in (one.encoding, other.encoding):
+        one, other = without_tags(one), without_tags(other)
+    found = compare(one, other, values=values or "weights" in fail_on, modules=modules)
+    outputs = _outputs(one, other, inputs, provider, seed) if "outputs" in fail_on else None
+    differs: dict[Aspect, bool] = {
+        "structure": bool(found.only_in_first or found.only_in_second or found.changed or found.entries),
+        "weights": bool(found.values and (found.values.different or found.values.unpaired)),
+        "outputs": any(output.status != "agree" for output in outputs or ()),
+        "cost": any(change.worse for change in costs or ()),
+    }
+    asked = [aspect for aspect in ASPECTS if aspect in fail_on]
+    return ChangeReport(
+        comparison=found,
+        outputs=outputs,
+        costs=costs,
+        failed=[aspect for aspect in asked if differs[aspect]],
+        asked=asked,
+    )
+
+
+def _outputs(one: TaggedFile, other: TaggedFile, inputs: Path | None, provider: str, seed: int) -> list[Difference]:
+    """The outputs of both files for the same inputs, output by output."""
+    with runnable(one.path, one.encoding) as path, runnable(other.path, other.encoding) as against:
+        feeds, _ = make_feeds(one, path, inputs, {}, provider=provider, seed=seed)
+        given = [
+            run_session(open_file(file, session_options("all", provider), provider), feeds) for file in (path, against)
+        ]
+    expected, actual = given
+    names = [name if name == theirs else f"{name} / {theirs}" for name, theirs in zip(expected, actual, strict=False)]
+    names += list(actual)[len(names) :]
+    return compare_outputs(names, list(expected.values()), list(actual.values()))
+
+
+def _costs(one: TaggedFile, other: TaggedFile) -> list[CostChange]:
+    tables = cost(one), cost(other)
+    figures: list[dict[str, Any]] = [table.numbers(table.whole) for table in tables]
+    changes = []
+    for name in figures[0]:
+        if name in figures[1]:
+            before, after = figures[0][name], figures[1][name]
+            formula = isinstance(before, str) or isinstance(after, str)
+            worse = before != after if formula else after > before * (1 + MARGIN)
+            changes.append(CostChange(name, before, after, worse))
+    return changes
+
+
+def read_either(path: Source) -> TaggedFile:
+    """Read a file with or without tags.
+
+    Raises:
+        FileFormatError: The file is missing, is not an ONNX file, or has an unknown format version.
+    """
+    path = as_path(path)
+    model = load_onnx(path)
+    return read_tagged(path) if keys.FORMAT_VERSION_KEY in model.metadata_props else _untagged(path, model)
+
+
+def without_tags(tagged: TaggedFile) -> TaggedFile:
+    """A tagged file, treated as if it had no tags."""
+    return tagged if tagged.encoding == UNTAGGED else _untagged(tagged.path, tagged.model)
+
+
+def _untagged(path: Path, model: ir.Model) -> TaggedFile:
+    owner = Owner((ROOT,), Evidence.INFERRED)
+    for node in all_nodes(model):
+        node.meta[OWNER] = owner
+    calls = CallTree((TracedCall(ROOT, None, 0, None, None),))
+    return TaggedFile(path, model, calls, {ROOT: "/Model"}, UNTAGGED)

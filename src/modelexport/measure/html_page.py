@@ -1,0 +1,147 @@
+"""Tables as one HTML file that works offline: a foldable tree with bars, an icicle that zooms, search, nodes.
+
+The page uses no library: it draws only a list of lines and a list of rectangles, and a library would be ten times its
+size. Its content security policy forbids requests.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from modelexport.core.calls import ModuleCall
+from modelexport.core.tags import class_in_tag
+from modelexport.files.atomic_writing import write_alone
+from modelexport.measure.columns import Column, Figure, Kind
+from modelexport.measure.table import Table, share_out
+
+Section = tuple[str, Sequence[Sequence[str]]]
+"""A heading and rows of cells; the first cell of each row is a heading too."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """What is shown of one file, or of one part of a package."""
+
+    table: Table
+    main: str
+    """The column that is shown first."""
+    sections: Sequence[Section] = ()
+    """What else to show, below the table."""
+    part: str = ""
+    """The name to choose it by where there are several."""
+    against: str = ""
+    """The other file, whose figures are in columns that begin with ``against_``."""
+
+
+def write_page(path: Path, *pages: Page) -> None:
+    """Write tables as one HTML file, which refers to nothing outside of itself; of several, the reader chooses one.
+
+    Raises:
+        OutputError: The file cannot be written. An existing file of that name is unchanged.
+    """
+    write_alone(path, format_page(*pages).encode())
+
+
+def format_page(*pages: Page) -> str:
+    """The text of :func:`write_page`."""
+    template = (files("modelexport.measure") / "page.html").read_text(encoding="utf-8")
+    encoded = msgspec.json.encode([_data(page) for page in pages]).decode()
+    # So that no name in the model can end the script.
+    return template.replace("@@DATA@@", encoded.replace("<", "\\u003c"))
+
+
+def embedded_page(*pages: Page) -> str:
+    """The page in a frame of its own, for a notebook."""
+    text = html.escape(format_page(*pages), quote=True)
+    return f'<iframe srcdoc="{text}" style="width:100%;height:600px;border:1px solid #ccc"></iframe>'
+
+
+def _data(page: Page) -> dict[str, Any]:
+    """What the page's script reads. Totals that are sums or maxima it adds up itself."""
+    table = page.table
+    operators, nodes = _nodes(table)
+    return {
+        "name": table.name,
+        "part": page.part,
+        "against": page.against,
+        "main": page.main,
+        "columns": [dataclasses.asdict(column) for column in table.columns],
+        "rows": _rows(table),
+        "operators": operators,
+        "nodes": nodes,
+        "whole": {column.name: _plain(column, table.whole.get(column.name)) for column in table.columns},
+        "outside": [
+            (name, {c.name: _plain(c, figures.get(c.name)) for c in table.columns if figures.get(c.name)})
+            for name, figures in table.outside_rows
+        ],
+        "sections": page.sections,
+        "notes": table.notes,
+    }
+
+
+def _rows(table: Table) -> list[list[Any]]:
+    """A row for each call: the number of its parent, its names, its own figures, and totals that are not sums."""
+    given = [column for column in table.columns if column.kind is Kind.SPREAD]
+    symbolic = any(hasattr(figure, "free_symbols") for figure in table.whole.values())
+    numbers = {traced.call: index for index, traced in enumerate(table.calls)}
+    totals = {row.calls[0]: row for row in table.rows()} if given or symbolic else {}
+    rows = []
+    for traced in table.calls:
+        call, parent = traced.call, traced.parent
+        shown = totals.get(call)
+        total = {} if shown is None else {c.name: _plain(c, shown.total.get(c.name)) for c in given}
+        if shown is not None:
+            formulas = {name: figure for name, figure in shown.total.items() if hasattr(figure, "free_symbols")}
+            total |= {name: str(figure) for name, figure in formulas.items()}
+        own = {
+            column.name: _plain(column, figures[call])
+            for column in table.columns
+            if call in (figures := table.own.get(column.name, {}))
+        }
+        tag = table.tags[call]
+        above = None if parent is None else numbers[parent]
+        rows.append([above, _tail(call, parent), tag.rpartition("/")[2], class_in_tag(tag), own, total])
+    return rows
+
+
+def _nodes(table: Table) -> tuple[list[str], list[list[Any]]]:
+    """The operators, and for each node of a module its name, operator, calls and figures."""
+    numbers = {traced.call: index for index, traced in enumerate(table.calls)}
+    operators: dict[str, int] = {}
+    nodes = []
+    for node in table.nodes:
+        if node.calls:
+            index = operators.setdefault(node.op_type, len(operators))
+            parts = {c.name: _first(c, node.figures, len(node.calls)) for c in table.columns}
+            listed = [_plain(column, parts[column.name]) for column in table.columns]
+            nodes.append([node.name, index, [numbers[call] for call in node.calls], listed])
+    return list(operators), nodes
+
+
+def _first(column: Column, figures: Mapping[str, Figure], count: int) -> Figure | None:
+    """Each owner's share of a node's figure."""
+    figure = figures.get(column.name)
+    return figure if figure is None or column.kind is not Kind.SUM else share_out(figure, count)[0]
+
+
+def _plain(column: Column, figure: Figure | None) -> int | float | str | None:
+    if hasattr(figure, "free_symbols"):
+        number: int | float | str = column.number(figure)
+        return number * column.scale if not isinstance(number, str) else number
+    return figure
+
+
+def _tail(call: ModuleCall, parent: ModuleCall | None) -> str:
+    """The rest of an address after that of the caller's module."""
+    address = call.address
+    if parent is not None and parent.path and address.startswith(f"{parent.path}."):
+        return address.removeprefix(parent.path)
+    return address

@@ -1,0 +1,212 @@
+"""``genai_config.json``: how onnxruntime-genai runs a package, or why it cannot."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import onnx_ir as ir
+
+from modelexport.exporting.fused_decoders import reads_cache
+from modelexport.files.onnx_models import load_onnx
+from modelexport.format.package_manifest import Manifest
+from modelexport.packages.multimodal import Positions
+
+GENAI_CONFIG = "genai_config.json"
+_BESIDE = ("attention_mask", "position_ids")
+"""The inputs that onnxruntime-genai passes to a decoder besides tokens and a cache."""
+_BEFORE = (
+    ("vision", "image_features", "pixel_values", "phi3v"),
+    ("speech", "audio_features", "audio_embeds", "lfm2_audio"),
+)
+"""The parts before an embedding, the names of their features and of their input, and a type that has them."""
+_FRAMES = 3000
+"""The frames that onnxruntime-genai expects of any sound."""
+_OPTIONS = {"log_id": "onnxruntime-genai", "provider_options": []}
+
+
+class GenaiError(Exception):
+    """Why onnxruntime-genai cannot run a package."""
+
+
+class _Graph(NamedTuple):
+    """A part: its file, inputs and outputs."""
+
+    file: str
+    inputs: Mapping[str, ir.Value]
+    outputs: Mapping[str, ir.Value]
+
+
+def make_genai_config(
+    config: Any, folder: Path, manifest: Manifest, positions: Positions | None = None
+) -> dict[str, Any]:
+    """The configuration for a package whose decoder takes both prompts and single tokens.
+
+    Args:
+        config: The model's configuration, from which tokens and lengths are read.
+        positions: The positions of tokens, if they have several axes.
+
+    Raises:
+        GenaiError: onnxruntime-genai does not support the parts or the cache of the package.
+    """
+    graphs: dict[str, _Graph] = {}
+    for part in manifest.parts:
+        graph = load_onnx(folder / part.file).graph
+        ports = ({value.name or "": value for value in values} for values in (graph.inputs, graph.outputs))
+        graphs[part.name] = _Graph(part.file, *ports)
+    text, step = config.get_text_config(decoder=True), graphs.get("decode")
+    if step is not None and graphs.keys() == {"decode"}:
+        described: dict[str, Any] = {"decoder": _decoder(step, text, "input_ids"), "type": "decoder"}
+    elif step is not None and graphs.keys() == {"encoder", "decode"}:
+        described = _with_encoder(graphs["encoder"], step, text)
+    elif step is not None and "embedding" in graphs and "prefill" not in graphs:
+        described = _with_embedding(graphs, config, text, positions)
+    else:
+        raise GenaiError("onnxruntime-genai runs prompts and tokens with one graph: leave out --separate-prefill")
+    caches = [value for name, value in step.inputs.items() if name.startswith("past_key_values.")]
+    in_place = "attention_mask" in step.inputs and all(reads_cache(*use) for value in caches for use in value.uses())
+    length = _first_number(text, "max_position_embeddings", "max_target_positions") or 2048
+    model = {**_special_tokens(text), "vocab_size": int(text.vocab_size), "context_length": length, **described}
+    search = {"do_sample": False, "num_beams": 1, "max_length": length}
+    # Unless the cache may be a longer buffer, into which each step writes, the graph returns a longer one in each.
+    return {"model": model, "search": {**search, "past_present_share_buffer": in_place}}
+
+
+def _decoder(
+    graph: _Graph, text: Any, tokens: str, *, own: str = "", cross: str | None = None, axes: int = 1
+) -> dict[str, Any]:
+    """The settings of a decoder that takes both prompts and single tokens.
+
+    Args:
+        tokens: The input that it takes for new tokens.
+        own, cross: What tells the names of its cache and of the encoder's cache apart.
+        axes: The number of positions of a token.
+
+    Raises:
+        GenaiError: onnxruntime-genai cannot run it.
+    """
+    inputs = graph.inputs
+    key = re.compile(rf"past_key_values\.(\d+)\.{re.escape(own)}key")
+    layers = sorted(int(found[1]) for name in inputs if (found := key.fullmatch(name)))
+    if layers != list(range(len(layers))) or not layers:
+        raise GenaiError("its cache is not one key and one value for each layer")
+    sides = [own] if cross is None else [own, cross]
+    cache = {f"past_key_values.{layer}.{side}{kind}" for layer in layers for side in sides for kind in ("key", "value")}
+    if missing := sorted(cache - inputs.keys()):
+        raise GenaiError(f"its cache has no {missing[0]}")
+    # An encoder's cache has no padding that a mask could mark.
+    beside = {name: name for name in _BESIDE if name in inputs and not (cross and name == "attention_mask")}
+    if other := sorted(inputs.keys() - cache - beside.keys() - {tokens}):
+        raise GenaiError(f"onnxruntime-genai does not pass the input {other[0]} to a decoder")
+    if tokens not in inputs or "logits" not in graph.outputs:
+        raise GenaiError(f"it does not take {tokens} and return logits")
+    if any(isinstance(size, int) for size in list(inputs[tokens].shape or ())[:2]):
+        raise GenaiError("it takes a fixed batch or a fixed number of tokens")
+    if (positions := inputs.get("position_ids")) is not None and len(positions.shape or ()) != 2 + (axes > 1):
+        raise GenaiError("it takes positions on several axes")
+    shapes: set[tuple[Any, ...]] = {
+        tuple(inputs[name].shape or ())[1::2] for name in cache if len(inputs[name].shape or ()) == 4
+    }
+    if len(shapes) != 1 or not all(isinstance(size, int) for shape in shapes for size in shape):
+        raise GenaiError(f"its layers have caches of different or of open sizes: {sorted(map(str, shapes))}")
+    ((heads, width),) = shapes
+    attention = heads if cross else _first_number(text, "num_attention_heads") or heads
+    named = {"inputs_embeds" if tokens == "inputs_embeds" else "input_ids": tokens, **beside}
+    crossing = _cache_names("cross_past", "past_key_values", cross) if cross else {}
+    return {
+        "session_options": _OPTIONS,
+        "filename": graph.file,
+        "num_hidden_layers": len(layers),
+        "num_attention_heads": attention,
+        "num_key_value_heads": heads,
+        "head_size": width,
+        "hidden_size": _first_number(text, "hidden_size") or attention * width,
+        "inputs": {**named, **_cache_names("past", "past_key_values", own), **crossing},
+        "outputs": {"logits": "logits", **_cache_names("present", "present", own)},
+    }
+
+
+def _cache_names(setting: str, prefix: str, side: str) -> dict[str, str]:
+    """The settings for the names of a cache's tensors, with ``%d`` for the layer."""
+    return {f"{setting}_{kind}_names": f"{prefix}.%d.{side}{kind}" for kind in ("key", "value")}
+
+
+def _with_encoder(encoder: _Graph, step: _Graph, text: Any) -> dict[str, Any]:
+    """The settings of a model that writes down sound."""
+    (name, sound), *more = encoder.inputs.items()
+    shape = list(sound.shape or ())
+    if more or len(shape) != 3:
+        raise GenaiError("the only encoders that onnxruntime-genai runs are those that take the spectrum of a sound")
+    if shape[-1] != _FRAMES:
+        raise GenaiError(
+            f"onnxruntime-genai gives an encoder {_FRAMES} frames of sound, and this one takes {shape[-1]}"
+        )
+    decoder = _decoder(step, text, "decoder_input_ids", own="decoder.", cross="encoder.")
+    states = "encoder_hidden_states"
+    described = {
+        "filename": encoder.file,
+        "session_options": _OPTIONS,
+        "hidden_size": list(encoder.outputs[states].shape or ())[-1],
+        "num_attention_heads": decoder["num_key_value_heads"],
+        "num_hidden_layers": decoder["num_hidden_layers"],
+        "head_size": decoder["head_size"],
+        "inputs": {"audio_features": name},
+        "outputs": {states: states, **_cache_names("cross_present", "present", "encoder.")},
+    }
+    return {"decoder": decoder, "type": "whisper", "encoder": described}
+
+
+def _with_embedding(
+    graphs: Mapping[str, _Graph], config: Any, text: Any, positions: Positions | None
+) -> dict[str, Any]:
+    """The settings of a model of images or sound.
+
+    The type is one of those that onnxruntime-genai runs in this way, whatever the model is. It also prepares images and
+    sound for the models that have this name, which it does not do here.
+    """
+    axes = 1 if positions is None else len(positions.offsets)
+    name, features, given, kind = next(one for one in _BEFORE if one[0] in graphs)
+    before, embedding = graphs[name], graphs["embedding"]
+    settings: dict[str, Any] = {
+        "decoder": _decoder(graphs["decode"], text, "inputs_embeds", axes=axes),
+        "type": kind,
+        name: {
+            "filename": before.file,
+            "inputs": {given: next(iter(before.inputs))},
+            "outputs": {features: features},
+        },
+        "embedding": {
+            "filename": embedding.file,
+            "inputs": {"input_ids": "input_ids", features: features},
+            "outputs": {"inputs_embeds": "inputs_embeds"},
+        },
+    }
+    if positions is None:
+        return settings
+    begins = getattr(config, "vision_start_token_id", None)
+    merged = getattr(getattr(config, "vision_config", None), "spatial_merge_size", None)
+    if not positions.as_in_genai or begins is None or merged is None:
+        raise GenaiError("onnxruntime-genai counts the positions of an image's tokens in another way")
+    settings[name]["spatial_merge_size"] = int(merged)
+    video = getattr(config, "video_token_id", None)
+    tokens = {"image_token_id": positions.token, "vision_start_token_id": int(begins)}
+    return {**settings, "type": "qwen2_5_vl", **tokens, **({} if video is None else {"video_token_id": video})}
+
+
+def _special_tokens(text: Any) -> dict[str, Any]:
+    """The tokens that begin, end and pad a sequence; a token that the model does not define is the end token."""
+    found = (getattr(text, f"{name}_token_id", None) for name in ("bos", "eos", "pad"))
+    tokens: list[Any] = [list(one) if isinstance(one, tuple) else one for one in found]
+    beginning, end, padding = tokens
+    first_end = end[0] if isinstance(end, list) else end
+    return {
+        "bos_token_id": beginning if beginning is not None else first_end or 0,
+        "eos_token_id": end if end is not None else 0,
+        "pad_token_id": padding if padding is not None and padding >= 0 else first_end or 0,
+    }
+
+
+def _first_number(config: Any, *names: str) -> int:
+    return next((int(value) for name in names if (value := getattr(config, name, None))), 0)

@@ -1,0 +1,294 @@
+"""``export_package``: export a model to a folder of graphs that share one set of weights. Read this file first."""
+
+from __future__ import annotations
+
+import shutil
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from modelexport.capture.exported_graph import Exported
+from modelexport.core.result_display import Rows, Written
+from modelexport.core.text import error_line, plural
+from modelexport.core.timed_stages import Stages
+from modelexport.errors import CaptureError, CheckError, InputsError, ModelExportError, UsageError
+from modelexport.exporting.export_result import ExportResult
+from modelexport.exporting.options import Keywords, Options, PackageOptions
+from modelexport.exporting.pipeline import export
+from modelexport.files.atomic_writing import written_together
+from modelexport.files.manifest_file import write_manifest
+from modelexport.files.output_folders import check_package_folder
+from modelexport.format.package_manifest import PACKAGE_VERSION, Kind, Manifest, PartEntry
+from modelexport.packages.diffusion.components_module import (
+    MODEL_INDEX,
+    PipelineModules,
+    as_module,
+    is_diffusion_pipeline,
+)
+from modelexport.packages.diffusion.diffusion_parts import diffusion_parts, model_parts
+from modelexport.packages.diffusion.observed_calls import observe_example
+from modelexport.packages.generation_loop import BATCH, generation_of
+from modelexport.packages.generation_parts import can_generate, generation_forms
+from modelexport.packages.loader_layouts import write_layouts
+from modelexport.packages.model_parts import ModelPart, name_axes, name_generation, name_pipeline
+from modelexport.packages.sentence_pipelines import SENTENCE_TRANSFORMER, SentencePipeline, pipeline_parts
+from modelexport.packages.shared_weights import share_components, share_weights
+from modelexport.packages.verify_by_generation import run_once
+from modelexport.weights.bytes_of_entries import Weights
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+_INTERFACES: Mapping[Kind, Callable[[Exported], Exported]] = {"generate": name_generation, "pipeline": name_pipeline}
+"""The kinds of packages whose parts get the names that runtimes expect."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackageResult(Written):
+    """The result of exporting a package."""
+
+    folder: Path
+    manifest: Manifest
+    parts: Mapping[str, ExportResult]
+    """Name of a part to its export."""
+    seconds: Mapping[str, float]
+    """Stage to wall time, of all parts together."""
+    notes: Sequence[str]
+    """Notes for the user, one line each."""
+    files: Sequence[Path]
+    graph_bytes: int
+    """Bytes of the graphs, without weights."""
+    weight_bytes: int
+    """Bytes of the weights files."""
+
+    def __repr__(self) -> str:
+        return (
+            f"<PackageResult {self.folder}: {self.manifest.kind}, parts {', '.join(self.parts)}, "
+            f"{self.weight_bytes:,} bytes of weights, {plural(len(self.files), 'file')}>"
+        )
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return self.folder
+
+    def _table(self) -> Rows:
+        yield "part", "what"
+        yield from self.parts.items()
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every verified part agrees with the model."""
+        return all(part.verified is None or part.verified.agrees for part in self.parts.values())
+
+
+def export_package(
+    model: nn.Module | Any,
+    folder: str | Path,
+    *,
+    inputs: Mapping[str, Any] | Sequence[Any] | None = None,
+    name: str | None = None,
+    directory: str | Path | None = None,
+    options: Options | None = None,
+    stages: Stages | None = None,
+    progress: Callable[[str], None] = lambda stage: None,
+    **keywords: Unpack[Keywords],
+) -> PackageResult:
+    """Export a model to a folder: the graphs that it runs, their weights once, and the files that runtimes need.
+
+    Args:
+        model: Any ``nn.Module``, or a pipeline of diffusers. A model of transformers that can ``generate`` gives what
+            generation runs, a pipeline what its run calls.
+        folder: Made if need be; the files of a package that is there are replaced, or removed.
+        inputs: Example inputs for a model that is exported whole, arguments for the example run of a pipeline of
+            diffusers, or the size of images for one that generates and takes it (``image_grid_thw``). Other parts make
+            their own.
+        name: The model's name in the documents; by default its class.
+        directory: The model's folder with its configuration and tokenizer, which are copied into the package.
+        options: What the package consists of, and for every part the same as in :func:`modelexport.export`; each
+            option is a keyword as well.
+        stages: Times the stages of the export.
+        progress: Called with the name of each stage as it begins, if ``stages`` are not given.
+
+    Raises:
+        CaptureError: A part cannot be exported, or ``generate`` cannot be split.
+        InputsError: ``parts`` asks for generation and the model cannot generate, or inputs are missing.
+        OutputError: The folder cannot be written. An existing package is unchanged.
+        UntaggedNodeError: A node has no owner. Nothing is written.
+    """
+    folder, stages = Path(folder), stages or Stages(progress)
+    lies_in = None if directory is None else Path(directory)
+    options = (options or Options()).replaced_by(keywords)
+    options.check_together(package=True)
+    if is_diffusion_pipeline(model):
+        model = as_module(model)
+    check_package_folder(folder, [] if lies_in is None else [lies_in])
+    with stages("parts"):
+        given = inputs if isinstance(inputs, Mapping) else None
+        kind, made = _parts_of(model, options.package, inputs, options.weights.to_check)
+        forms = iter(made)
+        best = next(forms)
+    with written_together(folder, [] if lies_in is None else [lies_in], make=True, package=True) as staging:
+        with stages("weights"):
+            shared: Mapping[str, Weights]
+            if isinstance(model, PipelineModules):
+                shared = share_components(best, lies_in, staging, options.weights.weights)
+            else:
+                weights = share_weights(model, options.weights.source, staging, options.weights.weights)
+                shared = defaultdict(lambda: weights)
+
+        def exported(found: Sequence[ModelPart]) -> PackageResult:
+            results, seconds, notes = _export_each(kind, found, name, shared, options, staging, stages)
+            found = [part for part in found if part.name in results]
+            places = {file.path.relative_to(staging).as_posix() for part in found for file in shared[part.name].files}
+            manifest = _manifest(kind, found, results, sorted(places))
+            if manifest.generation is not None:
+                with stages("generate"):
+                    notes += run_once(model, manifest, staging, results, given, options)
+            notes += [f"{part.name}: {note}" for part in found for note in part.notes]
+            notes += write_layouts(model, lies_in, staging, manifest, found)
+            write_manifest(manifest, staging)
+            written = {file.relative_to(staging): file.stat() for file in staging.rglob("*") if file.is_file()}
+            heavy = {(one := written[Path(file)]).st_ino: one.st_size for file in manifest.weights}
+            return PackageResult(
+                folder=folder,
+                manifest=manifest,
+                parts=results,
+                seconds=seconds,
+                notes=notes,
+                files=[folder / file for file in sorted(written)],
+                graph_bytes=sum(written[Path(part.file)].st_size for part in manifest.parts),
+                weight_bytes=sum(heavy.values()),
+            )
+
+        return _first_that_passes(chain([best], forms), exported, staging)
+
+
+def _first_that_passes(
+    forms: Iterable[Sequence[ModelPart]], export_form: Callable[[Sequence[ModelPart]], PackageResult], staging: Path
+) -> PackageResult:
+    """The package of the first form whose parts can be captured and generate what the model does.
+
+    Raises:
+        CaptureError, CheckError, UsageError: There is none. What was wrong with the best one.
+    """
+    wrong: ModelExportError | None = None
+    try:
+        for form in forms:
+            try:
+                result = export_form(form)
+            except (UsageError, CheckError) as error:
+                wrong = wrong or error
+                for file in chain(*(staging.glob(f"{part.path.removesuffix('.onnx')}.*") for part in form)):
+                    file.unlink()
+            else:
+                told = [] if wrong is None else [f"the first form of its parts was not used: {error_line(wrong)}"]
+                return replace(result, notes=[*result.notes, *told])
+    except CaptureError:
+        if wrong is None:
+            raise
+    assert wrong is not None
+    raise wrong
+
+
+def _parts_of(
+    model: nn.Module,
+    asked: PackageOptions,
+    inputs: Mapping[str, Any] | Sequence[Any] | None,
+    weights: Weights | None,
+) -> tuple[Kind, Iterable[list[ModelPart]]]:
+    """The kind of the package, and the forms that its parts may have, the best first; those of generation are made when
+    they are asked for.
+    """
+    parts = asked.parts or "auto"
+    if parts == "generate" or (parts == "auto" and can_generate(model)):
+        return "generate", generation_forms(model, asked, inputs if isinstance(inputs, Mapping) else None, weights)
+    if asked.static_cache is not None or asked.separate_prefill:
+        raise InputsError("--static-cache and --separate-prefill are for a model that generates: leave them out")
+    if isinstance(model, PipelineModules):
+        if parts == "whole":
+            raise InputsError(f"{type(model).__name__} is not one model: leave out --parts whole")
+        observed, _ = observe_example(model, inputs if isinstance(inputs, Mapping) else None, steps=2)
+        return "pipeline", [model_parts(model, diffusion_parts(model, observed), observed.inside)]
+    if parts == "pipeline" or (parts == "auto" and isinstance(model, SentencePipeline)):
+        if not isinstance(model, SentencePipeline):
+            raise InputsError(
+                f"{type(model).__name__} is not a pipeline: give a folder with {SENTENCE_TRANSFORMER} or {MODEL_INDEX}"
+            )
+        return "pipeline", [pipeline_parts(model)]
+    if inputs is None:
+        from modelexport.pytorch.inputs.generated_inputs import generate_inputs
+
+        inputs = generate_inputs(model)
+    return "whole", [[ModelPart("model", model, inputs)]]
+
+
+def _export_each(
+    kind: Kind,
+    parts: Sequence[ModelPart],
+    name: str | None,
+    shared: Mapping[str, Weights],
+    options: Options,
+    folder: Path,
+    stages: Stages,
+) -> tuple[dict[str, ExportResult], dict[str, float], list[str]]:
+    """Name of a part to its export; stage to wall time, of all parts together and of what came before them; notes on
+    optional parts that cannot be captured.
+    """
+    notes: list[str] = []
+    seconds: dict[str, float] = dict(stages.seconds)
+    results: dict[str, ExportResult] = {}
+    for part in parts:
+        own = stages.within(part.name)
+        keywords: Keywords = {
+            "interface": partial(name_axes, axes=part.axes) if part.axes else _INTERFACES.get(kind),
+            "constants": [*options.capture.constants, *part.constants],
+            "dynamic": not part.constants,  # what depends on the values of constants has their sizes
+            "weights": "link",
+            "source": shared[part.name],
+        }
+        if options.graph.fuse is not None and part.row is not None:
+            # Fused, it refuses several new tokens after a cache for more than one row.
+            keywords |= {"row": BATCH, "checked": part.row}
+        linked = replace(options, package=PackageOptions()).replaced_by(keywords)
+        try:
+            results[part.name] = export(
+                part.model, part.inputs, folder / part.path, name=name, options=linked, stages=own
+            )
+        except (CaptureError, CheckError) as error:
+            if not part.optional:
+                raise
+            shutil.rmtree((folder / part.path).parent)
+            notes.append(f"{part.name} was left out; the pipeline can do without it: {error_line(error)}")
+        for stage, took in own.seconds.items():
+            seconds[stage] = seconds.get(stage, 0.0) + took
+    return results, seconds, notes
+
+
+def _manifest(
+    kind: Kind, parts: Sequence[ModelPart], results: Mapping[str, ExportResult], weights: list[str]
+) -> Manifest:
+    entries = [
+        PartEntry(
+            name=part.name,
+            file=part.path,
+            module=part.module,
+            inputs=[value.name for value in results[part.name].hierarchy.inputs],
+            outputs=[value.name for value in results[part.name].hierarchy.outputs],
+        )
+        for part in parts
+    ]
+    how = None
+    if kind == "generate":
+        described = {part.name: results[part.name].hierarchy for part in parts}
+        how = generation_of(
+            {name: one.inputs for name, one in described.items()},
+            {name: [one.name for one in one_of.outputs] for name, one_of in described.items()},
+            next((part.rows for part in parts if part.rows != "padded"), "padded"),
+        )
+    return Manifest(format_version=PACKAGE_VERSION, kind=kind, parts=entries, weights=weights, generation=how)

@@ -1,0 +1,243 @@
+"""Inputs to calibrate with and to judge by: arrays, descriptions, images or texts, fitted to the inputs of a file."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx_ir as ir
+
+from modelexport.core.json_decoding import decode_json
+from modelexport.core.limits import INPUT_BYTES, SETTINGS_BYTES
+from modelexport.core.missing_extras import missing_extra
+from modelexport.core.text import first_few, nearest
+from modelexport.errors import FileFormatError, InputsError
+from modelexport.files.regular_files import read_regular
+from modelexport.graph.nodes import required_inputs
+from modelexport.measure.run_inputs import read_feeds
+
+Feeds = dict[str, Any]
+"""Names of inputs to arrays: what one run takes."""
+
+LIMIT = 128
+"""Runs that are read from data unless more are asked for."""
+LENGTH = 128
+"""Tokens of a text that one run takes, where the file does not fix it."""
+TOKENIZER, PROCESSOR = "tokenizer.json", "preprocessor_config.json"
+
+
+class _Processor(msgspec.Struct):
+    """What `preprocessor_config.json` says about the pixels of an image."""
+
+    image_mean: tuple[float, ...] = (0.0,)
+    image_std: tuple[float, ...] = (1.0,)
+    rescale_factor: float = 1 / 255
+    do_normalize: bool = True
+    do_rescale: bool = True
+    size: dict[str, int] | int = 224
+
+
+def read_data(path: Path, model: ir.Model, beside: Path, *, limit: int = LIMIT) -> list[Feeds]:
+    """Inputs for runs of a file.
+
+    ``.npz`` and ``.safetensors`` have an array for each input: of one run, or of several, with an axis more in front.
+    ``.jsonl`` has an object of lists by name, or ``{"text": ...}``, on each line; any other file is text, a run a line.
+    A folder has images.
+
+    Args:
+        path: The file or folder.
+        model: The model that takes them.
+        beside: The folder of its tokenizer (``tokenizer.json``) or its image processor (``preprocessor_config.json``).
+        limit: The largest number of runs.
+
+    Raises:
+        FileFormatError: They cannot be read.
+        InputsError: They do not fit the inputs of the model.
+    """
+    if path.is_dir():
+        runs = _images(path, model, beside)
+    elif path.suffix in (".npz", ".safetensors"):
+        runs = _unstacked(read_feeds(path, 0), model)
+    elif path.suffix == ".jsonl":
+        runs = _objects(path, model, beside)
+    else:
+        runs = _texts(_lines(path), path, model, beside)
+    found: list[Feeds] = []
+    for number, feeds in enumerate(itertools.islice(runs, limit), 1):
+        try:
+            found.append(fitted(feeds, model))
+        except InputsError as error:
+            raise InputsError(f"{path} does not fit: {error}" + (f" (run {number})" if number > 1 else "")) from error
+    if not found:
+        raise InputsError(f"{path} has no inputs for the model")
+    return found
+
+
+def fitted(feeds: Mapping[str, Any], model: ir.Model) -> Feeds:
+    """Arrays with the types of a model's inputs.
+
+    Raises:
+        InputsError: A name, a type or a shape does not fit.
+    """
+    inputs = {value.name or "": value for value in required_inputs(model)}
+    if missing := [name for name in inputs if name not in feeds]:
+        raise InputsError(f"{first_few(missing)} missing; the model takes {first_few(inputs)}")
+    if surplus := [name for name in feeds if name not in inputs]:
+        raise InputsError(f"the model has no input {surplus[0]}{nearest(surplus[0], inputs)}")
+    return {name: _fitted(name, np.asarray(feeds[name]), value) for name, value in inputs.items()}
+
+
+def _fitted(name: str, array: Any, value: ir.Value) -> Any:
+    wanted = value.dtype.numpy() if value.dtype is not None else array.dtype
+    kinds = {"i": "iub", "u": "iub", "b": "bui", "f": "fiu"}
+    if array.dtype != wanted and array.dtype.kind not in kinds.get(wanted.kind, ""):
+        raise InputsError(f"{name} has {array.dtype}, and the model takes {wanted}")
+    shape = list(value.shape) if value.shape is not None else list(array.shape)
+    same = len(shape) == array.ndim and all(
+        not isinstance(size, int) or size == given for size, given in zip(shape, array.shape, strict=True)
+    )
+    if not same:
+        sizes = ", ".join(str(size) for size in shape)
+        raise InputsError(f"{name} has the shape {list(array.shape)}, and the model takes [{sizes}]")
+    return np.ascontiguousarray(array.astype(wanted))
+
+
+def _unstacked(arrays: Feeds, model: ir.Model) -> Iterator[Feeds]:
+    """The runs of arrays: each has an axis more than the model's input, in front, or they are one run."""
+    ranks = {value.name or "": len(value.shape) for value in required_inputs(model) if value.shape is not None}
+    stacked = {name for name, array in arrays.items() if np.ndim(array) == ranks.get(name, -2) + 1}
+    if not arrays or stacked != arrays.keys():
+        yield arrays
+        return
+    counts = {name: len(array) for name, array in arrays.items()}
+    if len(set(counts.values())) > 1:
+        raise InputsError(f"the arrays have different numbers of runs: {counts}")
+    for index in range(next(iter(counts.values()))):
+        yield {name: array[index] for name, array in arrays.items()}
+
+
+def _objects(path: Path, model: ir.Model, beside: Path) -> Iterator[Feeds]:
+    inputs = {value.name or "": value for value in required_inputs(model)}
+    for number, line in enumerate(_lines(path), 1):
+        try:
+            described = decode_json(line.encode(), kind=dict[str, Any])
+            if described.keys() == {"text"} and "text" not in inputs:
+                yield from _texts([str(described["text"])], path, model, beside)
+                continue
+            arrays = {name: np.asarray(value) for name, value in described.items()}
+        except ValueError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise FileFormatError(f"line {number} of {path} is not an object of inputs by name ({reason})") from error
+        yield arrays
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        text = read_regular(path, INPUT_BYTES).decode()
+    except UnicodeDecodeError as error:
+        raise FileFormatError(f"{path} is not text: give .npz, .safetensors, .jsonl, text or a folder") from error
+    return [line for line in map(str.strip, text.splitlines()) if line]
+
+
+def _texts(texts: Sequence[str], path: Path, model: ir.Model, beside: Path) -> Iterator[Feeds]:
+    """The tokens of texts, a text a run, or as many as the file takes; a long text makes several runs.
+
+    An input that no tokenizer makes and that may have the length zero (a cache) has it.
+    """
+    tokenizer = _tokenizer(beside, path)
+    inputs = {value.name or "": value for value in required_inputs(model)}
+    shape = next((value.shape for value in inputs.values() if value.shape is not None and len(value.shape) == 2), None)
+    if shape is None:
+        raise InputsError(f"the model takes {first_few(inputs)}, and no input of tokens: give arrays, not text")
+    batch, length = (size if isinstance(size, int) else 0 for size in shape)
+    tokenizer.enable_truncation(length or LENGTH)
+    if length:
+        tokenizer.enable_padding(length=length)
+    elif batch > 1:
+        tokenizer.enable_padding()
+    encodings = [
+        one for text in texts for first in tokenizer.encode_batch([text]) for one in (first, *first.overflowing)
+    ]
+    for begin in range(0, len(encodings) - (batch or 1) + 1, batch or 1):
+        rows = encodings[begin : begin + (batch or 1)]
+        made = {
+            "input_ids": [row.ids for row in rows],
+            "attention_mask": [row.attention_mask for row in rows],
+            "token_type_ids": [row.type_ids for row in rows],
+            "position_ids": [list(range(len(row.ids))) for row in rows],
+        }
+        yield {name: made[name] if name in made else _empty(name, value, len(rows)) for name, value in inputs.items()}
+
+
+def _empty(name: str, value: ir.Value, batch: int) -> Any:
+    sizes = list(value.shape or ())
+    if all(isinstance(size, int) for size in sizes[1:]) or value.dtype is None:
+        raise InputsError(f"a text has no {name}: give arrays (.npz, .safetensors, .jsonl)")
+    first = [size if isinstance(size, int) else batch for size in sizes[:1]]
+    return np.zeros([*first, *(size if isinstance(size, int) else 0 for size in sizes[1:])], value.dtype.numpy())
+
+
+def _tokenizer(beside: Path, path: Path) -> Any:
+    file = beside / TOKENIZER
+    data = read_regular(file, SETTINGS_BYTES) if file.is_file() else b""
+    if not data:
+        raise InputsError(f"{path} is text, and there is no {TOKENIZER} in {beside}: name its folder with --processor")
+    try:
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_str(data.decode())
+    except ImportError as error:
+        raise InputsError(missing_extra(error) or str(error)) from error
+    except Exception as error:  # its exceptions have no class of their own
+        raise FileFormatError(f"{file} is not a tokenizer ({' '.join(str(error).split())[:200]})") from error
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _images(folder: Path, model: ir.Model, beside: Path) -> Iterator[Feeds]:
+    """The pixels of images as the image processor beside the model says, in the size that the model takes."""
+    inputs = required_inputs(model)
+    wanted = [value for value in inputs if value.shape is not None and len(value.shape) == 4]
+    if len(inputs) != 1 or not wanted:
+        raise InputsError(f"the model takes {first_few(v.name for v in inputs)}, and {folder} has images: give arrays")
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        raise InputsError(f"reading the images in {folder} needs Pillow: pip install pillow") from error
+    processor, (batch, _, *size) = _processor(beside), list(wanted[0].shape or ())
+    named = processor.size if isinstance(processor.size, dict) else {"height": processor.size, "width": processor.size}
+    edge = named.get("shortest_edge", 224)
+    height, width = (
+        given if isinstance(given, int) else named.get(name, edge)
+        for given, name in zip(size, ("height", "width"), strict=True)
+    )
+    rows: list[Any] = []
+    count = batch if isinstance(batch, int) else 1
+    for file in sorted(file for file in folder.iterdir() if file.is_file()):
+        try:
+            with Image.open(file) as image:
+                pixels = np.asarray(image.convert("RGB").resize((width, height)), dtype=np.float32)
+        except UnidentifiedImageError:
+            continue  # a text beside the images
+        except (OSError, ValueError, Image.DecompressionBombError) as error:
+            raise FileFormatError(f"{file} cannot be read as an image ({error})") from error
+        if processor.do_rescale:
+            pixels = pixels * np.float32(processor.rescale_factor)
+        if processor.do_normalize:
+            pixels = (pixels - np.asarray(processor.image_mean)) / np.asarray(processor.image_std)
+        rows.append(pixels.astype(np.float32).transpose(2, 0, 1))
+        if len(rows) == count:
+            yield {wanted[0].name or "": np.stack(rows)}
+            rows = []
+
+
+def _processor(beside: Path) -> _Processor:
+    file = beside / PROCESSOR
+    if not file.is_file():
+        return _Processor()
+    content, told = read_regular(file, SETTINGS_BYTES), f"{file} is not the settings of an image processor"
+    return decode_json(content, kind=_Processor, damaged=told, then="copy it again, or remove it")

@@ -1,0 +1,210 @@
+"""Nodes of a graph as a small model of their own, and a changed one put back in their place.
+
+A library sees only the nodes that it is to change: what is kept cannot be changed, whatever the library does elsewhere
+in a graph. The inputs and outputs of a piece keep their types, so that casts and scales are inside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from modelexport.core.owners import Evidence, Owner
+from modelexport.errors import UsageError
+from modelexport.files.onnx_models import inside_file
+from modelexport.files.protobuf_writing import to_proto
+from modelexport.graph.copies import copy_of, value_like
+from modelexport.graph.hidden_weights import bind_tensors, share_tensor
+from modelexport.graph.node_owners import owner_of, set_owner
+from modelexport.graph.unique_names import free_name
+
+
+def cut_piece(model: ir.Model, nodes: Sequence[ir.Node]) -> onnx.ModelProto:
+    """A model of some nodes of the main graph, which have no nested graphs, with their weights in it.
+
+    Its inputs are the values that the nodes take from others, its outputs the values that others take from them; every
+    value keeps its name. A weight that the graph transposes is in it as transposed: quantizers look for initializers.
+    """
+    own = set(nodes)
+    inputs = (value for node in nodes for value in node.inputs)
+    taken = list(dict.fromkeys(value for value in inputs if value is not None and value.producer() not in own))
+    view = ir.GraphView(taken, outputs_of(nodes), nodes=nodes, opset_imports=model.opset_imports)
+    graph = copy_of(view)
+    for value, copied in zip(taken, list(graph.inputs), strict=True):
+        if weight_behind(value) is not None:
+            graph.inputs.remove(copied)
+            bind_tensors({copied: _tensor(value)})
+            graph.register_initializer(copied)
+    return to_proto(ir.Model(graph, ir_version=model.ir_version), {})
+
+
+def weight_behind(value: ir.Value | None) -> ir.Value | None:
+    """The initializer that a value is, or is a transposed copy of; ``None`` for any other value."""
+    while value is not None and (producer := value.producer()) is not None and producer.op_type == "Transpose":
+        value = producer.inputs[0]
+    if value is None or not value.is_initializer() or value.is_graph_input() or value.const_value is None:
+        return None
+    return value
+
+
+def _tensor(value: ir.Value) -> ir.TensorProtocol:
+    """The tensor of a weight, transposed as the graph does."""
+    producer = value.producer()
+    if producer is None:
+        assert value.const_value is not None
+        return inside_file(value.const_value, at_once=True)
+    source = producer.inputs[0]
+    assert source is not None
+    perm = producer.attributes.get("perm")
+    array = _tensor(source).numpy().transpose(perm.as_ints() if perm is not None else None)
+    return ir.tensor(np.ascontiguousarray(array), name=value.name)
+
+
+def outputs_of(nodes: Collection[ir.Node]) -> list[ir.Value]:
+    """The values that nodes produce for others, or as outputs of the graph."""
+    own = set(nodes)
+    made = (value for node in nodes for value in node.outputs)
+    return [value for value in made if value.is_graph_output() or any(user not in own for user in value.consumers())]
+
+
+class Pieces:
+    """A graph in whose place of some nodes changed pieces are put, one after the other, in place."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self._model = model
+        self._there = {value.name: value for node in model.graph for value in node.outputs}
+        self._names = {node.name for node in model.graph}
+        self._new: set[ir.Node] = set()
+
+    def put(self, nodes: Sequence[ir.Node], changed: onnx.ModelProto) -> None:
+        """Put a changed piece in the place of the nodes that it was made from.
+
+        Each node gets the owners of the nodes that it leads to: what quantizes an activation belongs to the call that
+        is quantized. A node or an initializer that another piece has brought already (two pieces quantize the same
+        activation) is not brought twice.
+
+        Raises:
+            UsageError: The library has changed the version of ONNX's operators.
+        """
+        graph, there = self._model.graph, self._there
+        piece = ir.serde.deserialize_model(changed)
+        piece.graph.sort()  # some libraries append new nodes at the end
+        import_operators(self._model, piece)
+        leaving = outputs_of(nodes)
+        taken = {value.name: value for node in nodes for value in node.inputs if value is not None}
+        values: dict[ir.Value, ir.Value] = {value: taken[value.name] for value in piece.graph.inputs}
+        fresh: list[ir.Value] = []
+        for value in piece.graph.initializers.values():
+            before = graph.initializers.get(value.name or "")
+            if before is not None and _equal(before.const_value, value.const_value):
+                values[value] = before
+            else:
+                values[value] = created = value_like(value)
+                share_tensor(created, value)
+                fresh.append(created)
+        owners = _owners(piece, nodes)
+        for node in nodes:
+            self._names.discard(node.name)
+            for value in node.outputs:
+                del there[value.name]
+        made: list[ir.Node] = []
+        for node in piece.graph:
+            inputs = [None if value is None else values[value] for value in node.inputs]
+            twin = there[node.outputs[0].name].producer() if node.outputs[0].name in there else None
+            if twin is not None and _is_same(twin, node, inputs):
+                if twin in self._new:
+                    set_owner(twin, _together([owner_of(twin), owners[node]]))
+                values.update(zip(node.outputs, twin.outputs, strict=True))
+                continue
+            results = [value_like(value) for value in node.outputs]
+            for value in results:
+                while value.name in there:
+                    value.name = f"{value.name}_again"
+                there[value.name] = value
+            values.update(zip(node.outputs, results, strict=True))
+            attributes = list(node.attributes.values())
+            name = free_name(node.name or "quantized", self._names)
+            made.append(ir.Node(node.domain, node.op_type, inputs, attributes, outputs=results, name=name))
+            set_owner(made[-1], owners[node])
+        self._new.update(made)
+        by_name = {value.name: values[value] for value in piece.graph.outputs}
+        arriving = [by_name[value.name] for value in leaving]
+        ir.convenience.replace_nodes_and_values(graph, nodes[-1], list(nodes), made, leaving, arriving)
+        for value in taken.values():
+            self._drop(value)
+        for value in fresh:
+            if (value.name or "") in graph.initializers:  # a kept node uses the one that has the name
+                value.name = f"{value.name}.{str(value.dtype).lower()}"
+            graph.register_initializer(value)
+
+    def _drop(self, value: ir.Value) -> None:
+        """Remove a weight that nothing uses any more."""
+        if weight_behind(value) is None or value.uses() or value.is_graph_output():
+            return
+        producer = value.producer()
+        if producer is None:
+            del self._model.graph.initializers[value.name or ""]
+            return
+        source = producer.inputs[0]
+        self._names.discard(producer.name)
+        del self._there[value.name]
+        self._model.graph.remove(producer, safe=True)
+        assert source is not None
+        self._drop(source)
+
+
+def import_operators(model: ir.Model, piece: ir.Model) -> None:
+    """Add the sets of operators that a changed piece uses to those of a model.
+
+    Raises:
+        UsageError: It uses another version than the model.
+    """
+    for domain, version in piece.opset_imports.items():
+        if (has := model.opset_imports.setdefault(domain, version)) != version:
+            raise UsageError(
+                f"the library needs version {version} of the operators of '{domain or 'ai.onnx'}', and the file has "
+                f"{has}: export it with --opset {version}"
+            )
+
+
+def _owners(piece: ir.Model, replaced: Sequence[ir.Node]) -> dict[ir.Node, Owner | None]:
+    """The owner of each node of a changed piece: of the replaced node with its result, or of the nodes it leads to."""
+    before = {value.name: node for node in replaced for value in node.outputs}
+    found: dict[ir.Node, Owner | None] = {}
+    for node in reversed(piece.graph):
+        source = next((before[value.name] for value in node.outputs if value.name in before), None)
+        if source is None:
+            found[node] = _together([found[user] for value in node.outputs for user in value.consumers()])
+        elif node.op_identifier() == source.op_identifier():
+            found[node] = owner_of(source)
+        else:
+            found[node] = _together([owner_of(source)])
+    for node in piece.graph:  # what leads to nothing: the scale of a result
+        if found[node] is None:
+            makers = [value.producer() for value in node.inputs if value is not None]
+            found[node] = _together([found[maker] for maker in makers if maker is not None])
+    return found
+
+
+def _together(owners: Sequence[Owner | None]) -> Owner | None:
+    """All calls of some owners, derived."""
+    calls = dict.fromkeys(call for owner in owners if owner is not None for call in owner.calls)
+    return Owner(tuple(calls), Evidence.DERIVED) if calls else None
+
+
+def _equal(one: ir.TensorProtocol | None, other: ir.TensorProtocol | None) -> bool:
+    if one is None or other is None or one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return one is other or one.tobytes() == other.tobytes()
+
+
+def _is_same(one: ir.Node, other: ir.Node, inputs: Sequence[ir.Value | None]) -> bool:
+    return (
+        one.op_identifier() == other.op_identifier()
+        and list(one.inputs) == list(inputs)
+        and len(one.outputs) == len(other.outputs)
+        and one.attributes == other.attributes
+    )

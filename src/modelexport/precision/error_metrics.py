@@ -1,0 +1,147 @@
+"""How much worse an output is than the right one: the metrics that a search is bound by."""
+
+from __future__ import annotations
+
+import importlib.util
+import operator
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from modelexport.core.text import nearest
+from modelexport.errors import UsageError
+from modelexport.traces.array_differences import error_of
+
+Measure = Callable[[Any, Any], float]
+"""The right array and the one that was found, to a figure."""
+_BOUND = re.compile(r"\s*(?P<metric>.+?)\s*(?P<sign>[<>]=?)\s*(?P<limit>[-+0-9.eE]+)\s*")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric by its name."""
+
+    name: str
+    measure: Measure
+    ideal: float | None = 0.0
+    """Its figure for equal arrays; ``None`` if that depends on the arrays."""
+    power: int = 1
+    """Losses to this power add up over modules whose errors are independent."""
+    unit: str = ""
+
+    def loss(self, right: Any, found: Any) -> float:
+        """How far the figure is from that of equal arrays; infinite if it is not a number."""
+        ideal = self.measure(right, right) if self.ideal is None else self.ideal
+        lost = abs(self.measure(right, found) - ideal)
+        return float("inf") if np.isnan(lost) else lost
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A metric and its limit, as in ``cosine>=0.999``."""
+
+    metric: Metric
+    sign: str
+    limit: float
+
+    def __str__(self) -> str:
+        return f"{self.metric.name}{self.sign}{self.limit:g}"
+
+    def holds(self, figure: float) -> bool:
+        """Whether a figure is within the bound."""
+        compare = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}[self.sign]
+        return bool(compare(figure, self.limit))
+
+
+def mean_figure(metric: Metric, right: Sequence[Any], found: Sequence[Any]) -> float:
+    """The mean of a metric over runs."""
+    return float(np.mean([metric.measure(one, other) for one, other in zip(right, found, strict=True)]))
+
+
+def parse_bound(text: str) -> Bound:
+    """The bound that a text names.
+
+    Raises:
+        UsageError: It is not a metric, a sign and a number, or equal arrays are not within it.
+    """
+    parts = _BOUND.fullmatch(text)
+    if parts is None:
+        raise UsageError(f"'{text}' is not a bound: write a metric, a sign and a number, as in cosine>=0.999")
+    metric = find_metric(parts["metric"])
+    try:
+        bound = Bound(metric, parts["sign"], float(parts["limit"]))
+    except ValueError as error:
+        raise UsageError(f"'{parts['limit']}' in '{text}' is not a number") from error
+    if metric.ideal is not None and not bound.holds(metric.ideal):
+        raise UsageError(f"'{text}' is not even met by equal outputs, whose {metric.name} is {metric.ideal:g}")
+    return bound
+
+
+def find_metric(name: str) -> Metric:
+    """A metric of the table, or a function of ``file.py:function`` that takes the right array and the one found.
+
+    Raises:
+        UsageError: There is no such metric, or the file does not have the function.
+    """
+    if name in METRICS:
+        return METRICS[name]
+    file, _, function = name.rpartition(":")
+    if not file.endswith(".py"):
+        known = ", ".join(METRICS)
+        raise UsageError(f"there is no metric '{name}'{nearest(name, METRICS)}; give {known} or file.py:function")
+    try:
+        spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        given = getattr(module, function)
+    except Exception as error:  # whatever the file raises
+        raise UsageError(f"{name} cannot be loaded: {type(error).__name__}: {error}") from error
+    return Metric(name, lambda right, found: _number(name, given(right, found)), ideal=None)
+
+
+def _number(name: str, figure: Any) -> float:
+    try:
+        return float(figure)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{name} returned {type(figure).__name__}, and not a number") from error
+
+
+def _cosine(right: Any, found: Any) -> float:
+    """The mean cosine of the vectors along the last axis."""
+    one, other = (array.astype(np.float64).reshape(-1, array.shape[-1]) for array in (right, found))
+    sizes = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+    equal = (one == other).all(axis=1)
+    with np.errstate(all="ignore"):
+        return float(np.mean(np.where(equal, 1.0, (one * other).sum(axis=1) / sizes)))
+
+
+def _kl(right: Any, found: Any) -> float:
+    """The mean Kullback-Leibler divergence, in nats, of the distributions whose logits are along the last axis."""
+    one, other = (_log_softmax(array.astype(np.float64)) for array in (right, found))
+    return float(np.mean((np.exp(one) * (one - other)).sum(axis=-1)))
+
+
+def _log_softmax(logits: Any) -> Any:
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def _top1(right: Any, found: Any) -> float:
+    """The share of places whose largest element along the last axis is the same."""
+    return float(np.mean(right.argmax(axis=-1) == found.argmax(axis=-1)))
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("error", error_of, power=2, unit="relative error of the output"),
+        Metric("cosine", _cosine, 1.0, unit="1 - cosine of the output"),
+        Metric("kl", _kl, unit="nats"),
+        Metric("top1", _top1, 1.0, unit="share of places with another first choice"),
+    )
+}

@@ -1,0 +1,374 @@
+"""The cheapest methods for the modules of a file within a bound on its error, or the least error within a size.
+
+Every method of every module is measured alone (:mod:`.sensitivity`). From all modules at their cheapest, single modules
+get a better method, or are kept, in the order of the error that a byte (or a second) more saves. How far up this ladder
+the bound is met is found by runs, and the result is judged on inputs that nothing was chosen by.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import onnx_ir as ir
+
+from modelexport.core.calls import ModuleCall
+from modelexport.core.timed_stages import Stages
+from modelexport.errors import InputsError, UsageError
+from modelexport.files.atomic_writing import scratch
+from modelexport.files.path_or_model import Source
+from modelexport.measure.profiles import profile
+from modelexport.precision.error_metrics import Bound, Metric, find_metric, mean_figure, parse_bound
+from modelexport.precision.methods import KEEP, Method, parse_method
+from modelexport.precision.quantize import Feeds, quantize, quantized, weights_size
+from modelexport.precision.recipes import Recipe, Rule
+from modelexport.precision.sensitivity import given_feeds, measure_alone, open_switched
+from modelexport.precision.switched_model import Choice, Switched, Unit, find_units
+from modelexport.runtime.sessions import open_session, run_session
+from modelexport.tagged.file import TaggedFile, read_tagged
+
+Saved = Literal["size", "time"]
+JUDGEMENTS = 3
+"""How often the held-out inputs may be used."""
+_STRICTER = 0.9
+"""What a bound on the choice is multiplied by, beyond what the judgement asks for."""
+
+
+class Changed(msgspec.Struct, frozen=True):
+    """A module, or a group of modules, that does not have its cheapest method."""
+
+    calls: tuple[str, ...]
+    method: str
+    """``keep``, or a method."""
+    loss: float
+    """How much worse the output is if it alone has its cheapest method."""
+    cost: float
+    """Bytes, or seconds of a run, beyond its cheapest method."""
+
+
+class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of :func:`search`."""
+
+    recipe: Recipe
+    metric: str
+    bound: str
+    """The bound on the error, or the number of bytes."""
+    saved: Saved
+    met: bool
+    judged: float
+    """The figure of the quantized model on the inputs that nothing was chosen by."""
+    seen: float
+    """Its figure on the inputs that it was chosen by."""
+    cheapest: float
+    """The figure on these with every module at its cheapest method."""
+    changed: list[Changed]
+    """The modules that are not at their cheapest method: first those where a byte or a second saves most error."""
+    modules: int
+    """The number of modules, or groups of modules, among which it was chosen."""
+    bytes_before: int
+    """Of the weights."""
+    bytes_after: int
+    judgements: int
+    """How often the held-out inputs were used. Each time after the first, the choice was made stricter."""
+    runs: tuple[int, int]
+    """The number of inputs that it was chosen by, and judged on."""
+
+
+class Option(NamedTuple):
+    """A method for a unit."""
+
+    cost: float
+    loss: float
+    """Losses of several units add up."""
+    method: Method | None
+
+
+class Step(NamedTuple):
+    """A unit gets another method, or is kept."""
+
+    unit: int
+    option: Option
+    gain: float
+    """The loss that a byte or a second more saves."""
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """Choices, each of which costs more and loses less than the one before."""
+
+    start: list[Option]
+    """The cheapest option of each unit."""
+    steps: list[Step]
+
+    def choice(self, steps: int | Iterable[Step]) -> Choice:
+        """The choice after the first steps, or after some of them."""
+        options = dict(enumerate(self.start))
+        options.update((step.unit, step.option) for step in (self.steps[:steps] if isinstance(steps, int) else steps))
+        return {unit: option.method for unit, option in options.items() if option.method is not None}
+
+    def fewest(self, holds: Callable[[Choice], bool]) -> list[Step]:
+        """The fewest first steps after which something holds, by bisection; all of them if it never does."""
+        low, high = 0, len(self.steps)
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if holds(self.choice(middle)) else (middle + 1, high)
+        return self.steps[:low]
+
+    def most(self, left: float) -> list[Step]:
+        """The steps that can be paid and leave the least loss: in order, or after a step that would not fit any more.
+
+        Args:
+            left: What the start leaves.
+        """
+        first = self._paid(left, self.steps)
+        skipped = [step for step in self.steps if step not in first]
+        return min([first, *(self._paid(left, [step, *self.steps]) for step in skipped)], key=self._loss)
+
+    def _paid(self, left: float, steps: Iterable[Step]) -> list[Step]:
+        """The steps, in this order, that can be paid; a step back is left out."""
+        has = dict(enumerate(self.start))
+        taken = []
+        for step in steps:
+            cost = step.option.cost - has[step.unit].cost
+            if step.option.loss < has[step.unit].loss and cost <= left:
+                left -= cost
+                has[step.unit] = step.option
+                taken.append(step)
+        return taken
+
+    def _loss(self, steps: Iterable[Step]) -> float:
+        options = dict(enumerate(self.start)) | {step.unit: step.option for step in steps}
+        return sum(option.loss for option in options.values())
+
+
+def make_ladder(options: Sequence[Sequence[Option]]) -> Ladder:
+    """The ladder of units with several options each: the steps that save most for what they cost come first."""
+    start, steps = [], []
+    for unit, given in enumerate(options):
+        current = min(given, key=lambda option: (option.cost, option.loss))
+        start.append(current)
+        while better := [option for option in given if option.loss < current.loss]:
+            gains = {one: (current.loss - one.loss) / (one.cost - current.cost) for one in better}
+            current = max(better, key=lambda option: (gains[option], -option.cost))
+            steps.append(Step(unit, current, gains[current]))
+    return Ladder(start, sorted(steps, key=lambda step: -step.gain))
+
+
+@dataclass
+class _Runs:
+    """Figures of choices on the inputs to choose by, each measured once."""
+
+    switched: Switched
+    metric: Metric
+    feeds: Feeds
+    rights: list[Any] = field(default_factory=list)
+    known: dict[tuple[tuple[int, Method], ...], float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.rights = [self.switched.run(inputs) for inputs in self.feeds]
+
+    def figure(self, choice: Choice) -> float:
+        """The mean figure of a choice."""
+        key = tuple(choice.items())
+        if key not in self.known:
+            found = [self.switched.run(inputs, choice) for inputs in self.feeds]
+            self.known[key] = mean_figure(self.metric, self.rights, found)
+        return self.known[key]
+
+
+def search(
+    file: Source,
+    *,
+    to: Sequence[str],
+    data: Feeds | str | Path,
+    within: str | None = None,
+    budget: int | None = None,
+    metric: str = "error",
+    save: Saved = "size",
+    keep: Iterable[str] = (),
+    only: Iterable[str] = (),
+    output_name: str | None = None,
+    processor: str | Path | None = None,
+    stages: Stages | None = None,
+) -> SearchResult:
+    """Choose a method for every module: the cheapest within a bound, or the least error within a number of bytes.
+
+    Args:
+        file: A tagged file.
+        to: The methods that a module may get; it may always be kept.
+        data: Inputs, or a file or folder of them. The first half is chosen by, the second half judges.
+        within: A metric and its limit (``cosine>=0.999``).
+        budget: Bytes of weights.
+        metric: What ``budget`` is to keep small.
+        save: What is to be small: the bytes of weights, or the time of a run on this machine.
+        keep, only: Selectors of modules that are kept, and of the only ones that are not.
+        output_name: The output that is compared; by default the first of floating-point numbers.
+        processor: The folder of the tokenizer or image processor that ``data`` needs; by default that of ``file``.
+        stages: Is told what is being done.
+
+    Raises:
+        UsageError: A method, metric, output or selector does not exist, or no module can be quantized.
+        FileFormatError: The file or the data cannot be read.
+        InputsError: The data do not fit, or are a single run.
+    """
+    stages = stages or Stages(lambda line: None)
+    methods = [method for method in map(parse_method, dict.fromkeys(to)) if method is not None]
+    if (within is None) == (budget is None) or not methods:
+        raise UsageError("give methods, and either a bound on the error or a number of bytes")
+    if budget is not None and save == "time":
+        raise UsageError("a budget is a number of bytes: leave out --for time, or give a bound")
+    bound = parse_bound(within) if within is not None else None
+    measured = bound.metric if bound is not None else find_metric(metric)
+    tagged = read_tagged(file)
+    feeds = given_feeds(tagged, data, processor)
+    if len(feeds) < 2:
+        raise InputsError("the data are one run: give two or more, since one half judges what the other half chose")
+    choosing, judging = feeds[: len(feeds) // 2], feeds[len(feeds) // 2 :]
+    units, kept = _split(tagged, find_units(tagged, methods), list(keep), list(only))
+    with stages("quantize every module by every method"):
+        switched = open_switched(tagged, units, methods, choosing, output_name)
+        runs = _Runs(switched, measured, choosing)
+    with stages("measure each module alone"):
+        pairs = [(unit, method) for unit in range(len(units)) for method in methods]
+        alone = dict(zip(pairs, measure_alone(switched, pairs, choosing, measured)[0].mean(axis=0), strict=True))
+    costs: Mapping[tuple[int, Method], float] = switched.added
+    if save == "time":
+        with stages("time each module"):
+            costs = _seconds(tagged, units, methods, choosing)
+    ladder = make_ladder(
+        [
+            [Option(0, 0, None), *(Option(costs[u, m], alone[u, m] ** measured.power, m) for m in methods)]
+            for u in range(len(units))
+        ]
+    )
+    cheapest, before = runs.figure(ladder.choice(0)), weights_size(tagged.model)
+
+    def within_bound(limit: Bound) -> Callable[[Choice], bool]:
+        return lambda choice: limit.holds(runs.figure(choice))
+
+    with stages("choose"):
+        if bound is None:
+            smallest = before + sum(switched.added[pair] for pair in ladder.choice(0).items())
+            steps = ladder.most((budget or 0) - smallest)
+        else:
+            steps = ladder.fewest(within_bound(bound))
+    judgements = 0
+    while True:
+        choice = ladder.choice(steps)
+        recipe = recipe_for(tagged, [*units, *kept], choice)
+        with stages("judge"):
+            made = quantized(tagged, recipe, data=choosing, folder=tagged.path.parent, check=False).model
+            judged = _judge(tagged, made, switched, measured, judging)
+        judgements += 1
+        if bound is None or bound.holds(judged) or len(steps) == len(ladder.steps) or judgements == JUDGEMENTS:
+            break
+        limit = _stricter(bound, runs, runs.figure(choice), judged)
+        steps = ladder.steps[: max(len(steps) + 1, len(ladder.fewest(within_bound(limit))))]
+    after = weights_size(made)
+    last = {step.unit: step.option for step in steps}
+    wanted = str(bound or f"at most {budget} bytes of weights")
+    notes = (
+        f"the {'quickest' if save == 'time' else 'smallest'} of {', '.join(map(str, methods))} and keep with {wanted}",
+        f"{measured.name} {judged:.4g} on {len(judging)} inputs that it was not chosen by",
+    )
+    return SearchResult(
+        recipe=Recipe(recipe.rules, notes),
+        saved=save,
+        metric=measured.name,
+        bound=wanted,
+        met=bound.holds(judged) if bound is not None else after <= (budget or 0),
+        judged=judged,
+        seen=runs.figure(choice),
+        cheapest=cheapest,
+        changed=[
+            Changed(
+                units[unit].calls,
+                KEEP if option.method is None else str(option.method),
+                ladder.start[unit].loss ** (1 / measured.power),
+                option.cost - ladder.start[unit].cost,
+            )
+            for unit, option in last.items()
+        ],
+        modules=len(units),
+        bytes_before=before,
+        bytes_after=after,
+        judgements=judgements,
+        runs=(len(choosing), len(judging)),
+    )
+
+
+def recipe_for(tagged: TaggedFile, units: Sequence[Unit], choice: Choice) -> Recipe:
+    """The recipe that gives units the methods of a choice, with a rule for a whole module where one will do."""
+    method_of = {address: str(choice.get(index, KEEP)) for index, unit in enumerate(units) for address in unit.calls}
+    needed: dict[ModuleCall | None, Counter[str]] = defaultdict(Counter)
+    for traced in reversed(tagged.calls.calls):
+        needed[traced.call].update([method_of[str(traced.call)]] if str(traced.call) in method_of else [])
+        needed[traced.parent].update(needed[traced.call])
+    rules: list[Rule] = []
+    default: dict[ModuleCall | None, str] = {None: KEEP}
+    for traced in tagged.calls:
+        around, inside = default[traced.parent], needed[traced.call]
+        most = max(inside, key=lambda method: (inside[method], method == around)) if inside else around
+        default[traced.call] = own = method_of.get(str(traced.call), most)
+        if own != around:
+            rules.append(Rule(str(traced.call), own))
+    together = (
+        (method, tuple(selector for rule in found for selector in rule.selectors))
+        for method, found in itertools.groupby(reversed(rules), key=lambda rule: rule.method)
+    )
+    return Recipe(tuple(Rule(found[0] if len(found) == 1 else found, method) for method, found in together))
+
+
+def _split(
+    tagged: TaggedFile, units: Sequence[Unit], keep: Sequence[str], only: Sequence[str]
+) -> tuple[list[Unit], list[Unit]]:
+    """The units that may change, and those that selectors keep."""
+    kept = {str(call) for call in tagged.select(*keep).inside} if keep else set()
+    wanted = {str(call) for call in tagged.select(*only).inside}
+    free = [unit for unit in units if kept.isdisjoint(unit.calls) and wanted.issuperset(unit.calls)]
+    return free, [unit for unit in units if unit not in free]
+
+
+def _seconds(
+    tagged: TaggedFile, units: Sequence[Unit], methods: Sequence[Method], feeds: Feeds
+) -> dict[tuple[int, Method], float]:
+    """The seconds of a run that each unit takes more with each method, from profiles of whole files."""
+
+    def taken(file: TaggedFile | Path) -> list[float]:
+        table = profile(file, feeds[0]).table
+        own = {str(call): table.column("seconds").number(figure) for call, figure in table.own["seconds"].items()}
+        return [sum(own.get(call, 0.0) for call in unit.calls) for unit in units]
+
+    before = taken(tagged)
+    found: dict[tuple[int, Method], float] = {}
+    with scratch(tagged.path.parent) as folder:
+        for number, method in enumerate(methods):
+            file = folder / f"{number}.onnx"
+            quantize(
+                tagged.path,
+                file,
+                recipe=recipe_for(tagged, units, dict.fromkeys(range(len(units)), method)),
+                data=feeds,
+            )
+            pairs = enumerate(zip(taken(file), before, strict=True))
+            found |= {(unit, method): after - was for unit, (after, was) in pairs}
+    return found
+
+
+def _judge(tagged: TaggedFile, made: ir.Model, switched: Switched, metric: Metric, feeds: Feeds) -> float:
+    """The mean figure of a quantized model, in a session as users open it."""
+    runs = open_session(made, folder=tagged.path.parent, optimized=True, runs_often=True)
+    found = [run_session(runs, inputs)[switched.output] for inputs in feeds]
+    return mean_figure(metric, [switched.run(inputs) for inputs in feeds], found)
+
+
+def _stricter(bound: Bound, runs: _Runs, seen: float, judged: float) -> Bound:
+    """A bound that the choice has to meet where it was chosen, so that it is met where it is judged."""
+    ideal = mean_figure(bound.metric, runs.rights, runs.rights)
+    allowed = abs(seen - ideal) * abs(bound.limit - ideal) / max(abs(judged - ideal), 1e-30) * _STRICTER
+    return replace(bound, limit=ideal + (allowed if bound.limit >= ideal else -allowed))

@@ -1,0 +1,76 @@
+"""How long each module call takes in PyTorch, by forward hooks."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+
+from modelexport.core.calls import ModuleCall
+from modelexport.core.collected_messages import collected
+from modelexport.errors import InputsError
+from modelexport.pytorch.calls.traced_tree import untouched
+from modelexport.pytorch.nested_tensors import run_arguments
+
+
+class _Clock:
+    """Times calls while its hooks are attached: nanoseconds of each call itself, without the calls inside it."""
+
+    def __init__(self) -> None:
+        self.own: dict[ModuleCall, int] = {}
+        self._counts: Counter[str] = Counter()
+        self._running: list[tuple[ModuleCall, int, int]] = []
+        """Each running call, when it began, and the time of the calls inside it so far."""
+
+    def hooks(self, path: str) -> tuple[Callable[..., None], Callable[..., None]]:
+        def enter(module: nn.Module, args: object) -> None:
+            call = ModuleCall(path, self._counts[path])
+            self._counts[path] += 1
+            self._running.append((call, time.perf_counter_ns(), 0))
+
+        def leave(module: nn.Module, args: object, output: object) -> None:
+            ended = time.perf_counter_ns()
+            call, began, inside = self._running.pop()
+            self.own[call] = ended - began - inside
+            if self._running:
+                above, above_began, above_inside = self._running[-1]
+                self._running[-1] = (above, above_began, above_inside + ended - began)
+
+        return enter, leave
+
+
+def time_calls(
+    model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], *, runs: int = 10, warmup: int = 2
+) -> dict[ModuleCall, int]:
+    """Nanoseconds of each call itself, without the calls inside it: the median of several runs.
+
+    Args:
+        inputs: Arguments of ``forward``, by name or by position.
+
+    Raises:
+        InputsError: The model fails with these inputs.
+    """
+    args, kwargs = run_arguments(inputs)
+    found: dict[ModuleCall, list[int]] = {}
+    with untouched(model, runs=False), collected(), torch.inference_mode():
+        for number in range(warmup + runs):
+            clock = _Clock()
+            with ExitStack() as stack:
+                for path, module in model.named_modules():
+                    enter, leave = clock.hooks(path)
+                    stack.callback(module.register_forward_pre_hook(enter).remove)
+                    stack.callback(module.register_forward_hook(leave).remove)
+                try:
+                    model(*args, **kwargs)
+                except Exception as error:  # the code of a model may raise anything
+                    raise InputsError(f"the model does not run with these inputs: {error}") from error
+            if number >= warmup:
+                for call, taken in clock.own.items():
+                    found.setdefault(call, []).append(taken)
+    return {call: round(statistics.median(taken)) for call, taken in found.items()}

@@ -1,0 +1,264 @@
+"""The traced tree: every module call of one run, recorded by forward hooks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from modelexport.core.calls import ROOT, CallTree
+from modelexport.core.replaced_attributes import attribute_set
+from modelexport.errors import InputsError
+from modelexport.pytorch.calls.call_recorder import CallRecorder
+from modelexport.pytorch.calls.restored_state import KeptState
+from modelexport.pytorch.dispatch_modes import OperationMode
+from modelexport.pytorch.nested_tensors import memory_of
+from modelexport.pytorch.private_torch import FakeTensor, operator_utilities, tree_leaves, written_by
+
+Changed = list[tuple[torch.Tensor, torch.Tensor]]
+"""Memory that was, or may be, overwritten, and what it held; the oldest first."""
+
+
+def trace_calls(
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    changed: Changed | None = None,
+) -> CallTree:
+    """Run the model once, in evaluation mode and without gradients, and return its calls.
+
+    The model's state is restored, also when the run fails: each module's mode and hooks, parameters, buffers,
+    ``requires_grad``, torch's random number generators.
+
+    Args:
+        args: Positional arguments of ``forward``.
+        kwargs: Keyword arguments of ``forward``.
+        changed: Parameters that the run overwrites are added to this list.
+
+    Returns:
+        The calls in the order in which they began, without those in the branches of ``torch.cond`` and in other code
+        that torch compiles. Inputs are named as ``forward``'s arguments (``hidden_states``,
+        ``past.0``), outputs by the field of a mapping or dataclass, or ``output``, ``output.0``, ...
+
+    Raises:
+        InputsError: The model raised; names the innermost call that was running. The model's exception is chained. Or
+            it ran without its hooks.
+    """
+    recorder = CallRecorder(model)
+    with untouched(model, changed=changed), recorder.attached():
+        try:
+            model(*args, **(kwargs or {}))
+        except Exception as error:  # the code of a model may raise anything
+            call = recorder.raised_in(error) or ROOT
+            reason = (str(error).strip().splitlines() or ["no message"])[0]
+            raise InputsError(
+                f"the model raised {type(error).__name__} while running {call} "
+                f"({type(model.get_submodule(call.path)).__name__}): {reason}; check the example inputs"
+            ) from error
+    if not recorder.seen or recorder.seen[0].call != ROOT:
+        raise InputsError(
+            f"{type(model).__name__} has a __call__ that does not run forward with the hooks of the module: "
+            f"let it call super().__call__, or remove it"
+        )
+    return CallTree(tuple(recorder.seen))
+
+
+@contextmanager
+def untouched(
+    model: nn.Module,
+    *,
+    runs: bool = True,
+    captures: bool = False,
+    masks: bool = True,
+    in_mode: bool = False,
+    bodies: bool = False,
+    changed: Changed | None = None,
+) -> Iterator[Guard | None]:
+    """Evaluation mode, no gradients and a separate random state inside the block; the model is restored afterwards.
+
+    What the model compiles with ``torch.compile`` runs as Python in the block, so that its calls are seen.
+
+    Args:
+        runs: The model computes real values in the block, so it may overwrite its own parameters.
+        captures: ``torch.export`` captures the model in the block, which may take the compiler's front end.
+        masks: The model computes as it is exported (:func:`as_exported`).
+        in_mode: The caller, who has a mode that sees every operation, calls the guard that it gets before each.
+        bodies: The bodies of branches and loops run as Python, too, for a caller who has a mode for them.
+        changed: Memory to restore afterwards; what the model overwrites in the block is added to it.
+
+    Raises:
+        InputsError: The model has lazy parameters, which its first run would create.
+    """
+    tensors = [*model.parameters(), *model.buffers()]
+    if any(is_lazy(tensor) for tensor in tensors):
+        raise InputsError("the model has lazy parameters, which its first run creates: run it once before this")
+    devices = {tensor.device.index for tensor in tensors if tensor.device.type == "cuda"}
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        if not captures:
+            stack.enter_context(run_as_python(bodies=bodies))
+        if masks:
+            stack.enter_context(as_exported(model))
+        stack.enter_context(torch.random.fork_rng(devices=devices))
+        changed = [] if changed is None else changed
+        stack.enter_context(_model_kept(model, changed))
+        guard = Guard(tensors, changed) if runs else None
+        if guard is not None and not in_mode:
+            stack.enter_context(guard)
+        yield guard
+
+
+@contextmanager
+def as_exported(model: nn.Module, *, but: str = "") -> Iterator[None]:
+    """Inside, a model computes as it is exported: with masks that hide nothing, without fused operators and autocast.
+
+    Args:
+        but: One of these that is as users have it: ``mask``, ``fused`` or ``autocast``.
+    """
+    with ExitStack() as stack:
+        for what, made in (("mask", masks_kept()), ("fused", nothing_fused()), ("autocast", nothing_cast(model))):
+            if what != but:
+                stack.enter_context(made)
+        stack.enter_context(experts_at_once(model))
+        yield
+
+
+@contextmanager
+def experts_at_once(model: nn.Module) -> Iterator[None]:
+    """Inside, models of transformers compute all experts at once, not in a loop over those that were chosen."""
+    with ExitStack() as stack:
+        modules = list(model.modules())
+        for module in modules if any(hasattr(one, "has_gate") for one in modules) else ():  # experts have that
+            if "eager" in getattr(module, "get_experts_implementation", dict)().values():
+                from transformers.exporters.exporter_onnx import use_experts_implementation
+
+                stack.enter_context(use_experts_implementation(module, "grouped_mm"))
+        yield
+
+
+@contextmanager
+def masks_kept() -> Iterator[None]:
+    """Inside, transformers does not leave out an attention mask that hides nothing: what it asks before it does."""
+    masking = sys.modules.get("transformers.masking_utils")
+    with attribute_set(masking, "is_torchdynamo_exporting", lambda: True) if masking else nullcontext():
+        yield
+
+
+@contextmanager
+def nothing_fused() -> Iterator[None]:
+    """Inside, ``nn.MultiheadAttention`` and ``nn.TransformerEncoder`` compute step by step, as they are exported.
+
+    In evaluation mode they have a fused operator, on nested tensors where a mask hides padding.
+    """
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+@contextmanager
+def nothing_cast(model: nn.Module) -> Iterator[None]:
+    """Inside, ``torch.autocast`` changes nothing: the types that it casts to are those that few runtimes have.
+
+    Not if the model has weights of such types, which it may be able to use only under autocast.
+    """
+    with ExitStack() as stack:
+        if not any(one.dtype in (torch.float16, torch.bfloat16) for one in model.parameters()):
+            for device in filter(torch.is_autocast_enabled, ("cpu", "cuda")):
+                stack.enter_context(torch.autocast(device, enabled=False))
+            stack.enter_context(attribute_set(torch.autocast, "__enter__", lambda self: self))
+            stack.enter_context(attribute_set(torch.autocast, "__exit__", lambda self, *raised: False))
+        yield
+
+
+class Guard(OperationMode):
+    """Copies a parameter before the first operation that may write to its memory."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], changed: Changed) -> None:
+        super().__init__()
+        self._tensors, self._changed = tensors, changed
+        self._copied: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.before(func, args, kwargs)
+        return func(*self.inside(func, args), **(kwargs or {}))
+
+    def before(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Copy the parameters that an operation may write to."""
+        for value in tree_leaves(written_by(func, args, kwargs)):
+            if isinstance(value, torch.Tensor) and (place := memory_of(value)) is not None:
+                self._copy(place)
+
+    def _copy(self, place: int) -> None:
+        if place in self._copied:
+            return
+        self._copied.add(place)
+        for tensor in self._tensors:
+            if memory_of(tensor) == place:
+                self._changed.append((tensor.data, tensor.detach().clone()))
+
+
+@contextmanager
+def _model_kept(model: nn.Module, changed: Changed) -> Iterator[None]:
+    """Evaluation mode inside the block; afterwards the model's state and this memory are restored."""
+    state, parameters = KeptState(model), set(model.parameters())
+    values = [(one, one.clone()) for one in state.tensors if one not in parameters and _has_values(one)]
+    try:
+        for module in model.modules():
+            if module.training:  # not eval(), which some models override
+                module.training = False
+        yield
+    finally:
+        state.restore()
+        for tensor, value in [*values, *reversed(changed)]:
+            if not _equal(tensor, value):
+                tensor.copy_(value)
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether tensors are equal; NaN equals NaN."""
+    if torch.equal(one, other):
+        return True
+    numbers = one.is_floating_point() or one.is_complex()
+    return bool(numbers and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True))
+
+
+def _has_values(tensor: torch.Tensor) -> bool:
+    return not is_lazy(tensor) and not tensor.is_meta and not isinstance(tensor, FakeTensor)
+
+
+@contextmanager
+def run_as_python(*, bodies: bool = False) -> Iterator[None]:
+    """Inside, what ``torch.compile`` made runs as the Python code that it was made from: its calls and operations are
+    seen, and nothing is compiled.
+
+    PyTorch compiles the branches of ``torch.cond``, and the bodies of its other operators with nested graphs, when they
+    run. That stays as it is, so that modules that are called inside a branch are not recorded as calls of the run.
+
+    Args:
+        bodies: These run as Python, too, for a caller who tells their calls from others
+            (:class:`modelexport.pytorch.calls.calls_in_branches.Bodies`).
+    """
+    if bodies:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+        return
+    whole = operator_utilities.setup_compilation_env
+
+    @contextmanager
+    def compiling() -> Iterator[object]:
+        with whole() as backend, torch.compiler.set_stance("default"):
+            yield backend
+
+    with (
+        attribute_set(operator_utilities, "setup_compilation_env", compiling),
+        torch.compiler.set_stance("force_eager"),
+    ):
+        yield

@@ -1,0 +1,79 @@
+"""Arguments from the user: a JSON object of types and shapes, or of values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from modelexport.core.limits import ELEMENTS, SETTINGS_BYTES
+from modelexport.errors import FileFormatError, InputsError
+from modelexport.files.regular_files import read_regular
+from modelexport.pytorch.inputs.argument_tensors import COUNTED, InputMaker
+from modelexport.pytorch.inputs.trial_runs import Inputs
+
+_EXAMPLE = '{"NAME": {"dtype": "int64", "shape": [2, 8], "range": [0, 100]}} or {"NAME": {"value": [[1, 2]]}}'
+
+
+def read_spec(spec: Mapping[str, Any] | str | Path | None, accepted: list[str] | None, maker: InputMaker) -> Inputs:
+    """The arguments that ``spec`` gives; ``accepted`` is ``None`` if the forward takes any name.
+
+    Raises:
+        InputsError: It cannot be read, names an argument that does not exist, or describes one wrongly.
+    """
+    if isinstance(spec, str | Path):
+        try:
+            spec = json.loads(read_regular(Path(spec), SETTINGS_BYTES))
+        except FileFormatError as error:
+            raise InputsError(f"{error}; give a JSON file") from error
+        except (ValueError, RecursionError) as error:
+            raise InputsError(f"{spec} is not JSON: {error}; write {_EXAMPLE}") from error
+    if not isinstance(spec, Mapping | None):
+        raise InputsError(f"the inputs are a {type(spec).__name__}, not a JSON object: write {_EXAMPLE}")
+    given: Inputs = {}
+    for name, entry in (spec or {}).items():
+        if accepted is not None and name not in accepted:
+            raise InputsError(f"{type(maker.model).__name__} takes no input {name}: it takes {', '.join(accepted)}")
+        try:
+            given[name] = None if entry is None else _read_entry(name, entry, maker)
+        except (ValueError, TypeError, RuntimeError, OverflowError, MemoryError) as error:
+            raise InputsError(f"input {name}: {' '.join(str(error).split())}") from error
+    return given
+
+
+def _read_entry(name: str, entry: Any, maker: InputMaker) -> Any:
+    """One argument of the spec. Raises ValueError, or an exception of torch, if the entry is wrong."""
+    if not isinstance(entry, Mapping) or not (entry.keys() <= {"dtype", "shape", "range"} or "value" in entry):
+        raise ValueError(f"this is neither a shape nor a value; write {_EXAMPLE}")
+    dtype = getattr(torch, str(entry["dtype"]), None) if "dtype" in entry else None
+    if "dtype" in entry and not isinstance(dtype, torch.dtype):
+        raise ValueError(f"unknown dtype {entry['dtype']!r}; give float32, int64, bool or another torch dtype")
+    if "value" in entry:
+        value = entry["value"]
+        return torch.tensor(value, dtype=dtype, device=maker.device) if isinstance(value, list) or dtype else value
+    shape, bounds = entry.get("shape"), entry.get("range")
+    if not isinstance(shape, list | tuple) or not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError(f'"shape" is a list of sizes such as [2, 8], not {shape!r}')
+    if prod(shape) > ELEMENTS:
+        raise ValueError(f'"shape" has {prod(shape):,} elements, and at most {ELEMENTS:,} are allowed: {shape!r}')
+    numbers = isinstance(bounds, list | tuple) and all(type(bound) in (int, float) for bound in bounds)
+    if bounds is not None and not (numbers and len(bounds) == 2 and bounds[0] < bounds[1]):
+        raise ValueError(f'"range" is [low, high] with low below high, not {bounds!r}')
+    shape = tuple(shape)
+    counts = name.endswith(COUNTED) if bounds is None else all(type(bound) is int for bound in bounds)
+    dtype = dtype or (torch.int64 if counts else maker.dtype)
+    if bounds is not None and dtype.is_floating_point:
+        values = torch.rand(shape, generator=maker.generator(name)) * (bounds[1] - bounds[0]) + bounds[0]
+    elif dtype.is_floating_point:
+        values = maker.floats(name, shape)
+    elif bounds is None and name.endswith("mask"):
+        values = torch.ones(shape)
+    elif bounds is None and name.endswith("input_ids") and maker.vocabulary:
+        values = maker.tokens(name, shape)
+    else:
+        values = maker.integers(name, shape, *(bounds or (0, 2)))
+    return values.to(maker.device, dtype)

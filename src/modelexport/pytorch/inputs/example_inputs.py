@@ -1,0 +1,84 @@
+"""Example inputs of a model, given as a module or by name, described and saved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from modelexport.errors import OutputError
+from modelexport.files.atomic_writing import check_writable, written_together
+from modelexport.pytorch.inputs.generated_inputs import generate_inputs
+from modelexport.pytorch.loading import load_model
+from modelexport.pytorch.nested_tensors import as_array, tensors_in
+
+Inputs = Mapping[str, Any] | Sequence[Any]
+
+
+def example_inputs(
+    model: nn.Module | str | Path,
+    *,
+    spec: Mapping[str, Any] | str | Path | None = None,
+    directory: str | Path | None = None,
+    seed: int = 0,
+    batch: int = 2,
+) -> Inputs:
+    """Example inputs that the model ran with: those that its factory returns, otherwise generated ones.
+
+    Args:
+        model: The module, or its name as on the command line: a directory, ``package.module:factory``.
+        spec: Replaces or adds to the generated inputs: a dict, or the path of a JSON file with name ->
+            ``{"dtype": "int64", "shape": [2, 8], "range": [0, 100]}``, ``{"value": [[1, 2]]}``, or ``null``.
+        directory: The folder of the model's tokenizer or ``preprocessor_config.json``.
+        seed: The seed of the values and of random weights.
+        batch: The first dimension; 1 if the model accepts no other.
+
+    Raises:
+        InputsError: ``spec`` is wrong, or an argument cannot be generated; the message then shows the JSON to write.
+        ModelLoadError: ``model`` does not name a model.
+    """
+    has_weights = True
+    if not isinstance(model, nn.Module):
+        loaded = load_model(str(model), seed=seed)
+        if loaded.inputs is not None and spec is None:
+            given: Inputs = loaded.inputs
+            return given
+        model, directory, has_weights = loaded.model, directory or loaded.directory, loaded.weights is None
+    return generate_inputs(model, spec=spec, directory=directory, seed=seed, batch=batch, has_weights=has_weights)
+
+
+def describe_inputs(inputs: Inputs) -> dict[str, dict[str, Any]]:
+    """Name to element type, shape, smallest and largest element of every tensor in example inputs."""
+    found = {}
+    for name, array in arrays_in(inputs).items():
+        numbers = array.astype("float64") if array.dtype.kind in "fV" else array
+        least, largest = (numbers.min().item(), numbers.max().item()) if array.size else (None, None)
+        found[name] = {"dtype": str(array.dtype), "shape": list(array.shape), "least": least, "largest": largest}
+    return found
+
+
+def save_inputs(inputs: Inputs, path: Path) -> None:
+    """Write the tensors in example inputs to a file, by name: ``.npz`` or ``.safetensors``.
+
+    Raises:
+        OutputError: The path has another suffix, or the file cannot be written.
+    """
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    check_writable(path, alone=True)
+    arrays = arrays_in(inputs)
+    with written_together(path.parent) as staging:
+        if path.suffix == ".npz":
+            np.savez(staging / path.name, **arrays)
+        elif path.suffix == ".safetensors":
+            save_file({name: np.asarray(array, order="C") for name, array in arrays.items()}, staging / path.name)
+        else:
+            raise OutputError(f"cannot write inputs to {path}: give a name that ends in .npz or .safetensors")
+
+
+def arrays_in(inputs: Inputs) -> dict[str, Any]:
+    """The tensors in example inputs as NumPy arrays, by the names of ``forward``'s arguments."""
+    return {name: as_array(tensor) for name, tensor in tensors_in(inputs)}

@@ -1,0 +1,299 @@
+"""Inputs that find more errors than the given ones: masks with padding, ids from the whole vocabulary, other numbers.
+
+With a mask of ones it does not show that a file ignores the mask, and ids that never reach most rows do not show a
+wrong row. An output that is a constant is right for the inputs that it was computed from, and so is one that does not
+depend on an input; so every input changes, whether the file uses it or not, but for those that are constants of the
+file by request. What is cut off at the range of the example, or wrong at zero, shows with larger and smaller numbers
+and zeros; only numbers of both signs get these, since others may have to stay in their range. A branch that is not
+taken shows nothing; with larger numbers of the other sign it may be taken. Inputs to vary are chosen by values and by
+the graph, not by names. A model may refuse a variation; that is not a fault of the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from modelexport.graph.nodes import READ_SIZES_ONLY, nested_graphs
+from modelexport.pytorch.inputs.other_sizes import inputs_of_file, other_sizes
+from modelexport.pytorch.nested_tensors import tensors_in
+from modelexport.pytorch.private_torch import tree_map
+
+Inputs = Mapping[str, Any] | Sequence[Any]
+Change = Callable[[str, torch.Tensor], torch.Tensor]
+PADDED = "padded masks"
+"""What the variation is called in which masks have zeros, and those that are like it begin with."""
+PADDED_AT_THE_END = f"{PADDED}, at the end only"
+
+
+def telling_inputs(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) -> Iterator[tuple[str, Inputs]]:
+    """Each variation of the inputs that a file with this graph can run, with its description; other sizes apart.
+
+    Args:
+        kept: The names of tensors that stay as they are: the file has their values.
+    """
+    for what, change in _changes(inputs, model, kept):
+        yield what, changed(inputs, [change])
+
+
+def all_at_once(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) -> tuple[str, Inputs] | None:
+    """All variations in one, with their descriptions; ``None`` if there are less than two, or branches to be taken."""
+    if any(nested_graphs(node) for node in model.graph):
+        return None
+    changes = dict(_changes(inputs, model, kept))
+    ways = list(islice(other_sizes(inputs, model), 1))
+    names, resized = [*changes, *(way for way, _ in ways)], ways[0][1] if ways else inputs
+    return (", ".join(names), changed(resized, list(changes.values()))) if len(names) > 1 else None
+
+
+def padded_at_the_end(inputs: Inputs, kept: Collection[str] = ()) -> Inputs:
+    """The inputs with masks that leave a token to each causal row, unlike those of :data:`PADDED`."""
+    masks = [name for name, tensor in tensors_in(inputs) if name not in kept and is_mask(tensor)]
+    return changed(inputs, [lambda name, t: _padded(t, masks.index(name), left=False) if name in masks else t])
+
+
+def beyond_example(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) -> Iterator[tuple[str, Inputs]]:
+    """Variations that a model often refuses, or has no finite numbers for, each with its description.
+
+    Numbers of both signs where the example has one; padding where numbers are a mask; larger integers, up to a
+    thousand, where they are one or a list; the ids that the file compares with, and those beside them.
+
+    Args:
+        kept: As in :func:`telling_inputs`.
+    """
+    names = {name: tensor for name, tensor in tensors_in(inputs) if name not in kept}
+    rows, own = rows_of_ids(model), inputs_of_file(inputs, model)
+    plain = {name: rows[own[name]] for name in names if own.get(name) in rows}
+    positive = {name for name, tensor in names.items() if _has_one_sign(tensor)}
+    if positive:
+        yield "numbers of both signs", changed(inputs, [lambda name, t: _signed(t) if name in positive else t])
+    masks = [name for name, tensor in names.items() if tensor.is_floating_point() and is_mask(tensor)]
+    if masks:
+        yield (
+            f"{PADDED} of numbers",
+            changed(inputs, [lambda name, t: _padded(t, masks.index(name)) if name in masks else t]),
+        )
+    counts = {name for name, tensor in names.items() if _counts(tensor) and name not in plain}
+    if counts:
+        yield "larger integers", changed(inputs, [lambda name, t: _larger(t) if name in counts else t])
+    special = {name: ids for name, count in plain.items() if (ids := _ids_compared(model, count))}
+    special = {name: ids for name, ids in special.items() if names[name].shape and names[name].shape[-1] > 3}
+    if special:
+        yield (
+            "ids that are compared with",
+            changed(inputs, [lambda name, t: _with_ids(t, special[name]) if name in special else t]),
+        )
+
+
+def _changes(inputs: Inputs, model: ir.Model, kept: Collection[str]) -> Iterator[tuple[str, Change]]:
+    names = [name for name, _ in tensors_in(inputs) if name not in kept]
+    tensors = dict(tensors_in(inputs))
+    masks = [name for name in names if not _has_fractions(tensors[name]) and is_mask(tensors[name])]
+    if masks:
+        yield PADDED, lambda name, t: _padded(t, masks.index(name)) if name in masks else t
+    rows, own = rows_of_ids(model), inputs_of_file(inputs, model)
+    plain = {name: rows[own[name]] for name in names if own.get(name) in rows}
+    if plain:
+        order = list(plain)
+        yield "whole vocabulary", lambda name, t: _drawn(t, plain[name], order.index(name)) if name in plain else t
+    numbers = [name for name in names if name not in masks and name not in plain]
+    if numbers:
+        again = {name: _equal_before(name, numbers, tensors) for name in numbers}
+        yield "other numbers", lambda name, t: _rolled(_reversed(t), again[name]) if name in numbers else t
+    if any(nested_graphs(node) for node in model.graph):
+        for factor in (-3, 3):  # one of them changes a sum's sign, whatever is added to it
+            yield f"{factor} times the inputs", partial(_times, factor, kept)
+    elif signed := {name for name, tensor in tensors_in(inputs) if name in numbers and _has_both_signs(tensor)}:
+        yield "larger and smaller numbers", lambda name, t: _spread(t) if name in signed else t
+
+
+def changed(inputs: Inputs, changes: Sequence[Change]) -> Inputs:
+    """Inputs with each tensor changed, one change after the other."""
+    names = {id(tensor): name for name, tensor in tensors_in(inputs)}
+
+    def one(value: Any) -> Any:
+        if id(value) in names:
+            name = names[id(value)]
+            for change in changes:
+                value = change(name, value)
+        return value
+
+    others: Inputs = tree_map(one, inputs)
+    return others
+
+
+def _reversed(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers at other places, which stays in the range of the inputs; others where that changes nothing.
+
+    Integers above one are one less: lengths and positions that are none of the example's decide otherwise.
+    """
+    other = tensor.flip(tuple(range(tensor.ndim)))
+    if tensor.dtype is not torch.bool and not _has_fractions(tensor):
+        other = torch.where(other > 1, other - 1, other)
+    if not torch.equal(other, tensor):
+        return other
+    if _has_fractions(tensor):  # halves of all of them would leave quotients as they are
+        places = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape)
+        return torch.where(places % 2 == 0, tensor / 2, tensor)
+    return ~tensor if tensor.dtype is torch.bool else tensor + 1
+
+
+def _equal_before(name: str, names: Sequence[str], tensors: Mapping[str, torch.Tensor]) -> int:
+    """How many tensors before one are equal to it: exchanged, they would show nowhere."""
+    before = (tensors[one] for one in names[: names.index(name)])
+    return sum(one.shape == tensors[name].shape and torch.equal(one, tensors[name]) for one in before)
+
+
+def _rolled(tensor: torch.Tensor, places: int) -> torch.Tensor:
+    return tensor.reshape(-1).roll(places).reshape(tensor.shape) if places else tensor
+
+
+def _has_one_sign(tensor: torch.Tensor) -> bool:
+    """Whether all numbers are above or below zero, and not those of a mask."""
+    if not tensor.is_floating_point() or tensor.numel() < 2 or _has_both_signs(tensor):
+        return False
+    return bool(((tensor != 0) & (tensor != 1) & torch.isfinite(tensor)).any())
+
+
+def _signed(tensor: torch.Tensor) -> torch.Tensor:
+    """Numbers of both signs, larger and smaller ones."""
+    places = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape)
+    return torch.where(places % 3 == 1, -_spread(tensor), _spread(tensor))
+
+
+def _counts(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is an integer, or a list of some."""
+    return not _has_fractions(tensor) and tensor.dtype is not torch.bool and tensor.ndim < 2
+
+
+def _larger(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.where(tensor < _COUNTED, (4 * tensor.abs()).clamp(max=_COUNTED).to(tensor.dtype), tensor)
+
+
+_COUNTED = 1000
+"""Angles are computed of larger ones, in which float32 numbers are not exact."""
+
+
+def _ids_compared(model: ir.Model, rows: int) -> list[int]:
+    """The integers that a graph compares integers of its inputs with, and those beside them, as far as they are ids."""
+    given = (value for value in model.graph.inputs if value.dtype in _INTEGERS)
+    found = (one for own in integers_compared(model, given) for one in (own, own + 1, own - 1) if 0 <= one < rows)
+    return list(dict.fromkeys(found))
+
+
+def integers_compared(model: ir.Model, values: Iterable[ir.Value]) -> list[int]:
+    """The integers that a graph compares values with, or other integers computed from them."""
+    given, found = set(values), list[int]()
+    for node in model.graph:
+        if node.op_type in READ_SIZES_ONLY or not any(value in given for value in node.inputs):
+            continue
+        given.update(value for value in node.outputs if value.dtype in _INTEGERS)
+        for value in node.inputs if node.domain == "" and node.op_type in _COMPARISONS else ():
+            tensor = value.const_value if value is not None and value.is_initializer() else None
+            if tensor is not None and tensor.size == 1 and not tensor.dtype.is_floating_point():
+                found.append(int(tensor.numpy().reshape(-1)[0]))
+    return found
+
+
+_INTEGERS = (ir.DataType.INT64, ir.DataType.INT32)
+_COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
+
+
+def _with_ids(ids: torch.Tensor, others: Sequence[int]) -> torch.Tensor:
+    """Other ids at the same places in all rows, in at most half of the places: of some ids each row has one."""
+    changed = ids.clone()
+    for place, one in zip(range(1, ids.shape[-1], 2), others, strict=False):
+        changed[..., place] = one
+    return changed
+
+
+def _has_both_signs(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() and bool((tensor < 0).any() and (tensor > 0).any())
+
+
+def _has_fractions(tensor: torch.Tensor) -> bool:
+    return bool(tensor.is_floating_point() or tensor.is_complex())
+
+
+def _times(factor: int, kept: Collection[str], name: str, tensor: torch.Tensor) -> torch.Tensor:
+    return factor * tensor if tensor.is_floating_point() and name not in kept else tensor
+
+
+def is_mask(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has nothing but zeros and ones, in rows that are long enough not to be so by chance.
+
+    If it is of conditions, it may have no ones: what is true then is padding.
+    """
+    ones = tensor == 1
+    some = tensor.dtype is torch.bool or bool(ones.any())
+    return some and tensor.ndim >= 2 and tensor.shape[-1] > 3 and bool((ones | (tensor == 0)).all())
+
+
+def _padded(mask: torch.Tensor, before: int, *, left: bool = True) -> torch.Tensor:
+    """Padded at the end in the last row, and by one at the beginning in the first, as a batch of prompts is.
+
+    Args:
+        before: The number of masks before it, which are padded otherwise.
+        left: At the beginning, too.
+    """
+    kept = 0 if mask.dtype is torch.bool and 2 * int(mask.sum()) < mask.numel() else 1
+    other = torch.full_like(mask, kept)
+    if mask.shape[0] > 1 and left:
+        other[0, ..., 0] = 1 - kept
+    other[-1, ..., -max(mask.shape[-1] // 3 - before, 1) :] = 1 - kept
+    return other
+
+
+def rows_of_ids(model: ir.Model) -> dict[str, int]:
+    """The inputs that select rows of a weight, to the number of rows."""
+    found: dict[str, int] = {}
+    for value in model.graph.inputs:
+        if value.dtype not in _INTEGERS:
+            continue
+        pending, seen = [value], {value}
+        while pending:
+            current = pending.pop()
+            for node, _ in current.uses():
+                table = node.inputs[0] if node.op_type == "Gather" and node.inputs[1] is current else None
+                if table is not None and table.is_initializer() and table.const_value is not None:
+                    rows = int(table.const_value.shape.numpy()[0])
+                    found[value.name or ""] = min(rows, found.get(value.name or "", rows))
+                elif node.op_type in _WITHIN and node.outputs[0] not in seen:
+                    seen.add(node.outputs[0])
+                    pending.append(node.outputs[0])
+    return found
+
+
+_WITHIN = {"Abs", "Cast", "Clip", "Flatten", "Identity", "Max", "Min", "Mod", "Neg", "Reshape", "Squeeze", "Unsqueeze"}
+"""Operators whose results are in the range of the integers that they get, or of rows counted from the end."""
+
+
+def _drawn(ids: torch.Tensor, rows: int, before: int) -> torch.Tensor:
+    """Ids of all rows, the first and the last of them among them: padding often is one of these.
+
+    Args:
+        before: The number of inputs of ids before it, which get others.
+    """
+    generator = torch.Generator().manual_seed(12 + before)
+    drawn = torch.randint(0, rows, ids.shape, generator=generator).to(ids.device, ids.dtype)
+    if drawn.numel() > 2:
+        drawn.view(-1)[1], drawn.view(-1)[-1] = 0, rows - 1
+    return drawn
+
+
+def _spread(tensor: torch.Tensor) -> torch.Tensor:
+    """Each number times one of a few factors, some of which are above one and one is zero; none that is infinite."""
+    factors = torch.tensor(_FACTORS, dtype=torch.float64, device=tensor.device)
+    places = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape)
+    return torch.where(tensor.abs() < _HUGE, (tensor * factors[places % len(_FACTORS)]).to(tensor.dtype), tensor)
+
+
+_FACTORS = (4.0, 1.0, 0.5, 2.0, 0.0, 1.0, 3.0)
+"""As many as no usual size is a multiple of, and all of them exact in every type."""
+_HUGE = 1e4
+"""Larger numbers stand for infinity, in half precision, too."""

@@ -1,0 +1,351 @@
+"""Runs a model in float64 and records what it computes: the trace that a file is compared with.
+
+In float64 nothing is rounded to a degree that matters, so a file that computes the same agrees at every call, whatever
+the order of its operations. The numbers are those of the file: weights and inputs as they are, and Python's scalars
+rounded to float32, as exporters write them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from modelexport.core.calls import ROOT, ModuleCall, Side
+from modelexport.core.collected_messages import collected
+from modelexport.core.replaced_attributes import attribute_set
+from modelexport.pytorch.calls.call_recorder import CallRecorder
+from modelexport.pytorch.calls.calls_in_branches import Bodies
+from modelexport.pytorch.calls.traced_tree import untouched
+from modelexport.pytorch.dispatch_modes import OperationMode
+from modelexport.pytorch.nested_tensors import (
+    NamedTensors,
+    as_array,
+    as_stored,
+    has_elements,
+    memory_of,
+    output_tensors,
+    run_arguments,
+)
+from modelexport.pytorch.private_torch import tree_leaves, tree_map, version_of
+from modelexport.pytorch.weights.lazy_weights import lend_weights
+from modelexport.pytorch.weights.perturbed_weights import entries_of
+from modelexport.traces.ties_and_choices import chosen_axis
+from modelexport.traces.trace import Choice, Content, Index, Place, SeenTensor, Trace
+from modelexport.weights.bytes_of_entries import Weights
+
+Inputs = Mapping[str, Any] | Sequence[Any]
+_NARROW = (torch.float32, torch.float16, torch.bfloat16)
+_WIDE = {**dict.fromkeys(_NARROW, torch.float64), torch.complex64: torch.complex128, torch.complex32: torch.complex128}
+
+
+def trace_model(
+    model: nn.Module,
+    inputs: Inputs,
+    *,
+    parameters: Mapping[str, torch.Tensor] | None = None,
+    weights: Weights | None = None,
+    never_called: Collection[str] = (),
+    bodies: bool = False,
+    calls: bool = True,
+    operations: bool = True,
+    wide: bool = True,
+    kept: Index | None = None,
+) -> Trace:
+    """Run a model; its state is restored afterwards.
+
+    Args:
+        parameters: Other values for some ``state_dict`` entries.
+        weights: The places of the weights of a model that was built without them.
+        never_called: Paths of modules that are never called, with ``weights``.
+        bodies: The model may have branches and loops of PyTorch's operators, whose calls are recorded, too.
+        calls: Whether to record what calls get and return, and not only what the model returns.
+        operations: Whether to record single operations as well.
+        wide: Whether to run in float64, if the model does.
+        kept: Arrays; results of operations that are equal to one of these up to rounding are kept, too.
+
+    Returns:
+        The trace. Its ``exact`` is false if the model does not run in float64, as one that checks its types: then it
+        ran in its own types, and what it computed is only known to their rounding.
+    """
+    # What the model's code allows decides; the last way is the one in which its own error is raised.
+    operations = operations and calls
+    ways = [(True, bodies, operations), (True, False, operations), (False, bodies, operations), (False, False, False)]
+    for way in dict.fromkeys(ways if wide else ways[2:]):
+        recording = _Recording(model, inputs, parameters or {}, weights, never_called, kept or Index(), calls=calls)
+        try:
+            return recording.run(*way)
+        except Exception:  # any code of the model
+            if way == ways[-1]:
+                raise
+    raise AssertionError
+
+
+class _Recording:
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Inputs,
+        parameters: Mapping[str, torch.Tensor],
+        weights: Weights | None,
+        never_called: Collection[str],
+        kept: Index,
+        *,
+        calls: bool,
+    ) -> None:
+        self._kept = kept
+        self._known: dict[int, tuple[weakref.ref[torch.Tensor] | None, int | None, Content | None]] = {}
+        """Tensors by identity, with the state of their memory."""
+        self._model, self._inputs, self._parameters = model, inputs, parameters
+        self._weights, self._never_called = weights, never_called
+        self.trace = Trace()
+        self._calls = calls
+        self._recorder = CallRecorder(model, watch=self._watch)
+        self._own_memory = {memory_of(one) for one in (model.parameters() if weights is None else ())}
+        self.own = own_type(model, inputs)
+
+    def run(self, wide: bool, bodies: bool, operations: bool) -> Trace:
+        trace = self.trace
+        trace.exact = wide or self.own is torch.float64
+        inputs = tree_map(_widened, self._inputs) if wide else self._inputs
+        args, kwargs = run_arguments(inputs)
+        with contextlib.ExitStack() as stack:
+            guard = stack.enter_context(untouched(self._model, runs=self._weights is None, in_mode=True, bodies=bodies))
+            if self._weights is not None:
+                stack.enter_context(lend_weights(self._model, self._weights, self._never_called))
+            entries = entries_of(self._model) if self._parameters else {}
+            for key, tensor in self._parameters.items():
+                entries[key].data = tensor
+            if wide:
+                stack.enter_context(_finfo_of_float32())
+                for tensor in [] if self._weights is not None else [*self._model.parameters(), *self._model.buffers()]:
+                    tensor.data = _widened(tensor.data)
+                self._own_memory |= {memory_of(one) for one in self._model.parameters()}
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            stack.enter_context(collected())
+            if self._calls:
+                stack.enter_context(self._recorder.attached())
+            if bodies and self._calls:
+                stack.enter_context(Bodies(self._recorder, opened=True))
+            stack.enter_context(_Operations(self, guard, wide=wide, operations=operations))
+            result = self._model(*args, **kwargs)
+            returned = [(name, tensor) for name, tensor in output_tensors(result) if has_elements(tensor)]
+            self._see_returned(returned)
+            trace.outputs = [as_array(as_stored(tensor)) for _, tensor in returned]
+        self._number()
+        return trace
+
+    def _watch(self, call: ModuleCall, side: Side, tensors: NamedTensors) -> None:
+        for name, tensor in tensors:
+            stored = as_stored(tensor)
+            content = self.content(stored, keep=True)
+            content.passed[call] = None
+            is_wide = stored.dtype is torch.float64
+            dtype = str(self.own if is_wide else stored.dtype).removeprefix("torch.")
+            self.trace.tensors.append(SeenTensor(Place(call, side, name), content, dtype, tuple(stored.shape)))
+
+    def _see_returned(self, returned: NamedTensors) -> None:
+        """The outputs of the root are what the model returns: its class may do more around ``forward``."""
+        self.trace.tensors = [t for t in self.trace.tensors if (t.place.call, t.place.side) != (ROOT, "outputs")]
+        self._watch(ROOT, "outputs", returned)
+
+    def content(self, tensor: torch.Tensor, *, keep: bool = False) -> Content:
+        """The content of a tensor: what a call returns, its caller mostly passes on as it is."""
+        version = version_of(tensor)
+        known, then, content = self._known.get(id(tensor), (None, None, None))
+        if content is None or known is None or known() is not tensor or then != version or version is None:
+            array = as_array(tensor)
+            content = self.trace.contents.add(array, keep=keep)
+            if content.array is None and self._kept.same(content.fingerprint, _ROUNDED):
+                content.array = array.copy()
+            self._known[id(tensor)] = weakref.ref(tensor), version, content
+        elif keep and content.array is None:
+            content.array = as_array(tensor).copy()
+        return content
+
+    def see(self, func: Any, given: Sequence[Any], output: Any, parameters: Collection[int | None]) -> None:
+        """Record what an operation gave.
+
+        Args:
+            parameters: The memory of the parameters among what it was given.
+        """
+        call = self._recorder.running
+        if call is None or self._recorder.observing or getattr(func, "overloadpacket", None) in _WITHOUT_VALUES:
+            return
+        if func._schema.is_mutable:  # the state of memory that was written to is only told once the operation is over
+            self._known.clear()
+        drawn = _draws(func)
+        tensors = [one for one in given if isinstance(one, torch.Tensor) and has_elements(one)]
+        for tensor in tree_leaves(output):
+            if not isinstance(tensor, torch.Tensor) or not has_elements(tensor):
+                continue
+            memory = memory_of(tensor)  # a transposed parameter is as much to read as the whole model
+            if memory is not None and (memory in self._own_memory or memory in parameters):
+                continue
+            stored = as_stored(tensor)
+            if not any(tensor is one for one in tensors) or func._schema.is_mutable:
+                self.content(stored).computed[call] = None
+            if drawn:
+                alike = str(func.overloadpacket).removeprefix("aten.") in _DRAWN_ALIKE
+                self.trace.drawn.append((call, as_array(stored if alike else stored.new_empty(0)).copy()))
+            if tensor.dtype is torch.long:
+                self._choose(tensors, tensor)
+            if tensor._base is not None and any(tensor is one for one in tensors):  # written through a view
+                self.content(as_stored(tensor._base)).computed[call] = None
+
+    def _choose(self, given: Sequence[torch.Tensor], indices: torch.Tensor) -> None:
+        scores = next((one for one in given if one.is_floating_point()), None)
+        if scores is not None and chosen_axis(as_array(scores), as_array(indices)) is not None:
+            self.trace.choices.append(Choice(as_array(scores).copy(), as_array(indices).copy()))
+
+    def _number(self) -> None:
+        """Give the calls in branches and loops the numbers that they have in a file."""
+        numbers, trace = self._recorder.numbers(), self.trace
+
+        def numbered(call: ModuleCall | None) -> ModuleCall | None:
+            return numbers.get(call, call) if call is not None else None
+
+        trace.parents = {
+            call: numbered(one.parent) for one in self._recorder.seen if (call := numbered(one.call)) is not None
+        }
+        if numbers:
+            trace.tensors = [
+                tensor._replace(place=tensor.place._replace(call=call))
+                for tensor in trace.tensors
+                if (call := numbered(tensor.place.call)) is not None
+            ]
+            trace.drawn = [(call, array) for one, array in trace.drawn if (call := numbered(one)) is not None]
+            for content in trace.contents:
+                content.computed = {call: None for one in content.computed if (call := numbered(one)) is not None}
+                content.passed = {call: None for one in content.passed if (call := numbered(one)) is not None}
+
+
+_WITHOUT_VALUES = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
+)
+"""Operations that give memory as it is."""
+
+_DRAWN_ALIKE = frozenset(
+    ("rand", "rand_like", "uniform_", "randn", "randn_like", "normal_", "bernoulli", "bernoulli_", "multinomial")
+)
+"""Operations whose numbers ONNX has an operator for. Files compute others from these, as exponential ones."""
+
+
+def _draws(func: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+
+
+def own_type(model: nn.Module, inputs: Inputs) -> torch.dtype:
+    """The widest floating-point type of a model's weights and inputs; a run in float64 does not show it."""
+    tensors = [one for one in (*model.parameters(), *model.buffers(), *tree_leaves(inputs)) if torch.is_tensor(one)]
+    types = {one.dtype for one in tensors if one.is_floating_point()}
+    if torch.float64 in types:
+        return torch.float64
+    return types.pop() if len(types) == 1 else torch.float32
+
+
+class _Operations(OperationMode):
+    """Sees every operation, and makes those of a wide run compute in float64."""
+
+    def __init__(self, recording: _Recording, guard: Any, *, wide: bool, operations: bool) -> None:
+        super().__init__()
+        self._recording, self._guard, self._wide, self._records = recording, guard, wide, operations
+        self._rounds = wide and recording.own is not torch.float64
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._guard is not None:
+            self._guard.before(func, args, kwargs)
+        given = tree_leaves((args, kwargs))
+        if self._wide:
+            args, kwargs = self._wide_arguments(func, args, kwargs)
+        run = _ONLY_NARROW.get(func, func)
+        output = run(*self.inside(func, args), **kwargs)
+        if self._wide and _is_of_integers(args, output):
+            output = run(*tree_map(_as_float, args), **kwargs)
+        if self._wide:
+            output = tree_map(_widened, output)
+        if _draws(func):
+            self._recording.trace.draws = True
+        if self._records and hasattr(func, "_schema"):
+            taken = tree_leaves((args, kwargs))
+            own = {memory_of(now) for one, now in zip(given, taken, strict=False) if isinstance(one, nn.Parameter)}
+            self._recording.see(func, taken, output, own)
+        return output
+
+    def _wide_arguments(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        if not hasattr(func, "_schema"):  # operators with nested functions
+            return args, kwargs
+        written = {one.name for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write}
+        names = [one.name for one in func._schema.arguments]
+        args = tuple(
+            one if name in written else tree_map(self._wide_argument, one)
+            for name, one in zip(names, args, strict=False)
+        )
+        kwargs = {name: one if name in written else tree_map(self._wide_argument, one) for name, one in kwargs.items()}
+        flat = tree_leaves(args)
+        makes = any(type(one) is float for one in flat) and not any(isinstance(one, torch.Tensor) for one in flat)
+        if makes and "dtype" in names and not kwargs.get("dtype"):
+            kwargs["dtype"] = torch.float64
+        return args, kwargs
+
+    def _wide_argument(self, value: Any) -> Any:
+        if type(value) is float and self._rounds:
+            return torch.tensor(value, dtype=torch.float32).item() if abs(value) < _LARGEST else value
+        if isinstance(value, torch.dtype):
+            narrower = value in (torch.float16, torch.bfloat16) and value is not self._recording.own
+            return value if narrower else _WIDE.get(value, value)  # a conversion to a narrower type rounds
+        return _widened(value)
+
+
+def _grouped_mm(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
+    """The product of groups of rows of a matrix with a matrix each."""
+    if offs is None or a.dim() != 2 or b.dim() != 3:  # matrices of one group, or groups of columns
+        return torch.ops.aten._grouped_mm.default(a, b, offs, bias, out_dtype)
+    ends = offs.tolist()
+    rows = zip([0, *ends], ends, b, strict=False)
+    return torch.cat([*(a[start:end] @ one for start, end, one in rows), a.new_zeros(len(a) - ends[-1], b.shape[-1])])
+
+
+_ONLY_NARROW = {torch.ops.aten._grouped_mm.default: _grouped_mm}
+"""Operators without a kernel for float64, to the same in other operators."""
+
+_ROUNDED = 2.0**-8
+"""How far off a constant may be that is a result rounded to its type."""
+_LARGEST = torch.finfo(torch.float32).max
+
+
+def _widened(value: Any) -> Any:
+    """A narrow tensor in float64; anything else as it is."""
+    if isinstance(value, torch.Tensor) and value.dtype in _WIDE and has_elements(value):
+        return value.to(_WIDE[value.dtype])
+    return value
+
+
+def _is_of_integers(args: Any, output: Any) -> bool:
+    """Whether integers gave a result of PyTorch's default type, as in a division."""
+    given = [one for one in tree_leaves(args) if isinstance(one, torch.Tensor)]
+    narrow = isinstance(output, torch.Tensor) and output.dtype is torch.get_default_dtype()
+    return narrow and bool(given) and not any(one.is_floating_point() or one.is_complex() for one in given)
+
+
+def _as_float(value: Any) -> Any:
+    return value.double() if isinstance(value, torch.Tensor) else value
+
+
+@contextlib.contextmanager
+def _finfo_of_float32() -> Iterator[None]:
+    """Inside, models that ask for the limits of float64 get those of float32, as in their file."""
+    real = torch.finfo
+
+    def finfo(dtype: torch.dtype | None = None) -> torch.finfo:
+        return real(torch.float32 if dtype in (None, torch.float64) else dtype)
+
+    with attribute_set(torch, "finfo", finfo):
+        yield

@@ -1,0 +1,32 @@
+"""What a model returns, as users run it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from modelexport.core.collected_messages import collected
+from modelexport.pytorch.calls.traced_tree import untouched
+from modelexport.pytorch.nested_tensors import as_array, as_stored, has_elements, output_tensors, run_arguments
+
+
+def returned_by(
+    model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], *, as_exported: bool = True, nudged: bool = False
+) -> list[Any]:
+    """The tensors in what a model returns, in order. It runs in evaluation mode, and is restored afterwards.
+
+    Args:
+        as_exported: With masks that hide nothing and without fused operators, as front ends see it.
+        nudged: With the last bit of each weight changed, which shows what rounding makes of the result.
+    """
+    args, kwargs = run_arguments(inputs)
+    with untouched(model, masks=as_exported), collected():
+        for tensor in [*model.parameters(), *model.buffers()] if nudged else ():
+            if tensor.is_floating_point():
+                signs = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape) % 2 * 2 - 1
+                tensor.data = tensor.data * (1 + torch.finfo(tensor.dtype).eps * signs).to(tensor.dtype)
+        result = model(*args, **kwargs)
+    return [as_array(as_stored(tensor)) for _, tensor in output_tensors(result) if has_elements(tensor)]

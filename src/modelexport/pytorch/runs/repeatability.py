@@ -1,0 +1,194 @@
+"""Parts of a model's behavior that change from run to run, which an exported file cannot reproduce."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import msgspec
+import numpy as np
+import torch
+from torch import nn
+
+from modelexport.core.collected_messages import collected
+from modelexport.pytorch.calls.traced_tree import as_exported, untouched
+from modelexport.pytorch.inputs.variations import padded_at_the_end
+from modelexport.pytorch.nested_tensors import output_tensors, run_arguments
+from modelexport.traces.tolerances import REPEATED
+
+Changed = Literal["mask", "fused", "autocast"]
+"""What is another way in a run of users than in an export."""
+Kind = Literal["random", "buffer", Changed, "no output", "empty output"]
+
+
+class Unrepeatable(msgspec.Struct, frozen=True, kw_only=True):
+    """Behavior of the model that a file cannot reproduce."""
+
+    kind: Kind
+    where: str
+    """The name of an output or a buffer."""
+
+
+def find_unrepeatable(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Unrepeatable]:
+    """Run a model twice on the same inputs, with different random numbers; its state is restored afterwards.
+
+    If it draws numbers, and the outputs are the same, it runs with more of them: a choice between two may be the same.
+
+    The second run leaves out attention masks that hide nothing, where transformers does. Some models compute otherwise
+    then: without a mask, attention follows a flag of the module that disagrees with it. A file has the mask. Nor does a
+    file have PyTorch's fused operator for a ``TransformerEncoder``, which gives zeros for what is padded.
+
+    Returns:
+        Outputs that differ or are empty, and buffers that a run changes. Empty if the model does not run.
+    """
+
+    def run() -> dict[str, torch.Tensor]:
+        return {name: tensor.clone() for name, tensor in _run(model, inputs).items()}
+
+    found: list[Unrepeatable] = []
+    with untouched(model, masks=False), collected():
+        before = {name: buffer.clone() for name, buffer in model.named_buffers() if not buffer.is_meta}
+        try:
+            with as_exported(model):
+                torch.manual_seed(1)
+                state = _generator_states(model)
+                first = run()
+                draws = _generator_states(model) != state
+            found += [
+                Unrepeatable(kind="buffer", where=name)
+                for name, buffer in model.named_buffers()
+                if name in before and not _same(before[name], buffer)
+            ]
+            _put_back(model, before)
+            torch.manual_seed(2)
+            plain = run()
+            second, without = plain, dict[Changed, dict[str, torch.Tensor]]()
+            if not _all_same(first, plain):
+                _put_back(model, before)
+                with as_exported(model):
+                    torch.manual_seed(2)
+                    second = run()
+                for kind in get_args(Changed):
+                    _put_back(model, before)
+                    with as_exported(model, but=kind):
+                        torch.manual_seed(2)
+                        without[kind] = run()
+            hidden = _hidden(model, inputs, before)
+            other = second
+            if draws and _all_same(first, second):
+                with as_exported(model):
+                    other = _run_with_others(model, inputs, before, first, _MORE_SEEDS)
+        except Exception:  # capture reports why a model does not run
+            return []
+    if not first:
+        found.append(Unrepeatable(kind="no output", where="."))
+    found += [Unrepeatable(kind="empty output", where=name) for name, tensor in first.items() if not tensor.numel()]
+    if not any(one.kind == "buffer" for one in found):
+        found += [
+            Unrepeatable(kind="random", where=name)
+            for name, tensor in first.items()
+            if name not in other or not _same(tensor, other[name])
+        ]
+        found += [
+            Unrepeatable(kind=_another_way(name, tensor, without), where=name)
+            for name, tensor in second.items()
+            if name in plain and not _close(tensor, plain[name])
+        ]
+        told = {one.where for one in found}
+        found += [Unrepeatable(kind="fused", where=name) for name in hidden if name not in told]
+    return found
+
+
+def _another_way(name: str, right: torch.Tensor, without: Mapping[Changed, Mapping[str, torch.Tensor]]) -> Changed:
+    """What an export has to change for an output to be as it is there."""
+    kinds = (kind for kind, found in without.items() if name not in found or not _close(right, found[name]))
+    return next(kinds, "fused")
+
+
+def _hidden(
+    model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], before: Mapping[str, torch.Tensor]
+) -> list[str]:
+    """The outputs that PyTorch's fused operator changes where a mask hides padding, as the example's may not do."""
+    if not any(isinstance(module, nn.TransformerEncoderLayer | nn.TransformerEncoder) for module in model.modules()):
+        return []
+    padded = padded_at_the_end(inputs)
+    _put_back(model, before)
+    torch.manual_seed(2)
+    fused = {name: tensor.clone() for name, tensor in _run(model, padded).items()}
+    _put_back(model, before)
+    with as_exported(model):
+        torch.manual_seed(2)
+        plain = _run(model, padded)
+    return [name for name, tensor in plain.items() if name in fused and not _close(tensor, fused[name])]
+
+
+def is_random(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> bool:
+    """Whether a model's outputs for the same inputs change from run to run; its state is restored afterwards."""
+    with untouched(model), collected():
+        before = {name: buffer.clone() for name, buffer in model.named_buffers() if not buffer.is_meta}
+        torch.manual_seed(1)
+        state = _generator_states(model)
+        first = {name: tensor.clone() for name, tensor in _run(model, inputs).items()}
+        seeds = (2,) if _generator_states(model) == state else (2, *_MORE_SEEDS)
+        return not _all_same(first, _run_with_others(model, inputs, before, first, seeds))
+
+
+def _run_with_others(
+    model: nn.Module,
+    inputs: Mapping[str, Any] | Sequence[Any],
+    buffers: Mapping[str, torch.Tensor],
+    first: Mapping[str, torch.Tensor],
+    seeds: Iterable[int],
+) -> dict[str, torch.Tensor]:
+    """The outputs of the first run with other random numbers in which they are not the first ones, or of the last."""
+    outputs: dict[str, torch.Tensor] = {}
+    for seed in seeds:
+        _put_back(model, buffers)
+        torch.manual_seed(seed)
+        outputs = _run(model, inputs)
+        if not _all_same(first, outputs):
+            break
+    return outputs
+
+
+_MORE_SEEDS = range(3, 19)
+"""As many as it takes for a choice between two to be the same in all runs once in a hundred thousand models."""
+
+
+def _generator_states(model: nn.Module) -> list[Any]:
+    """What changes when numbers are drawn: the states of the generators of torch, Python, NumPy and the model."""
+    own = [value for module in model.modules() for value in vars(module).values() if isinstance(value, torch.Generator)]
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
+    states += [generator.get_state() for generator in own]
+    return [random.getstate(), pickle.dumps(np.random.get_state()), *(state.numpy().tobytes() for state in states)]
+
+
+def _run(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> dict[str, torch.Tensor]:
+    args, kwargs = run_arguments(inputs)  # anew, since a run may write into them
+    return dict(output_tensors(model(*args, **kwargs)))
+
+
+def _put_back(model: nn.Module, before: Mapping[str, torch.Tensor]) -> None:
+    for name, buffer in model.named_buffers():
+        if name in before and before[name].shape == buffer.shape:
+            buffer.copy_(before[name])
+
+
+def _all_same(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> bool:
+    return all(name in second and _same(tensor, second[name]) for name, tensor in first.items())
+
+
+def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether no more than rounding is between two tensors."""
+    if one.shape != other.shape or one.dtype != other.dtype or not one.is_floating_point():
+        return _same(one, other)
+    a, b = (torch.nan_to_num(tensor.double(), posinf=0.0, neginf=0.0) for tensor in (one, other))
+    return bool((a - b).norm() <= REPEATED * max(float(a.norm()), 1e-6))
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    same = one.shape == other.shape and one.dtype == other.dtype
+    return same and bool(torch.equal(torch.nan_to_num(one), torch.nan_to_num(other)))

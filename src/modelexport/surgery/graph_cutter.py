@@ -1,0 +1,284 @@
+"""Cuts nodes out of a tagged graph, with everything that they need to run by themselves. All commands use this file."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, MutableSequence, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import msgspec
+import onnx_ir as ir
+import onnx_ir.passes.common as passes
+
+from modelexport.core.calls import ModuleCall
+from modelexport.core.owners import Owner
+from modelexport.errors import FileFormatError, UsageError
+from modelexport.format import keys
+from modelexport.format.call_tree import call_tree_entries, encode_call_tree
+from modelexport.format.node_tags import read_source_tags, write_tags
+from modelexport.graph.boundaries import CallBoundary, find_boundaries
+from modelexport.graph.copies import copy_of, model_like
+from modelexport.graph.node_owners import OWNER, owner_of, tags_of_users
+from modelexport.graph.nodes import nested_graphs, nodes_behind, required_inputs, values_taken
+from modelexport.surgery.recomputed_values import Renewed, Repeating, is_size, read_off
+from modelexport.weights.recorded_transforms import parameter_plan, state_dict_of
+
+if TYPE_CHECKING:
+    from modelexport.tagged.file import TaggedFile
+
+
+@dataclass
+class Cut:
+    """A call as a model of its own; changing it does not change the model that it was cut out of."""
+
+    model: ir.Model
+    inputs: list[ir.Value]
+    """The values in the whole model that correspond to the required inputs, in the same order."""
+    outputs: list[ir.Value]
+    borrowed: int
+    """The number of nodes that belong to other calls."""
+
+    def reorder(self, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> None:
+        """Put some of the inputs and outputs, given as values of the whole model, first and in this order."""
+        self.inputs = _permute(self.model.graph.inputs, self.inputs, inputs)
+        self.outputs = _permute(self.model.graph.outputs, self.outputs, outputs)
+
+    def rename(self, names: Mapping[ir.Value, str]) -> None:
+        """Rename inputs, given as values of the whole model. An input keeps its name if the new one is taken."""
+        graph = self.model.graph
+        taken = {value.name for node in graph.all_nodes() for value in (*node.inputs, *node.outputs) if value}
+        for value, source in zip(required_inputs(self.model), self.inputs, strict=True):
+            if source in names and names[source] not in taken:
+                value.name = names[source]
+                taken.add(value.name)
+
+
+def _permute(new: MutableSequence[ir.Value], old: list[ir.Value], first: Sequence[ir.Value]) -> list[ir.Value]:
+    """Sort both lists in the same way, in place, and return the second: ``first`` in its order, then the others.
+
+    What the new list has beyond the old one stays behind it.
+    """
+    rank = {value: i for i, value in enumerate(first)}
+    order = sorted(range(len(old)), key=lambda i: rank.get(old[i], len(rank)))
+    new[:] = [*(new[i] for i in order), *new[len(old) :]]
+    return [old[i] for i in order]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The requirements of cut-out nodes besides their weights."""
+
+    inputs: list[ir.Value]
+    """Values that become inputs."""
+    borrowed: set[ir.Node]
+    """Nodes of other calls that are recomputed."""
+    renewed: dict[ir.Value, Renewed]
+    """Sizes of values outside the cut, which are read from the inputs."""
+
+
+class Cutter:
+    """Cuts nodes out of one model; shared facts are computed once, in time linear in the size of the model."""
+
+    def __init__(self, tagged: TaggedFile) -> None:
+        self._tagged = tagged
+        self._model = tagged.model
+        self._position = {node: i for i, node in enumerate(tagged.nodes)}
+        self.enclosing = {graph: node for node in tagged.nodes for graph in nested_graphs(node)}
+        self._in_functions = {
+            node: name for name, function in self._model.functions.items() for node in function.all_nodes()
+        }
+        self._own: dict[ModuleCall, list[ir.Node]] = defaultdict(list)
+        for node in tagged.nodes:
+            owner = owner_of(node)
+            for call in owner.calls if owner is not None else ():
+                self._own[call].append(node)
+        self.repeating = Repeating(self._model)
+
+    @cached_property
+    def boundaries(self) -> Mapping[ModuleCall, CallBoundary]:
+        """The boundary of every call in the whole model."""
+        return find_boundaries(self._model, self._tagged.calls)
+
+    def has_nodes(self, call: ModuleCall) -> bool:
+        """Whether a call or one inside it owns a node."""
+        return any(self._own.get(inside) for inside in self._tagged.calls.inside(call))
+
+    def nodes_of(self, call: ModuleCall) -> set[ir.Node]:
+        """The nodes of a call and of the calls inside it; for a function that is called in them, only the call node.
+
+        Raises:
+            UsageError: Some nodes are in the body of a function that is called elsewhere.
+        """
+        own = {node for each in self._tagged.calls.inside(call) for node in self._own.get(each, ())}
+        called = {node.op_identifier() for node in own}
+        own = {node for node in own if self._in_functions.get(node) not in called}
+        if any(node in self._in_functions for node in own):
+            raise UsageError(
+                f"nodes of '{call}' are in functions of {self._tagged.path}: use `modelexport inline` first"
+            )
+        return own
+
+    def cut(self, call: ModuleCall) -> Cut:
+        """A call that has nodes, as a model of its own.
+
+        Raises:
+            UsageError: Its nodes are in the body of a function.
+            FileFormatError: A value at its boundary has no type, and none can be inferred.
+        """
+        own, boundary = self.nodes_of(call), self.boundaries[call]
+        needs = self.needs(own, boundary.inputs)
+        above = {*self._tagged.calls.stack(call)}
+        return self.copy(own, needs, list(boundary.outputs), self._tagged.calls.inside(call), above, f"'{call}'")
+
+    def needs(self, own: set[ir.Node], taken: Iterable[ir.Value]) -> Needs:
+        """What nodes need for the values that they take from other nodes.
+
+        Constants are recomputed, and so are sizes that depend on the sizes of values that are needed anyway.
+        """
+        others: list[ir.Value] = []
+        constants: list[ir.Value] = []
+        for value in taken:
+            (constants if self.repeating.is_constant(value) else others).append(value)
+        needs = Needs([], set(nodes_behind(constants)), {})
+        arguments = {value: None for value in others if not is_size(value)}
+        for value in others:
+            found = self.repeating.size(value, own, arguments) if value not in arguments else None
+            if found is None:
+                needs.inputs.append(value)
+            else:
+                needs.borrowed.update(found[0])
+                needs.renewed.update(found[1])
+        return needs
+
+    def copy(
+        self,
+        own: set[ir.Node],
+        needs: Needs,
+        outputs: Sequence[ir.Value],
+        inside: set[ModuleCall],
+        above: Iterable[ModuleCall],
+        what: str,
+    ) -> Cut:
+        """Nodes, with everything that they need, as a model of its own.
+
+        Args:
+            inside: The calls that the nodes belong to; other owners are removed if one of these remains.
+            above: Calls that stay in the call tree even if they own no node of it.
+            what: A description of the cut, for messages.
+
+        Raises:
+            FileFormatError: An input or output has no type, and none can be inferred.
+        """
+        self._check_types(what, [*needs.inputs, *outputs])
+        graph = self._copy(own | needs.borrowed, [*needs.inputs, *needs.renewed], outputs)
+        for renewal in needs.renewed.values():
+            size = graph.inputs.pop(len(needs.inputs))
+            read_off(graph, renewal, size, graph.inputs[needs.inputs.index(renewal.source)])
+        optional = {value.name for value in self._model.graph.inputs if value.is_initializer()}
+        graph.inputs.extend(value for name, value in graph.initializers.items() if name in optional)
+        model = self._wrap(graph, inside, above)
+        return Cut(model, list(needs.inputs), list(outputs), len(needs.borrowed - own) + len(needs.renewed))
+
+    def _check_types(self, what: str, values: Iterable[ir.Value]) -> None:
+        for value in values:
+            if value.type is None:
+                passes.ShapeInferencePass()(self._model)
+            if value.type is None:
+                raise FileFormatError(
+                    f"{self._tagged.path} has no type for '{value.name}', which {what} takes or returns, "
+                    "and it cannot be inferred: export it again"
+                )
+
+    # --- the copy ---
+
+    def _copy(self, nodes: set[ir.Node], inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> ir.Graph:
+        """A flat graph of copies of these nodes; nodes in their nested graphs stay nested."""
+        chosen = [node for node in sorted(nodes, key=self._position.__getitem__) if not self.is_held(node, nodes)]
+        weights = {value: None for node in chosen for value in values_taken(node) if value.is_initializer()}
+        weights.update((value, None) for value in outputs if value.is_initializer())
+        whole = self._model.graph
+        return copy_of(
+            ir.GraphView(
+                inputs,
+                outputs,
+                nodes=chosen,
+                initializers=tuple(weights),
+                doc_string=whole.doc_string,
+                opset_imports=whole.opset_imports,
+                name=whole.name,
+                metadata_props=whole.metadata_props,
+            )
+        )
+
+    def is_held(self, node: ir.Node, nodes: set[ir.Node]) -> bool:
+        """Whether a node is in a nested graph of one of these nodes."""
+        enclosing = self.enclosing_node(node)
+        while enclosing is not None:
+            if enclosing in nodes:
+                return True
+            enclosing = self.enclosing_node(enclosing)
+        return False
+
+    def enclosing_node(self, node: ir.Node) -> ir.Node | None:
+        """The node whose nested graph a node is in."""
+        return self.enclosing.get(node.graph) if isinstance(node.graph, ir.Graph) else None
+
+    def _wrap(self, graph: ir.Graph, inside: set[ModuleCall], above: Iterable[ModuleCall]) -> ir.Model:
+        """A model of a graph, with its functions, the metadata of the whole model, and the tags of its calls."""
+        whole = self._model
+        functions: dict[ir.OperatorIdentifier, ir.Function] = {}
+        nodes = list(graph.all_nodes())
+        users = {*above, *inside}
+        for node in nodes:
+            users.update(_keep_owners(node, inside, self._tagged.tags))
+        pending = nodes
+        while pending:
+            called = {node.op_identifier() for node in pending} - functions.keys()
+            found = {key: whole.functions[key] for key in called if key in whole.functions}
+            functions |= found
+            pending = [node for function in found.values() for node in function.all_nodes()]
+        for value in graph.initializers.values():
+            if keys.HIERARCHY_TAGS in value.metadata_props:
+                value.metadata_props[keys.HIERARCHY_TAGS] = json.dumps(tags_of_users(value))
+        calls = {above for user in users for above in self._tagged.calls.stack(user)}
+        entries = call_tree_entries(
+            (traced for traced in self._tagged.calls if traced.call in calls), self._tagged.tags.__getitem__
+        )
+        kept = {**whole.metadata_props, keys.CALL_TREE: encode_call_tree(entries), **_used_entries(whole, graph)}
+        is_whole = [value.name for value in graph.outputs] == [value.name for value in whole.graph.outputs]
+        properties = {key: text for key, text in kept.items() if key not in (keys.OUTPUTS, keys.EXPOSED) or is_whole}
+        return model_like(whole, graph, functions.values(), properties)
+
+
+def _used_entries(whole: ir.Model, graph: ir.Graph) -> dict[str, str]:
+    """The whole model's list of ``state_dict`` entries, with flags for those that this graph uses."""
+    if keys.STATE_DICT not in whole.metadata_props:
+        return {}
+    plans = (parameter_plan(value) for value in graph.initializers.values())
+    used = {key for plan in plans if plan is not None for key in plan.keys}
+    entries = {
+        key: msgspec.structs.replace(entry, used=entry.used and key in used)
+        for key, entry in state_dict_of(whole).items()
+    }
+    return {keys.STATE_DICT: msgspec.json.encode(entries).decode()}
+
+
+def _keep_owners(node: ir.Node, inside: set[ModuleCall], tags: Mapping[ModuleCall, str]) -> tuple[ModuleCall, ...]:
+    """Keep only the owners inside the cut, if there is one; returns the owners."""
+    owner = owner_of(node)
+    if owner is None:
+        return ()
+    kept = [i for i, call in enumerate(owner.calls) if call in inside]
+    if not kept or len(kept) == len(owner.calls):
+        return owner.calls
+    calls = tuple(owner.calls[i] for i in kept)
+    properties = node.metadata_props
+    source_tags = read_source_tags(properties)
+    write_tags(properties, [call.address for call in calls], [source_tags[i] for i in kept], owner.evidence)
+    properties[keys.NAMESPACE] = tags[calls[0]][1:]
+    properties[keys.LAYER_ANNOTATION] = calls[0].annotation
+    node.meta[OWNER] = Owner(calls, owner.evidence)
+    return calls

@@ -1,0 +1,204 @@
+"""Low-rank pairs as optional inputs of a graph, added to what an operator computes with a weight.
+
+``y = MatMul(x, w)`` becomes ``y = MatMul(x, w) + MatMul(MatMul(x, a), b)``, where ``a`` and ``b`` are inputs with a
+default: a pair of rank 1 that is zero. None of rank 0: ONNX Runtime's Conv leaves its output as it finds it there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import onnx_ir as ir
+
+from modelexport.format import keys
+from modelexport.graph.node_owners import OWNER, owner_of
+from modelexport.weights.entries_from_file import transposition
+from modelexport.weights.peft_adapters import LowRank
+from modelexport.weights.recorded_transforms import ParameterPlan
+
+Kind = Literal["linear", "table", "convolution"]
+
+Step = Callable[[str, str, Sequence[ir.Value | None], ir.Shape | None], ir.Value]
+"""Makes a node, of an operator, a name, inputs and the shape of the output, which is returned."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node that computes with a weight."""
+
+    node: ir.Node
+    kind: Kind
+
+
+def low_rank_places(value: ir.Value, plan: ParameterPlan, pairs: Sequence[LowRank]) -> list[Place] | None:
+    """The nodes that compute with a weight, if a pair can be added to what each of them computes."""
+    if len(plan.keys) != 1 or value.is_graph_output() or value.shape is None:
+        return None
+    axes = transposition(plan.steps)
+    if plan.steps and axes != [1, 0]:
+        return None
+    sizes = [int(size) for size in value.shape.numpy()]
+    entry = tuple(sizes[::-1] if axes else sizes)
+    if len(entry) > 2 and any("magnitude" in pair.shapes for pair in pairs):
+        return None
+    places = list(_places(value, pairs[0], flipped=axes is not None, entry=entry))
+    return None if None in places or not places else [place for place in places if place is not None]
+
+
+def _places(value: ir.Value, pair: LowRank, *, flipped: bool, entry: tuple[int, ...]) -> Iterator[Place | None]:
+    for node, index in value.uses():
+        if node.domain:
+            yield None
+        elif node.op_type == "Transpose" and len(entry) == 2:
+            yield from _places(node.outputs[0], pair, flipped=not flipped, entry=entry)
+        elif node.op_type == "Conv" and index == 1 and len(entry) > 2:
+            yield Place(node, "convolution")
+        elif node.op_type == "Gemm" and index == 1 and _is_plain(node):
+            fits = pair.is_transposed(entry) != (flipped != bool(_integer(node, "transB", 0)))
+            yield Place(node, "linear") if fits and not pair.is_table else None
+        elif len(entry) != 2 or pair.is_transposed(entry) == flipped:
+            yield None
+        elif node.op_type == "Gather" and index == 0 and pair.is_table:
+            yield Place(node, "table") if _integer(node, "axis", 0) == 0 else None
+        elif node.op_type == "MatMul" and index == 1 and not pair.is_table:
+            yield Place(node, "linear")
+        else:
+            yield None
+    if value.is_graph_output():
+        yield None
+
+
+def _is_plain(gemm: ir.Node) -> bool:
+    """Whether a Gemm is the product and a bias, without factors."""
+    factors = [gemm.attributes[name].as_float() for name in ("alpha", "beta") if name in gemm.attributes]
+    return not _integer(gemm, "transA", 0) and all(factor == 1.0 for factor in factors)
+
+
+def _integer(node: ir.Node, name: str, default: int) -> int:
+    attribute = node.attributes.get(name)
+    return default if attribute is None else attribute.as_int()
+
+
+@dataclass
+class PairInputs:
+    """Adds pairs to one model."""
+
+    model: ir.Model
+    free: Callable[[str], str]
+    """A name that nothing has, for one that something may have."""
+    moved: dict[ir.Value, ir.Value] = field(default_factory=dict)
+    """What nodes computed to what takes its place."""
+    added: int = 0
+    """Nodes that were added."""
+    _inputs: dict[str, tuple[ir.Value, ...]] = field(default_factory=dict)
+
+    def add(self, key: str, weight: ir.Value, pair: LowRank, places: Sequence[Place], *, scaled: bool) -> None:
+        """Let nodes add a pair to what they compute.
+
+        Args:
+            key: The entry that the weight is.
+            scaled: For DoRA: the sum is multiplied as well.
+        """
+        if key not in self._inputs:
+            self._inputs[key] = tuple(self._make(key, weight, pair, places[0].kind, scaled))
+        for place in places:
+            self._branch(place, *self._inputs[key])
+
+    def _make(self, key: str, weight: ir.Value, pair: LowRank, kind: Kind, scaled: bool) -> Iterator[ir.Value]:
+        module = pair.module
+        rank = f"{module}.rank"
+        a, b = pair.shapes["a"], pair.shapes["b"]
+        shapes: dict[str, list[int | str]]
+        if kind == "convolution":
+            group = pair.groups
+            shapes = {"a": [rank, *a[1:]], "b": [b[0], rank if group == 1 else f"{rank}/{group}", *b[2:]]}
+        else:
+            shapes = {"a": [a[1], rank], "b": [rank, b[0]]}
+        names = {"a": f"{module}.lora_A.weight", "b": f"{module}.lora_B.weight", "scale": f"{module}.lora_scale"}
+        if scaled:
+            shapes["scale"] = [b[0]]
+        assert weight.dtype is not None
+        for part, shape in shapes.items():
+            smallest = {rank: pair.groups, f"{rank}/{pair.groups}": 1}
+            sizes = [size if isinstance(size, int) else smallest[size] for size in shape]
+            default = np.ones(sizes) if part == "scale" else np.zeros(sizes)
+            name = self.free(names[part].removeprefix("."))
+            value = ir.Value(
+                name=name,
+                type=ir.TensorType(weight.dtype),
+                shape=ir.Shape(shape),
+                const_value=ir.tensor(default.astype(weight.dtype.numpy()), dtype=weight.dtype, name=name),
+            )
+            value.metadata_props[keys.ADAPTER] = json.dumps({"entry": key, "part": part, "kind": kind})
+            value.metadata_props[keys.HIERARCHY_TAGS] = weight.metadata_props.get(keys.HIERARCHY_TAGS, "[]")
+            self.model.graph.inputs.append(value)
+            self.model.graph.initializers.add(value)
+            yield value
+
+    def _branch(self, place: Place, a: ir.Value, b: ir.Value, scale: ir.Value | None = None) -> None:
+        node, old = place.node, place.node.outputs[0]
+        assert a.shape is not None and node.graph is not None
+        nodes: list[ir.Node] = []
+
+        def step(op_type: str, name: str, inputs: Sequence[ir.Value | None], shape: ir.Shape | None) -> ir.Value:
+            made = ir.Node("", op_type, inputs, name=self.free(f"{node.name}/{name}"))
+            nodes.append(made)
+            made.outputs[0].name = self.free(f"{old.name}_{name}")
+            made.outputs[0].type, made.outputs[0].shape = old.type, shape
+            return made.outputs[0]
+
+        rank = a.shape[0] if place.kind == "convolution" else a.shape[1]
+        if place.kind == "convolution":
+            inner = step("Conv", "lora_A", [node.inputs[0], a], _with_rank(old.shape, 1, rank))
+            nodes[-1].attributes.update({n: attr for n, attr in node.attributes.items() if n != "group"})
+            delta = step("Conv", "lora_B", [inner, b], old.shape)
+            if (group := _integer(node, "group", 1)) > 1:
+                nodes[-1].attributes["group"] = ir.AttrInt64("group", group)
+        else:
+            first = "Gather" if place.kind == "table" else "MatMul"
+            inputs = [a, node.inputs[1]] if place.kind == "table" else [node.inputs[0], a]
+            inner = step(first, "lora_A", inputs, _with_rank(old.shape, -1, rank))
+            delta = step("MatMul", "lora_B", [inner, b], old.shape)
+        new = step("Add", "lora", [old, delta], old.shape) if scale is None else self._scaled(step, node, delta, scale)
+        for each in nodes:
+            each.metadata_props.update({key: text for key, text in node.metadata_props.items() if key != keys.REPLACED})
+            each.metadata_props[keys.ADAPTER] = "lora"
+            owner = owner_of(node)
+            if owner is not None:
+                each.meta[OWNER] = owner
+        self._take_over(old, new, nodes)
+        node.graph.insert_after(node, nodes)
+        self.added += len(nodes)
+
+    def _scaled(self, step: Step, node: ir.Node, delta: ir.Value, scale: ir.Value) -> ir.Value:
+        """DoRA's sum: what a node computes without its bias, and the pair, multiplied; then the bias."""
+        old = node.outputs[0]
+        bias = node.inputs[2] if len(node.inputs) > 2 else None
+        without = old if bias is None else step("Sub", "lora_without_bias", [old, bias], old.shape)
+        total = step("Add", "lora", [without, delta], old.shape)
+        scaled = step("Mul", "lora_scaled", [total, scale], old.shape)
+        return scaled if bias is None else step("Add", "lora_with_bias", [scaled, bias], old.shape)
+
+    def _take_over(self, old: ir.Value, new: ir.Value, nodes: Sequence[ir.Node]) -> None:
+        """Let a new value have the name and the users of an old one."""
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+        for node in nodes:
+            for index, value in enumerate(node.inputs):
+                if value is new:
+                    node.replace_input_with(index, old)
+        name = old.name or ""
+        old.name = self.free(f"{name}_base")
+        new.name = name
+        self.moved[old] = new
+
+
+def _with_rank(shape: ir.Shape | None, axis: int, rank: int | ir.SymbolicDim) -> ir.Shape | None:
+    if shape is None or not len(shape):
+        return None
+    sizes = list(shape)
+    sizes[axis] = rank
+    return ir.Shape(sizes)

@@ -1,0 +1,257 @@
+"""The initializers of a tagged file and what LoRA adapters do to them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+import onnx_ir as ir
+
+from modelexport.core.json_decoding import decode_json
+from modelexport.core.text import first_few
+from modelexport.errors import WeightsError
+from modelexport.files.atomic_writing import check_writable
+from modelexport.format import keys
+from modelexport.graph.node_owners import owner_of
+from modelexport.graph.nodes import initializers
+from modelexport.graph.unique_names import free_name, names_in
+from modelexport.surgery.edited_tags import EditedTags
+from modelexport.surgery.lora_inputs import PairInputs, low_rank_places
+from modelexport.tagged.encodings.metadata import initializer_tags
+from modelexport.tagged.file import read_tagged
+from modelexport.weights.entries_from_file import recover
+from modelexport.weights.peft_adapters import Changes, LowRank, changes, read_adapter
+from modelexport.weights.recorded_transforms import ParameterPlan, parameter_plans, record_plan, state_dict_of
+from modelexport.weights.weight_updates import WeightsInFile, check_fit
+
+
+class AdaptedFile:
+    """One tagged file, in memory, and what adapters do to its initializers."""
+
+    def __init__(self, path: Path, adapters: Iterable[str | Path], output: Path, weights: str | Path | None) -> None:
+        self.path = path
+        read = [read_adapter(folder) for folder in adapters]
+        check_writable(output, [path, *([Path(weights)] if weights is not None else [])])
+        self.tagged = read_tagged(path, checked=weights is None)
+        self.model = self.tagged.model
+        self.entries = state_dict_of(self.model)
+        self.changes = changes(path, self.entries, read)
+        self.plans = parameter_plans(self.model)
+        self._before = {value: value.const_value for value in self.plans}
+        self.unused = [key for key in self.changes.keys if not any(key in plan.keys for plan in self.plans.values())]
+        self._weights = WeightsInFile(Path(weights)) if weights is not None else None
+        if self._weights is not None:
+            groups = dict.fromkeys(names for plan in self.plans.values() for names in plan.groups())
+            check_fit(path, self.entries, groups.keys(), self._weights, strict=False)
+        if unknown := [value.name or "" for value in self.touched if not self.plans[value].recorded]:
+            raise WeightsError(
+                f"another tool has changed {', '.join(unknown[:5])} in {path}: apply the adapter to the file that it "
+                "was made from, and run the tool on that again",
+                missing=unknown,
+            )
+
+    @property
+    def touched(self) -> list[ir.Value]:
+        """The initializers that depend on an entry that changes."""
+        changed = set(self.changes.keys)
+        return [value for value, plan in self.plans.items() if changed.intersection(plan.keys)]
+
+    def each(self) -> Iterator[Changes]:
+        """What each adapter does alone."""
+        for adapter in self.changes.adapters:
+            yield changes(self.path, self.entries, [adapter])
+
+    def untie(self) -> list[str]:
+        """Give modules whose name of a tied parameter changes a tensor of their own; returns these names."""
+        untied = []
+        for value in self.touched:
+            for names in self.plans[value].groups():
+                changed = [key for key in names if key in self.changes.keys and len(names) > 1]
+                untied += [key for key in changed if self._split_off(value, names, key)]
+        return list(dict.fromkeys(untied))
+
+    def _split_off(self, value: ir.Value, names: tuple[str, ...], key: str) -> bool:
+        """Let the module that an entry belongs to use its own initializer, if others use the same."""
+        module = self.changes.module_of(key)
+        users = [use for use in value.uses() if _is_in(use.node, module)]
+        plan = self.plans[value]
+        if not users:
+            raise WeightsError(
+                f"{self.path} uses {names[0]} under several names ({', '.join(names)}), and no node of '{module}' "
+                "alone: merge the adapter with PEFT and export that"
+            )
+        if len(users) == len(value.uses()) and not value.is_graph_output():
+            rest = [other for other in plan.keys if other not in names]
+            self._record(value, ParameterPlan([key, *rest], plan.renamed(dict.fromkeys(names, key))))
+            return False
+        name = free_name(key, names_in(self.model))
+        own = ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
+        graph = value.graph
+        assert isinstance(graph, ir.Graph)
+        graph.initializers.add(own)
+        for node, index in users:
+            node.replace_input_with(index, own)
+        others = [other for other in plan.keys if other not in names]
+        self._before[own] = value.const_value
+        self._record(own, ParameterPlan([key, *others], plan.renamed(dict.fromkeys(names, key))))
+        kept = [other for other in names if other != key]
+        self._record(value, ParameterPlan([*kept, *others], plan.renamed(dict.fromkeys(names, kept[0]))))
+        tags = EditedTags(self.tagged)
+        for each in (own, value):
+            each.metadata_props[keys.HIERARCHY_TAGS] = json.dumps(initializer_tags(each, tags))
+        return True
+
+    def _record(self, value: ir.Value, plan: ParameterPlan) -> None:
+        self.plans[value] = plan
+        record_plan(value, plan)
+
+    def tensor(self, value: ir.Value) -> ir.LazyTensor:
+        """What takes an initializer's place, computed when it is written."""
+        old, plan = value.const_value, self.plans[value]
+        assert old is not None
+        dtype, shape = old.dtype, tuple(old.shape.numpy())
+
+        def compute() -> ir.TensorProtocol:
+            array = plan.compute({key: self._applied(self.changes, key, value) for key in plan.inputs()})
+            return ir.Tensor(np.asarray(array, order="C"), dtype=dtype)
+
+        return ir.LazyTensor(compute, dtype=dtype, shape=ir.Shape(shape), name=value.name)
+
+    def _reader(self, value: ir.Value) -> Callable[[str], np.ndarray]:
+        """What reads an entry that an initializer is computed from, as it was before."""
+        if self._weights is not None:
+            weights = self._weights
+            tied = {key: names for names in self.plans[value].groups() for key in names}
+            return lambda key: weights.read(next(name for name in tied[key] if name in weights.types))
+        before = {each: (self.plans[each], array) for each, array in self._arrays(value)}
+        return lambda key: recover([key], self.entries, before.values())[key]
+
+    def _arrays(self, value: ir.Value) -> Iterator[tuple[ir.Value, np.ndarray]]:
+        """The initializers that are computed from an entry that this one is computed from, as they were."""
+        needed = set(self.plans[value].inputs())
+        for each, plan in self.plans.items():
+            tensor = self._before[each]
+            if tensor is not None and not needed.isdisjoint(plan.inputs()):
+                yield each, tensor.numpy()
+
+    def make_inputs(self) -> tuple[PairInputs, list[str], int]:
+        """Let each initializer that changes take a pair, or be an input itself.
+
+        Returns:
+            What was added, the names of the initializers that are inputs themselves, and how many got a pair.
+        """
+        added = PairInputs(self.model, partial(free_name, taken=names_in(self.model)))
+        pairs, whole = 0, []
+        for value in self.touched:
+            key = next(key for key in self.plans[value].keys if key in self.changes.keys)
+            found = self.changes.pairs.get(key)
+            places = None
+            if found is not None and not self.replaces(key, value):
+                places = low_rank_places(value, self.plans[value], found)
+            if found is None or places is None:
+                value.metadata_props[keys.ADAPTER] = json.dumps({"entry": key, "part": "whole"})
+                self.model.graph.inputs.append(value)
+                whole.append(value.name or "")
+            else:
+                scaled = any("magnitude" in pair.shapes for pair in found)
+                added.add(key, value, found[0], places, scaled=scaled)
+                pairs += 1
+        return added, whole, pairs
+
+    def replaces(self, key: str, value: ir.Value) -> bool:
+        """Whether an adapter puts another tensor in the place of an entry: PEFT also saves embeddings as they were."""
+        adapter = self.changes.whole.get(key)
+        return adapter is not None and not np.array_equal(adapter.read(key), self._reader(value)(key))
+
+    def values(self, only: Changes) -> dict[str, np.ndarray]:
+        """What an adapter gives to the inputs that the file has for adapters.
+
+        Raises:
+            WeightsError: It changes what the file has no inputs for.
+        """
+        values: dict[str, np.ndarray] = {}
+        taken: set[str] = set()
+        for value in self.inputs:
+            what = _input_of(value)
+            assert value.const_value is not None and value.dtype is not None
+            if what.part == "whole":
+                plan = self.plans[value]
+                array = plan.compute({key: self._applied(only, key, value) for key in plan.inputs()})
+                if not set(only.keys).isdisjoint(plan.keys):
+                    values[value.name or ""] = array
+                    taken.update(f"{key} {part}" for key in plan.keys for part in ("whole", "magnitude", "pair"))
+                continue
+            for pair in only.pairs.get(what.entry, ()):
+                values[value.name or ""] = self._part(pair, what).astype(value.dtype.numpy())
+                taken.add(f"{what.entry} {'magnitude' if what.part == 'scale' else 'pair'}")
+        missing = [key for key in self._asked(only) if key not in taken]
+        if missing:
+            modules = list(dict.fromkeys(key.partition(" ")[0] for key in missing))
+            raise WeightsError(
+                f"{self.path} has no inputs for what {only.adapters[0].path} does to {first_few(modules, 3)}: "
+                "make its inputs with this adapter too (--as-inputs, and --adapter for each)",
+                missing=modules,
+            )
+        return values
+
+    def _asked(self, only: Changes) -> Iterator[str]:
+        """What an adapter needs inputs for, of what the file uses."""
+        by_key = {key: value for value, plan in self.plans.items() for key in plan.keys}
+        for key in only.keys:
+            if key not in by_key:
+                continue
+            if key not in only.pairs or self.replaces(key, by_key[key]):
+                yield f"{key} whole"
+            for pair in only.pairs.get(key, ()):
+                yield f"{key} pair"
+                if "magnitude" in pair.shapes:
+                    yield f"{key} magnitude"
+
+    @property
+    def inputs(self) -> list[ir.Value]:
+        """The optional inputs of the file that are for adapters."""
+        return [value for value in initializers(self.model) if keys.ADAPTER in value.metadata_props]
+
+    def _applied(self, only: Changes, key: str, value: ir.Value) -> np.ndarray:
+        base = self._reader(value)(key)
+        return only.apply(key, base) if key in only.keys else base
+
+    def _part(self, pair: LowRank, what: _Input) -> np.ndarray:
+        """A matrix in the form of the input."""
+        if what.part == "scale":
+            key, plans = what.entry, self.plans
+            weight = next(value for value, plan in plans.items() if key in plan.keys)
+            base = self._reader(weight)(key)
+            factor = pair.factor(base, pair.delta(base.shape))
+            return factor if factor is not None else np.ones(len(pair.part("b")), np.float32)
+        matrix = pair.part(what.part)
+        if what.part == "b":
+            matrix = matrix * np.float32(pair.scaling)
+        return matrix if what.kind == "convolution" else matrix.T
+
+
+class _Input(msgspec.Struct, frozen=True):
+    """What an optional input is for, as its properties say."""
+
+    entry: str
+    part: Literal["a", "b", "scale", "whole"]
+    kind: str = ""
+
+
+def _is_in(node: ir.Node, module: str) -> bool:
+    """Whether all calls that own a node are calls of a module or ran in one."""
+    owner = owner_of(node)
+    return owner is not None and all(
+        not module or call.path == module or call.path.startswith(f"{module}.") for call in owner.calls
+    )
+
+
+def _input_of(value: ir.Value) -> _Input:
+    """What an input of a file is for, which an earlier run recorded."""
+    text, damaged = value.metadata_props[keys.ADAPTER], f"the input {value.name} has damaged metadata"
+    return decode_json(text, kind=_Input, damaged=damaged, then="make the file again")

@@ -1,0 +1,121 @@
+"""Saving models made from parts of another, whose weights stay in their files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import onnx_ir as ir
+
+from modelexport.errors import FileFormatError, OutputError
+from modelexport.files.linked_weights import check_files, clone, clone_or_link
+from modelexport.files.onnx_models import LARGEST_INSIDE, record_documents, save_model, save_with_references
+from modelexport.files.weights_file_checks import recorded_files
+from modelexport.format import documents, keys
+from modelexport.graph.nodes import initializers
+from modelexport.surgery import Sharing
+from modelexport.weights.linked_copied_embedded import in_file
+
+
+class SharedFiles:
+    """Links or clones the weights files of one model into the folder of models that are made from it."""
+
+    def __init__(self, model: ir.Model, folder: Path, staging: Path, sharing: Sharing = "auto") -> None:
+        self._folder, self._staging, self._sharing = folder, staging, sharing
+        self._linked: dict[str, Any] = recorded_files(model.metadata_props, keys.WEIGHTS, documents.WeightsFile)
+        self._written: dict[str, Any] = recorded_files(model.metadata_props, keys.DATA, documents.DataFile)
+        self._placed: dict[str, str | None] = {}
+
+    def save(self, model: ir.Model, name: str, beside: Mapping[str, bytes] | None = None) -> list[str]:
+        """Write a model to the staging folder; returns the weights files beside it.
+
+        Args:
+            beside: The documents that are written with it: the end of each name to the content.
+
+        Raises:
+            FileFormatError: A weights file is missing or has changed.
+            OutputError: The files must be linked but cannot be.
+        """
+        for suffix, content in (beside or {}).items():
+            (self._staging / name).with_suffix(suffix).write_bytes(content)
+        tensors = {value: value.const_value for value in initializers(model) if value.const_value is not None}
+        check_files(model)
+        locations = {
+            value: self._place(tensor) for value, tensor in tensors.items() if isinstance(tensor, ir.ExternalTensor)
+        }
+        inside = sum(tensor.nbytes for value, tensor in tensors.items() if value not in locations)
+        if not locations or None in locations.values() or inside > LARGEST_INSIDE:
+            save_model(model, self._staging / name, documents=beside)
+            return [f"{name}.data"] if (self._staging / f"{name}.data").exists() else []
+        placed: dict[ir.Value, ir.TensorProtocol] = {}
+        now: dict[str, str] = {}
+        """Where each file was to where it is."""
+        for value, location in locations.items():
+            tensor = tensors[value]
+            assert isinstance(tensor, ir.ExternalTensor) and location is not None
+            placed[value] = in_file(location, tensor, value.name or "", self._folder)
+            now[str(tensor.location)] = location
+        record_documents(model, beside or {})
+        for key, known in ((keys.WEIGHTS, self._linked), (keys.DATA, self._written)):
+            model.metadata_props.pop(key, None)
+            if records := {location: known[before] for before, location in now.items() if before in known}:
+                model.metadata_props[key] = msgspec.json.encode(records).decode()
+        save_with_references(model, self._staging / name, placed)
+        return sorted({location for location in locations.values() if location is not None})
+
+    def _place(self, tensor: ir.ExternalTensor) -> str | None:
+        """The location of a tensor's file, relative to the folder; ``None`` if it should not or cannot be linked."""
+        real = os.path.realpath(tensor.path)
+        if real not in self._placed:
+            is_checkpoint = str(tensor.location) in self._linked
+            self._placed[real] = self._bring(Path(real), Path(tensor.location).name, is_checkpoint)
+        return self._placed[real]
+
+    def _bring(self, real: Path, name: str, is_checkpoint: bool) -> str | None:
+        """Link or clone a file into the folder.
+
+        A file that belongs only to the model is not hard-linked unless requested: onnx's own tools would then refuse to
+        read the model that it belongs to.
+        """
+        folder = Path(os.path.realpath(self._folder))
+        if self._sharing == "copy":
+            return None
+        if real.is_relative_to(folder):
+            return real.relative_to(folder).as_posix()
+        target = self._staging / name
+        number = 1
+        while target.exists():
+            number += 1
+            target = self._staging / f"{number}.{name}"
+        try:
+            if self._sharing == "link" or is_checkpoint:
+                clone_or_link(real, target)
+            elif not clone(real, target):
+                return None
+        except OSError as error:
+            if self._sharing == "auto":
+                return None
+            raise OutputError(
+                f"{real} cannot be linked into {self._folder} ({error.strerror}): write to the folder of the weights "
+                "or above, or copy them with --weights copy"
+            ) from error
+        return target.name
+
+
+def size_of_weights(model: ir.Model, source: Path) -> int:
+    """Bytes of a model's initializers.
+
+    Raises:
+        FileFormatError: A weights file is missing, too short or has changed.
+    """
+    check_files(model)
+    size = 0
+    for value in initializers(model):
+        tensor = value.const_value
+        if tensor is None:
+            raise FileFormatError(f"{source} has no value for '{value.name}': export it again with its weights")
+        size += tensor.nbytes
+    return size

@@ -1,0 +1,81 @@
+"""Running a package of stages, one stage after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from modelexport.errors import FileFormatError, InputsError, UsageError
+from modelexport.files.manifest_file import read_manifest
+from modelexport.files.path_or_model import Source
+from modelexport.format.package_manifest import Manifest
+from modelexport.runtime.random_inputs import make_random_inputs
+from modelexport.runtime.sessions import open_session, run_session
+from modelexport.tagged.file import read_tagged
+from modelexport.traces.array_differences import Difference, compare_arrays
+
+
+def read_stages(folder: str | Path) -> Manifest:
+    """The manifest of a package of stages.
+
+    Raises:
+        FileFormatError: It is missing, damaged, or of another kind or version, or a part is missing.
+    """
+    manifest = read_manifest(Path(folder))
+    if manifest.kind != "stages":
+        raise FileFormatError(f"{folder} is a package of the kind '{manifest.kind}', not of stages")
+    return manifest
+
+
+def run_chain(
+    folder: str | Path, feeds: Mapping[str, Any], *, opened: Callable[[Path], Any] = open_session
+) -> dict[str, Any]:
+    """Run the stages of a package, one loaded at a time; values are dropped after their last use.
+
+    Args:
+        feeds: Arrays for the inputs of the whole model, by name; optional ones may be left out.
+        opened: Opens a session for a stage's file.
+
+    Returns:
+        The outputs of the whole model, by name: the outputs of stages that no later stage takes, and those that a stage
+        takes but that are outputs of the model as well.
+
+    Raises:
+        FileFormatError: The folder is not a package of stages.
+        InputsError: An input is missing.
+        UsageError: ONNX Runtime cannot run a stage.
+    """
+    manifest = read_stages(folder)
+    values: dict[str, Any] = dict(feeds)
+    outputs: dict[str, Any] = {}
+    for part in manifest.parts:
+        if missing := [name for name in part.inputs if name not in values]:
+            raise InputsError(f"{part.file} of {folder} needs {', '.join(missing)}: give all inputs of the model")
+        runs = opened(Path(folder, part.file))
+        taken = [*part.inputs, *(value.name for value in runs.get_overridable_initializers())]
+        made = run_session(runs, {name: values[name] for name in taken if name in values})
+        values |= made
+        outputs |= made
+    return outputs
+
+
+def verify_stages(
+    folder: str | Path, whole: Source, *, provider: str = "CPUExecutionProvider", seed: int = 0
+) -> list[Difference]:
+    """Run the stages one after the other, and the whole file, on the same random inputs, and compare every output.
+
+    Raises:
+        FileFormatError: The folder is not a package of stages, or the file cannot be read.
+        InputsError: No random inputs fit.
+        UsageError: ONNX Runtime cannot run a file, or the stages are not of this file.
+    """
+    read_stages(folder)
+    tagged = read_tagged(whole)
+    session = open_session(tagged.path, provider=provider)
+    inputs = make_random_inputs(tagged.model, session, seed=seed)
+    expected = run_session(session, inputs)
+    made = run_chain(folder, inputs, opened=lambda path: open_session(path, provider=provider)) | inputs
+    if missing := [name for name in expected if name not in made]:
+        raise UsageError(f"{folder} does not return {', '.join(missing)}: it was not made from {tagged.path}")
+    return [compare_arrays(name, array, made[name]) for name, array in expected.items()]

@@ -1,0 +1,59 @@
+"""``strip`` and ``inline``: convert files of the `attributes` and `functions` encodings to flat, runnable ones."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from modelexport.errors import UsageError
+from modelexport.files.atomic_writing import check_writable, scratch, written_together
+from modelexport.files.onnx_models import save_model
+from modelexport.files.path_or_model import Source, as_path
+from modelexport.tagged import file
+
+
+def strip(path: Source, output: str | Path) -> None:
+    """Convert a file with tags as node attributes to one with tags as metadata, which ONNX Runtime runs.
+
+    Weights in a separate file are copied to ``OUTPUT.data``.
+
+    Raises:
+        FileFormatError: ``path`` cannot be read.
+        OutputError: ``output`` cannot be written.
+        UsageError: ``path`` does not hold its tags as attributes.
+    """
+    _rewrite(as_path(path), Path(output), "attributes", "nothing to strip")
+
+
+def inline(path: Source, output: str | Path) -> None:
+    """Convert a file with a function for each distinct module to a flat one with the same names and tags.
+
+    Weights in a separate file are copied to ``OUTPUT.data``.
+
+    Raises:
+        FileFormatError: ``path`` cannot be read.
+        OutputError: ``output`` cannot be written.
+        UsageError: ``path`` has no functions of modules.
+    """
+    _rewrite(as_path(path), Path(output), "functions", "nothing to inline")
+
+
+@contextlib.contextmanager
+def runnable(path: Path, encoding: str) -> Iterator[Path]:
+    """Yield a file that ONNX Runtime accepts: ``path``, or a temporary copy without tags as attributes."""
+    if encoding != "attributes":
+        yield path
+        return
+    with scratch(path.parent) as directory:
+        strip(path, directory / path.name)
+        yield directory / path.name
+
+
+def _rewrite(path: Path, output: Path, encoding: str, otherwise: str) -> None:
+    check_writable(output, [path])
+    tagged = file.read_tagged(path)
+    if tagged.encoding != encoding:
+        raise UsageError(f"{path} has the encoding '{tagged.encoding}', not '{encoding}': there is {otherwise}")
+    with written_together(output.parent) as staging:
+        save_model(tagged.model, staging / output.name)

@@ -1,0 +1,119 @@
+"""The difference of two arrays as data: shape, type, NaN and infinities first, then how far the numbers are apart.
+
+The error of an array is the norm of the difference over the norm of the right one, which does not change when
+everything is scaled. Elements that are infinite, or a mask's substitute for that (1e30 or more), have to be so in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from modelexport.traces.tolerances import ALLOWED, INFINITE
+
+Verdict = Literal["agree", "tie", "differ", "not compared"]
+"""``tie``: among equal scores the file chose other elements than PyTorch."""
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """The comparison of one array with the right one."""
+
+    name: str
+    status: Verdict
+    reason: str = ""
+    dtype: str = ""
+    shape: list[int] = []
+    absolute: float | None = None
+    """The largest absolute difference of an element."""
+    relative: float | None = None
+    """The norm of the difference over the norm of the right array."""
+    allowed: float | None = None
+    """Up to where ``relative`` agrees."""
+    nans: int = 0
+    """Elements that are NaN in only one of the two."""
+
+
+def error_of(right: Any, found: Any) -> float:
+    """The norm of the difference of two arrays over that of the right one; infinite if they cannot be compared.
+
+    Integers and conditions are either equal (0) or not (1).
+    """
+    if right.shape != found.shape:
+        return float("inf")
+    if not (is_floating(right) and is_floating(found)):
+        return 0.0 if np.array_equal(right, found) else 1.0
+    one, other = (array.astype(np.float64, copy=False).reshape(-1) for array in (right, found))
+    with np.errstate(all="ignore"):
+        large = ~(np.abs(one) < INFINITE)
+        if large.any() or not (np.abs(other) < INFINITE).all():
+            alike = np.where(np.isnan(one), np.isnan(other), (np.abs(other) >= INFINITE) & ((one > 0) == (other > 0)))
+            if not alike[large].all() or not (np.abs(other[~large]) < INFINITE).all():
+                return float("inf")
+            one, other = one[~large], other[~large]
+        size, apart = float(np.linalg.norm(one)), float(np.linalg.norm(one - other))
+    return apart / size if size else (0.0 if not apart else float("inf"))
+
+
+def compare_arrays(name: str, right: Any, found: Any, *, allowed: float | None = None, exact: Any = None) -> Difference:
+    """Compare two arrays; another shape or element type is a difference.
+
+    Args:
+        allowed: The error up to which they agree; by default that of the less exact type of the two.
+        exact: The right array without rounding, to compare with instead; it has no type of its own.
+    """
+    if right.shape != found.shape or right.dtype != found.dtype:
+        reason = f"expected {right.dtype}{list(right.shape)}, got {found.dtype}{list(found.shape)}"
+        return Difference(name=name, status="differ", reason=reason, dtype=str(found.dtype), shape=list(found.shape))
+    if exact is not None:
+        right = exact
+    facts: dict[str, Any] = {"name": name, "dtype": str(found.dtype), "shape": list(found.shape)}
+    error = error_of(right, found)
+    if not is_floating(found):
+        count = int(np.count_nonzero(right != found)) if error else 0
+        reason = f"{count:,} of {found.size:,} elements differ" if count else ""
+        return Difference(**facts, status="differ" if count else "agree", reason=reason, relative=error, absolute=error)
+    allowed = ALLOWED.get(str(found.dtype), 0.0) if allowed is None else allowed
+    nans = int(np.count_nonzero(np.isnan(right.astype(np.float64)) != np.isnan(found.astype(np.float64))))
+    absolute = _largest(right, found)
+    status: Verdict = "agree" if error <= allowed else "differ"
+    reason = ""
+    if nans:
+        reason = f"{nans:,} of {found.size:,} elements are NaN in only one of the two"
+    elif status == "differ":
+        reason = f"it is off by {error:.1e} of its size; a single element by {absolute:.1e}"
+    return Difference(
+        **facts, status=status, reason=reason, absolute=absolute, relative=error, allowed=allowed, nans=nans
+    )
+
+
+def compare_outputs(names: Sequence[str], right: Sequence[Any], found: Sequence[Any]) -> list[Difference]:
+    """Compare arrays by position; one that only one side has is a difference, unless it has no elements."""
+    differences = []
+    for i in range(max(len(right), len(found))):
+        name = names[i] if i < len(names) else f"output {i}"
+        if i < len(right) and i < len(found):
+            differences.append(compare_arrays(name, right[i], found[i]))
+        elif i < len(found) or right[i].size:  # exporters leave out what is empty
+            side = "PyTorch" if i >= len(right) else "the file"
+            differences.append(Difference(name=name, status="differ", reason=f"{side} has no such output"))
+    return differences
+
+
+def worst(differences: Sequence[Difference]) -> Difference | None:
+    """The one that differs most; ``None`` of none."""
+    order = ("agree", "tie", "not compared", "differ")
+    return max(differences, key=lambda one: (order.index(one.status), one.relative or 0.0), default=None)
+
+
+def is_floating(array: Any) -> bool:
+    """Whether an array has floating-point numbers: NumPy knows bfloat16 by name only."""
+    return bool(array.dtype.kind == "f" or array.dtype.name == "bfloat16")
+
+
+def _largest(right: Any, found: Any) -> float | None:
+    one, other = right.astype(np.float64), found.astype(np.float64)
+    both = (np.abs(one) < INFINITE) & (np.abs(other) < INFINITE)
+    return float(np.max(np.abs(one - other), where=both, initial=0.0)) if both.any() else None

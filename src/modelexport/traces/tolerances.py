@@ -1,0 +1,58 @@
+"""Tolerances: how far apart what a file and PyTorch compute may be, as a share of its size, each with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+ALLOWED: Mapping[str, float] = {"float64": 1e-9, "float32": 3e-4, "float16": 2e-2, "bfloat16": 1e-1}
+"""How far off an array computed in a type may be, as a share of its size: rounding of a whole model is less."""
+UNITS: Mapping[str, float] = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""The unit roundoff of each floating-point type: half the distance from 1 to the next number."""
+INFINITE = 1e30
+"""Numbers of this size or above count as infinite: a mask's smallest number has another one in each type."""
+
+# Values of two runs in float64.
+AGREE = 1e-9
+"""The largest difference of two equal values, as a share of their size (root mean square)."""
+SPREAD = 4.0
+"""How many standard deviations a projection of a difference may be from zero in a fingerprint."""
+IN_ITS_TYPES = 1e-4
+"""How far off values may be from a run of PyTorch that was not possible in float64."""
+STORED = 1e-6
+"""How far off what is computed from stored reference values may be: they are rounded to the types of the model."""
+TIMES_NOISE = 16.0
+"""The noise that is allowed: it is measured once, with random signs."""
+MOST_NOISE = 1e-3
+"""The noise above which a value is not excused by it."""
+NEAR = 1e-2
+"""How far off a wrong value may be that is taken for a tensor of PyTorch, to be replaced by it."""
+CALL_ALONE = 1e-6
+"""How far off a call may be that is computed alone, since the file has rounded constants."""
+ROUNDED_CONSTANT = 1e-5
+"""How far off a constant in the file may be from what was computed in float64."""
+COMPUTED_BUFFER = 1e-5
+"""How far off a buffer may be that was computed on another machine."""
+COMPUTED_WEIGHTS = 2.0**-8
+"""How far off weights computed in float32 may be from those in float64, as the sine of a large angle."""
+EQUAL_SCORES = 4 * 2.0**-24
+"""What two equal sums of float32 may differ by: a choice among such scores is a tie."""
+SAME_SCORES = 1e-6
+"""How far off scores may be that are taken for PyTorch's."""
+
+# Runs in the types of a model.
+TIMES_OWN = 16.0
+"""How many times PyTorch's own error the file's may be, in ONNX Runtime."""
+TIMES_ALLOWED = 10.0
+"""How many times what is allowed a run in the model's types may be off without a look at its rounding."""
+TIMES_ONE_BIT = 64.0
+"""How many times the effect of one bit of each weight rounding may be."""
+LOSS_BOUND = 0.05
+"""The loss of a file made from another beyond which the first call is named."""
+LOGITS, LOGITS_OF_HALF = 1e-3, 3e-2
+"""How far off the logits of a token may be, in float32 and in narrower types."""
+PIPELINE_RESULT = 1e-3
+"""How far off the result of a pipeline may be: each step adds its rounding."""
+ENCODED_LOGITS = 1e-4
+"""How far off the logits of a model may be that was taken apart into an encoder and a decoder in PyTorch."""
+REPEATED = 1e-3
+"""How far apart two runs of a model may be that differ by no more than rounding."""

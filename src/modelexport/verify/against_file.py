@@ -1,0 +1,371 @@
+"""``verify A --against B``: the loss of a file that was made from another (half precision, quantized, optimized) by
+module.
+
+Both run on the same inputs, in the types of the files and without PyTorch. The loss in each call of the second is
+measured twice: *end to end*, in one run of each, and *per module*, where each boundary value is computed from the first
+file's values.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx_ir as ir
+
+from modelexport.core.calls import CallTree, ModuleCall
+from modelexport.core.result_display import Rows, Shown, entry_of, error_text
+from modelexport.errors import InputsError, UsageError
+from modelexport.files.path_or_model import Source
+from modelexport.graph.boundaries import find_boundaries
+from modelexport.graph.node_owners import owner_of
+from modelexport.graph.nodes import may_be, required_inputs, values_taken
+from modelexport.runtime.random_inputs import make_random_inputs
+from modelexport.runtime.sessions import CPU, open_session, run_session
+from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.tagged.strip_and_inline import runnable
+from modelexport.traces.array_differences import Difference, Verdict, compare_arrays, is_floating
+from modelexport.traces.file_run import FileRun
+from modelexport.traces.reference_values import open_reference, reference_path
+from modelexport.traces.tolerances import ALLOWED, LOSS_BOUND
+from modelexport.verify.verify_report import CallStatus
+
+
+class Loss(msgspec.Struct, frozen=True, kw_only=True):
+    """One value in both files."""
+
+    difference: Difference
+    """The verdict with the looser tolerance of the two element types."""
+    norm: float | None = None
+    """The norm of the difference divided by the norm of the value in the first file."""
+    cosine: float | None = None
+    """The cosine of the angle between the two as vectors; ``None`` if one is zero."""
+
+
+class CallLoss(msgspec.Struct, frozen=True, kw_only=True):
+    """The comparison of one call."""
+
+    address: str
+    tag: str
+    status: CallStatus
+    reason: str = ""
+    nodes: int = 0
+    """Its own nodes in the second file."""
+    end_to_end: Loss | None = None
+    """The worst of the values that it returns, in one run of each file."""
+    per_module: Loss | None = None
+    """The worst of the values that its own nodes compute from the first file's values."""
+
+
+class AgainstReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
+    """The comparison of two tagged files."""
+
+    outputs: list[Loss]
+    calls: list[CallLoss]
+    """Every call of the first file, in the order in which they began."""
+    inputs: str
+    """``reference values`` of the first file, or ``random``."""
+    provider: str
+    bound: float
+    first_beyond: str | None
+    """The address of the first call to return values that are further off than ``bound``, end to end."""
+
+    def __repr__(self) -> str:
+        worst = f"; the largest loss in {ranked[0].address or '.'}" if (ranked := self.ranked) else ""
+        return f"<AgainstReport: {self.verdict}; {len(self.outputs)} outputs, {len(self.calls)} calls{worst}>"
+
+    def __getitem__(self, name: str) -> CallLoss:
+        """The loss of the call with an address or a tag.
+
+        Raises:
+            NoSuchCallError: No call matches, or several do.
+        """
+        return entry_of(self.calls, name, "the report")
+
+    def _table(self) -> Rows:
+        yield "call", "tag", "status", "per module", "end to end"
+        for one in self.ranked:
+            losses = (None if loss is None else loss.norm for loss in (one.per_module, one.end_to_end))
+            yield one.address or ".", one.tag, one.status, *map(error_text, losses)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether something was compared and nothing differs."""
+        return self.verdict == "agree"
+
+    @property
+    def verdict(self) -> Verdict:
+        """``differ`` if anything does, ``not compared`` if nothing was, else ``agree``."""
+        statuses = {loss.difference.status for loss in self.outputs} | {call.status for call in self.calls}
+        return "differ" if "differ" in statuses else "agree" if "agree" in statuses else "not compared"
+
+    @property
+    def ranked(self) -> list[CallLoss]:
+        """The calls whose own results can be compared, the largest loss first."""
+        measured = [call for call in self.calls if call.per_module is not None]
+        return sorted(measured, key=lambda call: -_weight(call.per_module))
+
+
+def verify_against(
+    path: Source,
+    other: Source,
+    *,
+    modules: Sequence[str] = (),
+    provider: str = CPU,
+    seed: int = 0,
+    bound: float = LOSS_BOUND,
+) -> AgainstReport:
+    """Compare a tagged file with one that was made from it, module by module, without PyTorch.
+
+    Values of the two files are paired if both sidecars assign them to the same place of the same call, or else if they
+    have the same name.
+
+    Args:
+        path: The tagged file to compare with. The inputs of its reference values are used if it has them.
+        other: A tagged file with the same calls, whose loss is measured.
+        modules: Selectors of the calls to compare, with those inside them; by default all.
+        provider: The execution provider of ONNX Runtime for the outputs.
+        seed: For random inputs.
+        bound: A loss as a share of a value's norm; the report has the first call beyond it.
+
+    Raises:
+        FileFormatError: A file is missing or has no tags.
+        InputsError: The files do not take the same inputs, or no random ones fit.
+        UsageError: ONNX Runtime cannot load a file, a module or provider does not exist, or the files have no value in
+            common.
+    """
+    one, two = read_tagged(path), read_tagged(other)
+    chosen = one.select(*modules).inside if modules else frozenset()
+    given, source = _inputs(one, provider, seed)
+    fed = _fit(given, two)
+    pairs = _pairs(one, two)
+    if not pairs:
+        raise UsageError(f"{two.path} has no value of a module in common with {one.path}: it was not made from it")
+    outputs = _outputs(one, two, given, fed, provider)
+    right = _values(one, given, pairs.values())
+    end_to_end, per_module = _losses(two, fed, {b: right[a] for b, a in pairs.items()})
+    calls = list(_calls(one, two, pairs, end_to_end, per_module, chosen))
+    beyond = {ModuleCall.parse(call.address) for call in calls if _weight(call.end_to_end) > bound}
+    return AgainstReport(
+        outputs=outputs,
+        calls=calls,
+        inputs=source,
+        provider=provider,
+        bound=bound,
+        first_beyond=next((str(call) for call in _as_they_end(one.calls) if call in beyond), None),
+    )
+
+
+def _as_they_end(calls: CallTree) -> Iterator[ModuleCall]:
+    """The calls in the order in which they end: callees before their caller."""
+    running: list[ModuleCall] = []
+    for traced in calls:
+        while running and running[-1] != traced.parent:
+            yield running.pop()
+        running.append(traced.call)
+    yield from reversed(running)
+
+
+def _inputs(tagged: TaggedFile, provider: str, seed: int) -> tuple[Mapping[str, Any], str]:
+    if reference_path(tagged.path).is_file():
+        with open_reference(tagged) as reference:
+            return reference.inputs, "reference values"
+    with runnable(tagged.path, tagged.encoding) as file:
+        session = open_session(file, provider=provider, optimized=True)
+        return make_random_inputs(tagged.model, session, seed=seed), "random"
+
+
+def _fit(given: Mapping[str, Any], tagged: TaggedFile) -> dict[str, Any]:
+    """Inputs with the names and element types of another file: by name, or by order if names differ."""
+    wanted = required_inputs(tagged.model)
+    if len(wanted) != len(given):
+        raise InputsError(f"{tagged.path} takes {len(wanted)} inputs, not {len(given)}: it was not made from the file")
+    names = [value.name or "" for value in wanted]
+    arrays = [given[name] for name in names] if set(names) == set(given) else list(given.values())
+    return {
+        name: array.astype(value.dtype.numpy()) if value.dtype is not None else array
+        for name, value, array in zip(names, wanted, arrays, strict=True)
+    }
+
+
+def _outputs(
+    one: TaggedFile, two: TaggedFile, given: Mapping[str, Any], fed: Mapping[str, Any], provider: str
+) -> list[Loss]:
+    """The losses of the outputs, as ONNX Runtime computes them."""
+    found = []
+    for tagged, inputs in ((one, given), (two, fed)):
+        with runnable(tagged.path, tagged.encoding) as file:
+            found.append(run_session(open_session(file, provider=provider), inputs))
+    if len(found[0]) != len(found[1]):
+        raise UsageError(f"{one.path} and {two.path} have different numbers of outputs: they are not of one model")
+    pairs = zip(found[0].items(), found[1].values(), strict=True)
+    return [_loss(name, array, other) for (name, array), other in pairs]
+
+
+def _values(tagged: TaggedFile, inputs: Mapping[str, Any], wanted: Collection[ir.Value]) -> dict[ir.Value, Any]:
+    """Some values of a file in a run."""
+    found: dict[ir.Value, Any] = {}
+    kept = set(wanted)
+
+    def watch(node: ir.Node, given: Sequence[Any], value: ir.Value, array: Any) -> Any:
+        if value in kept:
+            found[value] = array
+        return array
+
+    FileRun(tagged.model, wide=None).run(inputs, watch)
+    return found
+
+
+def _losses(
+    tagged: TaggedFile, inputs: Mapping[str, Any], right: Mapping[ir.Value, Any]
+) -> tuple[dict[ir.Value, Loss], dict[ir.Value, Loss]]:
+    """The losses of values end to end, and computed from the right ones before them."""
+    run, found = FileRun(tagged.model, wide=None), []
+    for replaces in (False, True):
+        losses: dict[ir.Value, Loss] = {}
+        found.append(losses)
+
+        def watch(
+            node: ir.Node,
+            given: Sequence[Any],
+            value: ir.Value,
+            array: Any,
+            losses: dict[ir.Value, Loss] = losses,
+            replaces: bool = replaces,
+        ) -> Any:
+            if value not in right:
+                return array
+            losses[value] = _loss(value.name or "", right[value], array)
+            same = replaces and array.shape == right[value].shape
+            return right[value].astype(array.dtype) if same else array
+
+        run.run(inputs, watch)
+    return found[0], found[1]
+
+
+def _ports(tagged: TaggedFile) -> dict[tuple[str, str, int], str]:
+    """Call, side and position to the name of a value; without a sidecar, those at the boundary of the call's nodes."""
+    if tagged.hierarchy is None:
+        return {
+            (call.address, side, index): value.name or ""
+            for call, boundary in find_boundaries(tagged.model, tagged.calls).items()
+            for side, values in (("inputs", boundary.inputs), ("outputs", boundary.outputs))
+            for index, value in enumerate(values)
+        }
+    return {
+        (call.address, side, index): tensor.value
+        for call in tagged.hierarchy.calls
+        for side, tensors in (("inputs", call.inputs), ("outputs", call.outputs))
+        for index, tensor in enumerate(tensors)
+        if tensor.value is not None
+    }
+
+
+def _pairs(one: TaggedFile, two: TaggedFile) -> dict[ir.Value, ir.Value]:
+    """Boundary values of the second file to their values in the first."""
+    known, made = ({value.name or "": value for node in t.model.graph for value in node.outputs} for t in (one, two))
+    ports = _ports(one)
+    places = _ports(two) if one.hierarchy is not None and two.hierarchy is not None else {}
+    # A tool that fuses nodes may keep the old name for a new value; the sidecar then has the right one.
+    renamed = {name for port, name in places.items() if ports.get(port, name) != name}
+    found: dict[ir.Value, ir.Value] = {}
+    for port, name in ports.items():
+        same = places.get(port)
+        match = same if same in made else name if name in made and name not in renamed else None
+        if name in known and match is not None and may_be(known[name].shape, made[match].shape):
+            found.setdefault(made[match], known[name])
+    return found
+
+
+def _calls(
+    one: TaggedFile,
+    two: TaggedFile,
+    pairs: Mapping[ir.Value, ir.Value],
+    end_to_end: Mapping[ir.Value, Loss],
+    per_module: Mapping[ir.Value, Loss],
+    modules: Collection[ModuleCall],
+) -> Iterator[CallLoss]:
+    own: dict[str, list[Loss]] = defaultdict(list)
+    for value, loss in per_module.items():
+        for address in _owners_before(value, pairs):
+            own[address].append(loss)
+    names = {first.name: end_to_end[value] for value, first in pairs.items() if value in end_to_end}
+    returned: dict[str, list[Loss]] = defaultdict(list)
+    for (address, side, _), name in _ports(one).items():
+        if side == "outputs" and name in names:
+            returned[address].append(names[name])
+    counts: dict[str, int] = defaultdict(int)
+    inside: set[str] = set()
+    for node in two.nodes:
+        owner = owner_of(node)
+        if owner is not None:
+            counts[owner.call.address] += 1
+            inside.update(above.address for call in owner.calls if call in two.calls for above in two.calls.stack(call))
+    for traced in one.calls:
+        if modules and traced.call not in modules:
+            continue
+        address = traced.call.address
+        made = max(own[address], key=_weight, default=None)
+        through = max(returned[address], key=_weight, default=None)
+        decisive = made or through
+        status: CallStatus
+        if address not in inside:
+            status, reason = "no nodes", ""
+        elif decisive is None:
+            status, reason = "not compared", "none of the values that it returns is in both files"
+        else:
+            status, reason = decisive.difference.status, decisive.difference.reason
+        yield CallLoss(
+            address=address,
+            tag=one.tags[traced.call],
+            status=status,
+            reason=reason,
+            nodes=counts[address],
+            end_to_end=through,
+            per_module=made,
+        )
+
+
+def _owners_before(value: ir.Value, boundaries: Collection[ir.Value]) -> set[str]:
+    """The calls of the nodes between a value and the boundary values before it."""
+    pending = [node] if (node := value.producer()) is not None else []
+    seen, found = set(pending), set[str]()
+    while pending:
+        node = pending.pop()
+        owner = owner_of(node)
+        found.update(call.address for call in (owner.calls if owner is not None else ()))
+        for before in values_taken(node):
+            producer = before.producer()
+            if producer is not None and producer not in seen and before not in boundaries:
+                seen.add(producer)
+                pending.append(producer)
+    return found
+
+
+def _loss(name: str, right: Any, found: Any) -> Loss:
+    if right.shape != found.shape or not (is_floating(right) and is_floating(found)):
+        return Loss(difference=compare_arrays(name, right, found))
+    a, b = right.astype(np.float64), found.astype(np.float64)
+    allowed = max(ALLOWED[str(right.dtype)], ALLOWED[str(found.dtype)])
+    difference = compare_arrays(name, a, b, allowed=allowed)
+    difference = msgspec.structs.replace(difference, dtype=str(found.dtype))
+    finite = np.isfinite(a) & np.isfinite(b)
+    a, b = a[finite], b[finite]
+    length, other = float(np.linalg.norm(a)), float(np.linalg.norm(b))
+    return Loss(
+        difference=difference,
+        norm=float(np.linalg.norm(b - a)) / length if length else None,
+        cosine=float(a @ b) / (length * other) if length and other else None,
+    )
+
+
+def _weight(loss: Loss | None) -> float:
+    """The order of losses: values that cannot be compared are worst, the others by the norm."""
+    if loss is None:
+        return -1.0
+    if loss.difference.nans or (loss.norm is None and loss.difference.status == "differ"):
+        return float("inf")
+    return loss.norm if loss.norm is not None else loss.difference.absolute or 0.0

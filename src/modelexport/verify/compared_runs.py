@@ -1,0 +1,117 @@
+"""One run of PyTorch and of the file on the same inputs, compared call by call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx_ir as ir
+
+from modelexport.core.calls import ROOT
+from modelexport.graph.kept_outputs import requested_outputs
+from modelexport.tagged.file import TaggedFile
+from modelexport.traces.array_differences import Difference
+from modelexport.traces.file_run import FileRun
+from modelexport.traces.file_trace import exact_constants, measure_noise, measure_rounding, trace_file
+from modelexport.traces.trace import SeenTensor, Trace
+from modelexport.verify.matched_values import Matches
+from modelexport.verify.owner_contradictions import Contradiction, check_owners
+from modelexport.verify.verify_report import OwnerCounts
+from modelexport.verify.wrong_calls import Located, find_pairs, locate, replacements
+
+
+@dataclass(eq=False)
+class Compared:
+    """What the two runs show."""
+
+    end_to_end: Matches
+    per_module: Matches
+    """The run in which wrong values were replaced; the same one if there are none."""
+    located: Located
+    owners: OwnerCounts
+    contradictions: list[Contradiction] = field(default_factory=list)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether nothing is wrong."""
+        return not (self.located.pairs or self.contradictions or self.end_to_end.trace.failed)
+
+
+def compare_runs(
+    tagged: TaggedFile,
+    run: FileRun,
+    inputs: Mapping[str, Any],
+    truth: Trace,
+    weights: Mapping[ir.Value, Any],
+    own: Callable[[], Trace] | None = None,
+) -> Compared:
+    """Run a file and compare it with a run of PyTorch.
+
+    Args:
+        inputs: Names of the file's inputs to arrays.
+        truth: The run of PyTorch.
+        weights: Initializers to other arrays for them.
+        own: Gives the run of PyTorch in the types of the model, whose results some constants of the file may be.
+    """
+    exact = exact_constants(run, truth, weights)
+    found = _compare(tagged, run, inputs, truth, {**weights, **exact})
+    if found.agrees or own is None:
+        return found
+    more = exact_constants(run, truth, weights, own())
+    return _compare(tagged, run, inputs, truth, {**weights, **more}) if more.keys() != exact.keys() else found
+
+
+def _compare(
+    tagged: TaggedFile, run: FileRun, inputs: Mapping[str, Any], truth: Trace, constants: Mapping[ir.Value, Any]
+) -> Compared:
+    trace = trace_file(run, inputs, truth, constants=constants)
+
+    def compared(noise: Mapping[ir.Value, float], rounding: Mapping[ir.Value, float]) -> Compared:
+        matches = Matches(tagged, truth, trace, noise, rounding)
+        pairs = find_pairs(matches, outputs_of(tagged, truth))
+        again = matches
+        if pairs:
+            replaced = trace_file(run, inputs, truth, constants=constants, replace=replacements(pairs))
+            again = Matches(tagged, truth, replaced, noise, rounding)
+        located = locate(again, pairs)
+        owners, contradictions = check_owners(again)
+        # What follows from a wrong node tells nothing of owners.
+        return Compared(matches, again, located, owners, [] if located.blamed else contradictions)
+
+    strict = compared({}, {})
+    if strict.agrees or trace.failed is not None:
+        return strict
+    # The constants that the file has rounded may be why; they are not if as many calls are wrong beyond their rounding.
+    noise, rounding = (
+        measure(run, inputs, truth, trace, constants=constants) for measure in (measure_noise, measure_rounding)
+    )
+    loose = compared(noise, rounding)
+    return strict if 0 < len(strict.located.blamed) <= len(loose.located.blamed) else loose
+
+
+def outputs_of(tagged: TaggedFile, truth: Trace) -> list[tuple[ir.Value, SeenTensor]]:
+    """The outputs of a file, each with what the model returned in its place."""
+    returned = requested_outputs(tagged.model.metadata_props, truth.side(ROOT, "outputs"))
+    returned = [
+        tensor
+        for tensor in returned
+        if tensor.content.fingerprint.size or len(returned) == len(tagged.model.graph.outputs)
+    ]
+    return list(zip(tagged.model.graph.outputs, returned, strict=False))
+
+
+def output_differences(compared: Compared) -> list[Difference]:
+    """The outputs in float64."""
+    matches, found = compared.end_to_end, []
+    for value, tensor in outputs_of(matches.tagged, matches.truth):
+        facts: dict[str, Any] = {"name": value.name or "", "dtype": tensor.dtype, "shape": list(tensor.shape)}
+        if value in compared.located.pairs:
+            error = compared.located.errors[value]
+            reason = f"it is off by {error:.1e} of its size" if error < float("inf") else "it is not PyTorch's"
+            found.append(Difference(**facts, status="differ", reason=reason, relative=error))
+        elif matches.is_random(value):
+            found.append(Difference(**facts, status="not compared", reason="it depends on random numbers"))
+        else:
+            found.append(Difference(**facts, status="tie" if matches.trace.ties else "agree"))
+    return found

@@ -1,0 +1,209 @@
+"""Which values of a file are tensors of PyTorch's run, and which may be wrong.
+
+A value is *known* if PyTorch computed its elements; matching is a lookup. A value is *right* if it is known, or if one
+that is known was computed from it: exporters take other steps than PyTorch, but a wrong step would show in what
+follows. What is neither is *suspect*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import onnx_ir as ir
+
+from modelexport.core.calls import ROOT, ModuleCall
+from modelexport.graph.node_owners import owner_of
+from modelexport.graph.nodes import READ_SIZES_ONLY, all_nodes, nested_graphs
+from modelexport.tagged.file import TaggedFile
+from modelexport.traces.file_trace import FileTrace
+from modelexport.traces.tolerances import AGREE, IN_ITS_TYPES, MOST_NOISE, TIMES_NOISE
+from modelexport.traces.trace import Content, SeenTensor, Trace
+
+
+@dataclass(eq=False)
+class Matches:
+    """A run of a file beside the one of PyTorch."""
+
+    tagged: TaggedFile
+    truth: Trace
+    trace: FileTrace
+    noise: Mapping[ir.Value, float] = field(default_factory=dict)
+    """How far off values may be since the file has rounded constants, as a share of their size; empty if that was not
+    measured, because all agrees without."""
+    rounding: Mapping[ir.Value, float] = field(default_factory=dict)
+    """How much values change with the last bits of inputs and constants, as a share of their size; empty as above."""
+
+    def room(self, value: ir.Value) -> float:
+        """How far off a value may be, as a share of its size."""
+        exact = AGREE if self.truth.exact else IN_ITS_TYPES
+        noise = min(TIMES_NOISE * self.noise.get(value, 0.0), MOST_NOISE)
+        return max(exact, self.truth.rounded if self.trace.replaced else 0.0) + noise
+
+    @cached_property
+    def same(self) -> Mapping[ir.Value, list[Content]]:
+        """Values to the contents with their elements in their order, those of all iterations of a loop."""
+        return {
+            value: [one for each in prints for one in self.truth.contents.same(each, self.room(value))]
+            for value, prints in self.trace.prints.items()
+        }
+
+    @cached_property
+    def alike(self) -> Mapping[ir.Value, list[Content]]:
+        """Values to the contents with their elements in any order."""
+        return {
+            value: self.same[value]
+            or [one for each in prints for one in self.truth.contents.alike(each, self.room(value))]
+            for value, prints in self.trace.prints.items()
+        }
+
+    @cached_property
+    def found(self) -> set[Content]:
+        """The contents that are values of the file; in another order of the elements if what follows is right."""
+        return {one for value in self.same for one in (self.alike if value in self.right else self.same)[value]}
+
+    @cached_property
+    def nearest(self) -> Mapping[Content, tuple[ir.Value, float]]:
+        """The contents that are values of the file, each to the nearest one, and how far off that is."""
+        found: dict[Content, tuple[ir.Value, float]] = {}
+        for value, contents in self.same.items():
+            for content in contents:
+                its = content.fingerprint
+                error = min(each.distance(its) for each in self.trace.prints[value] if each.size == its.size)
+                error = error / its.norm if its.norm else error
+                if content not in found or error < found[content][1]:
+                    found[content] = value, error
+        return found
+
+    def error_of(self, value: ir.Value, tensor: SeenTensor) -> float:
+        """How far off a value is from a tensor of PyTorch, as a share of its size."""
+        prints = self.trace.prints.get(value)
+        its = tensor.content.fingerprint
+        if not prints or prints[-1].size != its.size or not its.norm:
+            return float("inf")
+        return prints[-1].distance(its) / its.norm
+
+    def is_equal(self, value: ir.Value, tensor: SeenTensor) -> bool:
+        """Whether a value has the elements of a tensor, or is one that is zero but for rounding."""
+        prints, its = self.trace.prints.get(value), tensor.content.fingerprint
+        if not prints or self.trace.shapes.get(value) != tensor.shape:
+            return False
+        rounding = TIMES_NOISE * self.rounding.get(value, 0.0) * prints[-1].norm
+        return prints[-1].same(its, self.room(value)) or prints[-1].distance(its) <= rounding
+
+    @cached_property
+    def order(self) -> Mapping[Content, int]:
+        """The contents in the order in which PyTorch had them."""
+        return {content: place for place, content in enumerate(self.truth.contents)}
+
+    def is_telling(self, value: ir.Value) -> bool:
+        """Whether a value's numbers are not those of many unrelated ones."""
+        return any(each.telling for each in self.trace.prints.get(value, ()))
+
+    def is_random(self, value: ir.Value) -> bool:
+        """Whether a value depends on random numbers that are not PyTorch's."""
+        return value in self.trace.random
+
+    @cached_property
+    def right(self) -> set[ir.Value]:
+        """The values that are known, and those that such a value was computed from."""
+        pending = [
+            value
+            for value, contents in self.same.items()
+            if contents
+            and self.is_telling(value)
+            and self.trace.replaced.get(value, 0.0) <= self.room(value)
+            and self._in_own_call(value, contents)
+        ]
+        found = set(pending)
+        while pending:
+            for before in self._before(pending.pop()):
+                if before not in found and self.trace.replaced.get(before, 0.0) <= self.room(before):
+                    found.add(before)
+                    pending.append(before)
+        return found
+
+    def _before(self, value: ir.Value) -> Iterator[ir.Value]:
+        """The values that a value is computed from; of what a node with graphs inside gives, what these return."""
+        node, graph = value.producer(), value.graph
+        if node is not None and nested_graphs(node):
+            inside = {"Loop": 2, "Scan": 0}.get(node.op_type, len(node.inputs))  # the inputs that decide, and no more
+            yield from (one for one in node.inputs[:inside] if one is not None)
+            for nested in nested_graphs(node):
+                yield from nested.outputs
+        elif node is not None:
+            yield from (one for one in node.inputs if one is not None)
+        elif isinstance(graph, ir.Graph) and graph in self._enclosing:  # what a loop gives to its body
+            given = self._enclosing[graph].inputs[list(graph.inputs).index(value)] if value in graph.inputs else None
+            if given is not None:
+                yield given
+
+    @cached_property
+    def _enclosing(self) -> Mapping[object, ir.Node]:
+        return {graph: node for node in self.tagged.nodes for graph in nested_graphs(node)}
+
+    def _in_own_call(self, value: ir.Value, contents: Sequence[Content]) -> bool:
+        """Whether one of the contents is of a call that owns the value's node: elsewhere it is another tensor."""
+        node = value.producer()
+        owner = owner_of(node) if node is not None else None
+        if node is None or owner is None:
+            return True
+        if value.is_graph_output() and any(ROOT in content.passed for content in contents):
+            return True
+        return any(call in content.computed for content in contents for call in owner.calls)
+
+    @cached_property
+    def sizes(self) -> set[ir.Value]:
+        """The values that are computed from sizes and constants alone."""
+        found: set[ir.Value] = set()
+        for node in all_nodes(self.tagged.model):
+            taken = [value for value in node.inputs if value is not None and not value.is_initializer()]
+            if node.op_type in READ_SIZES_ONLY or (not nested_graphs(node) and all(one in found for one in taken)):
+                found.update(node.outputs)
+        return found
+
+    @cached_property
+    def suspect(self) -> Mapping[ir.Node, int]:
+        """The nodes with values that are not right, in the order of the graph, each to its position."""
+        return {
+            node: position
+            for position, node in enumerate(self.tagged.nodes)
+            if not nested_graphs(node) and any(self._is_suspect(value) for value in node.outputs)
+        }
+
+    def _is_suspect(self, value: ir.Value) -> bool:
+        if value not in self.trace.prints or value in self.right or self.is_random(value):
+            return False
+        if value in self.sizes and not self.is_telling(value):
+            return False
+        return not (self.same[value] and not self.is_telling(value))
+
+    def first_suspect(self, value: ir.Value) -> ir.Node | None:
+        """The first suspect node, in the order of the graph, that may make a value wrong; its own if there is none.
+
+        Values that were replaced are not followed: what is before them is not to blame.
+        """
+        own = value.producer()
+        found, pending, seen = [own] if own is not None else [], [value], {value}
+        while pending:
+            for before in self._before(pending.pop()):
+                if before in seen or before in self.trace.replaced:
+                    continue
+                seen.add(before)
+                node = before.producer()
+                if node is not None and node in self.suspect:
+                    found.append(node)
+                if node is None or node in self.suspect or nested_graphs(node):
+                    pending.append(before)
+        return min(found, key=lambda node: self.suspect.get(node, len(self.tagged.nodes)), default=None)
+
+
+def telling_outputs(truth: Trace, call: ModuleCall) -> list[SeenTensor]:
+    """What a call returned that is not just what it got."""
+    given = {tensor.content for tensor in truth.side(call, "inputs")}
+    return [
+        tensor
+        for tensor in truth.side(call, "outputs")
+        if tensor.content not in given and tensor.content.fingerprint.telling
+    ]

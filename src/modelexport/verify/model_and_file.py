@@ -1,0 +1,238 @@
+"""A model and its file: what runs and compares them on the same inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import nn
+
+from modelexport.files.linked_weights import check_files
+from modelexport.files.path_or_model import Source
+from modelexport.graph.kept_outputs import exposed_outputs, requested_outputs
+from modelexport.graph.nodes import nested_graphs, required_inputs
+from modelexport.pytorch.inputs.named_inputs import under_names
+from modelexport.pytorch.nested_tensors import as_array, tensors_in
+from modelexport.pytorch.runs.float64_kernels import DOUBLE_KERNELS
+from modelexport.pytorch.runs.model_trace import own_type, trace_model
+from modelexport.pytorch.runs.outputs_as_users_run import returned_by
+from modelexport.pytorch.weights.perturbed_weights import entries_of
+from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.tagged.strip_and_inline import runnable
+from modelexport.traces.array_differences import error_of, is_floating
+from modelexport.traces.file_run import FileRun, NodeError
+from modelexport.traces.file_trace import computed_weights, rounded_constants
+from modelexport.traces.tolerances import AGREE, ALLOWED, TIMES_ALLOWED, TIMES_ONE_BIT
+from modelexport.traces.trace import Trace
+from modelexport.verify.compared_runs import Compared, compare_runs
+from modelexport.verify.onnxruntime_outputs import AsRun, compare_as_run, narrowest_type
+from modelexport.verify.wrong_parameters import check_same_entries
+from modelexport.weights.bytes_of_entries import Weights
+
+Inputs = Mapping[str, Any] | Sequence[Any]
+
+
+def open_for(model: nn.Module, path: Source) -> TaggedFile:
+    """The file at a path.
+
+    Raises:
+        FileFormatError: The file has no tags, or its weights files have changed.
+        UsageError: It is not a file of this model.
+    """
+    tagged = read_tagged(path)
+    entries = {k: (str(t.dtype).removeprefix("torch."), list(t.shape)) for k, t in entries_of(model).items()}
+    check_same_entries(entries, tagged.model, tagged.path)
+    check_files(tagged.model)
+    return tagged
+
+
+@dataclass
+class Sides:
+    """A model and its file."""
+
+    model: nn.Module
+    tagged: TaggedFile
+    dtype: str
+    """The widest floating-point type of the model."""
+    weights: Weights | None = None
+    kept: dict[Hashable, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    wide: bool = True
+    """Whether the model runs in float64: not if it computes something else there."""
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        inputs: Inputs,
+        tagged: TaggedFile,
+        weights: Weights | None = None,
+        kept: dict[Hashable, Any] | None = None,
+    ) -> Sides:
+        """A model and its file.
+
+        Args:
+            weights: As in :func:`modelexport.verify`.
+            kept: As in :func:`modelexport.verify`.
+        """
+        dtype = str(own_type(model, inputs)).removeprefix("torch.")
+        return cls(model, tagged, dtype, weights, {} if kept is None else kept)
+
+    @cached_property
+    def run(self) -> FileRun:
+        """The file in float64, or in its own types if the model is."""
+        return FileRun(self.tagged.model, wide=self.dtype if self.wide else None, kernels=DOUBLE_KERNELS)
+
+    def trace(self, inputs: Inputs, changed: Mapping[str, torch.Tensor], *, own: bool = False) -> Trace:
+        """A run of the model in float64.
+
+        Args:
+            changed: Weights to use instead of the model's own.
+            own: In its own types instead.
+        """
+        wide = self.wide and not own
+        key = _key_of_trace(inputs, changed, wide)
+        if key not in self.kept:
+            called = {traced.call.path for traced in self.tagged.calls}
+            self.kept[key] = trace_model(
+                self.model,
+                inputs,
+                parameters=changed,
+                weights=self.weights,
+                never_called={path for path, _ in self.model.named_modules()} - called,
+                bodies=any(nested_graphs(node) for node in self.tagged.model.graph),
+                wide=wide,
+                kept=rounded_constants(self.run),
+            )
+        found: Trace = self.kept[key]
+        return found
+
+    def returned(self, inputs: Inputs) -> list[Any]:
+        """What the model returns in float64."""
+        return self._plain(inputs).outputs
+
+    def _plain(self, inputs: Inputs) -> Trace:
+        """A run of the model in float64 of which only the outputs are recorded, unless there is one of more."""
+        key = ("returned", _contents(inputs), self.wide)
+        if key not in self.kept:
+            whole = self.kept.get(_key_of_trace(inputs, {}, self.wide))
+            self.kept[key] = whole or trace_model(self.model, inputs, weights=self.weights, calls=False, wide=self.wide)
+        found: Trace = self.kept[key]
+        return found
+
+    def compare(self, inputs: Inputs, changed: Mapping[str, torch.Tensor], truth: Trace | None = None) -> Compared:
+        """Runs of both on the same inputs, compared."""
+        truth = truth or self.trace(inputs, changed)
+        own = partial(self.trace, inputs, changed, own=True) if truth.exact else None
+        return compare_runs(self.tagged, self.run, self.feeds(inputs), truth, self._weights(changed), own)
+
+    def agrees(self, inputs: Inputs, right: Sequence[Any]) -> bool:
+        """Whether the file gives what the model returns in float64, in one run of which nothing is recorded."""
+        properties = self.tagged.model.metadata_props
+        expected, exposed = requested_outputs(properties, right), exposed_outputs(properties)
+        try:
+            made = self.run.run(self.feeds(inputs), constants=self._weights({}))
+        except NodeError:
+            return False
+        found = [array for name, array in made.items() if name not in exposed]
+        return len(found) == len(expected) and all(
+            error_of(one, other) <= AGREE for one, other in zip(expected, found, strict=True)
+        )
+
+    def feeds(self, inputs: Inputs) -> Mapping[str, Any]:
+        """The inputs under the names of the file's."""
+        return under_names(inputs, [value.name or "" for value in required_inputs(self.tagged.model)])
+
+    def _weights(self, changed: Mapping[str, torch.Tensor]) -> Mapping[ir.Value, Any]:
+        entries = {**entries_of(self.model), **changed} if self.weights is None else {}
+
+        def read(key: str) -> Any:
+            return self.run.widened(
+                as_array(entries[key]) if self.weights is None else self.weights.tensors[key].numpy()
+            )
+
+        return computed_weights(self.run, read, changed)
+
+    def settle(self, inputs: Inputs) -> None:
+        """Find out whether what the model computes in float64 is what it computes in its own types, but for rounding.
+
+        A model that asks for the type of its tensors may not. Where much is between the two, the last bit of each
+        weight is changed, to see what rounding makes of the result.
+        """
+        plain = self._plain(inputs)
+        if plain.draws:  # other numbers are drawn in float64
+            return
+        own, exact = self.own(inputs), plain.outputs
+        apart = [error_of(one, right) if is_floating(one) else 0.0 for right, one in zip(exact, own, strict=False)]
+        if all(error <= TIMES_ALLOWED * ALLOWED.get(self.dtype, 0.0) for error in apart):
+            return
+        nudged = returned_by(self.model, inputs, nudged=True)
+        rounding = [error_of(one, other) for one, other in zip(own, nudged, strict=False)]
+        if any(error > TIMES_ONE_BIT * most for error, most in zip(apart, rounding, strict=False)):
+            self.wide = False
+            self.notes.append(
+                "in float64 the model computes something else: calls were compared with its run in its own types, "
+                "with less precision"
+            )
+
+    def own(self, inputs: Inputs) -> list[Any]:
+        """What the model returns in its own types."""
+        key = ("own", _contents(inputs))
+        if key not in self.kept:
+            self.kept[key] = returned_by(self.model, inputs)
+            self._note_fused(inputs, self.kept[key])
+        found: list[Any] = self.kept[key]
+        return found
+
+    def as_run(
+        self, inputs: Inputs, provider: str, exact: Sequence[Any], ran: Mapping[str, Any] | None = None
+    ) -> AsRun:
+        """The outputs in ONNX Runtime.
+
+        Args:
+            exact: What the model returns in float64.
+            ran: What the file computes there, if it was run before.
+        """
+        own = self.own(inputs)
+        properties = self.tagged.model.metadata_props
+        own, exact = (requested_outputs(properties, one) for one in (own, exact))
+        with runnable(self.tagged.path, self.tagged.encoding) as file:
+            return compare_as_run(
+                file,
+                self.feeds(inputs),
+                own,
+                exact,
+                narrowest=narrowest_type(self.tagged.model),
+                provider=provider,
+                exposed=exposed_outputs(properties),
+                ran=ran,
+            )
+
+    def _note_fused(self, inputs: Inputs, stepwise: Sequence[Any]) -> None:
+        """Note what users of the model get otherwise: a fused operator of PyTorch, which is used only without hooks,
+        gives zeros where a padding mask hides tokens.
+        """
+        fused = returned_by(self.model, inputs, as_exported=False)
+        apart = [error_of(*both) for both in zip(stepwise, fused, strict=False)]
+        allowed = [ALLOWED.get(str(one.dtype), 0.0) for one in stepwise]
+        worst = max((error for error, most in zip(apart, allowed, strict=False) if error > most), default=0.0)
+        if worst and len(stepwise) == len(fused):
+            self.notes.append(
+                f"as users run it, PyTorch returns something else, off by {worst:.1e} of its size: with its fused "
+                "operators, torch.autocast, or without a mask that hides nothing; the file computes what its single "
+                "steps compute in the types of the weights"
+            )
+
+
+def _key_of_trace(inputs: Inputs, changed: Mapping[str, torch.Tensor], wide: bool) -> Hashable:
+    return "trace", _contents(inputs), frozenset(changed), wide
+
+
+def _contents(inputs: Inputs) -> tuple[object, ...]:
+    """What tells inputs apart."""
+    arrays = [(name, as_array(tensor)) for name, tensor in tensors_in(inputs)]
+    return tuple((name, str(array.dtype), array.shape, hash(array.tobytes())) for name, array in arrays)

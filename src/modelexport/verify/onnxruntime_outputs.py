@@ -1,0 +1,199 @@
+"""The outputs of a file as users run it: ONNX Runtime, with its optimizer, in the types of the file.
+
+They are compared with PyTorch's run in float64: the file may be off by a small multiple of what PyTorch is off by
+itself in the types of the model.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import onnxruntime
+
+from modelexport.errors import UsageError
+from modelexport.files.onnx_models import load_onnx
+from modelexport.format.dtypes import dtype_name
+from modelexport.graph.narrow_to_float32 import narrow_values
+from modelexport.graph.nodes import all_nodes, initializers
+from modelexport.runtime.sessions import open_session, run_session
+from modelexport.traces.array_differences import Difference, compare_arrays, error_of, is_floating
+from modelexport.traces.tolerances import ALLOWED, TIMES_OWN
+
+_IN_8_BITS = 4
+"""The ``accuracy_level`` with which ``MatMulNBits`` rounds activations."""
+
+
+@dataclass
+class AsRun:
+    """The comparison."""
+
+    outputs: list[Difference]
+    cause: str = ""
+    """What makes them wrong although the file is right, if something does."""
+    notes: list[str] = field(default_factory=list)
+
+
+def compare_as_run(
+    path: Path,
+    inputs: Mapping[str, Any],
+    own: Sequence[Any],
+    exact: Sequence[Any],
+    *,
+    narrowest: str,
+    provider: str,
+    exposed: Collection[str] = (),
+    ran: Mapping[str, Any] | None = None,
+) -> AsRun:
+    """Run a file and compare its outputs.
+
+    Args:
+        own: What PyTorch returns in the types of the model.
+        exact: The same in float64.
+        narrowest: The narrowest floating-point type in which the file computes.
+        exposed: The outputs that the model does not return.
+        ran: The outputs of the file, if it was run before.
+    """
+    told = ""
+    if ran is None:
+        session, told = _open(path, provider)
+        ran = run_session(session, inputs)
+
+    def compare(found: Mapping[str, Any]) -> list[Difference]:
+        differences = []
+        found = {name: array for name, array in found.items() if name not in exposed}
+        for place, (name, array) in enumerate(found.items()):
+            if place >= len(own):
+                differences.append(Difference(name=name, status="differ", reason="PyTorch has no such output"))
+                continue
+            differences.append(_compare(name, own[place], exact[place], array, ALLOWED[narrowest]))
+        missing = [i for i in range(len(found), len(own)) if own[i].size]
+        differences += [
+            Difference(name=f"output {i}", status="differ", reason="the file has no such output") for i in missing
+        ]
+        return differences
+
+    outputs = compare(ran)
+    cause = ""
+    if any(one.status == "differ" for one in outputs):
+        cause = _cause(
+            path, inputs, lambda again: bool(again) and all(one.status == "agree" for one in compare(again)), provider
+        )
+    return AsRun(outputs, cause, [told] if told else [])
+
+
+def _cause(path: Path, feeds: Mapping[str, Any], agrees: Callable[[Mapping[str, Any]], bool], provider: str) -> str:
+    """What makes the outputs of a file wrong that is right; empty if nothing is found, or the file itself is wrong."""
+    model = load_onnx(path)
+    levels = [node.attributes for node in all_nodes(model) if "accuracy_level" in node.attributes]
+    if rounding := [one for one in levels if one.get_int("accuracy_level") == _IN_8_BITS]:
+        for attributes in rounding:
+            attributes.add(ir.AttrInt64("accuracy_level", 0))
+        exact = open_session(model, folder=path.parent, provider=provider, optimized=True)
+        if agrees(run_session(exact, feeds)):
+            return f"MatMulNBits with accuracy_level {_IN_8_BITS}, which rounds activations to 8 bits,"
+    optimizer = blamed_optimizer(path, feeds, agrees, provider)
+    return optimizer and f"ONNX Runtime's optimizer {optimizer}"
+
+
+def _open(path: Path, provider: str) -> tuple[onnxruntime.InferenceSession, str]:
+    """A session with the runtime's optimizer, or without where that fails on the file itself, and what to say of it.
+
+    Raises:
+        UsageError: ONNX Runtime does not load the file.
+    """
+    try:
+        return open_session(path, provider=provider, optimized=True), ""
+    except UsageError as error:
+        told = str(error)
+    try:
+        session = open_session(path, provider=provider)
+        return session, f"ONNX Runtime loads the file only with its optimizer off, and runs it so here: {told}"
+    except UsageError:
+        model = load_onnx(path)
+        if not (narrow := narrow_values(model)):
+            raise
+    types = ", ".join(sorted({dtype.name.lower() for dtype in narrow.values()}))
+    session = open_session(model, folder=path.parent, provider=provider)
+    return (
+        session,
+        f"this ONNX Runtime does not run the file; computed in float32, each value rounded to {types}: {told}",
+    )
+
+
+def _compare(name: str, own: Any, exact: Any, found: Any, least: float) -> Difference:
+    """Compare one output.
+
+    Args:
+        least: How far off it may be in any case.
+    """
+    if not is_floating(own) or own.shape != exact.shape:
+        return compare_arrays(name, own, found)
+    allowed = max(ALLOWED.get(str(own.dtype), 0.0), least)
+    return compare_arrays(name, own, found, allowed=max(allowed, TIMES_OWN * error_of(exact, own)), exact=exact)
+
+
+def narrowest_type(model: ir.Model) -> str:
+    """The narrowest floating-point type of the values and weights of a file, of those with a known rounding."""
+    values = [*initializers(model), *(value for node in all_nodes(model) for value in node.outputs)]
+    types = {dtype_name(value.dtype) for value in values if value.dtype is not None}
+    return max(types & ALLOWED.keys(), key=ALLOWED.__getitem__, default="float32")
+
+
+_APPLIED = re.compile(r"GraphTransformer (\w+) modified: 1")
+_RULE = re.compile(r"(?:Rule|RewriteRule) (\w+)")
+
+
+def blamed_optimizer(
+    path: Path, feeds: Mapping[str, Any], agrees: Callable[[Mapping[str, Any]], bool], provider: str
+) -> str:
+    """The name of the optimizer without which a file's outputs agree; empty if the file itself is wrong."""
+    plain = open_session(path, provider=provider)
+    if not agrees(run_session(plain, feeds)):
+        return ""
+    names = _applied(path, provider)
+    for name in names:
+        if agrees(_without(path, feeds, provider, [name])):
+            return name
+    return ", ".join(names) if names and agrees(_without(path, feeds, provider, names)) else "not known by name"
+
+
+def _without(path: Path, feeds: Mapping[str, Any], provider: str, names: list[str]) -> Mapping[str, Any]:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(str(path), options, providers=[provider], disabled_optimizers=names)
+    try:
+        return run_session(session, feeds)
+    except UsageError:
+        return {}
+
+
+def _applied(path: Path, provider: str) -> list[str]:
+    """The optimizers that change a file when it is loaded, which only the runtime's log tells."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 0
+    with tempfile.TemporaryFile() as log:
+        with _captured(log.fileno()):
+            onnxruntime.InferenceSession(str(path), options, providers=[provider])
+        log.seek(0)
+        text = log.read().decode(errors="replace")
+    return list(dict.fromkeys([*_RULE.findall(text), *_APPLIED.findall(text)]))
+
+
+@contextmanager
+def _captured(target: int) -> Iterator[None]:
+    """Capture the runtime's log, which it writes to the process's standard error, not through Python."""
+    before = os.dup(2)
+    os.dup2(target, 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)

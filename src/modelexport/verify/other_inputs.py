@@ -1,0 +1,115 @@
+"""Compares the outputs on inputs that find more than the given ones: padded masks, other ids and numbers, other sizes.
+
+Both sides run in float64, so that a file that computes the same agrees on any inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from modelexport.pytorch.inputs.other_sizes import WAYS, one_row, other_sizes
+from modelexport.pytorch.inputs.variations import (
+    PADDED,
+    PADDED_AT_THE_END,
+    all_at_once,
+    beyond_example,
+    padded_at_the_end,
+    telling_inputs,
+)
+from modelexport.tagged.file import TaggedFile
+from modelexport.traces.array_differences import Verdict
+from modelexport.verify.compared_runs import Compared, output_differences
+from modelexport.verify.model_and_file import Inputs, Sides
+from modelexport.verify.verify_report import OtherInputs
+
+
+@dataclass
+class Others:
+    """The comparisons."""
+
+    compared: list[OtherInputs] = field(default_factory=list)
+    wrong: Compared | None = None
+    """The first comparison in which something is wrong."""
+
+
+def compare_others(sides: Sides, inputs: Inputs, kept: frozenset[str]) -> Others:
+    """Compare on all variations of the inputs at once, or one by one if the model does not accept them so.
+
+    Args:
+        kept: The names of tensors that do not change: the file has their values.
+    """
+    others, tagged = Others(), sides.tagged
+
+    def compared(what: str, other: Inputs) -> OtherInputs:
+        try:
+            right = sides.returned(other)
+        except Exception as error:  # a model may raise anything for inputs that it does not accept
+            return OtherInputs(
+                what=what, status="not compared", reason=f"the model does not accept them ({type(error).__name__})"
+            )
+        if sides.agrees(other, right):
+            return OtherInputs(what=what, status="agree")
+        found = sides.compare(other, {})  # choices among equal scores and random numbers are told apart here
+        one = _verdict(what, found)
+        if one.status == "differ" and _is_of_empty_rows(what, right):
+            return OtherInputs(what=what, status="not compared", reason="the model returns NaN for rows without tokens")
+        if one.status == "differ" and others.wrong is None:
+            others.wrong = found
+        return one
+
+    together = all_at_once(inputs, tagged.model, kept)
+    first = compared(*together) if together is not None else None
+    if first is not None:
+        others.compared.append(first)
+    if first is None or first.status == "not compared":
+        for what, other in telling_inputs(inputs, tagged.model, kept):
+            one = compared(what, other)
+            if one.status == "not compared" and PADDED in what:
+                one = compared(PADDED_AT_THE_END, padded_at_the_end(inputs, kept))
+            others.compared.append(one)
+        others.compared += _with_other_sizes(inputs, tagged, compared)
+    for what, other in one_row(inputs, tagged.model):
+        one = compared(what, other)
+        others.compared.append(one)
+        if one.status != "not compared":
+            break
+    beyond = [compared(what, other) for what, other in beyond_example(inputs, tagged.model, kept)]
+    others.compared += [one for one in beyond if one.status != "not compared"]
+    return others
+
+
+def _with_other_sizes(
+    inputs: Inputs, tagged: TaggedFile, compared: Callable[[str, Inputs], OtherInputs]
+) -> Iterator[OtherInputs]:
+    """The first way to change all sizes that the model accepts; one symbol at a time if it accepts none."""
+    accepted = False
+    for what, other in other_sizes(inputs, tagged.model):
+        if accepted:
+            return
+        one = compared(what, other)
+        if one.status != "not compared":
+            accepted = what in WAYS
+            yield one
+
+
+def _verdict(what: str, found: Compared) -> OtherInputs:
+    """The verdict on the outputs."""
+    if found.end_to_end.trace.failed is not None:
+        return OtherInputs(what=what, status="differ", reason=str(found.end_to_end.trace.failed))
+    outputs = output_differences(found)
+    if not outputs:
+        return OtherInputs(what=what, status="not compared", reason="there are no outputs")
+    worst = next((one for one in outputs if one.status == "differ"), None)
+    if worst is not None:
+        return OtherInputs(what=what, status="differ", reason=f"{worst.name}: {worst.reason}", outputs=outputs)
+    status: Verdict = next((one for one in ("agree", "tie") if any(o.status == one for o in outputs)), "not compared")
+    return OtherInputs(what=what, status=status, outputs=outputs)
+
+
+def _is_of_empty_rows(what: str, right: Sequence[Any]) -> bool:
+    """Whether masks are padded and the model returns NaN: a row without tokens means nothing."""
+    return PADDED in what and any(one.dtype.kind == "f" and bool(np.isnan(one).any()) for one in right)

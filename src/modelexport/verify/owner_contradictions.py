@@ -1,0 +1,137 @@
+"""Confirms which call each node belongs to.
+
+The front end knows which call made a node. PyTorch's run confirms it in two ways: a node whose value PyTorch computed
+belongs to one of the calls in which it did, and a value that leaves the nodes of a call is a tensor that PyTorch
+computed. What neither shows counts as *not confirmable*: conditions, sizes, constants, and steps that only the exporter
+takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Literal, NamedTuple
+
+import onnx_ir as ir
+
+from modelexport.core.calls import ModuleCall
+from modelexport.core.owners import Evidence
+from modelexport.graph.node_owners import owner_of
+from modelexport.graph.nodes import nested_graphs
+from modelexport.traces.file_trace import MOVES
+from modelexport.traces.trace import Content
+from modelexport.verify.matched_values import Matches
+from modelexport.verify.verify_report import OwnerCounts
+
+OwnerState = Literal["confirmed", "contradicted", "not confirmable"]
+
+
+class Contradiction(NamedTuple):
+    """A node that is given to a call that did not compute its value."""
+
+    node: ir.Node
+    call: ModuleCall
+    reason: str
+
+
+def check_owners(matches: Matches) -> tuple[OwnerCounts, list[Contradiction]]:
+    """The counts, and the contradicted nodes in the order of the graph."""
+    found, confirmed, open_ = [], 0, 0
+    for node in matches.tagged.nodes:
+        state, reason = _state(matches, node)
+        if state == "contradicted" and matches.trace.ties:  # another choice puts rows in another order
+            state = "not confirmable"
+        owner = owner_of(node)
+        if state == "contradicted" and owner is not None:
+            found.append(Contradiction(node, owner.call, reason))
+        confirmed += state == "confirmed"
+        open_ += state == "not confirmable"
+    return OwnerCounts(confirmed=confirmed, contradicted=len(found), not_confirmable=open_), found
+
+
+def _state(matches: Matches, node: ir.Node) -> tuple[OwnerState, str]:
+    owner = owner_of(node)
+    if owner is None or nested_graphs(node) or _is_of_parameters(node):
+        return "not confirmable", ""
+    for value in node.outputs:
+        if not matches.is_telling(value) or value not in matches.right:  # what a wrong value leads to tells no call
+            continue
+        contents = matches.alike.get(value, [])
+        if not contents:
+            if (other := _crossing(matches, node, value)) is not None:
+                return "contradicted", f"{value.name} leaves it for {other}, and PyTorch has no such tensor"
+            continue
+        calls = {call for content in contents for call in content.computed}
+        wrong = [call for call in owner.calls if call not in calls]
+        if wrong and (not calls or _moves(matches, node, value)):  # elements may be moved before a call or in it
+            continue
+        if wrong and _is_earlier(matches, value, owner.calls, contents):
+            continue
+        if len(wrong) == len(owner.calls) or (wrong and owner.evidence is Evidence.EXACT):
+            named = ", ".join(sorted(str(call) for call in calls)[:3])
+            return "contradicted", f"PyTorch computes {value.name} in {named}, not in {wrong[0]}"
+        return "confirmed", ""
+    return "not confirmable", ""
+
+
+def _is_of_parameters(node: ir.Node) -> bool:
+    """Whether a node gives a constant, or parts of parameters: these are not computed in any call."""
+    pending = [node]
+    while pending:
+        one = pending.pop()
+        if one.op_type not in MOVES:
+            return False
+        for value in one.inputs:
+            if value is not None and not value.is_initializer():
+                producer = value.producer()
+                if producer is None:
+                    return False
+                pending.append(producer)
+    return True
+
+
+def _moves(matches: Matches, node: ir.Node, value: ir.Value) -> bool:
+    """Whether a node only moves elements: its value has those of one that it takes, or some of them."""
+    if node.op_type in MOVES:
+        return True
+    made = matches.trace.prints[value]
+    return any(
+        one.alike(other, matches.room(value))
+        for given in node.inputs
+        if given is not None
+        for one, other in zip(matches.trace.prints.get(given, ()), made, strict=False)
+    )
+
+
+def _is_earlier(
+    matches: Matches, value: ir.Value, owners: Collection[ModuleCall], contents: Collection[Content]
+) -> bool:
+    """Whether its owners computed what the file makes of a value before PyTorch had an equal one: they took a step that
+    PyTorch does not take, and the equal tensor is another.
+    """
+    made = (one for user in _users(value) for output in user.outputs for one in matches.same.get(output, ()))
+    order = [matches.order[one] for one in made if not one.computed.keys().isdisjoint(owners)]
+    return min(order, default=len(matches.order)) < min(matches.order[one] for one in contents)
+
+
+def _crossing(matches: Matches, node: ir.Node, value: ir.Value) -> ModuleCall | None:
+    """The call of another node that uses a value which PyTorch does not have, or makes it from such a one.
+
+    Nodes with several owners, and those whose owners were derived, may be made of the steps of several calls.
+    """
+    owner = owner_of(node)
+    if owner is None or not _is_exact(node):
+        return None
+    for user in _users(value):
+        other = owner_of(user)
+        if other is not None and _is_exact(user) and other.call != owner.call:
+            return other.call
+    return None
+
+
+def _is_exact(node: ir.Node) -> bool:
+    owner = owner_of(node)
+    return owner is not None and len(owner.calls) == 1 and owner.evidence is Evidence.EXACT
+
+
+def _users(value: ir.Value) -> Iterator[ir.Node]:
+    return (user for user, _ in value.uses() if not nested_graphs(user))

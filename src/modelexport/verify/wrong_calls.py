@@ -1,0 +1,134 @@
+"""Finds the calls whose nodes compute something else than PyTorch.
+
+In a sound file every tensor that a module returns is a value of the file, or was fused away and shows in what follows.
+So a call is wrong where its tensor is missing and what leaves its nodes instead is not right. The tensor then takes the
+place of that value, and the file runs once more: now each wrong value is computed from right ones, and what is wrong
+for no other reason than what came before is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx_ir as ir
+
+from modelexport.core.calls import ModuleCall
+from modelexport.graph.node_owners import owner_of
+from modelexport.traces.tolerances import INFINITE, NEAR
+from modelexport.traces.trace import Content, SeenTensor
+from modelexport.verify.matched_values import Matches, telling_outputs
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A value that is not what it should be."""
+
+    value: ir.Value
+    tensor: SeenTensor
+    call: ModuleCall
+    """The call that returns the tensor."""
+
+
+@dataclass
+class Located:
+    """The wrong calls, and why."""
+
+    pairs: Mapping[ir.Value, Wrong] = field(default_factory=dict)
+    """The values that are not PyTorch's end to end."""
+    errors: Mapping[ir.Value, float] = field(default_factory=dict)
+    """How far off they are if they are computed from right values."""
+    blamed: dict[ModuleCall, tuple[ir.Node, str]] = field(default_factory=dict)
+    """The calls whose nodes are wrong, each to the first such node and the reason."""
+
+
+def find_pairs(matches: Matches, outputs: Sequence[tuple[ir.Value, SeenTensor]]) -> dict[ir.Value, Wrong]:
+    """The values that should be tensors of PyTorch and are not.
+
+    Args:
+        outputs: The outputs of the file, with what the model returns there.
+    """
+    pairs: dict[ir.Value, Wrong] = {}
+    taken: set[Content] = set()
+    for value, tensor in outputs:
+        known = value.producer() is None or tensor.content in matches.same.get(value, ())
+        if not known and not matches.is_equal(value, tensor) and not matches.is_random(value):
+            pairs[value] = Wrong(value, tensor, tensor.place.call)
+            taken.add(tensor.content)
+    missing: dict[ModuleCall, list[SeenTensor]] = {}
+    for traced in matches.tagged.calls:
+        tensors = [t for t in telling_outputs(matches.truth, traced.call) if t.content not in matches.found]
+        if tensors:
+            missing[traced.call] = tensors
+    for call in reversed(missing):  # inner calls first: what a caller passes on is theirs
+        candidates = [
+            value
+            for value in matches.tagged.boundaries[call].outputs
+            if value in matches.trace.prints and value not in pairs and not matches.is_random(value)
+        ]
+        suspects = [value for value in candidates if value not in matches.right]
+        for tensor in missing[call]:
+            if tensor.content in taken or any(matches.is_equal(value, tensor) for value in candidates):
+                continue
+            fitting = [value for value in suspects if value not in pairs and _fits(matches, value, tensor)]
+            if not fitting and len(missing[call]) == len(suspects) == 1:
+                fitting = suspects
+            # What follows from a value may hardly depend on it, as the shares of attention do: it vouches for nothing.
+            fitting += [value for value in candidates if value not in pairs and _is_near(matches, value, tensor)]
+            if fitting:
+                pairs[fitting[0]] = Wrong(fitting[0], tensor, call)
+                taken.add(tensor.content)
+    return pairs
+
+
+def _fits(matches: Matches, value: ir.Value, tensor: SeenTensor) -> bool:
+    return matches.trace.shapes.get(value) == tensor.shape
+
+
+def _is_near(matches: Matches, value: ir.Value, tensor: SeenTensor) -> bool:
+    """Whether a value is the tensor but for a small error, and no other tensor."""
+    return _fits(matches, value, tensor) and not matches.same[value] and matches.error_of(value, tensor) < NEAR
+
+
+def replacements(pairs: Mapping[ir.Value, Wrong]) -> dict[ir.Value, Any]:
+    """The arrays that take the place of wrong values."""
+    return {value: one.tensor.content.array.reshape(one.tensor.shape) for value, one in pairs.items()}
+
+
+def locate(matches: Matches, pairs: Mapping[ir.Value, Wrong]) -> Located:
+    """The calls whose nodes make wrong values.
+
+    Args:
+        matches: A run in which the values of ``pairs`` were replaced.
+    """
+    errors = {value: matches.trace.replaced.get(value, float("inf")) for value in pairs}
+    located = Located(pairs, errors)
+    for value, error in errors.items():
+        if error <= matches.room(value):
+            continue
+        node = matches.first_suspect(value)
+        owner = owner_of(node) if node is not None else None
+        if node is not None and owner is not None:
+            told = (
+                f"{value.name} is off by {error:.1e} of its size"
+                if error < INFINITE
+                else f"{value.name} {_other(matches, pairs[value])}"
+            )
+            known = located.blamed.get(owner.call)
+            if known is None or _place(matches, node) < _place(matches, known[0]):
+                located.blamed[owner.call] = node, told
+    return located
+
+
+def _other(matches: Matches, wrong: Wrong) -> str:
+    shape = matches.trace.shapes.get(wrong.value)
+    if shape is None:
+        return "is not computed"
+    if shape != wrong.tensor.shape:
+        return f"has the shape {list(shape)}, PyTorch's has {list(wrong.tensor.shape)}"
+    return "is not PyTorch's: one of the two is zero, infinite or NaN"
+
+
+def _place(matches: Matches, node: ir.Node) -> int:
+    return matches.suspect.get(node, len(matches.tagged.nodes))

@@ -1,0 +1,102 @@
+"""``state_dict`` entries taken out of a file: the recorded transforms of its initializers, undone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+import numpy as np
+
+from modelexport.errors import WeightsError
+from modelexport.format.documents import StateDictEntry, TransformStep
+from modelexport.format.dtypes import parse_dtype
+from modelexport.weights.recorded_transforms import ParameterPlan, apply_transform
+
+Stored = tuple[ParameterPlan, np.ndarray]
+"""How an initializer is computed, and its value."""
+
+
+def recover(
+    keys: Iterable[str], entries: Mapping[str, StateDictEntry], stored: Iterable[Stored]
+) -> dict[str, np.ndarray]:
+    """Entries as PyTorch had them, from the initializers that were computed from them.
+
+    A transform that only moves elements is run on their numbers instead, which tells where each went. Elements that no
+    initializer has are zero: nothing in the file depends on them. Whether the result is right is tested by computing
+    the initializers from it again.
+
+    Args:
+        keys: The first name of each parameter.
+        stored: The initializers that depend on these.
+
+    Raises:
+        WeightsError: An initializer does more than move elements. Names the entry.
+    """
+    stored = list(stored)
+    found: dict[str, np.ndarray] = {}
+    for key in keys:
+        whole = next((array for plan, array in stored if not plan.steps and plan.keys[0] == key), None)
+        found[key] = _rearranged(key, entries, stored) if whole is None else whole
+    return found
+
+
+def _rearranged(key: str, entries: Mapping[str, StateDictEntry], stored: Iterable[Stored]) -> np.ndarray:
+    entry = entries[key]
+    result = np.zeros(entry.shape, parse_dtype(entry.dtype).numpy())
+    for plan, array in stored:
+        if key not in plan.inputs():
+            continue
+        if (axes := transposition(plan.steps)) is not None:
+            return np.ascontiguousarray(array.transpose(np.argsort(axes)))
+        numbers = _numbers(key, plan, entries)
+        if numbers is None or numbers.shape != array.shape:
+            raise _unrecoverable(key)
+        here = (numbers > 0) & (numbers <= result.size)
+        result.reshape(-1)[numbers[here] - 1] = array[here].astype(result.dtype)
+        _check(key, plan, entries, array, result)
+    return result
+
+
+def transposition(steps: Iterable[TransformStep]) -> list[int] | None:
+    """The axes of a transform that is one transposition."""
+    steps = list(steps)
+    if len(steps) != 1 or steps[0].op_type != "Transpose" or steps[0].domain:
+        return None
+    axes = steps[0].attributes.get("perm")
+    return [1, 0] if axes is None else list(axes)
+
+
+def _numbers(key: str, plan: ParameterPlan, entries: Mapping[str, StateDictEntry]) -> np.ndarray | None:
+    """Which element of the entry each element of the initializer is, counted from 1; others are above or 0."""
+    start, numbered = 1, {}
+    for name in sorted(plan.inputs(), key=lambda name: name != key):
+        size = int(np.prod(entries[name].shape, dtype=np.int64))
+        numbered[name] = np.arange(start, start + size, dtype=np.int64).reshape(entries[name].shape)
+        start += size
+    steps = [
+        msgspec.structs.replace(step, op_type="Identity", attributes={}, version=1) if step.op_type == "Cast" else step
+        for step in plan.steps
+    ]
+    try:
+        numbers = apply_transform(steps, numbered)
+    except Exception:  # an operator that does not take whole numbers
+        return None
+    return numbers if numbers.dtype == np.int64 else None
+
+
+def _check(
+    key: str, plan: ParameterPlan, entries: Mapping[str, StateDictEntry], array: np.ndarray, result: np.ndarray
+) -> None:
+    """Compute the initializer from the entry again; of the others it depends on, only elements that it has matter."""
+    if len(plan.inputs()) > 1:
+        raise _unrecoverable(key)
+    again = plan.compute({key: result})
+    if again.shape != array.shape or again.tobytes() != np.ascontiguousarray(array).tobytes():
+        raise _unrecoverable(key)
+
+
+def _unrecoverable(key: str) -> WeightsError:
+    return WeightsError(
+        f"the file holds {key} only in a form from which it cannot be computed: give the weights that it was exported "
+        "with as WEIGHTS.safetensors, beside --adapter"
+    )

@@ -1,0 +1,214 @@
+"""During writing: which weights are linked, copied, embedded or left out.
+
+The rules follow from what ONNX Runtime accepts as external data: any file in or below the model's folder, hard links
+included, but nothing outside the folder and no symbolic link out of it. `onnx.checker` refuses hard links.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import onnx_ir as ir
+
+from modelexport.errors import OutputError
+from modelexport.files.linked_weights import clone_or_link, record_data
+from modelexport.files.onnx_models import (
+    LARGEST_INSIDE,
+    SMALLEST_OUTSIDE,
+    inside_file,
+    record_documents,
+    save_with_references,
+    write_data_file,
+)
+from modelexport.files.safetensors_files import SafetensorsFile
+from modelexport.files.weights_file_checks import sample_digest
+from modelexport.format import documents, keys
+from modelexport.graph.nodes import initializers
+from modelexport.weights.bytes_of_entries import Weights
+
+
+@dataclass
+class WeightsSummary:
+    """The places of the weights of a written file."""
+
+    linked: dict[str, str] = field(default_factory=dict)
+    """The location of each linked weights file to how it got there: ``in place``, ``clone`` or ``hard link``."""
+    linked_bytes: int = 0
+    copied_bytes: int = 0
+    """Bytes in ``NAME.onnx.data``."""
+    absent_bytes: int = 0
+    made: dict[str, str] = field(default_factory=dict)
+    """The initializers that are not in the checkpoint unchanged, to the operations that compute them."""
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether some weights are not in the model file."""
+        return bool(self.linked or self.copied_bytes or self.absent_bytes)
+
+
+def save_with_weights(
+    model: ir.Model,
+    path: Path,
+    staging: Path,
+    *,
+    mode: str,
+    parameters: Collection[str],
+    weights: Weights | None,
+    documents: Mapping[str, bytes] | None = None,
+) -> WeightsSummary:
+    """Write a model to ``staging``; it will be moved to ``path`` later.
+
+    Args:
+        mode: ``link``, ``copy``, ``none``, or ``auto``: embedded up to 1 GB; above that, linked if ``weights`` are
+            given, otherwise copied.
+        parameters: Names of the initializers that come from ``state_dict`` entries.
+        weights: The places of these entries.
+        documents: The documents beside the model: the suffix of each name to the content.
+
+    Raises:
+        OutputError: The files of the weights cannot be linked into the folder.
+    """
+    summary = WeightsSummary()
+    values = {value: value.const_value for value in initializers(model) if value.const_value is not None}
+    if mode == "auto":
+        large = sum(tensor.nbytes for tensor in values.values()) > LARGEST_INSIDE
+        mode = "link" if weights is not None else "copy" if large else "embed"
+    linked, to_file, embedded = _divided(values, mode, parameters)
+    made = weights.made if weights is not None else {}
+    for value in (*to_file, *embedded):
+        if isinstance(values[value], ir.LazyTensor):
+            summary.made[value.name or ""] = made.get(values[value].name or "", "repacked")
+    placed: _Tensors = {value: inside_file(tensor) for value, tensor in embedded.items()}
+    if linked:
+        assert weights is not None
+        placed |= _link(model, linked, weights, path, staging, summary)
+    data = f"{path.name}.data"
+    total = sum(tensor.nbytes for tensor in to_file.values())
+    if mode == "none":
+        placed |= _leave_out(to_file, data)
+        summary.absent_bytes = total
+    elif to_file:
+        placed |= write_data_file(to_file, staging, data)
+        record_data(model, staging / data)
+        summary.copied_bytes = total
+    record_documents(model, documents or {})
+    save_with_references(model, staging / path.name, placed)
+    return summary
+
+
+_Tensors = dict[ir.Value, ir.TensorProtocol]
+
+
+def _divided(
+    values: Mapping[ir.Value, ir.TensorProtocol], mode: str, parameters: Collection[str]
+) -> tuple[_Tensors, _Tensors, _Tensors]:
+    """The initializers that stay in their files, those for the data file, and those for the model file."""
+    linked: _Tensors = {}
+    to_file: _Tensors = {}
+    embedded: _Tensors = {}
+    constants = sum(tensor.nbytes for value, tensor in values.items() if value.name not in parameters)
+    for value, tensor in values.items():
+        if mode == "link" and isinstance(tensor, ir.ExternalTensor):
+            linked[value] = tensor
+        elif mode == "embed" or tensor.nbytes < SMALLEST_OUTSIDE:
+            embedded[value] = tensor
+        # With linked or absent weights, constants stay in the model file unless they are large themselves.
+        elif mode == "copy" or value.name in parameters or (mode == "link" and constants > LARGEST_INSIDE):
+            to_file[value] = tensor
+        else:
+            embedded[value] = tensor
+    return linked, to_file, embedded
+
+
+def _link(
+    model: ir.Model, linked: _Tensors, weights: Weights, path: Path, staging: Path, summary: WeightsSummary
+) -> _Tensors:
+    """References to the files of initializers; a file outside the folder of ``path`` is linked into it."""
+    used = {tensor.path for tensor in linked.values() if isinstance(tensor, ir.ExternalTensor)}
+    locations: dict[str, str] = {}
+    recorded: dict[str, documents.WeightsFile] = {}
+    for file in weights.files:
+        real = os.path.realpath(file.path)
+        if real in used and real not in locations:
+            location, how = _place(file, path, staging)
+            locations[real] = location
+            summary.linked[location] = how
+            recorded[location] = documents.WeightsFile(file.size, file.header, sample_digest(file.path))
+    model.metadata_props[keys.WEIGHTS] = msgspec.json.encode(recorded).decode()
+    placed: _Tensors = {}
+    for value, tensor in linked.items():
+        assert isinstance(tensor, ir.ExternalTensor)
+        placed[value] = in_file(locations[tensor.path], tensor, value.name or "", path.parent)
+        summary.linked_bytes += tensor.nbytes
+    return placed
+
+
+def in_file(location: str, tensor: ir.ExternalTensor, name: str, folder: Path) -> ir.ExternalTensor:
+    """A tensor of a file that has another location, relative to a folder."""
+    shape = ir.Shape(tensor.shape.numpy())
+    return ir.ExternalTensor(
+        location, tensor.offset, tensor.length, tensor.dtype, shape=shape, name=name, base_dir=folder
+    )
+
+
+def _place(file: SafetensorsFile, path: Path, staging: Path) -> tuple[str, str]:
+    """The location of a file, relative to the folder of ``path``, and how it got there."""
+    real, folder = Path(os.path.realpath(file.path)), Path(os.path.realpath(path.parent))
+    if real.is_relative_to(folder):
+        return real.relative_to(folder).as_posix(), "in place"
+    target = staging / f"{path.stem}.{file.path.name}"
+    return target.name, link_file(file, target)
+
+
+def link_file(file: SafetensorsFile, target: Path) -> str:
+    """Link a file to a second place without copying; returns how: ``clone`` or ``hard link``.
+
+    Raises:
+        OutputError: The file system supports neither.
+    """
+    try:
+        return clone_or_link(Path(os.path.realpath(file.path)), target)
+    except OSError as error:
+        raise OutputError(
+            f"{file.path} cannot be linked into {target.parent} ({error.strerror}): write the model to the folder of "
+            f"the weights or above, or copy {file.size / 1e9:,.1f} GB with --weights copy"
+        ) from error
+
+
+def _leave_out(absent: _Tensors, data: str) -> _Tensors:
+    """References to initializers at consecutive offsets in a data file that is not written."""
+    offset = 0
+    placed: _Tensors = {}
+    for value, tensor in absent.items():
+        shape = ir.Shape(tensor.shape.numpy())
+        placed[value] = ir.ExternalTensor(data, offset, tensor.nbytes, tensor.dtype, shape=shape, name=value.name or "")
+        offset += tensor.nbytes
+    return placed
+
+
+@contextlib.contextmanager
+def reachable(staging: Path, path: Path, summary: WeightsSummary) -> Iterator[None]:
+    """Make the model in ``staging`` runnable inside the block: files beside ``path`` that it is linked to are found.
+
+    Raises:
+        OutputError: A file cannot be linked.
+    """
+    added: list[Path] = []
+    try:
+        for location, how in summary.linked.items():
+            if how == "in place":
+                target = staging / location
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.link(path.parent / location, target)
+                added.append(target)
+        yield
+    except OSError as error:
+        raise OutputError(f"cannot run {path} before it is in place ({error}): verify it afterwards") from error
+    finally:
+        for target in added:
+            target.unlink()

@@ -1,0 +1,201 @@
+"""Operators that compute what a file has of a packed weight from the tensors of a checkpoint.
+
+A graph has them only between its capture and the folding of parameters; a file has them as steps of transforms.
+
+- ``Codes``: the numbers, of a table uint8 ``[rows * columns / 2]``. Columns are sorted by their groups.
+- ``Scales``: cast to ``dtype``.
+- ``ZeroPoints``
+- ``Order``: int64 ``[columns]``, the columns sorted by their groups.
+
+With blocks they are for ``MatMulNBits``: uint8 ``[rows, blocks, block * bits / 8]``, ``[rows, blocks]``, and uint8
+``[rows, ceil(blocks * bits / 8)]``; blocks of one group have the same scale. Without, they are for
+``DequantizeLinear``: ``[columns, rows]`` and ``[groups, rows]`` of the smallest integers of opset 21, which are signed
+if the weight has no zero points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx_ir as ir
+
+from modelexport.errors import FileFormatError, WeightsError
+from modelexport.format.documents import TransformStep
+from modelexport.format.dtypes import parse_dtype
+from modelexport.weights.packed.bit_packing import pack, unpack
+from modelexport.weights.packed.known_formats import FORMATS
+from modelexport.weights.packed.scheme import Part, Scheme, Tensors, consecutive, order_of
+
+DOMAIN, VERSION = "modelexport.packed", 1
+
+_NIBBLE = 4
+_SMALLEST_BLOCK, _LARGEST_BLOCK = 16, 256
+"""The sizes of blocks for which ONNX Runtime has kernels; they are powers of two."""
+
+
+class Packing(Scheme, frozen=True, kw_only=True):
+    """A scheme, and the layout to compute: the attributes of an operator."""
+
+    block: int
+    """Consecutive columns that have one scale in the file; 0: as many as the scheme says, for ``DequantizeLinear``."""
+    dtype: str = "float32"
+    """The element type of scales."""
+
+
+def block_size(scheme: Scheme) -> int:
+    """The largest block for ONNX Runtime's kernels that divides a group; 0 if there is none."""
+    power = scheme.group & -scheme.group
+    return min(power, _LARGEST_BLOCK) if power >= _SMALLEST_BLOCK else 0
+
+
+def packing(scheme: Scheme, block: int, dtype: str) -> Packing:
+    return Packing(**{name: getattr(scheme, name) for name in scheme.__struct_fields__}, block=block, dtype=dtype)
+
+
+def roles_of(operator: str, scheme: Scheme) -> tuple[str, ...]:
+    """The roles of an operator's inputs, in order; none if the weight has no such part."""
+    known = FORMATS[scheme.format]
+    part = {"Codes": known.codes, "Scales": known.scales, "ZeroPoints": known.zero_points, "Order": known.groups}[
+        operator
+    ]
+    roles = tuple(role for role in part.roles if role in scheme.roles) if part is not None else ()
+    if operator == "Codes" and known.groups is not None:
+        roles += tuple(role for role in known.groups.roles if role in scheme.roles)
+    return roles if operator != "Order" or scheme.ordered else ()
+
+
+def result_type(operator: str, wanted: Packing) -> tuple[ir.DataType, tuple[int, ...]]:
+    """The element type and the shape of an operator's result."""
+    rows, columns, block = wanted.rows, wanted.columns, wanted.block
+    groups = -(-rows * columns // wanted.group)
+    match operator:
+        case "Order":
+            return ir.DataType.INT64, (columns,)
+        case "Scales":
+            by_block = (rows, columns // block) if block else (columns // wanted.group, rows)
+            return parse_dtype(wanted.dtype), (groups,) if is_table(wanted) else by_block
+        case "ZeroPoints" if block:
+            return ir.DataType.UINT8, (rows, -(-(columns // block) * wanted.bits // 8))
+        case "ZeroPoints":
+            return _integers(wanted), (columns // wanted.group, rows)
+        case _ if is_table(wanted):
+            return ir.DataType.UINT8, (rows * columns * wanted.bits // 8,)
+        case _ if block:
+            return ir.DataType.UINT8, (rows, columns // block, block * wanted.bits // 8)
+    return _integers(wanted), (columns, rows)
+
+
+def _integers(wanted: Packing) -> ir.DataType:
+    """The type of numbers for ``DequantizeLinear``."""
+    if roles_of("ZeroPoints", wanted):
+        return ir.DataType.UINT8 if wanted.bits > _NIBBLE else ir.DataType.UINT4
+    return ir.DataType.INT8 if wanted.bits > _NIBBLE else ir.DataType.INT4
+
+
+def is_table(scheme: Scheme) -> bool:
+    return FORMATS[scheme.format].table is not None
+
+
+def is_unchanged(operator: str, wanted: Packing, dtype: ir.DataType) -> bool:
+    """Whether the bytes of the first input, of this type, are those of the result, which then need not be computed."""
+    known = FORMATS[wanted.format]
+    if operator == "Scales":
+        return (
+            known.scales.is_bytes
+            and dtype == parse_dtype(wanted.dtype)
+            and (is_table(wanted) or wanted.block == wanted.group)
+        )
+    whole = wanted.columns * wanted.bits % 32 == 0 or is_table(wanted)
+    return operator == "Codes" and known.codes.is_bytes and not wanted.ordered and wanted.block > 0 and whole
+
+
+def run(operator: str, attributes: Mapping[str, Any], inputs: Sequence[np.ndarray]) -> np.ndarray:
+    """The result of an operator.
+
+    Raises:
+        FileFormatError: The attributes are not those of a packed weight.
+        WeightsError: The inputs are not what the attributes say.
+    """
+    try:
+        wanted = msgspec.convert(dict(attributes), Packing, strict=False)
+        roles = roles_of(operator, wanted)
+    except (msgspec.ValidationError, KeyError) as error:
+        raise FileFormatError(f"{operator} is not an operator for this packed weight: export the file again") from error
+    result = _COMPUTED[operator](wanted, dict(zip(roles, inputs, strict=True)))
+    dtype, shape = result_type(operator, wanted)
+    return np.ascontiguousarray(result.reshape(shape).astype(dtype.numpy(), copy=False))
+
+
+def packed_size(steps: Sequence[TransformStep]) -> int | None:
+    """How many numbers of a weight an initializer holds, in whatever number of bits; ``None`` if it is not packed."""
+    if not steps or steps[-1].domain != DOMAIN:
+        return None
+    wanted = msgspec.convert(dict(steps[-1].attributes), Packing, strict=False)
+    return {"Codes": wanted.rows * wanted.columns, "Order": wanted.columns}.get(
+        steps[-1].op_type, wanted.rows * wanted.columns // (wanted.block or wanted.group)
+    )
+
+
+def _codes(wanted: Packing, tensors: Tensors) -> np.ndarray:
+    packed = FORMATS[wanted.format].codes.compute(wanted, tensors)
+    if is_table(wanted):
+        return packed
+    order = _order(wanted, tensors)
+    if order is None and wanted.block:
+        return packed
+    numbers = unpack(packed, wanted.bits, wanted.columns)
+    numbers = numbers if order is None else numbers[:, order]
+    if wanted.block:
+        return pack(numbers, wanted.bits)
+    is_signed = _integers(wanted).is_signed()
+    return numbers.T.astype(np.int16) - (2 ** (wanted.bits - 1) if is_signed else 0)
+
+
+def _order(wanted: Packing, tensors: Tensors) -> np.ndarray | None:
+    """The order of the columns; ``None`` if it is their own.
+
+    Raises:
+        WeightsError: The columns have to be sorted, and the file has no node that does it.
+    """
+    part = FORMATS[wanted.format].groups
+    if part is None or not set(part.roles) <= set(tensors):
+        return None
+    groups = part.compute(wanted, tensors)
+    if wanted.ordered:
+        return order_of("the layer", wanted, groups)
+    if not consecutive(wanted, groups):
+        raise WeightsError(
+            f"{part.roles[0]} has groups of columns that are not consecutive, unlike the weights that the file was "
+            "exported with: export the model again"
+        )
+    return None
+
+
+def _ordered(wanted: Packing, tensors: Tensors) -> np.ndarray:
+    order = _order(wanted, tensors)
+    assert order is not None, "only ordered weights have this part"
+    return order
+
+
+def _by_block(wanted: Packing, part: Part, tensors: Tensors) -> np.ndarray:
+    values = part.compute(wanted, tensors)
+    if is_table(wanted):
+        return values
+    return np.repeat(values, wanted.group // wanted.block, axis=1) if wanted.block else values.T
+
+
+def _scales(wanted: Packing, tensors: Tensors) -> np.ndarray:
+    return _by_block(wanted, FORMATS[wanted.format].scales, tensors)
+
+
+def _zero_points(wanted: Packing, tensors: Tensors) -> np.ndarray:
+    part = FORMATS[wanted.format].zero_points
+    assert part is not None, "a table has no zero points"
+    values = _by_block(wanted, part, tensors)
+    return pack(values, wanted.bits) if wanted.block else values
+
+
+_COMPUTED = {"Codes": _codes, "Scales": _scales, "ZeroPoints": _zero_points, "Order": _ordered}

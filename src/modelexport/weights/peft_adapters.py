@@ -1,0 +1,339 @@
+"""A LoRA adapter in the form that PEFT writes: low-rank pairs and whole entries, by the names of a ``state_dict``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from modelexport.core.json_decoding import decode_json
+from modelexport.core.limits import SETTINGS_BYTES
+from modelexport.core.text import first_few, nearest
+from modelexport.errors import FileFormatError, WeightsError
+from modelexport.files.regular_files import read_regular
+from modelexport.format.documents import StateDictEntry
+from modelexport.weights.weight_updates import WeightsInFile
+
+CONFIGURATION, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+
+_PREFIX = "base_model.model."
+"""What PEFT puts before the names of the model that it wraps."""
+
+_PART = re.compile(
+    r"(?:(?P<module>.+)\.)?(?:lora_(?P<matrix>[AB])\.(?P<what>weight|bias)|lora_embedding_(?P<table>[AB])"
+    r"|(?P<magnitude>lora_magnitude_vector)(?:\.weight)?)"
+)
+
+_TRAINING = frozenset(
+    {
+        *("auto_mapping", "base_model_name_or_path", "bias", "corda_config", "eva_config", "exclude_modules"),
+        *("inference_mode", "layers_pattern", "layers_to_transform", "loftq_config", "lora_dropout", "lora_ga_config"),
+        *("megatron_config", "megatron_core", "modules_to_save", "peft_version", "qalora_group_size", "revision"),
+        *("runtime_config", "target_modules", "task_type", "ephemeral_gpu_offload"),
+    }
+)
+"""Options of PEFT that say how an adapter came about: what it computes follows from its tensors without them."""
+
+_NEUTRAL_STARTS = (True, False, "gaussian", "eva", "orthogonal")
+"""Values of ``init_lora_weights`` that leave the weights of the base model as they are."""
+
+
+class _Configuration(msgspec.Struct, frozen=True, kw_only=True):
+    """The options that decide what an adapter computes."""
+
+    peft_type: str
+    r: int
+    lora_alpha: float
+    use_rslora: bool = False
+    use_dora: bool = False
+    fan_in_fan_out: bool = False
+    lora_bias: bool = False
+    init_lora_weights: bool | str | None = True
+    rank_pattern: dict[str, int] | None = None
+    alpha_pattern: dict[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """What an adapter adds to the weight of one module: the product of two small matrices."""
+
+    module: str
+    scaling: float
+    rank: int
+    is_table: bool
+    """For an embedding: its weight is ``(rows, width)``, ``a`` is ``(rank, rows)`` and ``b`` ``(width, rank)``."""
+    fan_in_fan_out: bool
+    shapes: Mapping[str, tuple[int, ...]]
+    """Of ``a``, ``b``, and ``bias`` and ``magnitude`` where it has them."""
+    _keys: Mapping[str, str]
+    _read: Callable[[str], np.ndarray]
+
+    def part(self, name: str) -> np.ndarray:
+        """One of them, in float32."""
+        return self._read(self._keys[name]).astype(np.float32)
+
+    def is_transposed(self, shape: Collection[int]) -> bool:
+        """Whether a weight of this shape has its outputs in the last axis, as an embedding's and GPT-2's have."""
+        inside, outside = self.shapes["a"][1], self.shapes["b"][0]
+        if len(shape) == 2 and inside == outside:
+            return self.is_table or self.fan_in_fan_out
+        return tuple(shape) == (inside, outside)
+
+    def fits(self, shape: Collection[int]) -> bool:
+        """Whether it is for a weight of this shape."""
+        a, b = self.shapes["a"], self.shapes["b"]
+        if len(a) == 2:
+            return sorted(shape) == sorted((b[0], a[1]))
+        return tuple(shape) == (b[0], a[1] // self.groups, *a[2:])
+
+    @property
+    def groups(self) -> int:
+        """Of a convolution: ``b`` is one in groups, as the weight is, while ``a`` takes all channels."""
+        return self.shapes["a"][0] // self.shapes["b"][1]
+
+    def delta(self, shape: tuple[int, ...]) -> np.ndarray:
+        """What is added to a weight of a shape that it fits, in float32."""
+        a, b = self.part("a"), self.part("b")
+        product = np.asarray(b.reshape(len(b), -1) @ a.reshape(len(a), -1) * np.float32(self.scaling))
+        if len(shape) == 2 and self.is_transposed(shape):
+            product = product.T
+        return np.asarray(product.reshape(shape))
+
+    def factor(self, base: np.ndarray, delta: np.ndarray) -> np.ndarray | None:
+        """With DoRA: what each output of the changed weight is multiplied by; shape ``(outputs,)``."""
+        if "magnitude" not in self._keys:
+            return None
+        axis = base.ndim - 1 if self.is_transposed(base.shape) else 0
+        others = tuple(each for each in range(base.ndim) if each != axis)
+        norm = np.sqrt(np.square(base.astype(np.float32) + delta).sum(axis=others))
+        return np.asarray(self.part("magnitude").reshape(-1) / norm)
+
+    def merged(self, base: np.ndarray, current: np.ndarray) -> np.ndarray:
+        """The changed weight, in float32.
+
+        Args:
+            base: The weight of the model, by which DoRA measures.
+            current: The weight with the adapters before this one.
+        """
+        delta = self.delta(base.shape)
+        changed = current.astype(np.float32) + delta
+        factor = self.factor(base, delta)
+        if factor is None:
+            return np.asarray(changed)
+        axis = base.ndim - 1 if self.is_transposed(base.shape) else 0
+        return np.asarray(changed * factor.reshape([-1 if each == axis else 1 for each in range(base.ndim)]))
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """What is in a folder that PEFT wrote."""
+
+    path: Path
+    pairs: Mapping[str, LowRank]
+    """Path of a module to what is added to its weight."""
+    whole: Mapping[str, str]
+    """``state_dict`` key to the name of the tensor in the file that takes the place of that entry."""
+    source: WeightsInFile = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    def read(self, key: str) -> np.ndarray:
+        """The tensor that takes the place of an entry."""
+        return self.source.read(self.whole[key])
+
+    def shape(self, key: str) -> list[int]:
+        return self.source.types[self.whole[key]][1]
+
+
+def read_adapter(folder: str | Path) -> Adapter:
+    """A LoRA adapter: ``adapter_config.json`` and ``adapter_model.safetensors``.
+
+    Raises:
+        FileFormatError: A file is missing or damaged.
+        WeightsError: It is another kind of adapter, or its tensors are not what its configuration says.
+    """
+    folder = Path(folder)
+    configuration = _read_configuration(folder)
+    if not (folder / TENSORS).is_file():
+        others = " (PEFT writes it with save_pretrained(..., safe_serialization=True))" if folder.is_dir() else ""
+        raise FileFormatError(f"{folder} has no {TENSORS}{others}: give the folder of an adapter")
+    weights = WeightsInFile(folder / TENSORS)
+    parts: dict[str, dict[str, str]] = {}
+    whole: dict[str, str] = {}
+    for key in weights.types:
+        name = key.removeprefix(_PREFIX).replace(".base_layer.", ".").replace(".modules_to_save.", ".")
+        found = _PART.fullmatch(name)
+        if found is not None:
+            parts.setdefault(found["module"] or "", {})[_part_name(found)] = key
+        elif "lora_" in name or "token_adapter" in name or "trainable_tokens" in name:
+            raise WeightsError(
+                f"{folder} has {key}, which modelexport cannot apply: merge it with PEFT and export that"
+            )
+        else:
+            whole[name] = key
+    pairs = {module: _pair(folder, configuration, module, keys, weights) for module, keys in parts.items()}
+    if not pairs and not whole:
+        raise FileFormatError(f"{folder / TENSORS} is empty: save the adapter again")
+    # PEFT saves an embedding's own weight along with its pair, for tokens that were added.
+    return Adapter(folder, pairs, whole, weights)
+
+
+def _read_configuration(folder: Path) -> _Configuration:
+    path = folder / CONFIGURATION
+    if not path.is_file():
+        raise FileFormatError(f"{folder} has no {CONFIGURATION}: give the folder of an adapter that PEFT wrote")
+    try:
+        options = decode_json(read_regular(path, SETTINGS_BYTES), kind=dict[str, Any])
+        kind = options.get("peft_type")
+        if isinstance(kind, str) and kind.upper() == "LORA":
+            configuration = msgspec.convert(options, _Configuration)
+        else:
+            raise WeightsError(f"{folder} is an adapter of the kind {kind}, and modelexport applies LORA alone")
+    except (ValueError, UnicodeError) as error:
+        raise FileFormatError(f"{path} is damaged or another document ({error}): save the adapter again") from error
+    known = {field.name for field in msgspec.structs.fields(_Configuration)} | _TRAINING
+    if other := [name for name, value in options.items() if value and name not in known]:
+        raise WeightsError(
+            f"{folder} uses {', '.join(other)}, which modelexport cannot apply: merge it with PEFT and export that"
+        )
+    if configuration.init_lora_weights not in (None, *_NEUTRAL_STARTS):
+        raise WeightsError(
+            f"{folder} began with init_lora_weights={configuration.init_lora_weights}, which changes the base model "
+            "too: save it with path_initial_model_for_weight_conversion, and give that folder"
+        )
+    return configuration
+
+
+def _part_name(found: re.Match[str]) -> str:
+    if found["magnitude"]:
+        return "magnitude"
+    if found["table"]:
+        return f"table_{found['table'].lower()}"
+    return "bias" if found["what"] == "bias" else found["matrix"].lower()
+
+
+def _pair(
+    folder: Path, configuration: _Configuration, module: str, keys: Mapping[str, str], weights: WeightsInFile
+) -> LowRank:
+    """The pair of one module, checked against the configuration."""
+    named = {name.removeprefix("table_"): key for name, key in keys.items()}
+    if not {"a", "b"} <= named.keys():
+        raise WeightsError(f"{folder} has one matrix of the pair for '{module}' and not the other: save it again")
+    rank = _by_pattern(folder, configuration.rank_pattern or {}, module, configuration.r)
+    alpha = _by_pattern(folder, configuration.alpha_pattern or {}, module, configuration.lora_alpha)
+    a, b = (weights.types[named[name]][1] for name in "ab")
+    fits = len(a) >= 2 and len(a) == len(b) and a[0] == rank > 0 and b[1] > 0
+    if not fits or (a[0] != b[1] if len(a) == 2 else a[0] % b[1]):
+        raise WeightsError(
+            f"{folder} has a pair of rank {a[0] if a else 0} for '{module}' ({a} and {b}), and {CONFIGURATION} says "
+            f"{rank}: they are not of one adapter"
+        )
+    return LowRank(
+        module,
+        alpha / (sqrt(rank) if configuration.use_rslora else rank),
+        rank,
+        "table_a" in keys,
+        configuration.fan_in_fan_out,
+        {name: tuple(weights.types[key][1]) for name, key in named.items()},
+        named,
+        weights.read,
+    )
+
+
+def _by_pattern(folder: Path, patterns: Mapping[str, Any], module: str, default: Any) -> Any:
+    """The value of the first pattern that the end of a module's path matches: PEFT's rule."""
+    for pattern, value in patterns.items():
+        try:
+            if re.match(rf"(.*\.)?({pattern})$", module):
+                return value
+        except re.error as error:
+            raise FileFormatError(
+                f"{folder / CONFIGURATION} has a pattern '{pattern}' that is none: {error}"
+            ) from error
+    return default
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What adapters do to the entries of one model."""
+
+    adapters: tuple[Adapter, ...]
+    entries: Mapping[str, StateDictEntry]
+    pairs: Mapping[str, tuple[LowRank, ...]]
+    """Key of a weight to what is added to it, in the order of the adapters."""
+    whole: Mapping[str, Adapter]
+    """Key of an entry to the last adapter that puts a tensor in its place."""
+
+    @property
+    def keys(self) -> list[str]:
+        """Every entry that changes, biases to which pairs add included."""
+        biases = [_bias_of(key) for key, pairs in self.pairs.items() if any("bias" in pair.shapes for pair in pairs)]
+        return list(dict.fromkeys([*self.pairs, *self.whole, *biases]))
+
+    def module_of(self, key: str) -> str:
+        """The path of the module whose adapter changes an entry: other modules may use the same tensor."""
+        return self.pairs[key][0].module if key in self.pairs else key.rpartition(".")[0]
+
+    def apply(self, key: str, base: np.ndarray) -> np.ndarray:
+        """An entry with the adapters, in its own type."""
+        start = self.whole[key].read(key) if key in self.whole else base
+        current = start
+        for pair in self.pairs.get(key, ()):
+            current = pair.merged(start, current)
+        for pair in (pair for weight, pairs in self.pairs.items() for pair in pairs if _bias_of(weight) == key):
+            if "bias" in pair.shapes:
+                current = current.astype(np.float32) + pair.part("bias") * np.float32(pair.scaling)
+        return current.astype(base.dtype)
+
+
+def changes(path: Path, entries: Mapping[str, StateDictEntry], adapters: Iterable[Adapter]) -> Changes:
+    """What adapters do to the entries of a file.
+
+    Raises:
+        WeightsError: An adapter is for other modules or other shapes. Lists them all.
+    """
+    adapters = tuple(adapters)
+    pairs: dict[str, list[LowRank]] = {}
+    whole: dict[str, Adapter] = {}
+    for adapter in adapters:
+        missing: list[str] = []
+        misfits: list[str] = []
+        for module, pair in adapter.pairs.items():
+            key = f"{module}.weight" if module else "weight"
+            if f"{module}.in_proj_weight".removeprefix(".") in entries:
+                raise WeightsError(
+                    f"{adapter.path} adapts '{module}', an nn.MultiheadAttention, whose output PEFT adapts once "
+                    "or twice, as its version goes: merge it with PEFT and export that"
+                )
+            if key not in entries:
+                missing.append(module)
+                continue
+            if not pair.fits(entries[key].shape):
+                misfits.append(f"{key} is {entries[key].shape}, the pair {pair.shapes['a']} and {pair.shapes['b']}")
+            if "bias" in pair.shapes and _bias_of(key) not in entries:
+                missing.append(_bias_of(key))
+            pairs.setdefault(key, []).append(pair)
+        for key in adapter.whole:
+            if key not in entries:
+                missing.append(key)
+            elif adapter.shape(key) != entries[key].shape:
+                misfits.append(f"{key} is {entries[key].shape} and it has {adapter.shape(key)}")
+            whole[key] = adapter
+        if missing or misfits:
+            known = {key.rpartition(".")[0] for key in entries} | entries.keys()
+            said = [f"{path} does not have {first_few(missing, 3)}{nearest(missing[0], known)}"] if missing else []
+            said += [f"shapes differ: {first_few(misfits, 3)}"] if misfits else []
+            raise WeightsError(f"{adapter.path} is for another model: {'; '.join(said)}", missing=missing)
+    return Changes(adapters, entries, {key: tuple(found) for key, found in pairs.items()}, whole)
+
+
+def _bias_of(key: str) -> str:
+    return f"{key.removesuffix('weight')}bias"

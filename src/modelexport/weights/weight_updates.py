@@ -1,0 +1,259 @@
+"""``update-weights``: new weights of the same shapes for an exported file, without exporting again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx_ir as ir
+
+from modelexport.core.result_display import Written
+from modelexport.core.text import first_few, nearest
+from modelexport.errors import FileFormatError, WeightsError
+from modelexport.files.atomic_writing import check_writable, written_together
+from modelexport.files.document_digests import check_documents, read_document
+from modelexport.files.linked_weights import check_weights
+from modelexport.files.onnx_models import load_onnx, save_model
+from modelexport.files.path_or_model import Source, as_path
+from modelexport.files.safetensors_files import read_header
+from modelexport.format import documents
+from modelexport.format.call_tree import check_version
+from modelexport.format.dtypes import dtype_name
+from modelexport.graph.nodes import initializers
+from modelexport.weights.packed.known_formats import entry_name
+from modelexport.weights.recorded_transforms import ParameterPlan, lost_entries, parameter_plans, state_dict_of
+
+_SIDECAR = ".hierarchy.json"
+
+
+class UpdateResult(Written, msgspec.Struct, frozen=True, kw_only=True):
+    """The result of ``update-weights``."""
+
+    path: str
+    files: list[str]
+    replaced: int
+    """Initializers with new values."""
+    transformed: int
+    """How many of these are computed from an entry instead of being one."""
+    kept: int
+    """Initializers that do not come from an entry."""
+    used: int
+    """Entries that were written into the file."""
+    unused: int
+    """Given entries that the graph does not use."""
+
+
+def update_weights(
+    path: Source, state_dict: Mapping[str, Any] | str | Path, output: str | Path, *, strict: bool = False
+) -> UpdateResult:
+    """Write a tagged file with other weights and the same graph and tags.
+
+    Weights in a file beside the model are written to a file beside the output, one tensor at a time; embedded weights
+    stay embedded. The sidecar is copied.
+
+    Args:
+        path: The tagged file.
+        state_dict: Key to tensor (a NumPy array, a torch tensor, or anything that NumPy converts to an array), or a
+            ``.safetensors`` file. One of the names of a tied parameter is enough.
+        output: The file to write.
+        strict: Refuse entries that the module does not have. A checkpoint often holds more than one model uses.
+
+    Raises:
+        WeightsError: The weights do not fit: entries are missing, have another shape or type, or are surplus (with
+            ``strict``, or if others are missing). Lists them all.
+        FileFormatError: ``path`` is not a tagged file, or the weights are not a safetensors file.
+        OutputError: The output cannot be written. An existing file of that name is unchanged.
+    """
+    path, output = as_path(path), Path(output)
+    check_writable(output, [path] if isinstance(state_dict, Mapping) else [path, Path(state_dict)])
+    if isinstance(state_dict, Mapping):
+        return _update(path, _InMemory(state_dict), output, strict)
+    return _update(path, WeightsInFile(Path(state_dict)), output, strict)
+
+
+class _InMemory:
+    """A mapping of tensors."""
+
+    def __init__(self, tensors: Mapping[str, Any]) -> None:
+        self._tensors = tensors
+        self.types = {
+            key: (str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
+            for key, tensor in tensors.items()
+            if hasattr(tensor, "dtype")  # a state_dict may hold a module's extra state, which is not a tensor
+        }
+
+    def read(self, key: str) -> np.ndarray:
+        tensor = self._tensors[key]
+        return ir.tensor(tensor.detach() if hasattr(tensor, "detach") else tensor).numpy()
+
+
+class WeightsInFile:
+    """A safetensors file that is read one tensor at a time."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            raise FileFormatError(f"there is no file {path}: give the weights as a .safetensors file")
+        try:
+            self._places = {entry_name(name): place for name, place in read_header(path).tensors.items()}
+        except WeightsError as error:
+            raise FileFormatError(f"{error}, or write it with safetensors.torch.save_file") from error
+        self.types = {key: (dtype_name(place.dtype), list(place.shape)) for key, place in self._places.items()}
+
+    def read(self, key: str) -> np.ndarray:
+        return self._places[key].tensor(key).numpy()
+
+
+def planned(
+    path: Path, model: ir.Model, weights: _InMemory | WeightsInFile, strict: bool = False
+) -> tuple[dict[ir.Value, ParameterPlan], dict[str, tuple[str, ...]], Callable[[str], np.ndarray]]:
+    """How each initializer is computed, each entry's names, and a function that reads an entry of the new weights.
+
+    Raises:
+        WeightsError, FileFormatError: As :func:`update_weights`.
+    """
+    check_weights(model)  # missing files are allowed: their weights are replaced
+    try:
+        entries = state_dict_of(model)
+        plans = parameter_plans(model)
+    except FileFormatError as error:
+        raise FileFormatError(f"{path}: {error}") from error
+    _check_recorded(path, entries, plans, set(lost_entries(model)))
+    tied = {key: names for plan in plans.values() for names in plan.groups() for key in names}
+    check_fit(path, entries, dict.fromkeys(tied.values()).keys(), weights, strict)
+
+    def read(key: str) -> np.ndarray:
+        return weights.read(next(name for name in tied[key] if name in weights.types))
+
+    return plans, tied, read
+
+
+def _update(path: Path, weights: _InMemory | WeightsInFile, output: Path, strict: bool) -> UpdateResult:
+    model = load_onnx(path)
+    check_version(path, model.metadata_props)
+    check_weights(model)  # missing files are allowed: their weights are replaced
+    plans, tied, read = planned(path, model, weights, strict)
+    values = list(initializers(model))
+    tensors = {value: new_tensor(path, value, plan, read) for value, plan in plans.items()}
+    external = any(isinstance(value.const_value, ir.ExternalTensor) for value in values)
+    check_documents(path, model.metadata_props)
+    sidecar = path.with_suffix(_SIDECAR)
+    documents = {_SIDECAR: read_document(sidecar)} if sidecar.exists() else {}
+    with written_together(output.parent) as staging:
+        target = staging / output.name
+        save_model(model, target, external=external, tensors=tensors, same_graph=True)
+        for suffix, content in documents.items():
+            target.with_suffix(suffix).write_bytes(content)
+        files = [str(output.parent / file.name) for file in sorted(staging.iterdir())]
+    return UpdateResult(
+        path=str(output),
+        files=files,
+        replaced=len(plans),
+        transformed=sum(bool(plan.steps) for plan in plans.values()),
+        kept=len(values) - len(plans),
+        used=len(tied),
+        unused=len(weights.types.keys() - tied.keys()),
+    )
+
+
+def _check_recorded(
+    path: Path,
+    entries: Mapping[str, documents.StateDictEntry],
+    plans: Mapping[ir.Value, ParameterPlan],
+    told_lost: Collection[str],
+) -> None:
+    """Refuse a file in which another tool has quantized, packed or folded parameters, or merged them with constants.
+
+    Raises:
+        WeightsError: An initializer, or a lost entry, cannot be computed. Lists them all.
+    """
+    changed = [value.name or "" for value, plan in plans.items() if not plan.recorded]
+    there = {key for plan in plans.values() for key in plan.keys}
+    lost = [key for key, entry in entries.items() if entry.used and (key not in there or key in told_lost)]
+    if changed or lost:
+        lists = {"changed": changed, "lost": lost}
+        told = " and ".join(f"{word} {first_few(names)}" for word, names in lists.items() if names)
+        raise WeightsError(
+            f"another tool has {told} in {path}: put the weights into the file that it was made from, with "
+            "`modelexport update-weights`, and run the tool on that again",
+            missing=[*changed, *lost],
+        )
+
+
+def new_tensor(path: Path, value: ir.Value, plan: ParameterPlan, read: Callable[[str], np.ndarray]) -> ir.LazyTensor:
+    """The new tensor of an initializer, computed when it is written."""
+    old = value.const_value
+    assert old is not None
+    dtype, shape = old.dtype, tuple(old.shape.numpy())
+
+    def compute() -> ir.TensorProtocol:
+        array = plan.compute({key: read(key) for key in plan.inputs()})
+        if array.dtype != dtype.numpy() or array.shape != shape:
+            raise FileFormatError(
+                f"{path}: initializer {value.name} is {_type(str(dtype.numpy()), shape)}, but its entries give "
+                f"{_type(str(array.dtype), array.shape)}: another tool changed it; export the file again"
+            )
+        return ir.Tensor(np.asarray(array, order="C"), dtype=dtype)
+
+    return ir.LazyTensor(compute, dtype=dtype, shape=ir.Shape(shape), name=value.name)
+
+
+def check_fit(
+    path: Path,
+    entries: Mapping[str, documents.StateDictEntry],
+    groups: Collection[tuple[str, ...]],
+    weights: _InMemory | WeightsInFile,
+    strict: bool = False,
+) -> None:
+    """Compare keys, shapes and types, and the names of tied parameters with each other.
+
+    Raises:
+        WeightsError: Something does not fit.
+    """
+    given = weights.types
+    missing = [names[0] for names in groups if not any(name in given for name in names)]
+    # If entries are missing, surplus ones show a misspelled name.
+    surplus = [key for key in given if key not in entries] if strict or missing else []
+    misshapen = [
+        key
+        for key, found in given.items()
+        if (entry := entries.get(key)) is not None and found != (entry.dtype, entry.shape)
+    ]
+    untied = [] if misshapen else [key for names in groups for key in _differing(names, weights)]
+    lists = {
+        "missing": missing,
+        # Comparing each with each takes long, and nobody reads more.
+        "surplus": [f"{key}{nearest(key, missing)}" for key in surplus[:_COMPARED]] + surplus[_COMPARED:],
+        "of another shape or type": [
+            f"{key}: {_type(*given[key])} instead of {_type(entries[key].dtype, entries[key].shape)}"
+            for key in misshapen
+        ],
+        "tied in the module and different in these weights": untied,
+    }
+    if any(lists.values()):
+        listed = ", and ".join(f"{len(keys)} {word} ({', '.join(keys)})" for word, keys in lists.items() if keys)
+        raise WeightsError(
+            f"the weights do not fit {path}: {listed}; give the state_dict of a module like the one that was exported",
+            missing=missing,
+            surplus=surplus,
+            misshapen=misshapen,
+        )
+
+
+def _differing(names: tuple[str, ...], weights: _InMemory | WeightsInFile) -> list[str]:
+    """The names of a tied parameter whose tensor differs from that of the first name in the weights."""
+    given = [name for name in names if name in weights.types]
+    if len(given) < 2:
+        return []
+    first = weights.read(given[0]).tobytes()
+    return [name for name in given[1:] if weights.read(name).tobytes() != first]
+
+
+def _type(dtype: str, shape: Sequence[int]) -> str:
+    return f"{dtype}{list(shape)}"
+
+
+_COMPARED = 50
+"""How many surplus names are compared with the missing ones."""
