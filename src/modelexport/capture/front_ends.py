@@ -18,8 +18,10 @@ from modelexport.capture.scripted import scripts_converted
 from modelexport.core.collected_messages import collected
 from modelexport.core.text import without_paths
 from modelexport.errors import CaptureError, CheckError, UntaggedNodeError, UsageError
+from modelexport.graph.widening import compute_in_float32
 from modelexport.pytorch.other_sizes import fix_broadcast_axes
 from modelexport.pytorch.prepared_inputs import AUTO, prepare_inputs
+from modelexport.pytorch.traced_tree import has_narrow_weights
 
 _T = TypeVar("_T")
 
@@ -154,6 +156,8 @@ def _capture_with(
 ) -> Exported:
     with scripts_converted(model, inputs) as captured:
         exported = FRONT_ENDS[frontend](captured, inputs, constants=constants, **options)
+    if not has_narrow_weights(model):
+        compute_in_float32(exported.model)
     prepared = prepare_inputs(model, inputs, constants)
     fix_broadcast_axes(exported.model, prepared.inputs)
     return dataclasses.replace(exported, constants=prepared.constants)
