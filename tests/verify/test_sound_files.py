@@ -232,6 +232,35 @@ def test_a_model_under_autocast_is_exact_in_the_types_of_its_weights(around: boo
     assert model(x).dtype is torch.bfloat16
 
 
+class Biased(nn.Module):
+    """Computes a bias, and an attention with it, in a type for which ONNX Runtime's CPU has no kernels."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype, self.layer, self.head = dtype, nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.layer_norm(self.layer(x).to(self.dtype), (8,))
+        bias = torch.tensor([0.3]).to(self.dtype) * torch.arange(300, 308)
+        scores = nn.functional.gelu(x * 3) @ (x + bias).transpose(-1, -2)
+        return self.head((torch.softmax(scores * 0.01, -1) @ x).to(torch.float32))
+
+
+def test_bfloat16_inside_a_model_is_computed_in_float32_and_rounded(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Biased(torch.bfloat16).eval(), {"x": torch.randn(2, 8, 8)}
+    result = export(model, x, tmp_path / "x.onnx", verify=True)
+    assert result.check is not None and result.check.status == "passed"
+    assert result.verified is not None and result.verified.agrees, result.verified
+    (made,) = result.session().run(None, {"x": x["x"].numpy()})
+    torch.testing.assert_close(torch.from_numpy(made), model(**x), rtol=0, atol=1e-5)
+    without = Biased(torch.float32)
+    without.load_state_dict(model.state_dict())
+    assert not verify(without.eval(), x, tmp_path / "x.onnx").agrees
+    traced = export(model, x, tmp_path / "traced.onnx", frontend="torchscript")
+    assert traced.check is not None and traced.check.status == "passed"
+
+
 def test_a_fresh_router_chooses_among_equal_scores(tmp_path: Path) -> None:
     case = models.case("mixtral")
     model = case.build()

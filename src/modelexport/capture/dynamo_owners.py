@@ -14,6 +14,7 @@ from torch import nn
 
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, TensorSpec, TracedCall
 from modelexport.core.owners import Evidence, Owner
+from modelexport.graph.narrow_to_float32 import OPERATION
 from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.graph.nodes import nested_graphs
 
@@ -66,6 +67,10 @@ class FxOwners:
             self._read_ports({name: node for name, node in of_graph.items() if node not in self.replayed}, renamed)
         for node in graph:
             made_for = node.meta.pop("node", None) or fx_nodes.get(_fx_name(node))
+            if made_for is not None:
+                # The exporter makes tensors of the numbers of Python that an operation takes.
+                number = made_for.target is torch.ops.aten.scalar_tensor.default and len(made_for.users) == 1
+                node.meta[OPERATION] = id(next(iter(made_for.users)) if number else made_for)
             if made_for in owners:
                 node.meta[OWNER] = owners[made_for]
 

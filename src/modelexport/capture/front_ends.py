@@ -19,6 +19,8 @@ from modelexport.capture.value_decisions import inputs_read
 from modelexport.core.collected_messages import collected
 from modelexport.core.text import without_paths
 from modelexport.errors import CaptureError, CheckError, UntaggedNodeError, UsageError
+from modelexport.graph.narrow_to_float32 import compute_in_float32
+from modelexport.pytorch.calls.traced_tree import has_narrow_weights
 from modelexport.pytorch.inputs.other_sizes import fix_broadcast_axes
 from modelexport.pytorch.inputs.prepared_inputs import AUTO, prepare_inputs
 
@@ -155,6 +157,8 @@ def _capture_with(
 ) -> Exported:
     with scripts_converted(model, inputs) as captured:
         exported = FRONT_ENDS[frontend](captured, inputs, constants=constants, **options)
+    if not has_narrow_weights(model):
+        compute_in_float32(exported.model)
     prepared = prepare_inputs(model, inputs, constants)
     fix_broadcast_axes(exported.model, prepared.inputs)
     return dataclasses.replace(exported, constants=prepared.constants)

@@ -1,18 +1,23 @@
-"""Computes a model of narrow floating-point numbers in float32, where a runtime has no kernels for them.
+"""Computes narrow floating-point numbers in float32, where a runtime has no kernels for them.
 
-Kernels of such types compute in float32 and round what they give. So does the copy: each node computes in float32, and
+Kernels of such types compute in float32 and round what they give. So do these graphs: a node computes in float32, and
 its results are rounded to the narrow type.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
 from modelexport.graph.copies import copy_of
 from modelexport.graph.hidden_weights import bind_tensors
-from modelexport.graph.nodes import all_nodes, initializers, inputs_and_results
+from modelexport.graph.node_owners import owner_of, set_owner
+from modelexport.graph.nodes import all_nodes, initializers, inputs_and_results, nested_graphs
 
 NARROW = (ir.DataType.BFLOAT16, ir.DataType.FLOAT16)
+OPERATION = "modelexport.operation"
+"""The key in ``ir.Node.meta`` of what is equal for all nodes that were made for one operation of the model."""
 
 
 def narrow_values(model: ir.Model) -> dict[str, ir.DataType]:
@@ -39,31 +44,96 @@ def widened(model: ir.Model) -> ir.Model:
         value.type = ir.TensorType(ir.DataType.FLOAT)  # the type itself is shared with the original
     bind_tensors({value: _wide(value.const_value, value.name) for value in narrow if value.const_value is not None})
     for node in list(all_nodes(copy)):
-        for name, attribute in list(node.attributes.items()):
-            if attribute.type is ir.AttributeType.TENSOR and attribute.value.dtype in NARROW:
-                node.attributes[name] = ir.AttrTensor(name, _wide(attribute.value, None))
-            elif attribute.type is ir.AttributeType.INT and name in ("to", "dtype") and attribute.value in NARROW:
-                node.attributes[name] = ir.AttrInt64(name, ir.DataType.FLOAT.value)
+        _widen_attributes(node, NARROW)
         for value in node.outputs:
             if value in narrow:
                 _round(node, value, narrow[value])
     return copy
 
 
+def compute_in_float32(model: ir.Model) -> None:
+    """Let nodes whose values are bfloat16 compute in float32, in place; what they give keeps its type.
+
+    ONNX Runtime's CPU provider has no kernels for them, but for conversions. What the nodes of one operation of the
+    model pass to each other is not rounded, nor are the numbers of Python that it takes: its kernel rounds neither.
+    """
+    before_rounding: dict[ir.Value, ir.Value] = {}
+    for node in list(all_nodes(model)):
+        if node.outputs and node.outputs[0].dtype is None and (dtype := _named_type(node)) is not None:
+            node.outputs[0].type = ir.TensorType(dtype)
+        operation = node.meta.get(OPERATION, node)
+        if node.op_type == "Cast" and node.inputs[0] is not None and node.inputs[0].dtype is ir.DataType.FLOAT:
+            before_rounding[node.outputs[0]] = node.inputs[0]
+        if node.op_type in _ANY_TYPE or any(True for _ in nested_graphs(node)):
+            continue
+        for index, value in enumerate(node.inputs):
+            if value is not None and value.dtype is ir.DataType.BFLOAT16:
+                wide, maker = before_rounding.get(value), value.producer()
+                if wide is None or maker is None or maker.meta.get(OPERATION, maker) != operation:
+                    up = _cast(value, ir.DataType.FLOAT, f"{node.name}.{index}", node)
+                    _graph_of(node).insert_before(node, up)
+                    wide = up.outputs[0]
+                node.replace_input_with(index, wide)
+        _widen_attributes(node, (ir.DataType.BFLOAT16,))
+        for value in node.outputs:
+            if value.dtype is ir.DataType.BFLOAT16:
+                down = _cast(value, value.dtype, value.name or "", node)
+                down.meta[OPERATION] = operation
+                _graph_of(node).insert_after(node, down)
+                _put_in_place_of(value, down.outputs[0], down)
+                value.name, value.type = f"{value.name}.unrounded", ir.TensorType(ir.DataType.FLOAT)
+                before_rounding[down.outputs[0]] = value
+
+
+_ANY_TYPE = ("Cast", "Shape", "Size")
+"""Operators that every runtime has for these types."""
+
+
+def _named_type(node: ir.Node) -> ir.DataType | None:
+    """The type of a result, where an attribute names it: within operations, exporters give none."""
+    if node.op_type == "Cast":
+        return ir.DataType(node.attributes.get_int("to"))
+    tensor = node.attributes.get("value") if node.op_type == "Constant" else None
+    return None if tensor is None else tensor.as_tensor().dtype
+
+
 def _wide(tensor: ir.TensorProtocol, name: str | None) -> ir.TensorProtocol:
     return ir.tensor(tensor.numpy().astype("float32"), name=name)
 
 
+def _widen_attributes(node: ir.Node, narrow: Sequence[ir.DataType]) -> None:
+    for name, attribute in list(node.attributes.items()):
+        if attribute.type is ir.AttributeType.TENSOR and attribute.value.dtype in narrow:
+            node.attributes[name] = ir.AttrTensor(name, _wide(attribute.value, None))
+        elif attribute.type is ir.AttributeType.INT and name in ("to", "dtype") and attribute.value in narrow:
+            node.attributes[name] = ir.AttrInt64(name, ir.DataType.FLOAT.value)
+
+
 def _round(node: ir.Node, value: ir.Value, dtype: ir.DataType) -> None:
     """Put the rounding of a value behind its node; the rounded one gets its name, users and place among the outputs."""
-    graph, name = node.graph, value.name or ""
-    assert graph is not None
-    down = ir.Node("", "Cast", [value], [ir.AttrInt64("to", dtype.value)], name=f"{name}.down")
-    up = ir.Node("", "Cast", [down.outputs[0]], [ir.AttrInt64("to", ir.DataType.FLOAT.value)], name=f"{name}.up")
-    down.outputs[0].name, down.outputs[0].type = f"{name}.narrow", ir.TensorType(dtype)
-    rounded = up.outputs[0]
-    rounded.type, rounded.shape = value.type, value.shape
-    graph.insert_after(node, [down, up])
-    ir.convenience.replace_all_uses_with(value, rounded, replace_graph_outputs=True)
-    down.replace_input_with(0, value)
-    value.name, rounded.name = f"{name}.wide", name
+    name = value.name or ""
+    down = _cast(value, dtype, f"{name}.narrow", node)
+    up = _cast(down.outputs[0], ir.DataType.FLOAT, name, node)
+    _graph_of(node).insert_after(node, [down, up])
+    _put_in_place_of(value, up.outputs[0], down)
+    value.name = f"{name}.wide"
+
+
+def _cast(value: ir.Value, dtype: ir.DataType, name: str, beside: ir.Node) -> ir.Node:
+    """A conversion of a value, whose result has a name; it belongs to the call of another node."""
+    node = ir.Node("", "Cast", [value], [ir.AttrInt64("to", dtype.value)], name=f"{name}.to_{dtype.name.lower()}")
+    (made,) = node.outputs
+    made.name, made.type, made.shape = name, ir.TensorType(dtype), value.shape
+    set_owner(node, owner_of(beside))
+    return node
+
+
+def _put_in_place_of(value: ir.Value, other: ir.Value, rounding: ir.Node) -> None:
+    """Let all that used a value, but for the node that rounds it, use another one."""
+    ir.convenience.replace_all_uses_with(value, other, replace_graph_outputs=True)
+    rounding.replace_input_with(0, value)
+
+
+def _graph_of(node: ir.Node) -> ir.Graph:
+    assert isinstance(node.graph, ir.Graph)
+    return node.graph

@@ -41,6 +41,7 @@ def begun(work: Callable[[], T]) -> Future[T]:
 
 
 CPU = "CPUExecutionProvider"
+NO_BFLOAT16 = "its interface to Python has no bfloat16"
 _LARGE = 1024
 """The size in bytes from which a weight is passed to the session instead of written into the model."""
 _NO_PREPACKING = "session.disable_prepacking"
@@ -134,7 +135,7 @@ def _open_as_is(
             shared = provider == CPU and not optimized
             runs = _open_in_memory(model, folder, options, provider, shared=shared)
         if any("bfloat16" in one.type for one in (*runs.get_inputs(), *runs.get_outputs())):
-            raise TypeError("its interface to Python has no bfloat16, of which an input or an output is")
+            raise TypeError(f"{NO_BFLOAT16}, of which an input or an output is")
     except UsageError:  # of its weights files
         raise
     except Exception as error:  # its exception types are not public

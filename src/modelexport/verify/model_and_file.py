@@ -168,7 +168,8 @@ class Sides:
             return
         own, exact = self.own(inputs), plain.outputs
         apart = [error_of(one, right) if is_floating(one) else 0.0 for right, one in zip(exact, own, strict=False)]
-        if all(error <= TIMES_ALLOWED * ALLOWED.get(self.dtype, 0.0) for error in apart):
+        narrowest = narrowest_type(self.tagged.model)
+        if all(error <= TIMES_ALLOWED * ALLOWED.get(narrowest, 0.0) for error in apart):
             return
         nudged = returned_by(self.model, inputs, nudged=True)
         rounding = [error_of(one, other) for one, other in zip(own, nudged, strict=False)]

@@ -170,12 +170,17 @@ def nothing_cast(model: nn.Module) -> Iterator[None]:
     Not if the model has weights of such types, which it may be able to use only under autocast.
     """
     with ExitStack() as stack:
-        if not any(one.dtype in (torch.float16, torch.bfloat16) for one in model.parameters()):
+        if not has_narrow_weights(model):
             for device in filter(torch.is_autocast_enabled, ("cpu", "cuda")):
                 stack.enter_context(torch.autocast(device, enabled=False))
             stack.enter_context(attribute_set(torch.autocast, "__enter__", lambda self: self))
             stack.enter_context(attribute_set(torch.autocast, "__exit__", lambda self, *raised: False))
         yield
+
+
+def has_narrow_weights(model: nn.Module) -> bool:
+    """Whether a model is in half precision, at least in part; others convert to it and back."""
+    return any(one.dtype in (torch.float16, torch.bfloat16) for one in model.parameters())
 
 
 class Guard(OperationMode):

@@ -21,7 +21,7 @@ from modelexport.core.collected_messages import collected
 from modelexport.core.replaced_attributes import attribute_set
 from modelexport.pytorch.calls.call_recorder import CallRecorder
 from modelexport.pytorch.calls.calls_in_branches import Bodies
-from modelexport.pytorch.calls.traced_tree import untouched
+from modelexport.pytorch.calls.traced_tree import has_narrow_weights, untouched
 from modelexport.pytorch.dispatch_modes import OperationMode
 from modelexport.pytorch.nested_tensors import (
     NamedTensors,
@@ -108,11 +108,21 @@ class _Recording:
         self._recorder = CallRecorder(model, watch=self._watch)
         self._own_memory = {memory_of(one) for one in (model.parameters() if weights is None else ())}
         self.own = own_type(model, inputs)
+        narrow = has_narrow_weights(model)
+        self.types = {one: wide for one, wide in _WIDE.items() if narrow or one is not torch.bfloat16}
+        """Types to those that tensors have in a wide run. A file computes bfloat16 of a model that is not in half
+        precision in float32, and rounds what an operation gives, as PyTorch does."""
+
+    def widened(self, value: Any) -> Any:
+        """A narrow tensor in float64; anything else as it is."""
+        if isinstance(value, torch.Tensor) and value.dtype in self.types and has_elements(value):
+            return value.to(self.types[value.dtype])
+        return value
 
     def run(self, wide: bool, bodies: bool, operations: bool) -> Trace:
         trace = self.trace
         trace.exact = wide or self.own is torch.float64
-        inputs = tree_map(_widened, self._inputs) if wide else self._inputs
+        inputs = tree_map(self.widened, self._inputs) if wide else self._inputs
         args, kwargs = run_arguments(inputs)
         with contextlib.ExitStack() as stack:
             guard = stack.enter_context(untouched(self._model, runs=self._weights is None, in_mode=True, bodies=bodies))
@@ -124,7 +134,7 @@ class _Recording:
             if wide:
                 stack.enter_context(_finfo_of_float32())
                 for tensor in [] if self._weights is not None else [*self._model.parameters(), *self._model.buffers()]:
-                    tensor.data = _widened(tensor.data)
+                    tensor.data = self.widened(tensor.data)
                 self._own_memory |= {memory_of(one) for one in self._model.parameters()}
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             stack.enter_context(collected())
@@ -269,8 +279,11 @@ class _Operations(OperationMode):
         output = run(*self.inside(func, args), **kwargs)
         if self._wide and _is_of_integers(args, output):
             output = run(*tree_map(_as_float, args), **kwargs)
+        elif self._wide and self._gives_bfloat16(func, args):
+            args = tree_map(_by_element if torch.Tag.pointwise in func.tags else _exact, args)
+            output = tree_map(_as_narrow, run(*args, **kwargs), output)
         if self._wide:
-            output = tree_map(_widened, output)
+            output = tree_map(self._recording.widened, output)
         if _draws(func):
             self._recording.trace.draws = True
         if self._records and hasattr(func, "_schema"):
@@ -301,7 +314,13 @@ class _Operations(OperationMode):
         if isinstance(value, torch.dtype):
             narrower = value in (torch.float16, torch.bfloat16) and value is not self._recording.own
             return value if narrower else _WIDE.get(value, value)  # a conversion to a narrower type rounds
-        return _widened(value)
+        return self._recording.widened(value)
+
+    def _gives_bfloat16(self, func: Any, args: Any) -> bool:
+        """Whether an operation of numbers that stay narrow gives new ones."""
+        if _draws(func) or not hasattr(func, "_schema") or any(one.alias_info for one in func._schema.returns):
+            return False
+        return any(isinstance(one, torch.Tensor) and one.dtype is torch.bfloat16 for one in tree_leaves(args))
 
 
 def _grouped_mm(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
@@ -321,13 +340,6 @@ _ROUNDED = 2.0**-8
 _LARGEST = torch.finfo(torch.float32).max
 
 
-def _widened(value: Any) -> Any:
-    """A narrow tensor in float64; anything else as it is."""
-    if isinstance(value, torch.Tensor) and value.dtype in _WIDE and has_elements(value):
-        return value.to(_WIDE[value.dtype])
-    return value
-
-
 def _is_of_integers(args: Any, output: Any) -> bool:
     """Whether integers gave a result of PyTorch's default type, as in a division."""
     given = [one for one in tree_leaves(args) if isinstance(one, torch.Tensor)]
@@ -337,6 +349,21 @@ def _is_of_integers(args: Any, output: Any) -> bool:
 
 def _as_float(value: Any) -> Any:
     return value.double() if isinstance(value, torch.Tensor) else value
+
+
+def _exact(value: Any) -> Any:
+    return value.double() if isinstance(value, torch.Tensor) and value.dtype is torch.bfloat16 else value
+
+
+def _by_element(value: Any) -> Any:
+    """As an operation by elements takes a tensor beside one of bfloat16: integers are converted to that type."""
+    integers = isinstance(value, torch.Tensor) and not value.is_floating_point() and value.dtype is not torch.bool
+    return _exact(value.bfloat16() if integers else value)
+
+
+def _as_narrow(value: Any, like: Any) -> Any:
+    """A result in float64, rounded if PyTorch rounds it to bfloat16."""
+    return value.bfloat16() if isinstance(like, torch.Tensor) and like.dtype is torch.bfloat16 else value
 
 
 @contextlib.contextmanager
