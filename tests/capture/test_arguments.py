@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from modelexport import export
+from modelexport import export, verify
 from modelexport.capture.value_decisions import inputs_read
 from modelexport.errors import CaptureError, UsageError
 from modelexport.pytorch.inputs.prepared_inputs import prepare_inputs
@@ -196,6 +196,12 @@ def test_labels_are_left_out_and_the_report_says_so(tmp_path: Path) -> None:
     assert "labels left out" in (tmp_path / "m.report.md").read_text()
     assert result.verified is not None
     assert result.verified.agrees
+
+
+def test_a_tensor_is_the_only_argument(tmp_path: Path) -> None:
+    model, image = nn.Conv2d(3, 4, 3).eval(), torch.randn(1, 3, 8, 8)
+    export(model, image, tmp_path / "m.onnx")
+    assert verify(model, image, tmp_path / "m.onnx").agrees
 
 
 def test_example_inputs_are_not_changed() -> None:

@@ -281,6 +281,7 @@ def test_model_class_is_for_hugging_face_models_only(spec: str) -> None:
         ("net", None),
         ("(net, {'input': 1})", {"input": 1}),
         ("(net, (1, 2))", (1, 2)),
+        ("(net, torch.tensor(1))", (torch.tensor(1),)),
         ("(net, None)", None),
     ],
 )

@@ -53,7 +53,7 @@ def export(
     The model is exported in evaluation mode and restored afterwards.
 
     Args:
-        inputs: Example inputs: keyword arguments of ``forward``, or positional ones.
+        inputs: Example inputs: keyword arguments of ``forward``, or positional ones; a tensor is the only argument.
         path: ``DIR/NAME.onnx``; the documents are written beside it.
         name: The model's name in the documents; by default its class.
         options: How the model is captured, the graph is optimized, the file is tagged and checked, and where its

@@ -18,7 +18,7 @@ from modelexport.core.collected_messages import collected
 from modelexport.core.text import nearest
 from modelexport.errors import UsageError
 from modelexport.pytorch.calls.static_tree import check_has_forward
-from modelexport.pytorch.nested_tensors import input_tensors, run_arguments, tensors_in
+from modelexport.pytorch.nested_tensors import arguments_of, input_tensors, run_arguments, tensors_in
 from modelexport.pytorch.pretrained import is_pretrained
 
 Inputs = Mapping[str, Any] | Sequence[Any]
@@ -50,7 +50,7 @@ def prepare_inputs(model: nn.Module, inputs: Inputs, constants: Collection[str] 
         UsageError: There is no such argument.
     """
     check_has_forward(model)
-    used, notes = _as_transformers_has_them(model, inputs)
+    used, notes = _as_transformers_has_them(model, arguments_of(inputs))
     bound = arguments_by_name(model, used)
     if isinstance(used, Mapping) and bound.keys() == used.keys():
         used = bound  # in the order of the parameters, which is that of a graph's inputs

@@ -19,6 +19,7 @@ import torch
 from modelexport.core.text import error_line
 from modelexport.errors import ModelLoadError
 from modelexport.pytorch.loading.loaded import LoadedModel
+from modelexport.pytorch.nested_tensors import arguments_of
 
 
 def load_from_factory(spec: str) -> LoadedModel:
@@ -46,6 +47,7 @@ def load_from_factory(spec: str) -> LoadedModel:
         own = file or Path(getattr(module, "__file__", None) or place)
         made = factory if isinstance(factory, torch.nn.Module) else _run(factory, f"{spec} failed", own)
     model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    inputs = arguments_of(inputs)
     if not isinstance(model, torch.nn.Module):
         raise ModelLoadError(f"{spec} returned {_article(made)}: return the torch.nn.Module, or it and its inputs")
     if inputs is not None and not isinstance(inputs, dict | tuple):
