@@ -116,7 +116,7 @@ def tensor_specs(tensors: NamedTensors) -> tuple[TensorSpec, ...]:
     )
 
 
-def arguments_of(inputs: Mapping[str, Any] | Sequence[Any]) -> Mapping[str, Any] | Sequence[Any]:
+def arguments_of(inputs: Any) -> Any:
     """Example inputs; a tensor is the only argument, as for ``torch.onnx.export``."""
     return (inputs,) if isinstance(inputs, torch.Tensor) else inputs
 

@@ -46,8 +46,8 @@ def load_from_factory(spec: str) -> LoadedModel:
             raise ModelLoadError(f"{spec} is {_article(factory)}, not a callable: name one that returns the module")
         own = file or Path(getattr(module, "__file__", None) or place)
         made = factory if isinstance(factory, torch.nn.Module) else _run(factory, f"{spec} failed", own)
-    model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-    inputs = arguments_of(inputs)
+    model, given = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    inputs = arguments_of(given)
     if not isinstance(model, torch.nn.Module):
         raise ModelLoadError(f"{spec} returned {_article(made)}: return the torch.nn.Module, or it and its inputs")
     if inputs is not None and not isinstance(inputs, dict | tuple):
