@@ -14,13 +14,13 @@ from modelexport.exporting.export_checks import FileCheck
 from modelexport.exporting.fixed_axes import FixedAxis
 from modelexport.exporting.runtime_fusion import Fusion
 from modelexport.format import documents
-from modelexport.runtime.sessions import Session, open_session
 from modelexport.tagged.encodings.functions import FunctionsModel
 from modelexport.tagged.tree_and_nodes import TreeRow
 from modelexport.weights.linked_copied_embedded import WeightsSummary
 
 if TYPE_CHECKING:
     from modelexport.pytorch.runs.repeatability import Unrepeatable
+    from modelexport.runtime.sessions import Session
     from modelexport.verify.verify_report import VerifyReport
 
 
@@ -86,6 +86,8 @@ class ExportResult(Written):
 
     def session(self, **options: Any) -> Session:
         """The file in ONNX Runtime: see :func:`modelexport.runtime.sessions.open_session`."""
+        from modelexport.runtime.sessions import open_session
+
         return open_session(self.path, **options)
 
     @property
