@@ -1,0 +1,66 @@
+"""The parts of a model whose own ``generate`` prepares the inputs of one of its modules, and lets that generate.
+
+BLIP encodes images, changes the prompt, and its text decoder generates. A first part does what is before.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from modelexport.packages.delegation import Delegation, given_to
+from modelexport.packages.generator import BATCH, PROMPT
+from modelexport.packages.model_parts import SEQUENCE, ModelPart, with_forward
+from modelexport.packages.prompts import Example
+from modelexport.packages.stateful_parts import stateful_parts
+from modelexport.packages.states import TEXT, find_state
+
+
+def delegated_parts(model: nn.Module, example: Example, found: Delegation) -> list[list[ModelPart]]:
+    """The parts in each form that computes what the model does, the best first.
+
+    Raises:
+        CaptureError: There is none, or the module's ``generate`` fails.
+    """
+    module, inputs = model.get_submodule(found.path), example.inputs
+    given = {name: value for name, value in found.arguments.items() if isinstance(value, torch.Tensor)}
+    state = find_state(module, Example(given))
+    if state is None:
+        return []
+    again = [
+        name
+        for name, value in state.prompt.items()
+        if name not in TEXT and isinstance(one := state.step.get(name), torch.Tensor) and torch.equal(one, value)
+    ]
+    axes = {(name, 0): BATCH for name in inputs}
+    axes |= {(name, 1): SEQUENCE for name in inputs if inputs[name].shape[:2] == inputs["input_ids"].shape}
+    first = ModelPart("encoder", with_forward(model, partial(_prepare, found.path)), inputs, axes=axes)
+    return [
+        [first, *(replace(part, model=_around(model, found.path, part.model)) for part in parts)]
+        for parts in stateful_parts(module, replace(state, again=tuple(again)))
+    ]
+
+
+def _prepare(path: str, model: nn.Module, /, **inputs: torch.Tensor) -> dict[str, Any]:
+    """The tokens that the module takes, and what it takes besides."""
+    given = {name: one for name, one in given_to(path, model, inputs).items() if isinstance(one, torch.Tensor)}
+    given.setdefault("attention_mask", torch.ones_like(given["input_ids"]))
+    prompt = {name: given.pop(name).clone() for name in TEXT if name in given}
+    return {**given, PROMPT: prompt}
+
+
+def _around(model: nn.Module, path: str, module: nn.Module) -> nn.Module:
+    """A model with another module in place of one of its own, which is all that its ``forward`` runs."""
+    return with_forward(_with_module(model, path, module), lambda whole, /, **inputs: whole.get_submodule(path)(**inputs))
+
+
+def _with_module(model: nn.Module, path: str, module: nn.Module) -> nn.Module:
+    changed, (name, _, rest) = copy.copy(model), path.partition(".")
+    changed._modules = dict(model._modules)
+    changed._modules[name] = _with_module(model.get_submodule(name), rest, module) if rest else module
+    return changed
