@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from modelexport.errors import CaptureError
 from modelexport.packages.delegation import Delegation, given_to
 from modelexport.packages.generator import BATCH, PROMPT
 from modelexport.packages.model_parts import SEQUENCE, ModelPart, with_forward
+from modelexport.packages.prompts import PROMPT as TOKENS
 from modelexport.packages.prompts import Example
 from modelexport.packages.stateful_parts import stateful_parts
 from modelexport.packages.states import TEXT, find_state
@@ -25,10 +27,15 @@ def delegated_parts(model: nn.Module, example: Example, found: Delegation) -> li
     """The parts in each form that computes what the model does, the best first.
 
     Raises:
-        CaptureError: There is none, or the module's ``generate`` fails.
+        CaptureError: There is none, or the module's ``generate`` fails, or takes embeddings.
     """
     module, inputs = model.get_submodule(found.path), example.inputs
     given = {name: value for name, value in found.arguments.items() if isinstance(value, torch.Tensor)}
+    if "input_ids" not in given or "inputs_embeds" in given:
+        told = f"{type(model).__name__} lets its module {found.path} generate from embeddings, not from tokens alone"
+        raise CaptureError(f"{told}, which a package does not support: use --parts whole", reason=told)
+    if given["input_ids"].shape[1] < TOKENS:  # a capture would treat an axis of size one as fixed
+        given |= {name: one[:, :1].expand(-1, TOKENS) for name, one in given.items() if name in TEXT}
     state = find_state(module, Example(given))
     if state is None:
         return []
@@ -56,7 +63,9 @@ def _prepare(path: str, model: nn.Module, /, **inputs: torch.Tensor) -> dict[str
 
 def _around(model: nn.Module, path: str, module: nn.Module) -> nn.Module:
     """A model with another module in place of one of its own, which is all that its ``forward`` runs."""
-    return with_forward(_with_module(model, path, module), lambda whole, /, **inputs: whole.get_submodule(path)(**inputs))
+    return with_forward(
+        _with_module(model, path, module), lambda whole, /, **inputs: whole.get_submodule(path)(**inputs)
+    )
 
 
 def _with_module(model: nn.Module, path: str, module: nn.Module) -> nn.Module:

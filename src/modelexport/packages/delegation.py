@@ -28,20 +28,18 @@ class Delegation:
 
 
 def find_delegation(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> Delegation | None:
-    """The module that generates for a model; ``None`` if the model does that itself, or not from tokens."""
+    """The module that generates for a model; ``None`` if the model does that itself."""
     from transformers import GenerationMixin
 
     inner = {path: one for path, one in model.named_modules() if path and isinstance(one, GenerationMixin)}
-    if type(model).generate is GenerationMixin.generate:  # type: ignore[attr-defined]  # of a model that generates
+    if type(model).generate is GenerationMixin.generate:
         return None
     for path in inner:
         with untouched(model), collected():
             try:
-                arguments = given_to(path, model, inputs)
+                return Delegation(path, given_to(path, model, inputs))
             except Exception:  # any code of the model
                 continue
-        if isinstance(arguments.get("input_ids"), torch.Tensor) and arguments.get("inputs_embeds") is None:
-            return Delegation(path, arguments)
     return None
 
 
@@ -59,7 +57,7 @@ def given_to(path: str, model: nn.Module, inputs: Mapping[str, torch.Tensor], **
 
     with attribute_set(model.get_submodule(path), "generate", reached):
         try:
-            model.generate(**{name: value.clone() for name, value in inputs.items()}, **options)  # type: ignore[operator]
+            model.generate(**{name: value.clone() for name, value in inputs.items()}, **options)
         except _ReachedError:
             return given
     raise LookupError(path)
