@@ -55,7 +55,7 @@ def captioner(kept: int | None = None) -> Any:
     return made(lambda: Captioner(config, kept))
 
 
-@pytest.mark.parametrize("kept", [None, 1])
+@pytest.mark.parametrize("kept", [None, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_loop_of_the_page_generates_what_the_model_does(kept: int | None, tmp_path: Path) -> None:
     model = captioner(kept)
     result = modelexport.export_package(model, tmp_path / "out", inputs={"pixel_values": torch.randn(1, 3, 8, 8)})
