@@ -588,7 +588,8 @@ def right(model: Any, inputs: Mapping[str, Any], tokens: int) -> Any:
         max_new_tokens=tokens, do_sample=False, pad_token_id=0, eos_token_id=None, **starts
     )
     with torch.no_grad():
-        made = model.generate(**{name: torch.from_numpy(value) for name, value in inputs.items()})
+        given = {name: torch.from_numpy(value) for name, value in inputs.items()}
+        made = model.generate(**given, generation_config=model.generation_config)
     return made[:, -tokens:].numpy()
 
 

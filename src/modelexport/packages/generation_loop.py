@@ -17,6 +17,8 @@ from modelexport.runtime.sessions import CPU, open_session, run_session
 from modelexport.tagged.package import Package
 
 PAST, PRESENT = "past_key_values", "present"
+PROMPT = "prompt"
+"""What comes before the names of the outputs of a part that changes the prompt."""
 CACHE_POSITION = "cache_position"
 """The input of a graph with a static cache: the positions in it that the new tokens take, ``[sequence]``."""
 ENCODERS = ("encoder", "vision", "speech")
@@ -47,6 +49,7 @@ def generation_of(
     given = {port.name: port for part in (step, first) for port in inputs[part]}
     made = [name for part in inputs for name in outputs[part]]
     state = {name: f"{PAST}{name.removeprefix(PRESENT)}" for name in made if name.startswith(f"{PRESENT}.")}
+    state |= {name: name.removeprefix(f"{PROMPT}.") for name in made if name.startswith(f"{PROMPT}.")}
     before = [part for part in inputs if part in _BEFORE]
     known = {state.get(name, name) for part in before for name in outputs[part]}
     # Before the first token, a state has rows and constant sizes; all others are 0.

@@ -18,6 +18,8 @@ from torch import nn
 from modelexport.core.collected_messages import collected
 from modelexport.errors import CaptureError, InputsError
 from modelexport.exporting.options import PackageOptions
+from modelexport.packages.delegated_generation import find_delegation
+from modelexport.packages.delegated_parts import delegated_parts
 from modelexport.packages.generation_loop import CACHE_POSITION
 from modelexport.packages.generation_state import count_tokens, find_state, keys_and_values, record_calls
 from modelexport.packages.model_parts import ModelPart, with_forward, with_weights
@@ -84,6 +86,10 @@ def generation_forms(
     special = asked.static_cache is not None or asked.separate_prefill
     example = example_of(model, given)
     modality, reason = None, ""
+    if not special and (found := find_delegation(model, example.inputs)) is not None:
+        with with_weights(model, weights):
+            yield from delegated_parts(model, example, found)
+        return
     try:
         modality = find_modality(model, example, weights)
     except CaptureError as error:

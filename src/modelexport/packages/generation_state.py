@@ -63,6 +63,8 @@ class State:
     carried: tuple[str, ...]
     """What each step takes again: the last column of what the first call took, such as a mask of images."""
     example: Example
+    again: tuple[str, ...] = ()
+    """What each step takes again as it is, such as the states of an encoder."""
 
     @property
     def of_text(self) -> list[str]:
@@ -114,7 +116,7 @@ def find_state(model: nn.Module, example: Example) -> State | None:
     inputs["attention_mask"][0, 0] = 0  # otherwise ``generate`` would leave it out
     more = {name: torch.cat([value, value[: len(value) // len(ids)]]) for name, value in inputs.items()}
     longer = {
-        name: torch.cat([value, value[:, -2:]], 1) if value.shape[:2] == ids.shape else value
+        name: torch.cat([value, value[:, [-min(2, ids.shape[1]), -1]]], 1) if value.shape[:2] == ids.shape else value
         for name, value in inputs.items()
     }
     runs = [record_calls(model, one) for one in (inputs, more, longer)]

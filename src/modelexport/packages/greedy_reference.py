@@ -13,6 +13,7 @@ from torch import nn
 from modelexport.core.collected_messages import collected
 from modelexport.core.text import error_line
 from modelexport.errors import InputsError, raised_as
+from modelexport.packages.delegated_generation import find_delegation
 from modelexport.packages.generation_loop import Step, TokenLoop
 from modelexport.packages.generation_state import greedy_config
 from modelexport.pytorch.calls.traced_tree import untouched
@@ -54,7 +55,12 @@ def generate_greedily(model: nn.Module, prompts: Sequence[Mapping[str, Any]], ne
     fails = raised_as(lambda error: InputsError(f"{type(model).__name__}.generate fails: {error_line(error)}"))
     with untouched(model), collected(), fails:
         model.generation_config = config  # otherwise its own would fill in unset values
-        made = GenerationMixin.generate(model, **{k: torch.from_numpy(v) for k, v in inputs.items()})
+        given = {name: torch.from_numpy(value) for name, value in inputs.items()}
+        if (found := find_delegation(model, given)) is not None:
+            ends = [token for token in [found.arguments.get("eos_token_id")] if isinstance(token, int)] or ends
+            made = model.generate(**given, generation_config=config)
+        else:
+            made = GenerationMixin.generate(model, **given)
     sequences = as_array(made.sequences)
     started = {"decoder_input_ids": sequences[:, : -len(made.logits)]} if encodes else {}
     return Reference(

@@ -97,6 +97,9 @@ def example_of(model: nn.Module, given: Mapping[str, Any] | None = None) -> Exam
         placeholder = torch.isin(ids, torch.tensor(tokens, dtype=ids.dtype))
         head = int(placeholder.any(0).nonzero().max()) + 1 if placeholder.any() else 0
         inputs["attention_mask"] = torch.ones_like(ids)
+        own = inspect.signature(model.generate).parameters
+        if "input_ids" in own:  # one of the model's own, which names all that it takes
+            inputs = {name: value for name, value in inputs.items() if name in own}
         if head:
             inputs |= _types(model, inputs, placeholder)
     return Example(inputs, head, one.keys())

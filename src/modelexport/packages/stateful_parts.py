@@ -221,7 +221,7 @@ def _parts(model: nn.Module, state: State, form: Form, rows: Rows, notes: tuple[
         parts.append(ModelPart("prefill", first, inputs, axes=axes, rows=rows))
     began = state.step
     names = ["input_ids", *(name for name in ("attention_mask", "position_ids") if began.get(name) is not None)]
-    given = {name: began[name] for name in names}
+    given = {name: began[name] for name in (*names, *state.again)}
     if form.holds and "attention_mask" not in given:
         mask = state.prompt["attention_mask"]
         given["attention_mask"] = mask.new_ones(len(mask), mask.shape[1] + 1)

@@ -1,0 +1,75 @@
+"""The parts of a model whose own ``generate`` prepares the inputs of one of its modules, and lets that generate.
+
+BLIP encodes images, changes the prompt, and its text decoder generates. A first part does what is before.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from modelexport.errors import CaptureError
+from modelexport.packages.delegated_generation import Delegation, given_to
+from modelexport.packages.generation_loop import BATCH, PROMPT
+from modelexport.packages.generation_state import TEXT, find_state
+from modelexport.packages.model_parts import SEQUENCE, ModelPart, with_forward
+from modelexport.packages.prompts import PROMPT as TOKENS
+from modelexport.packages.prompts import Example
+from modelexport.packages.stateful_parts import stateful_parts
+
+
+def delegated_parts(model: nn.Module, example: Example, found: Delegation) -> list[list[ModelPart]]:
+    """The parts in each form that computes what the model does, the best first.
+
+    Raises:
+        CaptureError: There is none, or the module's ``generate`` fails, or takes embeddings.
+    """
+    module, inputs = model.get_submodule(found.path), example.inputs
+    given = {name: value for name, value in found.arguments.items() if isinstance(value, torch.Tensor)}
+    if "input_ids" not in given or "inputs_embeds" in given:
+        told = f"{type(model).__name__} lets its module {found.path} generate from embeddings, not from tokens alone"
+        raise CaptureError(f"{told}, which a package does not support: use --parts whole", reason=told)
+    if given["input_ids"].shape[1] < TOKENS:  # a capture would treat an axis of size one as fixed
+        given |= {name: one[:, :1].expand(-1, TOKENS) for name, one in given.items() if name in TEXT}
+    state = find_state(module, Example(given))
+    if state is None:
+        return []
+    again = [
+        name
+        for name, value in state.prompt.items()
+        if name not in TEXT and isinstance(one := state.step.get(name), torch.Tensor) and torch.equal(one, value)
+    ]
+    axes = {(name, 0): BATCH for name in inputs}
+    axes |= {(name, 1): SEQUENCE for name in inputs if inputs[name].shape[:2] == inputs["input_ids"].shape}
+    first = ModelPart("encoder", with_forward(model, partial(_prepare, found.path)), inputs, axes=axes)
+    return [
+        [first, *(replace(part, model=_around(model, found.path, part.model)) for part in parts)]
+        for parts in stateful_parts(module, replace(state, again=tuple(again)))
+    ]
+
+
+def _prepare(path: str, model: nn.Module, /, **inputs: torch.Tensor) -> dict[str, Any]:
+    """The tokens that the module takes, and what it takes besides."""
+    given = {name: one for name, one in given_to(path, model, inputs).items() if isinstance(one, torch.Tensor)}
+    given.setdefault("attention_mask", torch.ones_like(given["input_ids"]))
+    prompt = {name: given.pop(name).clone() for name in TEXT if name in given}
+    return {**given, PROMPT: prompt}
+
+
+def _around(model: nn.Module, path: str, module: nn.Module) -> nn.Module:
+    """A model with another module in place of one of its own, which is all that its ``forward`` runs."""
+    return with_forward(
+        _with_module(model, path, module), lambda whole, /, **inputs: whole.get_submodule(path)(**inputs)
+    )
+
+
+def _with_module(model: nn.Module, path: str, module: nn.Module) -> nn.Module:
+    changed, (name, _, rest) = copy.copy(model), path.partition(".")
+    changed._modules = dict(model._modules)
+    changed._modules[name] = _with_module(model.get_submodule(name), rest, module) if rest else module
+    return changed
