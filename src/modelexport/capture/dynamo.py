@@ -9,6 +9,7 @@ which runs no hooks but keeps a stack of ``id(module)@n`` keys for each node; th
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -47,6 +48,7 @@ from modelexport.capture.once.signatures import described_once, parsed_once, sig
 from modelexport.capture.once.type_promotion import promoted_once
 from modelexport.capture.opset_conversion import convert_to_opset, translated_opset
 from modelexport.capture.patches import private, replaced, require, usable
+from modelexport.capture.presumed_selections import Presumed
 from modelexport.capture.repairs.decompositions import outputs_converted_back, with_decompositions
 from modelexport.capture.repairs.packed_linear import opset_for
 from modelexport.capture.repairs.pooling_last_windows import without_last_windows
@@ -83,6 +85,7 @@ def capture_by_dynamo(
     stack_traces: bool = False,
     says_so: bool = True,
     form: QuantizedForm = USUAL_FORM,
+    presumed: Presumed | None = None,
 ) -> Exported:
     """Capture and translate a model. The model's state is restored afterwards, also after a failure.
 
@@ -94,6 +97,7 @@ def capture_by_dynamo(
         stack_traces: Record the lines of Python of each node, for those who keep the exporter's metadata.
         says_so: Tell a model that asks that it is exported; if it leaves out calls then, it is captured without.
         form: How the layers of a quantized checkpoint are written.
+        presumed: Answers what the model asks of values; by default that is an error.
 
     Raises:
         CaptureError: The exporter failed. Names the module call that was running.
@@ -110,7 +114,7 @@ def capture_by_dynamo(
     captured, args, given = _bound(model, *by_name(model, inputs), constants)
     with (
         untouched(model, runs=False, captures=True),
-        replaced(_replacements(recorder.seen, programs, stack_traces, translations(form))),
+        replaced(_replacements(recorder.seen, programs, stack_traces, translations(form), presumed)),
         replaced({"asks": lambda ask: _answering(ask, asked, says_so)}),
         recorder.attached(),  # inside, since it ends the annotations of calls that were running at a failure
         steps_open(),
@@ -131,7 +135,7 @@ def capture_by_dynamo(
     check_returned(translated)
     if any(asked) and _lacks_calls(recorder.seen, model, inputs):
         with contextlib.suppress(CaptureError):
-            others: Any = {"constants": constants, "stack_traces": stack_traces, "form": form}
+            others: Any = {"constants": constants, "stack_traces": stack_traces, "form": form, "presumed": presumed}
             return capture_by_dynamo(model, inputs, dynamic=dynamic, opset=opset, says_so=False, **others)
     if captured is not model:
         _without_prefix(translated, "model.")
@@ -143,16 +147,17 @@ def capture_by_dynamo(
         raise _explained(error, recorder) from error
     if opset is not None:
         convert_to_opset(exported.model, opset)
-    return exported
+    return exported if presumed is None else dataclasses.replace(exported, presumed=tuple(presumed.lines))
 
 
 def _replacements(
-    calls: Sequence[TracedCall], programs: list[Any], stack_traces: bool, translated: Table
+    calls: Sequence[TracedCall], programs: list[Any], stack_traces: bool, translated: Table, presumed: Presumed | None
 ) -> Mapping[str, Callable[[Any], Any]]:
     """Rows of the table of patches to what takes their place; what ``torch.onnx.export`` returns is in ``programs``."""
+    answering = presumed.answering if presumed is not None else lambda capture: capture
     return {
         "annotations": lambda _: {},
-        "export": reading_no_values,
+        "export": lambda capture: answering(reading_no_values(capture)),
         "constants": lambda _: READABLE,
         "traced constants": lambda _: READABLE,
         "print": lambda _: lambda *text, **options: None,

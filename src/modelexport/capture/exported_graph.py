@@ -30,5 +30,7 @@ class Exported:
     """The arguments that the graph does not take, to the values that it keeps."""
     exposed: int = 0
     """How many of the outputs, the last ones, are what inner calls return."""
+    presumed: tuple[str, ...] = ()
+    """The lines of the model, ``net.py:12``, that ask whether anything is selected: the graph is for yes."""
     messages: tuple[str, ...] = ()
     """The exporter's warnings, one line each."""

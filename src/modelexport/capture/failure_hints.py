@@ -74,18 +74,19 @@ def differentiates(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) 
 def failure(error: BaseException, call: ModuleCall | None, reason: str, told: str) -> CaptureError:
     """The error of a front end: what failed, the call, the model's own line of code, and what is told of the reason."""
     where = f" in {call}" if call is not None else ""
-    problem = f"{type(error).__name__}{where}{_line_of(error)}: {told}"
+    line = line_of(traceback.extract_tb(error.__traceback__))
+    problem = f"{type(error).__name__}{where}{f' ({line})' if line else ''}: {told}"
     return CaptureError(problem, address=None if call is None else call.address, reason=reason)
 
 
-def _line_of(error: BaseException) -> str:
-    """The innermost line of the model's own code that an exception came through: `` (net.py:12)``."""
-    frames = [
-        f" ({Path(frame.filename).name}:{frame.lineno})"
-        for frame in traceback.extract_tb(error.__traceback__)
+def line_of(frames: traceback.StackSummary) -> str:
+    """The innermost line of the model's own code on a stack: ``net.py:12``; empty if there is none."""
+    lines = [
+        f"{Path(frame.filename).name}:{frame.lineno}"
+        for frame in frames
         if not any(map(Path(frame.filename).is_relative_to, _NOT_THE_MODEL))
     ]
-    return frames[-1] if frames else ""
+    return lines[-1] if lines else ""
 
 
 _NOT_THE_MODEL = (Path(torch.__file__).parent, Path(__file__).parent.parent)

@@ -14,10 +14,12 @@ from modelexport.capture import dynamo, torchscript
 from modelexport.capture.exported_graph import Exported
 from modelexport.capture.front_end_options import FrontEnd
 from modelexport.capture.patches import warn_once
+from modelexport.capture.presumed_selections import DECISIONS, Presumed
+from modelexport.capture.refusing_lines import refusing_lines
 from modelexport.capture.script_modules import scripts_converted
-from modelexport.capture.value_decisions import inputs_read
+from modelexport.capture.value_decisions import DecisionError, inputs_read
 from modelexport.core.collected_messages import collected
-from modelexport.core.text import without_paths
+from modelexport.core.text import chained, without_paths
 from modelexport.errors import CaptureError, CheckError, UntaggedNodeError, UsageError
 from modelexport.graph.narrow_to_float32 import compute_in_float32
 from modelexport.pytorch.calls.traced_tree import has_narrow_weights
@@ -156,12 +158,27 @@ def _capture_with(
     frontend: str, model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], constants: list[str], **options: Any
 ) -> Exported:
     with scripts_converted(model, inputs) as captured:
-        exported = FRONT_ENDS[frontend](captured, inputs, constants=constants, **options)
+        exported = _captured(FRONT_ENDS[frontend], captured, inputs, constants=constants, **options)
     if not has_narrow_weights(model):
         compute_in_float32(exported.model)
     prepared = prepare_inputs(model, inputs, constants)
     fix_broadcast_axes(exported.model, prepared.inputs)
     return dataclasses.replace(exported, constants=prepared.constants)
+
+
+def _captured(
+    front_end: Callable[..., Exported], model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], **options: Any
+) -> Exported:
+    """Capture a model; once more, with its questions answered, if Python asks of values."""
+    try:
+        return front_end(model, inputs, **options)
+    except CaptureError as error:
+        if not any(isinstance(one, (*DECISIONS, DecisionError)) for one in chained(error)):
+            raise
+        failure = error
+    with contextlib.suppress(CaptureError):
+        return front_end(model, inputs, presumed=Presumed(refusing_lines(model, inputs)), **options)
+    raise failure from failure.__cause__
 
 
 def _reason(error: Exception) -> str:

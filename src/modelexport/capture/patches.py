@@ -73,6 +73,8 @@ TABLE: Mapping[str, Row] = {
         "decompositions have no room for the constants that it makes", "no exports of complex numbers"),
     "asks": Row("dynamo", "torch.onnx:is_in_onnx_export", "",
         "a model that leaves out calls for exporters is captured as users run it", "such calls are not in the file"),
+    "truth": Row("dynamo", "torch:SymBool.__bool__", "self",
+        "a model asks whether anything is selected", "no exports of models that skip work for nothing"),
     # Private names that are replaced while a model is captured
     "prepare": Row("dynamo", f"{_EXPORTER}._core:_prepare_exported_program_for_export", "exported_program ...",
         "torch.onnx returns sums of half-precision numbers in float32, before they are converted back",

@@ -29,6 +29,7 @@ from modelexport.capture.exported_graph import Exported
 from modelexport.capture.failure_hints import OTHER_OPERATIONS, check_returned, failure, way_out
 from modelexport.capture.front_end_options import TRACED_OPSETS, USUAL_FORM, QuantizedForm
 from modelexport.capture.patches import private, replaced, require
+from modelexport.capture.presumed_selections import Presumed
 from modelexport.capture.repairs.pooling_last_windows import without_last_windows
 from modelexport.capture.repairs.untraceable import translatable
 from modelexport.capture.torchscript_owners import assign_owners, name_after_owners
@@ -56,6 +57,7 @@ def capture_by_tracing(
     constants: Collection[str] = (),
     stack_traces: bool = False,
     form: QuantizedForm = USUAL_FORM,
+    presumed: Presumed | None = None,
 ) -> Exported:
     """Trace and translate a model. The model's state is restored afterwards, also after a failure.
 
@@ -66,6 +68,7 @@ def capture_by_tracing(
         constants: Arguments whose values the graph keeps, instead of taking them as inputs.
         stack_traces: Changes nothing: a trace has the lines of Python.
         form: Changes nothing: the exporter does not translate these layers.
+        presumed: The lines by which the model refuses inputs are in it; they may read values.
 
     Raises:
         CaptureError: The exporter failed, or the model's Python code depends on tensor values. Names the call and line.
@@ -79,7 +82,7 @@ def capture_by_tracing(
     own_args, own_kwargs = copied((args, kwargs))
     with collected():
         run = trace_calls(model, own_args, own_kwargs, overwritten)
-    traced = _Traced(model, run, args, kwargs, dynamic, constants)
+    traced = _Traced(model, run, args, kwargs, dynamic, constants, presumed.refusing if presumed else {})
     names = [f"{_INPUT}{position}" for position in range(len(traced.given))]
     axes = {
         name: {axis: _plain(f"{argument}_{axis}") for axis in range(tensor.dim())}
@@ -175,6 +178,7 @@ class _Traced(nn.Module):
         kwargs: dict[str, Any],
         dynamic: bool,
         constants: Collection[str],
+        refusing: Collection[str],
     ) -> None:
         super().__init__()
         self.model = model
@@ -182,6 +186,7 @@ class _Traced(nn.Module):
         self.recorder = _Recorder(model, self._scoped, self._keep)
         self._run = run
         self._open = dynamic
+        self._refusing = refusing
         self._arguments = args, kwargs
         self._by_path = dict(model.named_modules())
         self._ports: dict[Port, str] = {}
@@ -193,7 +198,7 @@ class _Traced(nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         traced = {id(tensor): new for (_, tensor), new in zip(self.given, tensors, strict=True)}
         args, kwargs = copied(self._arguments, traced)
-        with NoDecisions():
+        with NoDecisions(self._refusing):
             output = self.model(*args, **kwargs)
         self._returned = self._without_sizes(ROOT, "outputs", output_tensors(output))
         for stand_in, value in self._kept:

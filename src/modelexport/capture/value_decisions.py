@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from modelexport.capture.failure_hints import line_of
 from modelexport.capture.patches import private
 from modelexport.core.collected_messages import collected
 from modelexport.pytorch.calls.traced_tree import untouched
@@ -27,20 +29,26 @@ class NoDecisions(TorchFunctionMode):
     The trace would apply the decision made for the example inputs to all others. Numbers that depend only on sizes may
     be read, unless the sizes themselves depend on values (the number of nonzero elements). A tensor that was written
     into counts as dependent, since the trace does not show what was written through its views.
+
+    Args:
+        refusing: Lines of the model, ``net.py:12``, that may read truth values: it has no output for others.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, refusing: Collection[str] = ()) -> None:
         super().__init__()
+        self._refusing = refusing
         self._by_values: dict[int, bool] = {}
         self._sized_by_values: dict[int, bool] = {}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if tracing_state() is not None and (func in _READS_VALUES or func in _READS_SIZES):
+        if tracing_state() is not None and (func in READS_VALUES or func in READS_SIZES):
             for tensor in _tensors(args):
                 value = private("value")(tensor)
-                if self._is_sized_by_values(value) or (func in _READS_VALUES and self._is_by_values(tensor, value)):
+                if asks(func, args) and self._refusing and line_of(traceback.extract_stack()) in self._refusing:
+                    break
+                if self._is_sized_by_values(value) or (func in READS_VALUES and self._is_by_values(tensor, value)):
                     name = func.__name__.strip("_")
                     raise DecisionError(
                         f"data-dependent: Python reads a tensor ({name}), and the trace would fix its present value; "
@@ -63,6 +71,8 @@ class NoDecisions(TorchFunctionMode):
 
         def known(node: Any) -> bool | None:
             if node.kind() in _SIZED_BY_VALUES:
+                return True
+            if node.kind() == "aten::where" and len(list(node.inputs())) == 1:
                 return True
             if node.kind() == "aten::index":
                 indices = list(node.inputs())[1].node().inputs()
@@ -99,8 +109,22 @@ def _tensors(value: object) -> list[torch.Tensor]:
     return [one for one in tree_leaves(value) if isinstance(one, torch.Tensor)]
 
 
-_READS_VALUES = {
+def asks(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether a function gives Python a truth value."""
+    return func in _TRUTHS or (func is torch.Tensor.item and args[0].dtype is torch.bool)
+
+
+_TRUTHS = {
     torch.Tensor.__bool__,
+    torch.Tensor.equal,
+    torch.equal,
+    torch.Tensor.allclose,
+    torch.allclose,
+    torch.is_nonzero,
+}
+
+READS_VALUES = {
+    *_TRUTHS,
     torch.Tensor.__int__,
     torch.Tensor.__float__,
     torch.Tensor.__complex__,
@@ -113,21 +137,17 @@ _READS_VALUES = {
     torch.Tensor.data.__get__,
     torch.Tensor.new_tensor,
     torch.tensor,
-    torch.Tensor.equal,
-    torch.equal,
-    torch.Tensor.allclose,
-    torch.allclose,
-    torch.is_nonzero,
 }
 """Functions that return elements of tensors as Python numbers, or tensors that the trace takes for constants."""
 
-_READS_SIZES = {torch.Tensor.__len__, torch.Tensor.unbind, torch.unbind}
+READS_SIZES = {torch.Tensor.__len__, torch.Tensor.unbind, torch.unbind}
 
 _SIZES = {"aten::size", "aten::numel", "aten::dim", "aten::len"}
 
 _SIZED_BY_VALUES = {
     "aten::nonzero",
     "aten::nonzero_numpy",
+    "aten::argwhere",
     "aten::masked_select",
     "aten::unique",
     "aten::_unique",
@@ -159,7 +179,7 @@ class InputsRead(TorchFunctionMode):
     ) -> Any:
         given = _tensors((args, kwargs))
         sources = frozenset[str]().union(*(self._from.get(id(tensor), frozenset()) for tensor in given))
-        if sources and func in _READS_VALUES:
+        if sources and func in READS_VALUES:
             self.read.update(dict.fromkeys(sorted(sources)))
         output = func(*args, **(kwargs or {}))
         data = any(_is_data(tensor) and id(tensor) not in self._from for tensor in given)

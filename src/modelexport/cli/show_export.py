@@ -98,6 +98,7 @@ def format_weights(weights: WeightsSummary) -> list[str]:
 
 def print_warnings(result: ExportResult, options: Options) -> None:
     """Write to standard error what a person has to know about the file."""
+    from modelexport.exporting.export_checks import told_of_presumed
     from modelexport.exporting.markdown_report import told_of
 
     lines = [*result.notes, *(f"{one.kind}: {one.where}; {told_of(one.kind)}" for one in result.unrepeatable)]
@@ -106,6 +107,8 @@ def print_warnings(result: ExportResult, options: Options) -> None:
         f"{axis.call or 'the model itself'} fixes it ({axis.reason})"
         for axis in result.fixed
     ]
+    if presumed := result.hierarchy.settings.presumed:
+        lines.append(told_of_presumed(presumed))
     if result.attempts:
         reasons = "; ".join(f"{one.frontend} failed: {one.reason.splitlines()[0]}" for one in result.attempts)
         lines.append(f"exported with {result.hierarchy.settings.frontend}; {reasons}")

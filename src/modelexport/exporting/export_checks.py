@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from modelexport.verify.compared_runs import Compared
     from modelexport.verify.model_and_file import Sides
 
-CheckStep = Literal["onnx.checker", "loading", "running", "outputs", "other sizes"]
+CheckStep = Literal["onnx.checker", "loading", "running", "outputs", "other inputs", "other sizes"]
 
 
 class FileCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -68,7 +68,10 @@ def _check_written(
         # onnx.checker does not know ONNX Runtime's operators in the standard domain.
         if not weights.linked and not options.graph.fuse and (fault := _invalid(file)):
             return FileCheck(status="failed", step="onnx.checker", reason=fault)
-        return _check_outputs(model, inputs, file)
+        check = _check_outputs(model, inputs, file)
+        if check.status == "passed" and hierarchy.settings.presumed:
+            return _check_presumed(model, inputs, file, hierarchy, check)
+        return check
 
 
 def _with_weights(
@@ -172,6 +175,36 @@ def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], 
         return FileCheck(status="passed", step="outputs", reason=chose, largest=largest if not ties else None)
     reason = f"{wrong[0].name} differs from PyTorch's output: {wrong[0].reason}"
     return FileCheck(status="failed", step="outputs", reason=reason, largest=largest)
+
+
+def _check_presumed(
+    model: nn.Module,
+    inputs: Mapping[str, Any] | Sequence[Any],
+    path: Path,
+    hierarchy: documents.Hierarchy,
+    passed: FileCheck,
+) -> FileCheck:
+    """Compare on other inputs a file that always does what the model may skip."""
+    from modelexport.pytorch.inputs.prepared_inputs import kept_tensors
+    from modelexport.verify.model_and_file import Sides, open_for
+    from modelexport.verify.other_inputs import compare_others
+
+    settings = hierarchy.settings
+    sides = Sides.of(model, inputs, open_for(model, path))
+    kept = kept_tensors(model, inputs, tuple(settings.constants))
+    for one in compare_others(sides, inputs, kept).compared:
+        if one.status == "differ":
+            reason = f"with {one.what}: {one.reason}; {told_of_presumed(settings.presumed)}"
+            return FileCheck(status="failed", step="other inputs", reason=reason)
+    return passed
+
+
+def told_of_presumed(lines: Sequence[str]) -> str:
+    """What a file does where the model asks whether anything is selected."""
+    return (
+        f"the model asks whether anything is selected ({first_few(lines, 3)}); the file always does what follows if "
+        "something is: verify it on inputs for which nothing is"
+    )
 
 
 def _declared_otherwise(runs: InferenceSession, results: Mapping[str, Any]) -> str:

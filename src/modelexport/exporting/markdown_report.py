@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modelexport.core.text import printable, without_paths
+from modelexport.exporting.export_checks import told_of_presumed
 from modelexport.exporting.runtime_fusion import Fusion
 from modelexport.format import keys
 from modelexport.graph.nodes import all_nodes
@@ -77,6 +78,9 @@ def _sections(result: ExportResult) -> Iterator[str]:
         yield "\n".join(f"- {note}" for note in result.notes)
     if constants:
         yield _table(("argument that the file does not take", "value that it keeps"), constants)
+    if hierarchy.settings.presumed:
+        yield "## Presumed"
+        yield f"{told_of_presumed(hierarchy.settings.presumed).capitalize()}."
     if result.unrepeatable:
         yield "## Not the same in every run"
         rows = [(f"`{one.where}`", one.kind, told_of(one.kind)) for one in result.unrepeatable]

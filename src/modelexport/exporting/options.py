@@ -315,6 +315,7 @@ class Options:
             optimize=self.graph.optimized,
             fuse=self.graph.fuse or "",
             constants=dict(exported.constants),
+            presumed=list(exported.presumed),
             quantized_as=self.quantized.quantized_as if self.quantized.quantized_as != "nbits" else "",
             accuracy_level=self.quantized.form(self.graph.fuse).accuracy_level,
         )

@@ -227,6 +227,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What its nodes were fused for (``ort-cpu``); absent if they were not."""
     constants: dict[str, str] = {}
     """Arguments of ``forward`` that the file does not take, to the values that it keeps; absent if there are none."""
+    presumed: list[str] = []
+    """Lines of the model, ``net.py:12``, that ask whether anything is selected: the file does what follows if so.
+    Absent if there are none."""
     quantized_as: str = ""
     """``qdq`` if layers of a quantized checkpoint are ``DequantizeLinear`` and ``MatMul``; otherwise absent."""
     accuracy_level: int = 0

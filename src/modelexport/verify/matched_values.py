@@ -7,6 +7,7 @@ follows. What is neither is *suspect*.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -100,6 +101,12 @@ class Matches:
     def is_telling(self, value: ir.Value) -> bool:
         """Whether a value's numbers are not those of many unrelated ones."""
         return any(each.telling for each in self.trace.prints.get(value, ()))
+
+    @cached_property
+    def skipped(self) -> set[str]:
+        """The modules that PyTorch calls less often than the file: their calls have other numbers."""
+        own, there = (Counter(call.path for call in calls) for calls in (self.tagged.tags, self.truth.parents))
+        return {path for path, count in there.items() if count < own[path]}
 
     def is_random(self, value: ir.Value) -> bool:
         """Whether a value depends on random numbers that are not PyTorch's."""

@@ -61,7 +61,8 @@ def _state(matches: Matches, node: ir.Node) -> tuple[OwnerState, str]:
                 return "contradicted", f"{value.name} leaves it for {other}, and PyTorch has no such tensor"
             continue
         calls = {call for content in contents for call in content.computed}
-        wrong = [call for call in owner.calls if call not in calls]
+        numbered = {call.path for call in calls} & matches.skipped
+        wrong = [call for call in owner.calls if call not in calls and call.path not in numbered]
         if wrong and (not calls or _moves(matches, node, value)):  # elements may be moved before a call or in it
             continue
         if wrong and _is_earlier(matches, value, owner.calls, contents):
