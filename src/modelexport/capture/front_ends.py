@@ -12,10 +12,10 @@ from torch import nn
 
 from modelexport.capture import dynamo, torchscript
 from modelexport.capture.exported_graph import Exported
+from modelexport.capture.fixed_answers import fixed_answers
 from modelexport.capture.front_end_options import FrontEnd
 from modelexport.capture.patches import warn_once
 from modelexport.capture.presumed_selections import DECISIONS, Presumed
-from modelexport.capture.refusing_lines import refusing_lines
 from modelexport.capture.script_modules import scripts_converted
 from modelexport.capture.value_decisions import DecisionError, inputs_read
 from modelexport.core.collected_messages import collected
@@ -177,7 +177,9 @@ def _captured(
             raise
         failure = error
     with contextlib.suppress(CaptureError):
-        return front_end(model, inputs, presumed=Presumed(refusing_lines(model, inputs)), **options)
+        return front_end(
+            model, inputs, presumed=Presumed(fixed_answers(model, inputs, options["constants"])), **options
+        )
     raise failure from failure.__cause__
 
 

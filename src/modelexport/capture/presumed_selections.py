@@ -26,9 +26,9 @@ from modelexport.pytorch.private_torch import DataDependentOutputException, Fake
 class Presumed:
     """The lines of the model where something was presumed to be selected."""
 
-    def __init__(self, refusing: Mapping[str, bool]) -> None:
-        self.refusing = refusing
-        """Lines by which the model refuses inputs, to what they are answered."""
+    def __init__(self, fixed: Mapping[str, bool]) -> None:
+        self.fixed = fixed
+        """Lines whose answer is always the same: see :mod:`modelexport.capture.fixed_answers`."""
         self.lines: dict[str, None] = {}
         """``net.py:12``, in the order in which they were reached."""
 
@@ -92,9 +92,9 @@ class _StandIns(TorchFunctionMode):
         given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
         known = bool(given) and all(id(one) in self._of for one in given)
         if given and asks(func, args):
-            refusing = self._presumed.refusing.get(line_of(traceback.extract_stack()))
-            if refusing is not None:
-                return refusing
+            fixed = self._presumed.fixed.get(line_of(traceback.extract_stack()))
+            if fixed is not None:
+                return fixed
         if known and func in _READS:
             self._presumed.note()
             return func(*tree_map(self._stand_in, args), **tree_map(self._stand_in, kwargs))

@@ -68,7 +68,7 @@ def capture_by_tracing(
         constants: Arguments whose values the graph keeps, instead of taking them as inputs.
         stack_traces: Changes nothing: a trace has the lines of Python.
         form: Changes nothing: the exporter does not translate these layers.
-        presumed: The lines by which the model refuses inputs are in it; they may read values.
+        presumed: Has the lines that may read values.
 
     Raises:
         CaptureError: The exporter failed, or the model's Python code depends on tensor values. Names the call and line.
@@ -82,7 +82,7 @@ def capture_by_tracing(
     own_args, own_kwargs = copied((args, kwargs))
     with collected():
         run = trace_calls(model, own_args, own_kwargs, overwritten)
-    traced = _Traced(model, run, args, kwargs, dynamic, constants, presumed.refusing if presumed else {})
+    traced = _Traced(model, run, args, kwargs, dynamic, constants, presumed.fixed if presumed else {})
     names = [f"{_INPUT}{position}" for position in range(len(traced.given))]
     axes = {
         name: {axis: _plain(f"{argument}_{axis}") for axis in range(tensor.dim())}
@@ -178,7 +178,7 @@ class _Traced(nn.Module):
         kwargs: dict[str, Any],
         dynamic: bool,
         constants: Collection[str],
-        refusing: Collection[str],
+        fixed: Collection[str],
     ) -> None:
         super().__init__()
         self.model = model
@@ -186,7 +186,7 @@ class _Traced(nn.Module):
         self.recorder = _Recorder(model, self._scoped, self._keep)
         self._run = run
         self._open = dynamic
-        self._refusing = refusing
+        self._fixed = fixed
         self._arguments = args, kwargs
         self._by_path = dict(model.named_modules())
         self._ports: dict[Port, str] = {}
@@ -198,7 +198,7 @@ class _Traced(nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         traced = {id(tensor): new for (_, tensor), new in zip(self.given, tensors, strict=True)}
         args, kwargs = copied(self._arguments, traced)
-        with NoDecisions(self._refusing):
+        with NoDecisions(self._fixed):
             output = self.model(*args, **kwargs)
         self._returned = self._without_sizes(ROOT, "outputs", output_tensors(output))
         for stand_in, value in self._kept:

@@ -31,12 +31,12 @@ class NoDecisions(TorchFunctionMode):
     into counts as dependent, since the trace does not show what was written through its views.
 
     Args:
-        refusing: Lines of the model, ``net.py:12``, that may read truth values: it has no output for others.
+        fixed: Lines of the model, ``net.py:12``, that may read truth values: they are always the same.
     """
 
-    def __init__(self, refusing: Collection[str] = ()) -> None:
+    def __init__(self, fixed: Collection[str] = ()) -> None:
         super().__init__()
-        self._refusing = refusing
+        self._fixed = fixed
         self._by_values: dict[int, bool] = {}
         self._sized_by_values: dict[int, bool] = {}
 
@@ -46,7 +46,7 @@ class NoDecisions(TorchFunctionMode):
         if tracing_state() is not None and (func in READS_VALUES or func in READS_SIZES):
             for tensor in _tensors(args):
                 value = private("value")(tensor)
-                if asks(func, args) and self._refusing and line_of(traceback.extract_stack()) in self._refusing:
+                if asks(func, args) and self._fixed and line_of(traceback.extract_stack()) in self._fixed:
                     break
                 if self._is_sized_by_values(value) or (func in READS_VALUES and self._is_by_values(tensor, value)):
                     name = func.__name__.strip("_")

@@ -87,6 +87,14 @@ def put(self: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
     return torch.index_put(flat, (index,), source.reshape(-1), accumulate).reshape(self.shape)
 
 
+def windows_added(grad: Any, input_size: Any, dim: int, size: int, step: int) -> Any:
+    """``unfold_backward``, as in ``istft``: PyTorch's own decomposition writes once for each place in a window."""
+    places = torch.arange(grad.shape[dim]).unsqueeze(1) * step + torch.arange(size)
+    windows = grad.movedim((dim, -1), (0, 1)).flatten(0, 1)
+    zeros = grad.new_zeros(input_size).movedim(dim, 0)
+    return torch.index_put(zeros, (places.reshape(-1),), windows, accumulate=True).movedim(0, dim)
+
+
 def random_order(n: int, **options: Any) -> Any:
     """``randperm``, which nothing translates: the order of random numbers."""
     return torch.rand(n).argsort().to(options.get("dtype") or torch.long)
@@ -175,6 +183,7 @@ def decompositions() -> Decompositions:
         aten.diagonal_scatter.default: diagonal_written,
         aten.as_strided_scatter.default: strided_written,
         aten.put.default: put,
+    aten.unfold_backward.default: windows_added,
         aten._native_batch_norm_legit_functional.default: batch_normalized,
         aten.embedding_bag.padding_idx: embedding_bag,
         aten.embedding_bag.default: embedding_bag,
