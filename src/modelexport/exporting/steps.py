@@ -17,8 +17,8 @@ from modelexport.core.text import root_cause
 from modelexport.core.uncalled_modules import compare_hierarchies
 from modelexport.errors import CaptureError
 from modelexport.exporting.constant_folding import fold_packed
+from modelexport.exporting.graph_passes import finish, optimize_graph
 from modelexport.exporting.markdown_report import report_path
-from modelexport.exporting.optimizer import finish, optimize_graph
 from modelexport.exporting.options import GraphOptions, TagOptions, WeightOptions
 from modelexport.exporting.runtime_fusion import Fusion, describe_fusion, fuse_graph
 from modelexport.format import documents

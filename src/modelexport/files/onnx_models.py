@@ -16,7 +16,7 @@ from modelexport.files.atomic_writing import check_space
 from modelexport.files.linked_weights import read_linked, record_data
 from modelexport.files.protobuf_reading import read_serialized
 from modelexport.files.protobuf_writing import Tensors, serialized, size_of, to_proto
-from modelexport.files.untrusted_models import DEFAULT_DOMAIN, check_model
+from modelexport.files.untrusted_graphs import DEFAULT_DOMAIN, check_model
 from modelexport.format import keys
 from modelexport.graph.nodes import initializers
 

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from torch import nn
 
 from modelexport.capture.exported_graph import Exported
-from modelexport.exporting.input_output_names import Interface
+from modelexport.exporting.input_output_axis_names import Interface
 from modelexport.format.package_manifest import Rows
 from modelexport.graph.size_symbols import SYMBOL
 from modelexport.packages.generation_loop import BATCH, CACHE_POSITION
