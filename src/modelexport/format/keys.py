@@ -1,14 +1,6 @@
-"""Names of the keys that modelexport writes into a file, and the version of the format. Only data."""
+"""Names of the keys that modelexport writes into a file. Only data."""
 
 from __future__ import annotations
-
-FORMAT_VERSION = "2026-11-22"
-"""2026-11-22: properties of initializers are in ``TensorProto.metadata_props``; ``modelexport.carrier`` is now
-``modelexport.encoding``; ``NAME.vectors.safetensors`` is ``NAME.reference.safetensors``; nodes have ``layer_ann``.
-2026-11-21: first version."""
-
-READ_VERSIONS = frozenset({FORMAT_VERSION, "2026-11-21"})
-"""Versions that this version of modelexport reads."""
 
 # metadata_props of nodes
 SOURCE_MODULE = "modelexport.source_module"
