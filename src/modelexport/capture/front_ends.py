@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from modelexport.capture import dynamo, torchscript
+from modelexport.capture import FrontEnd, dynamo, torchscript
 from modelexport.capture.exported_graph import Exported
-from modelexport.capture.front_end_options import FrontEnd
 from modelexport.capture.patches import warn_once
 from modelexport.capture.script_modules import scripts_converted
 from modelexport.capture.value_decisions import inputs_read

@@ -30,7 +30,7 @@ from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.graph.snapshot import SourceGraph, take_snapshot
 from modelexport.graph.unique_names import name_nodes_apart, with_unique_names
 from modelexport.lineage.owners_after_passes import derive_owners
-from modelexport.pytorch.calls.static_tree import containers
+from modelexport.pytorch.calls.module_tree_of_model import containers
 from modelexport.tagged.documents.dag import dag_document
 from modelexport.tagged.documents.hierarchy_sidecar import encode_sidecar, hierarchy_document
 from modelexport.tagged.documents.named_entries import encode_table

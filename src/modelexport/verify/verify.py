@@ -25,7 +25,7 @@ from modelexport.core.garbage_collection import only_new_garbage
 from modelexport.core.one_at_a_time import exclusive
 from modelexport.files.path_or_model import Source
 from modelexport.format import documents
-from modelexport.pytorch.calls.static_tree import module_tree
+from modelexport.pytorch.calls.module_tree_of_model import module_tree
 from modelexport.pytorch.inputs.prepared_inputs import arguments_by_name, kept_tensors, prepare_inputs
 from modelexport.pytorch.runs.outputs_as_users_run import returned_by
 from modelexport.pytorch.weights.perturbed_weights import entries_of
@@ -38,10 +38,10 @@ from modelexport.verify.document_claims import false_claims
 from modelexport.verify.model_and_file import Inputs, Sides, open_for
 from modelexport.verify.onnxruntime_outputs import AsRun
 from modelexport.verify.other_inputs import Others, compare_others
+from modelexport.verify.parameter_comparison import parameter_digests, users_of, with_weights
 from modelexport.verify.parameters_in_pytorch import changed_weights, compare_with_model
 from modelexport.verify.verdicts import verdicts_of
 from modelexport.verify.verify_report import CallVerdict, VerifyReport
-from modelexport.verify.wrong_parameters import parameter_digests, users_of, with_weights
 from modelexport.weights.bytes_of_entries import Weights
 
 Tell = Callable[[str], None]
