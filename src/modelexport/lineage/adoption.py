@@ -52,7 +52,7 @@ class Adopted(Written):
     tree: Sequence[TreeRow]
     coverage: documents.Coverage
     sources: dict[str, int]
-    """Each source of calls to the number of nodes that got their call from it (see ``recorded_stacks.py``)."""
+    """Each source of calls (``other_exporters/recorded_stacks.py``) to the number of nodes that got theirs from it."""
     operators: dict[str, int]
     """The operators of the nodes without an owner, to the number of such nodes."""
     untagged: Sequence[str]

@@ -125,7 +125,8 @@ def hierarchy(
 
     Args:
         model: The module, or its name as on the command line: a directory, ``package.module:factory``.
-        inputs: Arguments of ``forward``; without them the model is not run. :func:`example_inputs` makes some.
+        inputs: Arguments of ``forward``, such as :func:`modelexport.example_inputs` makes. Without them the model is
+            not run.
         granularity, include, exclude: Which modules get a segment in tags, as in an export.
         timed: Run it a few times more, and take the time of each call.
 

@@ -169,7 +169,7 @@ class NodeRow(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class FileTags:
-    """The tags of the calls of a tagged file, in the form that documents and encodings need (:class:`CallTags`)."""
+    """The tags of a tagged file's calls as documents and encodings need them (:class:`modelexport.core.tags.CallTags`)."""
 
     tagged: TaggedFile
 
