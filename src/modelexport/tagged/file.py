@@ -169,7 +169,7 @@ class NodeRow(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class FileTags:
-    """The tags of a tagged file's calls as documents and encodings need them (:class:`modelexport.core.tags.CallTags`)."""
+    """The tags of a file's calls as documents and encodings need them (:class:`modelexport.core.tags.CallTags`)."""
 
     tagged: TaggedFile
 
