@@ -42,7 +42,7 @@ from modelexport.core.module_tree import ModuleTree
 from modelexport.graph.copies import copy_of
 from modelexport.graph.node_owners import owner_of
 from modelexport.pytorch.calls.call_recorder import CallRecorder
-from modelexport.pytorch.calls.static_tree import module_tree
+from modelexport.pytorch.calls.module_tree_of_model import module_tree
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.inputs.named_inputs import feeds
 from modelexport.pytorch.loading import load_model

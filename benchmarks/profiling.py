@@ -23,6 +23,7 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from modelexport.format import keys
+from modelexport.format.versions import FORMAT_VERSION
 from modelexport.measure import onnxruntime_profiler, profiles
 from modelexport.measure.costs import cost
 from modelexport.measure.html_page import Page, format_page
@@ -55,7 +56,7 @@ def chain(nodes: int, path: Path) -> None:
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     properties = {
-        keys.FORMAT_VERSION_KEY: keys.FORMAT_VERSION,
+        keys.FORMAT_VERSION_KEY: FORMAT_VERSION,
         keys.CALL_TREE: json.dumps(calls),
         keys.STATE_DICT: "{}",
     }

@@ -32,6 +32,7 @@ import modelexport
 import models
 from modelexport.core.calls import ModuleCall
 from modelexport.format import keys
+from modelexport.format.versions import FORMAT_VERSION
 from modelexport.graph.copies import copy_of
 from modelexport.graph.node_owners import owner_of
 from modelexport.lineage.optimize_tools import TOOLS, optimize_file
@@ -261,7 +262,7 @@ def tagged_chain(nodes: int, path: Path) -> None:
     entries = {weight.name: ["float32", list(weight.const_value.shape.numpy()), True] for weight in initializers}
     model.metadata_props.update(
         {
-            keys.FORMAT_VERSION_KEY: keys.FORMAT_VERSION,
+            keys.FORMAT_VERSION_KEY: FORMAT_VERSION,
             keys.CALL_TREE: onnx_json(calls),
             keys.STATE_DICT: onnx_json(entries),
         }

@@ -15,7 +15,7 @@ from filelock import FileLock
 
 import models
 from modelexport import export
-from modelexport.capture.front_end_options import FrontEnd
+from modelexport.capture import FrontEnd
 from modelexport.cli.show_export import export_document
 from modelexport.format import documents
 from modelexport.verify.verify_report import VerifyReport

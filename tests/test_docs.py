@@ -6,7 +6,7 @@ import ast
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from modelexport.cli.lazy_commands import app
 from pictures import IMAGES, TERMINALS
 
 ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 COMMANDS: dict[str, Any] = typer.main.get_command(app).commands
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
@@ -128,6 +129,59 @@ def test_every_file_that_the_architecture_page_names_is_there() -> None:
     assert [
         name for name in named if not any((base / name).exists() for base in (package, ROOT, package / "capture"))
     ] == []
+
+
+def is_there(names: Sequence[str], scope: ast.AST) -> bool:
+    """Whether a scope defines a dotted name, or imports it from a module that does."""
+    first, *rest = names
+    for node in ast.walk(scope):
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) if name == first:
+                if not rest or is_there(rest, node):
+                    return True
+            case ast.Name(id=name, ctx=ast.Store()) if names == [name]:
+                return True
+            case ast.ImportFrom(module=str(module), names=imported):
+                there = [one.name for one in imported if (one.asname or one.name) == first]
+                if there and is_ours([*module.split("."), *there, *rest]):
+                    return True
+    return False
+
+
+def is_ours(names: Sequence[str]) -> bool:
+    """Whether a dotted name is a module of the source, or is in one."""
+    for end in range(len(names), 0, -1):
+        path = SOURCE.joinpath(*names[:end])
+        for file in (path / "__init__.py", path.with_suffix(".py")):
+            if file.exists():
+                return end == len(names) or is_there(names[end:], ast.parse(file.read_text()))
+    return False
+
+
+def stale(file: Path) -> Iterator[str]:
+    """The references of a file to modules, functions and classes that do not exist.
+
+    ``.name`` is in the file's folder; other names are whole, or those of the file itself.
+    """
+    text = file.read_text()
+    for name in re.findall(r":(?:mod|func|class|meth|attr|data|exc|const):`~?([^`]+)`", text):
+        whole = ".".join(file.parent.relative_to(SOURCE).parts) + name if name.startswith(".") else name
+        if not is_ours(whole.split(".")) and not is_there(name.split("."), ast.parse(text)):
+            yield name
+
+
+def test_what_docstrings_refer_to_is_there() -> None:
+    found = {str(file.relative_to(SOURCE)): [*stale(file)] for file in SOURCE.rglob("*.py")}
+    assert {file: names for file, names in found.items() if names} == {}
+
+
+def test_a_stale_reference_is_found() -> None:
+    (node,) = ast.parse("def of(x): return x").body
+    assert is_there(["of"], node)
+    assert not is_there(["off"], node)
+    assert is_ours(["modelexport", "core", "calls", "ModuleCall", "parse"])
+    assert not is_ours(["modelexport", "core", "calls", "ModuleCall", "parses"])
+    assert not is_ours(["modelexport", "core", "callss"])
 
 
 def test_every_page_is_linked_and_the_readme_begins_with_demo_and_test() -> None:

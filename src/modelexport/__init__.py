@@ -1,5 +1,7 @@
 """Export PyTorch models to ONNX with the exact module call on every node.
 
+The folders of this package are called rooms; docs/architecture.md lists them, and what each may import.
+
 Importing this package is fast: torch and other slow packages are imported when a public name is first used.
 """
 

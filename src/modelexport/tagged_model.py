@@ -39,7 +39,7 @@ class TaggedModel(TaggedFile, Mapping[str, "ModuleView"]):
     __eq__, __hash__ = object.__eq__, object.__hash__
 
     def __getitem__(self, name: str) -> ModuleView:
-        """The call with this address or tag (see :meth:`find`)."""
+        """The call with this address or tag (see :meth:`TaggedFile.find`)."""
         return ModuleView(self, self.find(name))
 
     def __contains__(self, name: object) -> bool:
@@ -192,7 +192,7 @@ def split(
     sizes: Mapping[str, int] | None = None,
     weights: Sharing = "auto",
 ) -> Split:
-    """Write a model as a folder of stages that run one after the other: see :func:`surgery.splitting.split`.
+    """Write a model as a folder of stages that run in turn: see :func:`modelexport.surgery.splitting.split`.
 
     Args:
         sizes: For ``flops`` and ``time``: sizes of dynamic axes; those left out count as 32, and for ``time`` are what

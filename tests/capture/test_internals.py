@@ -163,7 +163,7 @@ def test_quality_tells_plain_names_classes_and_hierarchies_apart() -> None:
 
 
 def test_pytorch_has_the_private_names_that_show_its_stages() -> None:
-    """A canary: ``internals/torchscript.py`` has to be adapted when this fails."""
+    """A canary: ``internals/torchscript_stages.py`` has to be adapted when this fails."""
     from torch.onnx._internal.torchscript_exporter import utils
 
     assert torch.jit._trace._trace_module_map is None

@@ -15,7 +15,7 @@ from torch import nn
 from modelexport.core.calls import ModuleCall
 from modelexport.core.tags import Tags
 from modelexport.errors import UsageError
-from modelexport.pytorch.calls.static_tree import module_tree
+from modelexport.pytorch.calls.module_tree_of_model import module_tree
 from modelexport.pytorch.calls.traced_tree import trace_calls
 
 X = torch.ones(1, 4)

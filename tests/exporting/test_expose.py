@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from modelexport import export, load, retag, verify
-from modelexport.capture.front_end_options import FrontEnd
+from modelexport.capture import FrontEnd
 from modelexport.errors import UsageError
 from modelexport.lineage.optimize_tools import optimize_file
 from modelexport.tagged.encodings import Encoding

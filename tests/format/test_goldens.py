@@ -19,6 +19,7 @@ from modelexport import load
 from modelexport.core.calls import ModuleCall
 from modelexport.exporting.pipeline import export
 from modelexport.format import keys, schemas
+from modelexport.format.versions import FORMAT_VERSION
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.tagged.documents import reader
@@ -79,7 +80,7 @@ def properties(model: ir.Model) -> dict[str, Any]:
 def today(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """The folder of the current export; with --rewrite-goldens, the folder of the goldens."""
     rewrite = request.config.getoption("--rewrite-goldens")
-    directory = GOLDEN / keys.FORMAT_VERSION if rewrite else tmp_path_factory.mktemp("today")
+    directory = GOLDEN / FORMAT_VERSION if rewrite else tmp_path_factory.mktemp("today")
     directory.mkdir(exist_ok=True, parents=True)
     # Three axes, so that the weights are transposed and Gemm is not used.
     export(golden_model(), {"x": torch.ones(1, 2, 2)}, directory / "golden.onnx")
@@ -103,7 +104,7 @@ def without_versions(name: str, document: dict[str, Any]) -> dict[str, Any]:
 def test_todays_export_is_the_golden_of_its_version(today: Path, name: str) -> None:
     golden, made = (
         without_versions(name, json.loads((directory / f"golden.{name}.json").read_bytes()))
-        for directory in (GOLDEN / keys.FORMAT_VERSION, today)
+        for directory in (GOLDEN / FORMAT_VERSION, today)
     )
     assert made == golden, (
         "if the change is intended, run this file with --rewrite-goldens, and give the format a new version"
@@ -111,7 +112,7 @@ def test_todays_export_is_the_golden_of_its_version(today: Path, name: str) -> N
 
 
 def test_todays_version_has_goldens() -> None:
-    assert keys.FORMAT_VERSION in VERSIONS
+    assert FORMAT_VERSION in VERSIONS
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -147,5 +148,5 @@ def test_the_goldens_have_every_key_of_the_format(version: str) -> None:
 
 @pytest.mark.parametrize("name", ["hierarchy", "dag", "operations"])
 def test_the_goldens_of_todays_version_fit_the_shipped_schemas(name: str) -> None:
-    document = json.loads((GOLDEN / keys.FORMAT_VERSION / f"golden.{name}.json").read_bytes())
+    document = json.loads((GOLDEN / FORMAT_VERSION / f"golden.{name}.json").read_bytes())
     jsonschema.validate(document, json.loads((schemas.DIRECTORY / f"{name}.json").read_bytes()))

@@ -19,8 +19,8 @@ from decoders import SMALL
 from modelexport.errors import ModelExportError, UsageError
 from modelexport.format.package_manifest import Start
 from modelexport.packages.generation_loop import Generator
-from modelexport.packages.generation_state import State, find_state, with_tensors
 from modelexport.packages.greedy_reference import generate_greedily
+from modelexport.packages.observed_state import State, find_state, with_tensors
 from modelexport.packages.prompts import Example, example_prompts, token_inputs
 from modelexport.packages.stateful_parts import stateful_parts
 from modelexport.tagged.package import read_package

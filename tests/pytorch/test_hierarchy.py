@@ -1,4 +1,4 @@
-"""Static tree, traced calls, their comparison, and how they are shown."""
+"""Module tree, traced calls, their comparison, and how they are shown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from modelexport.core.module_tree import ModuleTree
 from modelexport.core.tags import Tags
 from modelexport.core.uncalled_modules import Status, compare_hierarchies
 from modelexport.errors import InputsError
-from modelexport.pytorch.calls.static_tree import containers, module_tree
+from modelexport.pytorch.calls.module_tree_of_model import containers, module_tree
 from modelexport.pytorch.calls.traced_tree import trace_calls
 from modelexport.pytorch.hierarchy_overview import HierarchyOverview
 
@@ -433,7 +433,7 @@ def shown(mode: Any, *, levels: bool = False) -> list[str]:
     return format_hierarchy(mode, HierarchyOverview(tree, calls, tags, comparison)).splitlines()
 
 
-def test_the_static_tree_lists_modules_classes_and_parameters() -> None:
+def test_the_module_tree_lists_modules_classes_and_parameters() -> None:
     assert shown("static") == [
         "MODULE    CLASS        PARAMETERS",
         ".         Twins                28",

@@ -23,7 +23,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.errors import OutputError, UsageError
 from modelexport.format import keys
 from modelexport.graph.node_owners import owner_of
-from modelexport.pytorch.calls.static_tree import module_tree
+from modelexport.pytorch.calls.module_tree_of_model import module_tree
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.surgery.extraction import extract
 from modelexport.surgery.replacing import Replaced, replace

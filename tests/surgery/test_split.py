@@ -19,9 +19,9 @@ from modelexport.errors import FileFormatError, OutputError, UsageError
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.measure.shapes import find_shapes
 from modelexport.runtime.sessions import open_session, run_session
+from modelexport.surgery.node_timeline import Timeline
 from modelexport.surgery.splitting import split
 from modelexport.surgery.stage_balance import SLACK, Units, balanced_cuts, best_limit, fewest_stages
-from modelexport.surgery.stage_boundaries import Timeline
 from modelexport.surgery.stage_runs import read_stages, run_chain
 
 SPLIT = [

@@ -21,6 +21,7 @@ from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.errors import FileFormatError
 from modelexport.exporting.pipeline import export
 from modelexport.format import keys, schemas
+from modelexport.format.versions import FORMAT_VERSION
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
 from modelexport.graph.unique_names import name_nodes_apart
@@ -299,7 +300,7 @@ def test_a_sidecar_that_is_missing_is_fine(copied: Path) -> None:
             lambda d: d["calls"][2].update(parent="up.0"),
             "call 'stem.linear' in 'up.0', .* in the document is 'stem.linear' in 'stem'",
         ),
-        (lambda d: d.update(format_version="1999-01-01"), "format version 1999-01-01.* reads .*" + keys.FORMAT_VERSION),
+        (lambda d: d.update(format_version="1999-01-01"), "format version 1999-01-01.* reads .*" + FORMAT_VERSION),
         (lambda d: d.pop("coverage"), "damaged or another document .*coverage"),
         (lambda d: d.clear(), "damaged or another document .*format_version"),
     ],

@@ -19,7 +19,7 @@ from modelexport.graph.coverage import check_coverage
 from modelexport.graph.node_owners import OWNER
 from modelexport.graph.snapshot import take_snapshot
 from modelexport.graph.unique_names import name_nodes_apart
-from modelexport.pytorch.calls.static_tree import containers, module_tree
+from modelexport.pytorch.calls.module_tree_of_model import containers, module_tree
 from modelexport.pytorch.calls.traced_tree import trace_calls
 from modelexport.tagged.documents import reader
 from modelexport.tagged.documents.dag import dag_document

@@ -14,7 +14,7 @@ from torch import nn
 import models
 from exports import Exporter
 from modelexport import export, load, verify
-from modelexport.capture.front_end_options import FrontEnd
+from modelexport.capture import FrontEnd
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.lineage.optimize_tools import optimize_file
 from modelexport.verify.verify_report import VerifyReport

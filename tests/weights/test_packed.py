@@ -21,7 +21,7 @@ import packing
 from commands import run
 from decoders import SMALL
 from modelexport import export
-from modelexport.capture.front_end_options import QuantizedAs
+from modelexport.capture.quantized_form import QuantizedAs
 from modelexport.cli.show_verification import format_verify
 from modelexport.errors import ModelLoadError, UsageError, WeightsError
 from modelexport.files.onnx_models import load_onnx

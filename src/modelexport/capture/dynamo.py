@@ -42,13 +42,13 @@ from modelexport.capture.failure_hints import (
     translated_node,
     way_out,
 )
-from modelexport.capture.front_end_options import USUAL_FORM, QuantizedForm
 from modelexport.capture.once.decomposed_calls import decomposed_once
 from modelexport.capture.once.signatures import described_once, parsed_once, signed_once
 from modelexport.capture.once.type_promotion import promoted_once
 from modelexport.capture.opset_conversion import convert_to_opset, translated_opset
 from modelexport.capture.patches import private, replaced, require, usable
 from modelexport.capture.presumed_selections import Presumed
+from modelexport.capture.quantized_form import USUAL_FORM, QuantizedForm
 from modelexport.capture.repairs.decompositions import outputs_converted_back, with_decompositions
 from modelexport.capture.repairs.packed_linear import opset_for
 from modelexport.capture.repairs.pooling_last_windows import without_last_windows

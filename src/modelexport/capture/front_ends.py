@@ -10,10 +10,9 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from modelexport.capture import dynamo, torchscript
+from modelexport.capture import FrontEnd, dynamo, torchscript
 from modelexport.capture.exported_graph import Exported
 from modelexport.capture.fixed_answers import fixed_answers
-from modelexport.capture.front_end_options import FrontEnd
 from modelexport.capture.patches import warn_once
 from modelexport.capture.presumed_selections import DECISIONS, Presumed
 from modelexport.capture.script_modules import scripts_converted

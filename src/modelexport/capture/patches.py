@@ -1,8 +1,8 @@
 """All that this room uses of the private names of torch and its exporters, and all that it replaces in them.
 
-:func:`check` looks at every row when a front end starts. A name that is missing, or whose parameters have changed, is
-not used, and a warning says once what is lost. A name without which files would be wrong is an error. Tests go through
-the same table with the installed torch.
+:func:`warn_once` and :func:`require` look at the rows when a front end starts. A name that is missing, or whose
+parameters have changed, is not used, and a warning says once what is lost. A name without which files would be wrong is
+an error. Tests go through the same table with the installed torch.
 """
 
 from __future__ import annotations

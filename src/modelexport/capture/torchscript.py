@@ -27,11 +27,12 @@ from torch import nn
 from modelexport.capture.arguments_and_parameters import by_name, state_dict_names, variable_inputs
 from modelexport.capture.exported_graph import Exported
 from modelexport.capture.failure_hints import OTHER_OPERATIONS, check_returned, failure, way_out
-from modelexport.capture.front_end_options import TRACED_OPSETS, USUAL_FORM, QuantizedForm
 from modelexport.capture.patches import private, replaced, require
 from modelexport.capture.presumed_selections import Presumed
+from modelexport.capture.quantized_form import USUAL_FORM, QuantizedForm
 from modelexport.capture.repairs.pooling_last_windows import without_last_windows
 from modelexport.capture.repairs.untraceable import translatable
+from modelexport.capture.supported_opsets import TRACED_OPSETS
 from modelexport.capture.torchscript_owners import assign_owners, name_after_owners
 from modelexport.capture.value_decisions import NoDecisions
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, TensorSpec, TracedCall

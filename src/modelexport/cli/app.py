@@ -78,7 +78,7 @@ def _run(before: int) -> int:
     from typer.main import get_command
 
     from modelexport.cli.lazy_commands import app
-    from modelexport.cli.name_options import spelled_out
+    from modelexport.cli.name_and_axis_options import spelled_out
 
     try:
         words = spelled_out(sys.argv[1:])

@@ -55,8 +55,7 @@ class ModelChoice:
                 dtype=how.dtype,
                 weights=weights,
             )
-            for warning in loaded.warnings:
-                print(f"modelexport: warning: {warning}", file=sys.stderr)
+            _print_warnings(loaded)
         if not make_inputs or (loaded.inputs is not None and self.inputs is None):
             return loaded, loaded.inputs
         with stages("inputs"):
@@ -76,34 +75,36 @@ class ModelChoice:
 
 
 def load_for_package(choice: ModelChoice, parts: str, stages: Callable[[str], Any]) -> tuple[Any, Any]:
-    """The model, without its weights if they can stay in their files, and inputs if it is exported whole."""
-    from modelexport.files.safetensors_files import INDEX, SINGLE
+    """The model, without its weights if they can stay in their files, and what it takes for an example run."""
+    how = choice.loading
+    with stages("load"):
+        from modelexport.packages.package_kinds import load_for_parts
 
-    folder = Path(choice.model).expanduser()
-    linked = any((folder / name).is_file() for name in (SINGLE, INDEX))
-    weights: Literal["files", "auto"] = "files" if linked else "auto"
-    if parts in ("auto", "pipeline") and folder.is_dir():
-        from modelexport.packages.diffusion.components_module import MODEL_INDEX, load_diffusion
-        from modelexport.packages.sentence_pipelines import is_pipeline, load_pipeline
+        loaded, takes = load_for_parts(
+            choice.model,
+            parts,
+            model_class=how.model_class,
+            trust_remote_code=how.trust_remote_code,
+            seed=how.seed,
+            dtype=how.dtype,
+        )
+        _print_warnings(loaded)
+    match takes:
+        case "arguments":
+            return loaded, read_arguments(choice.inputs)
+        case "sizes":
+            return loaded, read_sizes(choice, loaded)
+        case "nothing":
+            return loaded, None
+    if choice.inputs is None and loaded.inputs is not None:
+        return loaded, loaded.inputs
+    with stages("inputs"):
+        return loaded, choice.make_inputs(loaded)
 
-        if (folder / MODEL_INDEX).is_file():
-            with stages("load"):
-                found = load_diffusion(
-                    folder, trust_remote_code=choice.loading.trust_remote_code, dtype=choice.loading.dtype
-                )
-            return found, read_arguments(choice.inputs)
-        if is_pipeline(folder):
-            with stages("load"):
-                return load_pipeline(folder, trust_remote_code=choice.loading.trust_remote_code, weights=weights), None
-    loaded, example = choice.load(stages, make_inputs=False, weights=weights)
-    from modelexport.packages.generation_parts import can_generate
 
-    if parts != "whole" and can_generate(loaded.model):
-        return loaded, read_sizes(choice, loaded)
-    if choice.inputs is not None or loaded.inputs is None:
-        with stages("inputs"):
-            example = choice.make_inputs(loaded)
-    return loaded, example
+def _print_warnings(loaded: Any) -> None:
+    for warning in loaded.warnings:
+        print(f"modelexport: warning: {warning}", file=sys.stderr)
 
 
 def read_sizes(choice: ModelChoice, loaded: Any) -> dict[str, Any] | None:

@@ -28,7 +28,7 @@ def decode_json(
 
     Raises:
         FileFormatError: It cannot be decoded, and ``damaged`` says what that means.
-        msgspec.DecodeError, UnicodeError: Values of :class:`ValueError`. It is not JSON, of another type, or nested
+        msgspec.DecodeError, UnicodeError: Kinds of ``ValueError``. It is not JSON, of another type, or nested
             more deeply than Python can read.
     """
     try:

@@ -1,4 +1,7 @@
-"""The static tree: every module of a model, whether it is ever called or not."""
+"""The types of a module tree: what is known of every module of a model, called or not. Does not know torch.
+
+``pytorch/calls/module_tree_of_model.py`` makes the tree of a model.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """One module of the static tree, whether it is ever called or not."""
+    """One module of the module tree, whether it is ever called or not."""
 
     path: str
     """Its first key in ``named_modules()``; the root's is the empty string."""

@@ -1,4 +1,4 @@
-"""Comparison of the static tree with one run: which modules were called, and why the others were not."""
+"""Comparison of the module tree with one run: which modules were called, and why the others were not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Status(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ComparedModule:
-    """One module of the static tree and how often the run called it."""
+    """One module of the module tree and how often the run called it."""
 
     path: str
     class_name: str
@@ -48,7 +48,7 @@ class ComparedModule:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Every module of the static tree, in its order."""
+    """Every module of the module tree, in its order."""
 
     modules: tuple[ComparedModule, ...]
 

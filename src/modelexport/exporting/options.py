@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from modelexport.capture.front_end_options import FrontEnd, QuantizedAs, QuantizedForm, check_opset
+from modelexport.capture import FrontEnd
+from modelexport.capture.quantized_form import QuantizedAs, QuantizedForm
+from modelexport.capture.supported_opsets import check_opset
 from modelexport.core.declared_options import option
 from modelexport.core.tags import Granularity
 from modelexport.errors import UsageError

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from modelexport.capture import FrontEnd
 from modelexport.capture.exported_graph import Exported
-from modelexport.capture.front_end_options import FrontEnd
 from modelexport.capture.front_ends import Attempt, capture, first_that_passes
 from modelexport.capture.patches import turned_off
 from modelexport.core.garbage_collection import only_new_garbage
@@ -19,13 +19,13 @@ from modelexport.exporting.export_checks import run_checks
 from modelexport.exporting.export_result import ExportResult
 from modelexport.exporting.exposed_outputs import expose
 from modelexport.exporting.fixed_axes import FixedAxesError, FixedAxis
-from modelexport.exporting.input_output_names import AS_CAPTURED, Interface, with_fixed_axes
+from modelexport.exporting.input_output_axis_names import AS_CAPTURED, Interface, with_fixed_axes
 from modelexport.exporting.markdown_report import report_path, write_report
 from modelexport.exporting.options import Keywords, Options
 from modelexport.files.atomic_writing import check_writable, replaced_together
 from modelexport.files.output_folders import check_output_folder
 from modelexport.graph.node_owners import owned_operators
-from modelexport.pytorch.calls.static_tree import module_tree
+from modelexport.pytorch.calls.module_tree_of_model import module_tree
 from modelexport.pytorch.inputs.prepared_inputs import Prepared, prepare_inputs
 from modelexport.pytorch.runs.repeatability import Unrepeatable, find_unrepeatable
 from modelexport.tagged.documents.dag import write_dag_files

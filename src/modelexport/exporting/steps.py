@@ -17,8 +17,8 @@ from modelexport.core.text import root_cause
 from modelexport.core.uncalled_modules import compare_hierarchies
 from modelexport.errors import CaptureError
 from modelexport.exporting.constant_folding import fold_packed
+from modelexport.exporting.graph_passes import finish, optimize_graph
 from modelexport.exporting.markdown_report import report_path
-from modelexport.exporting.optimizer import finish, optimize_graph
 from modelexport.exporting.options import GraphOptions, TagOptions, WeightOptions
 from modelexport.exporting.runtime_fusion import Fusion, describe_fusion, fuse_graph
 from modelexport.format import documents
@@ -30,7 +30,7 @@ from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.graph.snapshot import SourceGraph, take_snapshot
 from modelexport.graph.unique_names import name_nodes_apart, with_unique_names
 from modelexport.lineage.owners_after_passes import derive_owners
-from modelexport.pytorch.calls.static_tree import containers
+from modelexport.pytorch.calls.module_tree_of_model import containers
 from modelexport.tagged.documents.dag import dag_document
 from modelexport.tagged.documents.hierarchy_sidecar import encode_sidecar, hierarchy_document
 from modelexport.tagged.documents.named_entries import encode_table

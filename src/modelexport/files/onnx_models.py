@@ -16,8 +16,9 @@ from modelexport.files.atomic_writing import check_space
 from modelexport.files.linked_weights import read_linked, record_data
 from modelexport.files.protobuf_reading import read_serialized
 from modelexport.files.protobuf_writing import Tensors, serialized, size_of, to_proto
-from modelexport.files.untrusted_models import DEFAULT_DOMAIN, check_model
+from modelexport.files.untrusted_graphs import DEFAULT_DOMAIN, check_model
 from modelexport.format import keys
+from modelexport.format.versions import FORMAT_VERSION, READ_VERSIONS
 from modelexport.graph.nodes import initializers
 
 LARGEST_INSIDE = 10**9
@@ -81,9 +82,9 @@ def _upgrade(model: ir.Model) -> None:
     """Upgrade a model of an older format version to the current one, in place."""
     properties = model.metadata_props
     version = properties.get(keys.FORMAT_VERSION_KEY)
-    if version in keys.READ_VERSIONS and version != keys.FORMAT_VERSION:
+    if version in READ_VERSIONS and version != FORMAT_VERSION:
         model.meta[OLDER_FILE] = True
-        properties[keys.FORMAT_VERSION_KEY] = keys.FORMAT_VERSION
+        properties[keys.FORMAT_VERSION_KEY] = FORMAT_VERSION
         if keys.FORMER_ENCODING in properties:
             properties[keys.ENCODING] = properties.pop(keys.FORMER_ENCODING)
 

@@ -3,41 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 
 from modelexport.core.calls import CallTree, ModuleCall, TracedCall
 from modelexport.core.json_decoding import decode_json
 from modelexport.core.limits import CALL_DEPTH
-from modelexport.errors import FileFormatError
 from modelexport.format import documents, keys
 from modelexport.format.repeated_calls import unfold_repeats
-
-
-def check_version(path: Path, properties: Mapping[str, str]) -> None:
-    """Refuse a model without tags, or with tags that this version cannot read.
-
-    Raises:
-        FileFormatError: The model has no tags, or its format version is unknown.
-    """
-    version = properties.get(keys.FORMAT_VERSION_KEY)
-    if version is None:
-        raise FileFormatError(
-            f"{path} has no tags of modelexport: export it with `modelexport export`, or make tags from what another "
-            f"exporter left with `modelexport adopt {path} -o OUT.onnx`"
-        )
-    if version not in keys.READ_VERSIONS:
-        raise unknown_version(path, version)
-
-
-def unknown_version(path: Path, version: str) -> FileFormatError:
-    """The error for a file whose format version this version of modelexport cannot read."""
-    return FileFormatError(
-        f"{path} has format version {version}, and this version of modelexport reads "
-        f"{' and '.join(sorted(keys.READ_VERSIONS))}: "
-        "export it again, or use the version that wrote it"
-    )
 
 
 def call_tree_entries(calls: Iterable[TracedCall], tag: Callable[[ModuleCall], str]) -> list[documents.CallTreeEntry]:

@@ -1,14 +1,6 @@
-"""Names of the keys that modelexport writes into a file, and the version of the format. Only data."""
+"""Names of the keys that modelexport writes into a file. Only data."""
 
 from __future__ import annotations
-
-FORMAT_VERSION = "2026-11-22"
-"""2026-11-22: properties of initializers are in ``TensorProto.metadata_props``; ``modelexport.carrier`` is now
-``modelexport.encoding``; ``NAME.vectors.safetensors`` is ``NAME.reference.safetensors``; nodes have ``layer_ann``.
-2026-11-21: first version."""
-
-READ_VERSIONS = frozenset({FORMAT_VERSION, "2026-11-21"})
-"""Versions that this version of modelexport reads."""
 
 # metadata_props of nodes
 SOURCE_MODULE = "modelexport.source_module"
@@ -18,7 +10,7 @@ HIERARCHY_TAGS = "modelexport.hierarchy_tags"  # also of initializers
 CALLS = "modelexport.calls"
 NAMESPACE = "namespace"
 LAYER_ANNOTATION = "layer_ann"
-"""The property by which ONNX Runtime assigns nodes to devices: :attr:`ModuleCall.annotation`."""
+"""The property by which ONNX Runtime assigns nodes to devices: :attr:`modelexport.core.calls.ModuleCall.annotation`."""
 REPLACED = "modelexport.replaced"
 """What `replace` put in the place of a call: the name of a file, an operator, or ``identity``. On models: a map from
 address to this."""
@@ -54,7 +46,7 @@ UNRECORDED, UNRECORDED_DOMAIN = "Unrecorded", "modelexport"
 FORMAT_VERSION_KEY = "modelexport.format_version"
 VERSION_KEY = "modelexport.version"
 STATE_DICT = "modelexport.state_dict"
-"""A JSON object: key to :class:`StateDictEntry`, for every entry of the module, in its order."""
+"""A JSON object: key to :class:`.documents.StateDictEntry`, for every entry of the module, in its order."""
 ENCODING = "modelexport.encoding"
 """``attributes`` or ``functions``; absent if it is ``metadata``."""
 FORMER_ENCODING = "modelexport.carrier"
@@ -64,16 +56,17 @@ ADOPTED = "modelexport.adopted"
 LOST = "modelexport.lost"
 """In what another tool changed: a JSON array of the used entries that no initializer comes from any more."""
 WEIGHTS = "modelexport.weights"
-"""A JSON object: the location of each safetensors file that initializers are linked to, to its :class:`WeightsFile`."""
+"""A JSON object: the location of each safetensors file that initializers are linked to, to its
+:class:`.documents.WeightsFile`."""
 OUTPUTS = "modelexport.outputs"
 """A JSON array: for each tensor that the model returns, whether it is an output of the file; absent if all are."""
 EXPOSED = "modelexport.exposed"
 """A JSON array of names: the outputs that inner calls return, the last ones; absent if there are none."""
 CALL_TREE = "modelexport.call_tree"
-"""A JSON array of :class:`CallTreeEntry`: tags and addresses alone do not tell which call ran in which."""
+"""A JSON array of :class:`.documents.CallTreeEntry`: tags and addresses alone do not tell which call ran in which."""
 
 DATA = "modelexport.data"
-"""A JSON object: the location of each data file that was written with the model, to its :class:`DataFile`."""
+"""A JSON object: the location of each data file written with the model, to its :class:`.documents.DataFile`."""
 DOCUMENTS = "modelexport.documents"
 """A JSON object: the suffix of each document that was written with the model, to its SHA-256."""
 

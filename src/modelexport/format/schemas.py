@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from modelexport.format import documents, keys
+from modelexport.format.versions import FORMAT_VERSION
 
 DIRECTORY = Path(__file__).parent / "json_schemas"
 
@@ -28,7 +29,7 @@ def make_json_schema(name: str) -> dict[str, Any]:
     title, kind = DOCUMENTS[name]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$comment": f"format version {keys.FORMAT_VERSION}",
+        "$comment": f"format version {FORMAT_VERSION}",
         "title": title,
         **msgspec.json.schema(kind),
     }

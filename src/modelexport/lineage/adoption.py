@@ -26,6 +26,7 @@ from modelexport.files.path_or_model import as_path
 from modelexport.format import documents, keys
 from modelexport.format.call_tree import call_tree_entries, encode_call_tree
 from modelexport.format.node_tags import write_tags
+from modelexport.format.versions import FORMAT_VERSION
 from modelexport.graph.copies import copy_of
 from modelexport.graph.node_owners import owned_operators, owner_of
 from modelexport.graph.nodes import all_nodes, initializers
@@ -51,7 +52,7 @@ class Adopted(Written):
     tree: Sequence[TreeRow]
     coverage: documents.Coverage
     sources: dict[str, int]
-    """Each source of calls to the number of nodes that got their call from it (see ``recorded_stacks.py``)."""
+    """Each source of calls (``other_exporters/recorded_stacks.py``) to the number of nodes that got theirs from it."""
     operators: dict[str, int]
     """The operators of the nodes without an owner, to the number of such nodes."""
     untagged: Sequence[str]
@@ -116,7 +117,7 @@ def adopt(program: Any, output: str | Path, *, keep_torch_metadata: bool = False
         if value in parameters:
             value.metadata_props[keys.PARAMETER] = json.dumps([value.name])
     properties = model.metadata_props
-    properties[keys.FORMAT_VERSION_KEY] = keys.FORMAT_VERSION
+    properties[keys.FORMAT_VERSION_KEY] = FORMAT_VERSION
     properties[keys.VERSION_KEY] = __version__
     properties[keys.CALL_TREE] = encode_call_tree(call_tree_entries(tags.calls, tags.tag))
     return _write(model, output, tree_rows(owned_operators(model), placing.calls, tags.tag), placing.sources, repeated)

@@ -281,7 +281,7 @@ def _share(models: Iterable[ir.Model], file: Path) -> str:
     """Write the weights of models to one file, each tensor once by its content, and let the models refer to it.
 
     Returns:
-        The record of the file for :data:`.keys.DATA`.
+        The record of the file for :data:`modelexport.format.keys.DATA`.
     """
     first: dict[object, ir.Value] = {}
     equal: dict[ir.Value, ir.Value] = {}
@@ -326,17 +326,17 @@ def quantize_within(
     check_runtime: bool = True,
     **options: Any,
 ) -> Searched:
-    """Quantize a file, or a package of one graph, by the methods that :func:`.search` finds for its modules.
+    """Quantize a file, or a package of one graph, by the methods that :func:`search` finds for its modules.
 
     Args:
         file: A tagged file, or a package.
         output: The file or the folder to write.
-        to, data, processor: As for :func:`.search`. Ranges are measured on the inputs that it chooses by.
+        to, data, processor: As for :func:`search`. Ranges are measured on the inputs that it chooses by.
         check_runtime: Refuse methods for which the runtime of this machine has no kernel.
-        options: Of :func:`.search`: ``within`` or ``budget``, and others.
+        options: Of :func:`search`: ``within`` or ``budget``, and others.
 
     Raises:
-        UsageError, FileFormatError, InputsError, OutputError: As for :func:`.search` and :func:`.quantize`.
+        UsageError, FileFormatError, InputsError, OutputError: As for :func:`search` and :func:`quantize`.
     """
     path = as_path(file)
     graph = graph_of(path)

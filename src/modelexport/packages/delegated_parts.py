@@ -16,8 +16,9 @@ from torch import nn
 from modelexport.errors import CaptureError
 from modelexport.packages.delegated_generation import Delegation, given_to
 from modelexport.packages.generation_loop import BATCH, PROMPT
-from modelexport.packages.generation_state import TEXT, find_state
-from modelexport.packages.model_parts import SEQUENCE, ModelPart, with_forward
+from modelexport.packages.model_parts import ModelPart, with_forward
+from modelexport.packages.observed_state import TEXT, find_state
+from modelexport.packages.part_names import SEQUENCE
 from modelexport.packages.prompts import PROMPT as TOKENS
 from modelexport.packages.prompts import Example
 from modelexport.packages.stateful_parts import stateful_parts

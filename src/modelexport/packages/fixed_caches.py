@@ -13,7 +13,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from modelexport.errors import InputsError
 from modelexport.packages.generation_loop import CACHE_POSITION
-from modelexport.packages.generation_state import count_tokens, keys_and_values
+from modelexport.packages.observed_state import count_tokens, keys_and_values
 
 
 class _FixedLayer(CacheLayerMixin):

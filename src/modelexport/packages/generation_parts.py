@@ -21,7 +21,6 @@ from modelexport.exporting.options import PackageOptions
 from modelexport.packages.delegated_generation import find_delegation
 from modelexport.packages.delegated_parts import delegated_parts
 from modelexport.packages.generation_loop import CACHE_POSITION
-from modelexport.packages.generation_state import count_tokens, find_state, keys_and_values, record_calls
 from modelexport.packages.model_parts import ModelPart, with_forward, with_weights
 from modelexport.packages.multimodal import (
     EMBEDDING,
@@ -33,6 +32,7 @@ from modelexport.packages.multimodal import (
     find_modality,
     merge,
 )
+from modelexport.packages.observed_state import count_tokens, find_state, keys_and_values, record_calls
 from modelexport.packages.prompts import (
     Example,
     encoder_inputs,

@@ -15,7 +15,7 @@ from modelexport.core.text import error_line
 from modelexport.errors import InputsError, raised_as
 from modelexport.packages.delegated_generation import find_delegation
 from modelexport.packages.generation_loop import Step, TokenLoop
-from modelexport.packages.generation_state import greedy_config
+from modelexport.packages.observed_state import greedy_config
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.nested_tensors import as_array
 from modelexport.traces.array_differences import error_of

@@ -1,35 +1,19 @@
-"""The graphs of a package: before they are captured, and the names that people and runtimes expect in them."""
+"""The graphs of a package before they are captured."""
 
 from __future__ import annotations
 
 import copy
-import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import onnx_ir as ir
 from torch import nn
 
-from modelexport.capture.exported_graph import Exported
-from modelexport.exporting.input_output_names import Interface
 from modelexport.format.package_manifest import Rows
-from modelexport.graph.size_symbols import SYMBOL
-from modelexport.packages.generation_loop import BATCH, CACHE_POSITION
 from modelexport.pytorch.weights.lazy_weights import lend_weights
 from modelexport.weights.bytes_of_entries import Weights
-
-SEQUENCE, PAST = "sequence", "past_sequence"
-TOTAL = f"{PAST} + {SEQUENCE}"
-ENCODER = "encoder_sequence"
-
-_CACHE = re.compile(
-    r"(?:(?:input|output)\.)?past_key_values\.(?:(self|cross)_attention_cache\.)?(?:layers\.)?(\d+)\.(\w+)"
-)
-_ATTENTION = {"self": "decoder.", "cross": "encoder.", None: ""}
-KINDS = {"keys": "key", "values": "value"}
 
 
 @dataclass(frozen=True)
@@ -83,108 +67,3 @@ def with_weights(
     """
     outside = [path for path, module in model.named_modules() if path and any(module.children())]
     return nullcontext() if weights is None else lend_weights(model, weights, {*outside, *never_called})
-
-
-def cache_name(name: str, prefix: str) -> str | None:
-    """The usual name of a cache tensor: ``past_key_values.3.key`` for transformers' ``past_key_values.layers.3.keys``.
-
-    A decoder that also attends to an encoder has two caches: ``past_key_values.3.decoder.key`` and
-    ``past_key_values.3.encoder.key``. ``None`` for a tensor that is not part of a cache.
-    """
-    found = _CACHE.fullmatch(name)
-    if found is None:
-        return None
-    attention, layer, kind = found.groups()
-    return f"{prefix}.{layer}.{_ATTENTION[attention]}{KINDS.get(kind, kind)}"
-
-
-def name_generation(exported: Exported) -> Exported:
-    """Name the inputs, outputs and axes of a graph that generates, in place."""
-    inputs, outputs = _plain_names(exported)
-    encodes = any(name.startswith(("encoder_", "decoder_")) for name in (*inputs, *outputs))
-    total = TOTAL if any(_CACHE.fullmatch(name) for name in inputs) else SEQUENCE
-    inputs |= {name: cache for name in inputs if (cache := cache_name(name, "past_key_values"))}
-    outputs |= {name: cache for name in outputs if (cache := cache_name(name, "present"))}
-    values = {value.name or "": value for value in exported.model.graph.inputs}
-    axes = {(inputs[name], axis): size for name in values for axis, size in _axes(name, values[name], encodes, total)}
-    # The encoder's cache, which a step reads but does not change, is not an output.
-    kept = [
-        name
-        for name in outputs.values()
-        if ".encoder." not in name or name.replace("present", "past_key_values", 1) not in inputs.values()
-    ]
-    escaped = [re.sub(r"([*?[])", r"[\1]", name) for name in kept]
-    return Interface(inputs=inputs, outputs=outputs, kept=escaped, axes=axes)(exported)
-
-
-def name_axes(exported: Exported, *, axes: Mapping[tuple[str, int], str]) -> Exported:
-    """Name the inputs, outputs and given axes of a graph that generates, in place.
-
-    Raises:
-        UsageError: An axis has a fixed size.
-    """
-    inputs, outputs = _plain_names(exported)
-    known = {place: size for place, size in axes.items() if place[0] in inputs.values()}
-    return Interface(inputs=inputs, outputs=outputs, axes=known)(exported)
-
-
-def name_pipeline(exported: Exported) -> Exported:
-    """Name the axes of a graph of a pipeline by what they usually are, in place.
-
-    An axis that always has the size of an earlier one has its name. A second size of one name is named after its input:
-    ``encoder_hidden_states_sequence``.
-    """
-    inputs, outputs = _plain_names(exported)
-    names: dict[str, str] = {}
-    axes: dict[tuple[str, int], str] = {}
-    for value in exported.model.graph.inputs:
-        shape, name = value.shape or (), inputs[value.name or ""]
-        for axis, size in enumerate(shape):
-            if not isinstance(size, ir.SymbolicDim) or size.value is None or not SYMBOL.fullmatch(size.value):
-                continue
-            usual = _usual_axes(len(shape))[axis]
-            if size.value not in names:
-                names[size.value] = usual if usual not in names.values() else f"{name}_{usual}"
-            axes[name, axis] = names[size.value]
-    return Interface(inputs=inputs, outputs=outputs, axes=axes)(exported)
-
-
-def _plain_names(exported: Exported) -> tuple[dict[str, str], dict[str, str]]:
-    """The names of inputs and outputs to those without what an exporter puts before the names of a mapping."""
-    inputs = [value.name or "" for value in exported.model.graph.inputs]
-    return (
-        {name: name.removeprefix("input.") for name in inputs},
-        {name: name.removeprefix("output.") for name in exported.output_names},
-    )
-
-
-def _usual_axes(rank: int) -> tuple[str, ...]:
-    """The names of the axes of tokens, of their states, of images and of videos."""
-    if rank <= 3:
-        return (BATCH, SEQUENCE, "width")[:rank]
-    return (BATCH, "channels", *("frames", "depth")[: rank - 4], "height", "width")
-
-
-def _axes(name: str, value: ir.Value, encodes: bool, total: str) -> Iterator[tuple[int, str]]:
-    """The dynamic axes of an input with their names; with ``encodes``, inputs not of the decoder are the encoder's."""
-    if value.shape is None:
-        return
-    found = _CACHE.fullmatch(name)
-    names: tuple[str, ...] = (BATCH, SEQUENCE)
-    if found is not None:
-        names = (BATCH, "heads", ENCODER if found[1] == "cross" else PAST, "width")
-    elif name == "position_ids" and len(value.shape) > len(names):
-        names = ("axes", BATCH, SEQUENCE)
-    elif name == CACHE_POSITION:
-        names = (SEQUENCE,)
-    elif name.endswith("_features"):
-        names = (f"{name.removesuffix('_features')}_tokens",)
-    elif len(value.shape) > 3:
-        names = ("images", "channels", "height", "width")
-    elif encodes and not name.startswith("decoder_"):
-        names = (BATCH, ENCODER)
-    elif name == "attention_mask":
-        names = (BATCH, total)
-    for axis, (size, symbol) in enumerate(zip(value.shape, names, strict=False)):
-        if not isinstance(size, int) and size.value and not size.value.isdigit():
-            yield axis, symbol

@@ -15,7 +15,7 @@ from modelexport.capture.exported_graph import Exported
 from modelexport.core.result_display import Rows, Written
 from modelexport.core.text import error_line, plural
 from modelexport.core.timed_stages import Stages
-from modelexport.errors import CaptureError, CheckError, InputsError, ModelExportError, UsageError
+from modelexport.errors import CaptureError, CheckError, ModelExportError, UsageError
 from modelexport.exporting.export_result import ExportResult
 from modelexport.exporting.options import Keywords, Options, PackageOptions
 from modelexport.exporting.pipeline import export
@@ -23,19 +23,12 @@ from modelexport.files.atomic_writing import written_together
 from modelexport.files.manifest_file import write_manifest
 from modelexport.files.output_folders import check_package_folder
 from modelexport.format.package_manifest import PACKAGE_VERSION, Kind, Manifest, PartEntry
-from modelexport.packages.diffusion.components_module import (
-    MODEL_INDEX,
-    PipelineModules,
-    as_module,
-    is_diffusion_pipeline,
-)
-from modelexport.packages.diffusion.diffusion_parts import diffusion_parts, model_parts
-from modelexport.packages.diffusion.observed_calls import observe_example
+from modelexport.packages.diffusion.components_module import PipelineModules, as_module, is_diffusion_pipeline
 from modelexport.packages.generation_loop import BATCH, generation_of
-from modelexport.packages.generation_parts import can_generate, generation_forms
 from modelexport.packages.loader_layouts import write_layouts
-from modelexport.packages.model_parts import ModelPart, name_axes, name_generation, name_pipeline
-from modelexport.packages.sentence_pipelines import SENTENCE_TRANSFORMER, SentencePipeline, pipeline_parts
+from modelexport.packages.model_parts import ModelPart
+from modelexport.packages.package_kinds import parts_of
+from modelexport.packages.part_names import name_axes, name_generation, name_pipeline
 from modelexport.packages.shared_weights import share_components, share_weights
 from modelexport.packages.verify_by_generation import run_once
 from modelexport.weights.bytes_of_entries import Weights
@@ -130,7 +123,7 @@ def export_package(
     check_package_folder(folder, [] if lies_in is None else [lies_in])
     with stages("parts"):
         given = inputs if isinstance(inputs, Mapping) else None
-        kind, made = _parts_of(model, options.package, inputs, options.weights.to_check)
+        kind, made = parts_of(model, options.package, inputs, options.weights.to_check)
         forms = iter(made)
         best = next(forms)
     with written_together(folder, [] if lies_in is None else [lies_in], make=True, package=True) as staging:
@@ -194,38 +187,6 @@ def _first_that_passes(
             raise
     assert wrong is not None
     raise wrong
-
-
-def _parts_of(
-    model: nn.Module,
-    asked: PackageOptions,
-    inputs: Mapping[str, Any] | Sequence[Any] | None,
-    weights: Weights | None,
-) -> tuple[Kind, Iterable[list[ModelPart]]]:
-    """The kind of the package, and the forms that its parts may have, the best first; those of generation are made when
-    they are asked for.
-    """
-    parts = asked.parts or "auto"
-    if parts == "generate" or (parts == "auto" and can_generate(model)):
-        return "generate", generation_forms(model, asked, inputs if isinstance(inputs, Mapping) else None, weights)
-    if asked.static_cache is not None or asked.separate_prefill:
-        raise InputsError("--static-cache and --separate-prefill are for a model that generates: leave them out")
-    if isinstance(model, PipelineModules):
-        if parts == "whole":
-            raise InputsError(f"{type(model).__name__} is not one model: leave out --parts whole")
-        observed, _ = observe_example(model, inputs if isinstance(inputs, Mapping) else None, steps=2)
-        return "pipeline", [model_parts(model, diffusion_parts(model, observed), observed.inside)]
-    if parts == "pipeline" or (parts == "auto" and isinstance(model, SentencePipeline)):
-        if not isinstance(model, SentencePipeline):
-            raise InputsError(
-                f"{type(model).__name__} is not a pipeline: give a folder with {SENTENCE_TRANSFORMER} or {MODEL_INDEX}"
-            )
-        return "pipeline", [pipeline_parts(model)]
-    if inputs is None:
-        from modelexport.pytorch.inputs.generated_inputs import generate_inputs
-
-        inputs = generate_inputs(model)
-    return "whole", [[ModelPart("model", model, inputs)]]
 
 
 def _export_each(

@@ -157,7 +157,7 @@ def example_prompts(
     """Prompts of different lengths: text tokenized with the model's own tokenizer, or random tokens, with images.
 
     Args:
-        given: As in :func:`.example_of`; for a model with an encoder what this takes.
+        given: As in :func:`example_of`; for a model with an encoder what this takes.
         manifest: Of a package, which may take text only.
     """
     if model.config.is_encoder_decoder and model.main_input_name != "input_ids":

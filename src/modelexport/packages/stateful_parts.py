@@ -24,9 +24,10 @@ from modelexport.errors import CaptureError
 from modelexport.format.package_manifest import Generation, Rows, Start
 from modelexport.packages.generation_loop import BATCH, PRESENT, TokenLoop
 from modelexport.packages.generation_loop import PAST as PAST_INPUT
-from modelexport.packages.generation_state import State, growing, named_tensors, with_tensors
 from modelexport.packages.greedy_reference import Reference, first_difference, generate_greedily
-from modelexport.packages.model_parts import PAST, SEQUENCE, ModelPart, with_forward
+from modelexport.packages.model_parts import ModelPart, with_forward
+from modelexport.packages.observed_state import State, growing, named_tensors, with_tensors
+from modelexport.packages.part_names import PAST, SEQUENCE
 from modelexport.packages.prompts import prompts_like
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.dispatch_modes import OperationMode

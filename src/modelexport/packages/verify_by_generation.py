@@ -188,7 +188,7 @@ def run_once(
 
     Args:
         results: The export of each part. Where one was not to be checked, or has no weights here, nothing is run.
-        given: As in :func:`.example_of`.
+        given: As in :func:`.prompts.example_of`.
 
     Returns:
         Notes, a line each.

@@ -80,9 +80,11 @@ def verify(
     Args:
         inputs: Of the model; ``None`` for prompts and arguments that are made.
         progress: Called with the name of each step, where it compares with a model.
-        how: ``modules`` and ``provider``, and what the function for the case takes: :func:`.verify.verify.verify`,
-            :func:`.against_reference.verify_reference`, :func:`.against.verify_against`, :func:`.chain.verify_stages`,
-            :func:`.verifying_generation.verify_generation`, :func:`.verifying_pipelines.verify_pipeline`.
+        how: ``modules`` and ``provider``, and what the function for the case takes:
+            :func:`modelexport.verify.verify.verify`, :func:`modelexport.verify.against_reference.verify_reference`,
+            :func:`modelexport.verify.against_file.verify_against`,
+            :func:`modelexport.surgery.stage_runs.verify_stages`,
+            :func:`.verify_by_generation.verify_generation`, :func:`.verify_by_pipeline.verify_pipeline`.
 
     Raises:
         FileFormatError, InputsError, UsageError: As these do.

@@ -81,7 +81,7 @@ def quantize(
         keep: Selectors of modules that stay bit for bit what they are.
         only: Selectors of the modules that get the method; by default all.
         recipe: A recipe or the file of one, instead of ``to``, ``keep`` and ``only``.
-        data: Inputs for methods that measure ranges, or a file or folder of them (:func:`.data.read_data`).
+        data: Inputs for methods that measure ranges, or a file or folder of them (:func:`.calibration_data.read_data`).
         processor: The folder of the tokenizer or image processor that ``data`` needs; by default that of ``file``.
         check_runtime: Refuse methods for which the runtime of this machine has no kernel.
 

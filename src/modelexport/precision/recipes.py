@@ -131,7 +131,7 @@ def resolve(recipe: Recipe, tagged: TaggedFile, groups: Sequence[Group] | None =
     """The method of every node of a file.
 
     A node gets the method of the first rule that picks its call. A node of several calls is kept if one of them is, and
-    so is a group (:func:`.find_groups`); otherwise the first rule among theirs counts.
+    so is a group (:func:`find_groups`); otherwise the first rule among theirs counts.
 
     Raises:
         UsageError: A selector matches nothing, or a method does not exist.

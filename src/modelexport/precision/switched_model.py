@@ -32,7 +32,7 @@ Choice = Mapping[int, Method]
 
 
 class Unit(msgspec.Struct, frozen=True):
-    """Nodes that a recipe can only give one method: of calls, with the groups (:mod:`.groups`) that they are in."""
+    """Nodes that a recipe can only give one method: of calls, with their groups (:mod:`.equal_method_groups`)."""
 
     nodes: tuple[str, ...]
     calls: tuple[str, ...]
@@ -60,7 +60,7 @@ def find_units(tagged: TaggedFile, methods: Collection[Method]) -> list[Unit]:
 
 
 def _takes(method: Method, node: ir.Node, weighted: Collection[ir.Node]) -> bool:
-    """Whether a method is for a node: as :func:`.quantize_model` decides it."""
+    """Whether a method is for a node: as :func:`.quantize.quantize_model` decides it."""
     if nested_graphs(node) or is_quantized(node):
         return False
     if (operators := method.row.weights) is None:
@@ -93,7 +93,7 @@ class Switched:
         """Quantize every unit by every method, and open the session.
 
         Args:
-            ranges: What :func:`.calibrate` measured, for methods that need it.
+            ranges: What :func:`.quantize.calibrate` measured, for methods that need it.
             output: The output that is computed; by default the first one of floating-point numbers.
 
         Raises:

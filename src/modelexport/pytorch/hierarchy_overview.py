@@ -15,7 +15,7 @@ from modelexport.core.tags import Granularity, Tags
 from modelexport.core.text import short_repr
 from modelexport.core.uncalled_modules import Comparison, compare_hierarchies
 from modelexport.pytorch.calls.call_times import time_calls
-from modelexport.pytorch.calls.static_tree import containers, module_tree
+from modelexport.pytorch.calls.module_tree_of_model import containers, module_tree
 from modelexport.pytorch.calls.traced_tree import trace_calls
 from modelexport.pytorch.loading import load_model
 from modelexport.pytorch.nested_tensors import run_arguments
@@ -23,7 +23,7 @@ from modelexport.pytorch.nested_tensors import run_arguments
 
 @dataclass(frozen=True)
 class HierarchyOverview:
-    """The static tree and, with inputs, the calls of a run, their tags and the status of each module."""
+    """The module tree and, with inputs, the calls of a run, their tags and the status of each module."""
 
     __repr__ = short_repr
 
@@ -125,7 +125,8 @@ def hierarchy(
 
     Args:
         model: The module, or its name as on the command line: a directory, ``package.module:factory``.
-        inputs: Arguments of ``forward``; without them the model is not run. :func:`example_inputs` makes some.
+        inputs: Arguments of ``forward``, such as :func:`modelexport.example_inputs` makes. Without them the model is
+            not run.
         granularity, include, exclude: Which modules get a segment in tags, as in an export.
         timed: Run it a few times more, and take the time of each call.
 

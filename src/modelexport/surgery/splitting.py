@@ -23,9 +23,9 @@ from modelexport.format.package_manifest import MANIFEST, PACKAGE_VERSION, Manif
 from modelexport.graph.nodes import nodes_behind, required_inputs, values_taken
 from modelexport.surgery import Sharing
 from modelexport.surgery.graph_cutter import Cut, Cutter
+from modelexport.surgery.node_timeline import Timeline
 from modelexport.surgery.shared_files import SharedFiles, size_of_weights
 from modelexport.surgery.stage_balance import SLACK, Units, balanced_cuts, best_limit, fewest_stages
-from modelexport.surgery.stage_boundaries import Timeline
 from modelexport.tagged.file import TaggedFile
 
 Measure = Callable[[ir.Node], int]

@@ -19,8 +19,9 @@ from modelexport.files.linked_weights import check_weights
 from modelexport.files.onnx_models import load_onnx
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import documents
-from modelexport.format.call_tree import call_tree_entries, check_version, read_call_tree
+from modelexport.format.call_tree import call_tree_entries, read_call_tree
 from modelexport.format.node_tags import OwnerReader, read_source_tags
+from modelexport.format.versions import check_version
 from modelexport.graph.boundaries import CallBoundary, find_boundaries
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes
@@ -168,7 +169,7 @@ class NodeRow(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class FileTags:
-    """The tags of the calls of a tagged file, in the form that documents and encodings need (:class:`CallTags`)."""
+    """The tags of a file's calls as documents and encodings need them (:class:`modelexport.core.tags.CallTags`)."""
 
     tagged: TaggedFile
 

@@ -1,9 +1,9 @@
 """Runs a file node by node and shows every value to a watcher, who may replace it.
 
-Each operator is computed as the standard defines it, by onnx's reference implementations in NumPy and :mod:`.kernels`.
-An operator of ONNX Runtime's own is run by ONNX Runtime. In *wide* runs all floating-point numbers are float64, from
-the same numbers as in the file, so that nothing is rounded on the way; in others each value has the type that the file
-gives it.
+Each operator is computed as the standard defines it, by onnx's reference implementations in NumPy and
+:mod:`.numpy_kernels`. An operator of ONNX Runtime's own is run by ONNX Runtime. In *wide* runs all floating-point
+numbers are float64, from the same numbers as in the file, so that nothing is rounded on the way; in others each value
+has the type that the file gives it.
 
 ``If``, ``Loop`` and ``Scan`` are walked here: the watcher sees the values of branches and of each iteration like any
 other.

@@ -1,7 +1,7 @@
 """Kernels in NumPy for operators that onnx's reference evaluator lacks, or computes element by element.
 
 Each is the operator of the standard, for any floating-point type; the attributes and their defaults come from onnx's
-schemas. All others are onnx's own (:mod:`onnx.reference.ops`).
+schemas. All others are onnx's own (``onnx.reference.ops``).
 """
 
 from __future__ import annotations

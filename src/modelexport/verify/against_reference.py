@@ -17,9 +17,9 @@ from modelexport.traces.reference_values import ReferenceValues, open_reference,
 from modelexport.verify.compared_runs import compare_runs
 from modelexport.verify.document_claims import false_claims
 from modelexport.verify.onnxruntime_outputs import compare_as_run, narrowest_type
+from modelexport.verify.parameter_comparison import parameter_digests, users_of, with_weights
 from modelexport.verify.verdicts import verdicts_of
 from modelexport.verify.verify_report import VerifyReport
-from modelexport.verify.wrong_parameters import parameter_digests, users_of, with_weights
 from modelexport.weights.recorded_transforms import parameter_plan
 
 

@@ -30,7 +30,7 @@ from modelexport.traces.tolerances import AGREE, ALLOWED, TIMES_ALLOWED, TIMES_O
 from modelexport.traces.trace import Trace
 from modelexport.verify.compared_runs import Compared, compare_runs
 from modelexport.verify.onnxruntime_outputs import AsRun, compare_as_run, narrowest_type
-from modelexport.verify.wrong_parameters import check_same_entries
+from modelexport.verify.parameter_comparison import check_same_entries
 from modelexport.weights.bytes_of_entries import Weights
 
 Inputs = Mapping[str, Any] | Sequence[Any]

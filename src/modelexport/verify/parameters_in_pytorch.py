@@ -1,4 +1,4 @@
-"""The weights of a model beside those of its file: compared bit for bit, and changed on both sides."""
+"""The weights of a PyTorch model: read for the comparison (:mod:`.parameter_comparison`), and changed on both sides."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from modelexport.files.path_or_model import Source
 from modelexport.pytorch.nested_tensors import as_array, as_stored
 from modelexport.pytorch.weights.perturbed_weights import entries_of, indistinct, perturbed
 from modelexport.tagged.file import read_tagged
-from modelexport.verify.verify_report import ParameterReport
-from modelexport.verify.wrong_parameters import (
+from modelexport.verify.parameter_comparison import (
     compare_parameters,
     differing_buffers,
     merged_entries,
     perturbable,
     untraced_entries,
 )
+from modelexport.verify.verify_report import ParameterReport
 from modelexport.weights.bytes_of_entries import Weights
 from modelexport.weights.recorded_transforms import state_dict_of
 

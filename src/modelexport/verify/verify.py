@@ -3,12 +3,12 @@
 Both run in float64 from the same numbers, so that a sound file agrees with PyTorch at every call to 1e-9 of a value's
 size, in whatever order it computes (:mod:`modelexport.traces`). What is compared:
 
-1. every tensor that a module returns, looked up among the values of the file (:mod:`.matches`); only behind a
-   difference is the file cut, to find the call that makes it (:mod:`.located`);
-2. the owner of each node (:mod:`.contradictions`);
-3. the outputs on other inputs (:mod:`.others`);
-4. the outputs as ONNX Runtime computes them for users (:mod:`.as_run`);
-5. parameters, bit for bit (:mod:`.parameters`), and what documents claim (:mod:`.claims`).
+1. every tensor that a module returns, looked up among the values of the file (:mod:`.matched_values`); only
+   behind a difference is the file cut, to find the call that makes it (:mod:`.wrong_calls`);
+2. the owner of each node (:mod:`.owner_contradictions`);
+3. the outputs on other inputs (:mod:`.other_inputs`);
+4. the outputs as ONNX Runtime computes them for users (:mod:`.onnxruntime_outputs`);
+5. parameters, bit for bit (:mod:`.parameter_comparison`), and what documents claim (:mod:`.document_claims`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from modelexport.core.garbage_collection import only_new_garbage
 from modelexport.core.one_at_a_time import exclusive
 from modelexport.files.path_or_model import Source
 from modelexport.format import documents
-from modelexport.pytorch.calls.static_tree import module_tree
+from modelexport.pytorch.calls.module_tree_of_model import module_tree
 from modelexport.pytorch.inputs.prepared_inputs import arguments_by_name, kept_tensors, prepare_inputs
 from modelexport.pytorch.runs.outputs_as_users_run import returned_by
 from modelexport.pytorch.weights.perturbed_weights import entries_of
@@ -38,10 +38,10 @@ from modelexport.verify.document_claims import false_claims
 from modelexport.verify.model_and_file import Inputs, Sides, open_for
 from modelexport.verify.onnxruntime_outputs import AsRun
 from modelexport.verify.other_inputs import Others, compare_others
+from modelexport.verify.parameter_comparison import parameter_digests, users_of, with_weights
 from modelexport.verify.parameters_in_pytorch import changed_weights, compare_with_model
 from modelexport.verify.verdicts import verdicts_of
 from modelexport.verify.verify_report import CallVerdict, VerifyReport
-from modelexport.verify.wrong_parameters import parameter_digests, users_of, with_weights
 from modelexport.weights.bytes_of_entries import Weights
 
 Tell = Callable[[str], None]

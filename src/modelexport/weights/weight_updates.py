@@ -20,8 +20,8 @@ from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.files.safetensors_files import read_header
 from modelexport.format import documents
-from modelexport.format.call_tree import check_version
 from modelexport.format.dtypes import dtype_name
+from modelexport.format.versions import check_version
 from modelexport.graph.nodes import initializers
 from modelexport.weights.packed.known_formats import entry_name
 from modelexport.weights.recorded_transforms import ParameterPlan, lost_entries, parameter_plans, state_dict_of

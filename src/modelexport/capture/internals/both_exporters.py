@@ -11,7 +11,7 @@ from modelexport.capture.internals import dynamo_stages, torchscript_stages
 from modelexport.capture.internals.internals_report import FrontEnd, Internals, MapEntry, Stage, quality
 from modelexport.core.collected_messages import collected
 from modelexport.core.text import error_line, raised_first
-from modelexport.pytorch.calls.static_tree import module_tree
+from modelexport.pytorch.calls.module_tree_of_model import module_tree
 from modelexport.pytorch.calls.traced_tree import trace_calls, untouched
 from modelexport.pytorch.nested_tensors import run_arguments
 

@@ -183,7 +183,7 @@ def decompositions() -> Decompositions:
         aten.diagonal_scatter.default: diagonal_written,
         aten.as_strided_scatter.default: strided_written,
         aten.put.default: put,
-    aten.unfold_backward.default: windows_added,
+        aten.unfold_backward.default: windows_added,
         aten._native_batch_norm_legit_functional.default: batch_normalized,
         aten.embedding_bag.padding_idx: embedding_bag,
         aten.embedding_bag.default: embedding_bag,

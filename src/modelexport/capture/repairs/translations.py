@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from modelexport.capture.front_end_options import USUAL_FORM, QuantizedForm
+from modelexport.capture.quantized_form import USUAL_FORM, QuantizedForm
 from modelexport.capture.repairs import indexing, packed_linear, pooling, recurrent
 
 Table = dict[Callable[..., Any], Callable[..., Any]]

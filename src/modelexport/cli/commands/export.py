@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from modelexport.cli.model_argument import Loading, ModelChoice, load_for_package
-from modelexport.cli.name_options import NameOptions, read_interface
+from modelexport.cli.name_and_axis_options import NameOptions, read_interface
 from modelexport.cli.printing import print_result
 from modelexport.cli.progress import LINE
 from modelexport.cli.shared_options import INPUTS, JSON, MODEL
@@ -58,7 +58,7 @@ def export(
 def _export_file(
     choice: ModelChoice, output: str, names: NameOptions, options: Options, stages: Stages
 ) -> ExportResult:
-    from modelexport.exporting.input_output_names import widened
+    from modelexport.exporting.input_output_axis_names import widened
     from modelexport.exporting.pipeline import export as run
 
     interface = read_interface(names)

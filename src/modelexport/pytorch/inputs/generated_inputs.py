@@ -20,7 +20,7 @@ from modelexport.core.calls import ROOT
 from modelexport.core.text import error_line
 from modelexport.errors import InputsError
 from modelexport.pytorch.calls.call_recorder import CallRecorder
-from modelexport.pytorch.calls.static_tree import check_has_forward
+from modelexport.pytorch.calls.module_tree_of_model import check_has_forward
 from modelexport.pytorch.inputs.argument_tensors import InputMaker
 from modelexport.pytorch.inputs.described_inputs import read_spec
 from modelexport.pytorch.inputs.trial_runs import SAMPLES, Inputs, TrialRuns, fitting_shapes

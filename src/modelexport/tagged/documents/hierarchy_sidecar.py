@@ -17,8 +17,9 @@ from modelexport.core.owners import Owner
 from modelexport.core.tags import CallTags, Tags, class_in_tag
 from modelexport.core.uncalled_modules import Comparison
 from modelexport.core.version import __version__
-from modelexport.format import documents, keys
+from modelexport.format import documents
 from modelexport.format.dtypes import dtype_name
+from modelexport.format.versions import FORMAT_VERSION
 from modelexport.graph.boundaries import CallBoundary, find_boundaries, match_values
 from modelexport.graph.coverage import count_coverage
 from modelexport.graph.node_owners import owner_of, required_owner
@@ -56,7 +57,7 @@ def hierarchy_document(
         comparison: The comparison of tree and run, which shows why a module has no calls.
     """
     return documents.Hierarchy(
-        format_version=keys.FORMAT_VERSION,
+        format_version=FORMAT_VERSION,
         modelexport_version=__version__,
         model=documents.ModelEntry(
             name, tree.root.qualified_class, tree.root.parameters, model.opset_imports.get("", 0)

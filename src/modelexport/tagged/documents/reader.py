@@ -16,7 +16,7 @@ from modelexport.files.document_digests import check_documents, read_document
 from modelexport.files.linked_weights import check_weights
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents, keys
-from modelexport.format.call_tree import unknown_version
+from modelexport.format.versions import READ_VERSIONS, unknown_version
 from modelexport.graph.node_owners import owner_of
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ def load_hierarchy(path: str | Path) -> documents.Hierarchy:
     path = Path(path)
     content = read_document(path)
     version = _decode(path, content, _Versioned).format_version
-    if version not in keys.READ_VERSIONS:
+    if version not in READ_VERSIONS:
         raise unknown_version(path, version)
     return _decode(path, content, documents.Hierarchy)
 

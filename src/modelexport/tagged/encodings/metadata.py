@@ -14,6 +14,7 @@ from modelexport.core.version import __version__
 from modelexport.format import documents, keys
 from modelexport.format.call_tree import call_tree_entries, encode_call_tree
 from modelexport.format.node_tags import write_tags
+from modelexport.format.versions import FORMAT_VERSION
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.weights.entries_of_initializers import Origin
@@ -41,7 +42,7 @@ def write_metadata(
             value.metadata_props[keys.PARAMETER] = json.dumps(origin.keys)
             if origin.transform:
                 value.metadata_props[keys.TRANSFORM] = msgspec.json.encode(origin.transform).decode()
-    model.metadata_props[keys.FORMAT_VERSION_KEY] = keys.FORMAT_VERSION
+    model.metadata_props[keys.FORMAT_VERSION_KEY] = FORMAT_VERSION
     model.metadata_props[keys.STATE_DICT] = msgspec.json.encode(entries).decode()
     model.metadata_props[keys.CALL_TREE] = encode_call_tree(call_tree_entries(tags.calls, tags.tag))
     model.metadata_props[keys.VERSION_KEY] = __version__

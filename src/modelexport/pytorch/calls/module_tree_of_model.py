@@ -1,4 +1,4 @@
-"""The static tree: every module of a model, from ``named_modules()``."""
+"""Makes the module tree (:mod:`modelexport.core.module_tree`) of a PyTorch model, from ``named_modules()``."""
 
 from __future__ import annotations
 

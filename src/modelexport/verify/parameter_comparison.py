@@ -1,4 +1,7 @@
-"""Compares the parameters of a file with a model's, byte by byte, and finds the calls that use wrong ones."""
+"""Compares the parameters of a file with a model's, byte by byte, and finds the calls that use wrong ones.
+
+The caller reads the model's, from wherever they are: this file does not know torch.
+"""
 
 from __future__ import annotations
 

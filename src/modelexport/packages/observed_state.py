@@ -21,7 +21,7 @@ from modelexport.core.replaced_attributes import attribute_set
 from modelexport.core.text import error_line
 from modelexport.errors import CaptureError, raised_as
 from modelexport.packages.generation_loop import BATCH
-from modelexport.packages.model_parts import KINDS, PAST, SEQUENCE
+from modelexport.packages.part_names import KINDS, PAST, SEQUENCE
 from modelexport.packages.prompts import Example
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.nested_tensors import copied, tensors_in

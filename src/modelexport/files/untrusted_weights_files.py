@@ -158,7 +158,7 @@ def recorded_files(properties: Mapping[str, str], key: str, kind: type[T]) -> di
     """The records of a model's weights files in its properties, by location.
 
     Args:
-        key: The property, :data:`keys.WEIGHTS` or :data:`keys.DATA`.
+        key: The property, :data:`modelexport.format.keys.WEIGHTS` or ``DATA``.
         kind: What it holds of each file.
 
     Raises:
