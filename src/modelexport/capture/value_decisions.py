@@ -39,6 +39,7 @@ class NoDecisions(TorchFunctionMode):
         self._fixed = fixed
         self._by_values: dict[int, bool] = {}
         self._sized_by_values: dict[int, bool] = {}
+        self._of_written: dict[int, torch.Tensor] = {}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -54,7 +55,14 @@ class NoDecisions(TorchFunctionMode):
                         f"data-dependent: Python reads a tensor ({name}), and the trace would fix its present value; "
                         f"torch.where decides in the graph"
                     )
-        return func(*args, **(kwargs or {}))
+        output = func(*args, **(kwargs or {}))
+        if func not in _TELL_SIZES and any(map(self._is_written, _tensors((args, kwargs)))):
+            self._of_written.update((id(tensor), tensor) for tensor in _tensors(output))
+        return output
+
+    def _is_written(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor was written into, or computed from such a one."""
+        return bool(version_of(tensor)) or id(tensor) in self._of_written
 
     def _is_by_values(self, tensor: torch.Tensor, value: Any) -> bool:
         """Whether a value of the trace depends on elements of inputs or parameters, not only on their sizes."""
@@ -64,7 +72,7 @@ class NoDecisions(TorchFunctionMode):
                 return True
             return any(map(self._is_sized_by_values, node.inputs())) if node.kind() in _SIZES else None
 
-        return bool(version_of(tensor)) or _follow(value, self._by_values, known)
+        return self._is_written(tensor) or _follow(value, self._by_values, known)
 
     def _is_sized_by_values(self, value: Any) -> bool:
         """Whether the size of a value of the trace depends on elements of inputs or parameters."""
@@ -139,6 +147,14 @@ READS_VALUES = {
     torch.tensor,
 }
 """Functions that return elements of tensors as Python numbers, or tensors that the trace takes for constants."""
+
+_TELL_SIZES = {
+    torch.Tensor.shape.__get__,
+    torch.Tensor.size,
+    torch.Tensor.numel,
+    torch.Tensor.dim,
+    torch.Tensor.__len__,
+}
 
 READS_SIZES = {torch.Tensor.__len__, torch.Tensor.unbind, torch.unbind}
 

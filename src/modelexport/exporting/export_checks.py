@@ -192,7 +192,7 @@ def _check_presumed(
     settings = hierarchy.settings
     sides = Sides.of(model, inputs, open_for(model, path))
     kept = kept_tensors(model, inputs, tuple(settings.constants))
-    for one in compare_others(sides, inputs, kept).compared:
+    for one in compare_others(sides, inputs, kept, selects=True).compared:
         if one.status == "differ":
             reason = f"with {one.what}: {one.reason}; {told_of_presumed(settings.presumed)}"
             return FileCheck(status="failed", step="other inputs", reason=reason)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from modelexport.pytorch.inputs.variations import (
     beyond_example,
     padded_at_the_end,
     telling_inputs,
+    uniform,
 )
 from modelexport.tagged.file import TaggedFile
 from modelexport.traces.array_differences import Verdict
@@ -36,11 +38,12 @@ class Others:
     """The first comparison in which something is wrong."""
 
 
-def compare_others(sides: Sides, inputs: Inputs, kept: frozenset[str]) -> Others:
+def compare_others(sides: Sides, inputs: Inputs, kept: frozenset[str], *, selects: bool = False) -> Others:
     """Compare on all variations of the inputs at once, or one by one if the model does not accept them so.
 
     Args:
         kept: The names of tensors that do not change: the file has their values.
+        selects: The file does always what the model does only if something is selected.
     """
     others, tagged = Others(), sides.tagged
 
@@ -77,7 +80,8 @@ def compare_others(sides: Sides, inputs: Inputs, kept: frozenset[str]) -> Others
         others.compared.append(one)
         if one.status != "not compared":
             break
-    beyond = [compared(what, other) for what, other in beyond_example(inputs, tagged.model, kept)]
+    rare = chain(beyond_example(inputs, tagged.model, kept), uniform(inputs, kept) if selects else ())
+    beyond = [compared(what, other) for what, other in rare]
     others.compared += [one for one in beyond if one.status != "not compared"]
     return others
 

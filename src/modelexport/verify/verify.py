@@ -105,7 +105,8 @@ def verify(
         varied = Others()
         if others and weights is None and compared.agrees:
             tell("verify: other inputs")
-            varied = compare_others(sides, inputs, kept_tensors(model, inputs, constants))
+            selects = said is not None and bool(said.settings.presumed)
+            varied = compare_others(sides, inputs, kept_tensors(model, inputs, constants), selects=selects)
         calls = verdicts_of(compared, chosen)
         if compared.agrees and varied.wrong is not None:
             calls = _with_others(calls, varied.wrong, chosen)

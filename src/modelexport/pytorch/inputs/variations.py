@@ -90,6 +90,16 @@ def beyond_example(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) 
         )
 
 
+def uniform(inputs: Inputs, kept: Collection[str] = ()) -> Iterator[tuple[str, Inputs]]:
+    """The smallest number of the example everywhere, and the largest: little is selected of these, or all.
+
+    Args:
+        kept: As in :func:`telling_inputs`; masks stay as they are, too.
+    """
+    for what, pick in (("the smallest number everywhere", torch.amin), ("the largest number everywhere", torch.amax)):
+        yield what, changed(inputs, [partial(_filled, pick, kept)])
+
+
 def _changes(inputs: Inputs, model: ir.Model, kept: Collection[str]) -> Iterator[tuple[str, Change]]:
     names = [name for name, _ in tensors_in(inputs) if name not in kept]
     tensors = dict(tensors_in(inputs))
@@ -218,6 +228,11 @@ def _has_both_signs(tensor: torch.Tensor) -> bool:
 
 def _has_fractions(tensor: torch.Tensor) -> bool:
     return bool(tensor.is_floating_point() or tensor.is_complex())
+
+
+def _filled(pick: Callable[..., Any], kept: Collection[str], name: str, tensor: torch.Tensor) -> torch.Tensor:
+    stays = name in kept or not tensor.numel() or is_mask(tensor)
+    return tensor if stays else torch.full_like(tensor, pick(tensor).item())
 
 
 def _times(factor: int, kept: Collection[str], name: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,189 @@
+"""What Python asks of values while a model is captured: answered where the answer is known, presumed where work is
+skipped for nothing, and otherwise an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from modelexport import export
+from modelexport.cli.app import main
+from modelexport.errors import CaptureError, CheckError
+from modelexport.runtime.sessions import run_session
+
+Forward = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Experts(nn.Module):
+    """A mixture of experts, which skips those that no token goes to, in one of the ways that are usual."""
+
+    def __init__(self, skips: str) -> None:
+        super().__init__()
+        self.skips = skips
+        self.gate = nn.Linear(8, 6, bias=False)
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, chosen = torch.topk(self.gate(x).softmax(-1), 2, dim=-1)
+        mask = nn.functional.one_hot(chosen, 6).permute(2, 1, 0)
+        out = torch.zeros_like(x)
+        hit = mask.sum((-1, -2)) > 0
+        loops = {"rows": hit.nonzero(), "list": torch.where(hit)[0]} if self.skips in ("rows", "list") else {}
+        for one in loops.get(self.skips, range(6)):
+            number = one if isinstance(one, int) else int(one.item())
+            if self.skips == "any" and not (chosen == number).any():
+                continue
+            if self.skips == "count" and (chosen == number).sum() == 0:
+                continue
+            place, token = torch.where(mask[number])
+            if self.skips == "numel" and token.numel() == 0:
+                continue
+            if self.skips == "shape" and token.shape[0] == 0:
+                continue
+            out.index_add_(0, token, self.experts[number](x[token]) * weights[token, place, None])
+        return out
+
+
+@pytest.mark.parametrize("skips", ["rows", "list", "any", "count", "numel", "shape"])
+def test_experts_that_are_skipped_in_the_example_are_in_the_file(skips: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Experts(skips).eval()
+    result = export(model, torch.randn(2, 8), tmp_path / "x.onnx", dynamic=True, verify=True)
+    assert result.verified is not None
+    assert result.verified.agrees
+    assert {row.address for row in result.tree} >= {f"experts.{number}" for number in range(6)}
+    assert result.hierarchy.settings.presumed
+    for seed in range(4):
+        torch.manual_seed(seed)
+        other = torch.randn(3, 8)
+        (found,) = run_session(result.session(), {"x": other.numpy()}).values()
+        torch.testing.assert_close(torch.from_numpy(found), model(other))
+
+
+def test_a_trace_does_not_follow_sizes_of_what_is_selected_in_the_example(tmp_path: Path) -> None:
+    for skips in ("numel", "shape"):
+        with pytest.raises(CaptureError, match="data-dependent"):
+            export(Experts(skips).eval(), torch.randn(2, 8), tmp_path / "x.onnx", frontend="torchscript")
+
+
+class Asks(nn.Module):
+    def __init__(self, forward: Forward) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self._forward = forward
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._forward(self.linear(x))
+
+
+def asserted(x: torch.Tensor) -> torch.Tensor:
+    assert (x.abs() < 1e3).all()
+    assert x.max() < 1e3
+    return x * 2
+
+
+def refused(x: torch.Tensor) -> torch.Tensor:
+    if torch.isnan(x).any().item():
+        raise ValueError("NaN")
+    if x.max() > 1e3 or x.min() < -1e3:
+        raise ValueError("too large")
+    if torch.equal(x, torch.zeros(4)):
+        raise ValueError("zeros")
+    return x * 2
+
+
+@pytest.mark.parametrize("forward", [asserted, refused])
+@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
+def test_a_model_may_refuse_inputs_by_their_values(forward: Forward, frontend: str, tmp_path: Path) -> None:
+    result = export(Asks(forward), torch.randn(2, 4), tmp_path / "x.onnx", frontend=frontend)
+    assert result.check is not None
+    assert result.check.status == "passed"
+    assert not result.hierarchy.settings.presumed
+
+
+def decides(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if x.mean() > 0 else x
+
+
+def decides_twice(x: torch.Tensor) -> torch.Tensor:
+    for part in x:
+        if part.mean() > 0:
+            x = x * 2
+    return x
+
+
+@pytest.mark.parametrize("forward", [decides, decides_twice])
+def test_a_model_that_decides_by_values_is_refused(forward: Forward, tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="data-dependent"):
+        export(Asks(forward), torch.randn(2, 4), tmp_path / "x.onnx")
+
+
+def other_work(x: torch.Tensor) -> torch.Tensor:
+    return x + 1 if (x > 0).any() else x - 1
+
+
+def test_what_is_presumed_is_checked_on_other_inputs(tmp_path: Path) -> None:
+    """Nothing is positive in the example, so that the file is wrong there; or with larger numbers of the other sign."""
+    model = Asks(other_work)
+    nn.init.eye_(model.linear.weight)
+    nn.init.zeros_(model.linear.bias)
+    for example in (-torch.ones(2, 4), torch.tensor([[1.0, -1e-3, -1e-3, -1e-3]])):
+        with pytest.raises((CheckError, CaptureError)):
+            export(model, example, tmp_path / "x.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+class Steps(nn.Module):
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        written = torch.zeros(2, 4, dtype=torch.bool)
+        written[:, 1:] = mask[:, 1:] > 0
+        return x + 1 if written.flatten().any().item() else x - 1
+
+
+def test_what_constants_decide_is_as_in_the_example(tmp_path: Path) -> None:
+    for mask in (torch.ones(2, 4), torch.zeros(2, 4)):
+        inputs = {"x": torch.randn(2, 4), "mask": mask}
+        with pytest.raises((CaptureError, CheckError)):
+            export(Steps(), {**inputs, "mask": torch.zeros(2, 4)}, tmp_path / "x.onnx")
+        result = export(Steps(), inputs, tmp_path / "x.onnx", constants=["mask"])
+        assert not result.hierarchy.settings.presumed
+        (tmp_path / "x.onnx").unlink()
+
+
+NETS = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        mask = x > 0
+        if mask.any():
+            x = torch.where(mask, self.linear(x), x)
+        return x
+
+def net():
+    return Net(), torch.randn(2, 4)
+"""
+
+
+def test_what_is_presumed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(NETS)
+    monkeypatch.setattr("sys.argv", ["modelexport", "export", "net.py:net", "-o", "x.onnx"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    told = "model asks whether anything is selected (net.py:12)"
+    assert told in capsys.readouterr().err
+    assert told in Path("x.report.md").read_text()
