@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -81,10 +82,20 @@ class Asks(nn.Module):
         return self._forward(self.linear(x))
 
 
-def asserted(x: torch.Tensor) -> torch.Tensor:
+ASSERTED = """
+def asserted(x):
     assert (x.abs() < 1e3).all()
-    assert x.max() < 1e3
+    assert x.max() < 1e3, f"{x} is too large"
     return x * 2
+"""
+
+
+def asserted(x: torch.Tensor) -> torch.Tensor:
+    """Written as text, since pytest makes other code of the assertions of tests."""
+    names: dict[str, Any] = {"__name__": "nets"}
+    exec(ASSERTED, names)
+    found: torch.Tensor = names["asserted"](x)
+    return found
 
 
 def refused(x: torch.Tensor) -> torch.Tensor:

@@ -32,5 +32,7 @@ class Exported:
     """How many of the outputs, the last ones, are what inner calls return."""
     presumed: tuple[str, ...] = ()
     """The lines of the model, ``net.py:12``, that ask whether anything is selected: the graph is for yes."""
+    answered: bool = False
+    """The model asks for values, and the graph has one of the answers."""
     messages: tuple[str, ...] = ()
     """The exporter's warnings, one line each."""

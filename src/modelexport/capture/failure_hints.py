@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -84,12 +85,13 @@ def line_of(frames: traceback.StackSummary) -> str:
     lines = [
         f"{Path(frame.filename).name}:{frame.lineno}"
         for frame in frames
-        if not any(map(Path(frame.filename).is_relative_to, _NOT_THE_MODEL))
+        if not frame.filename.startswith(_NOT_THE_MODEL)
     ]
     return lines[-1] if lines else ""
 
 
-_NOT_THE_MODEL = (Path(torch.__file__).parent, Path(__file__).parent.parent)
+_NOT_THE_MODEL = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, Path(__file__).parent))
+"""Folders of code that no model is in."""
 
 
 def reason_of(cause: BaseException) -> str:

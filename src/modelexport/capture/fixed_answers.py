@@ -7,7 +7,6 @@ if the answer is the other one, a graph may take the one of the example. So it m
 from __future__ import annotations
 
 import dis
-import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,8 +15,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from modelexport.capture.arguments_and_parameters import variable_inputs
-from modelexport.capture.failure_hints import line_of
-from modelexport.capture.value_decisions import asks
+from modelexport.capture.value_decisions import READS_VALUES, WRITES_TEXT, Site, asks, selects, site_of
 from modelexport.core.collected_messages import collected
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.nested_tensors import run_arguments
@@ -25,62 +23,81 @@ from modelexport.pytorch.private_torch import tree_leaves
 
 
 def fixed_answers(
-    model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], constants: Collection[str]
-) -> dict[str, bool]:
-    """Lines of the model, ``net.py:12``, to the truth of what they ask, where it is always the same.
+    model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], constants: Collection[str], *, dynamic: bool
+) -> dict[Site, bool]:
+    """Places of the model's code to the truth of what they ask, where it is always the same.
 
-    Runs the model, and once more for each line that asks of values which vary. It is as before afterwards.
+    Runs the model, and once more for each place that asks of values which vary. It is as before afterwards.
+
+    Args:
+        constants: Arguments whose values the graph keeps.
+        dynamic: Sizes vary, and with them what Python makes of sizes.
     """
     args, kwargs = run_arguments(inputs)
     varying = [tensor for _, tensor in variable_inputs(model, args, kwargs, constants)]
     varying += [*model.parameters(), *model.buffers()]
 
-    def error_with(answers: _Answers) -> Exception | None:
+    def error_with(answers: _Answers) -> BaseException | None:
         with untouched(model), collected(), answers:
             try:
                 model(*args, **kwargs)
-            except Exception as error:  # of the model, for an answer that was changed
+            except (Exception, _AskedAgain) as error:  # of the model, for an answer that was changed
                 return error
         return None
 
-    asked = _Answers(varying)
+    asked = _Answers(varying, all_vary=dynamic)
+    before = torch.get_rng_state()
     if error_with(asked) is not None:
         return {}
+    drawn = not torch.equal(before, torch.get_rng_state())
     return {
-        line: truths.pop()
-        for line, truths in asked.given.items()
-        if len(truths) == 1 and (line not in asked.varying or _raises_itself(error_with(_Answers((), line))))
+        site: truths.pop()
+        for site, truths in asked.given.items()
+        if len(truths) == 1
+        and ((site not in asked.varying and not drawn) or _is_raised(error_with(_Answers((), all_vary=True, at=site))))
     }
 
 
+class _AskedAgain(BaseException):
+    """After an answer was changed the model reads other values, which may decide otherwise for other inputs."""
+
+
 class _Answers(TorchFunctionMode):
-    """Notes what the tensors of a run answer to Python, and changes the answers of one line.
+    """Notes what the tensors of a run answer to Python, or changes the first answer at one place.
 
     Args:
         varying: Tensors whose values another run may have others of.
-        changed: The line.
+        all_vary: So may all.
+        at: The place.
     """
 
-    def __init__(self, varying: Iterable[torch.Tensor], changed: str | None = None) -> None:
+    def __init__(self, varying: Iterable[torch.Tensor], *, all_vary: bool, at: Site | None = None) -> None:
         super().__init__()
-        self.given: dict[str, set[bool]] = {}
-        """Lines that ask, to the answers."""
-        self.varying: set[str] = set()
+        self.given: dict[Site, set[bool]] = {}
+        """Places that ask, to the answers."""
+        self.varying: set[Site] = set()
         """Those of them that ask of values which vary."""
-        self._changed = changed
+        self._all_vary = all_vary
+        self._at = at
+        self._changed = False
         self._memories = {_memory(tensor): tensor for tensor in varying}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if self._changed and func in READS_VALUES - WRITES_TEXT and _tensors(args):  # a text is for the error
+            raise _AskedAgain
         output = func(*args, **(kwargs or {}))
-        varies = any(_memory(one) in self._memories for one in _tensors((args, kwargs)))
+        varies = self._all_vary or any(_memory(one) in self._memories for one in _tensors((args, kwargs)))
         if asks(func, args):
-            line = line_of(traceback.extract_stack())
-            self.given.setdefault(line, set()).add(output)
-            self.varying.update([line] if varies else [])
-            return output != (line == self._changed)
+            site = site_of()
+            self.given.setdefault(site, set()).add(output)
+            self.varying.update([site] if varies else [])
+            self._changed = site == self._at
+            return output != self._changed
         if varies:
+            # What Python makes of a number, or of a size that depends on values, cannot be followed.
+            self._all_vary |= func in READS_VALUES or selects(func, args)
             self._memories.update((_memory(one), one) for one in _tensors((args, output)))
         return output
 
@@ -94,12 +111,11 @@ def _tensors(value: object) -> list[torch.Tensor]:
     return [one for one in tree_leaves(value) if isinstance(one, torch.Tensor)]
 
 
-def _raises_itself(error: Exception | None) -> bool:
-    """Whether an error comes from a ``raise`` or an ``assert`` in the code of the model."""
-    if error is None or error.__traceback__ is None:
+def _is_raised(error: BaseException | None) -> bool:
+    """Whether an error comes from a ``raise`` or an ``assert`` in Python: what C++ refuses may depend on values."""
+    if error is None or isinstance(error, _AskedAgain) or error.__traceback__ is None:
         return False
     last = error.__traceback__
     while last.tb_next is not None:
         last = last.tb_next
-    raised = last.tb_frame.f_code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
-    return raised and bool(line_of(traceback.extract_tb(last)))
+    return last.tb_frame.f_code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]

@@ -41,6 +41,8 @@ class Attempt:
 
     frontend: str
     reason: str
+    asks_for_values: bool = False
+    """Python decides by values: the file of another front end is to be compared on other inputs."""
 
 
 def first_that_passes(
@@ -71,7 +73,7 @@ def first_that_passes(
             if not errors:
                 raise
             errors.append(error)
-        tried.append(Attempt(way, _reason(errors[-1])))
+        tried.append(Attempt(way, _reason(errors[-1]), _asks_for_values(errors[-1])))
     failed = [way for way, error in zip(WAYS, errors, strict=True) if isinstance(error, CheckError)]
     if keep_anyway and failed:
         return export_by(failed[0], tuple(attempt for attempt in tried if attempt.frontend != failed[0]), True)
@@ -165,6 +167,10 @@ def _capture_with(
     return dataclasses.replace(exported, constants=prepared.constants)
 
 
+def _asks_for_values(error: BaseException) -> bool:
+    return any(isinstance(one, (*DECISIONS, DecisionError)) for one in chained(error))
+
+
 def _captured(
     front_end: Callable[..., Exported], model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], **options: Any
 ) -> Exported:
@@ -172,13 +178,13 @@ def _captured(
     try:
         return front_end(model, inputs, **options)
     except CaptureError as error:
-        if not any(isinstance(one, (*DECISIONS, DecisionError)) for one in chained(error)):
+        if not _asks_for_values(error):
             raise
         failure = error
+    fixed = fixed_answers(model, inputs, options["constants"], dynamic=options.get("dynamic", False))
     with contextlib.suppress(CaptureError):
-        return front_end(
-            model, inputs, presumed=Presumed(fixed_answers(model, inputs, options["constants"])), **options
-        )
+        exported = front_end(model, inputs, presumed=Presumed(fixed), **options)
+        return dataclasses.replace(exported, answered=True)
     raise failure from failure.__cause__
 
 

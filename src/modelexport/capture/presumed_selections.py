@@ -19,18 +19,19 @@ from torch.overrides import TorchFunctionMode
 
 from modelexport.capture.failure_hints import line_of
 from modelexport.capture.patches import replaced
-from modelexport.capture.value_decisions import READS_SIZES, READS_VALUES, asks
+from modelexport.capture.value_decisions import READS_SIZES, READS_VALUES, DecisionError, Site, asks, site_of
 from modelexport.pytorch.private_torch import DataDependentOutputException, FakeTensor, tree_leaves, tree_map
 
 
 class Presumed:
     """The lines of the model where something was presumed to be selected."""
 
-    def __init__(self, fixed: Mapping[str, bool]) -> None:
+    def __init__(self, fixed: Mapping[Site, bool]) -> None:
         self.fixed = fixed
-        """Lines whose answer is always the same: see :mod:`modelexport.capture.fixed_answers`."""
+        """Places whose answer is always the same: see :mod:`modelexport.capture.fixed_answers`."""
         self.lines: dict[str, None] = {}
         """``net.py:12``, in the order in which they were reached."""
+        self._answers = 0
 
     def answering(self, capture: Callable[..., Any]) -> Callable[..., Any]:
         """``torch.export.export``, inside of which the questions are answered."""
@@ -42,7 +43,14 @@ class Presumed:
         return export
 
     def note(self) -> None:
-        """Note the line of the model that asks now."""
+        """Note the line of the model that asks now.
+
+        Raises:
+            DecisionError: It asks again and again, as in a loop that ends when nothing is selected.
+        """
+        self._answers += 1
+        if self._answers > _MOST_ANSWERS:
+            raise DecisionError("a loop goes on as long as anything is selected")
         self.lines[line_of(traceback.extract_stack())] = None
 
     def _truth(self, decided: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -52,10 +60,12 @@ class Presumed:
             try:
                 return decided(asked)
             except DECISIONS:
-                expression = asked.node.expr
+                expression, sizes = asked.node.expr, asked.node.shape_env
                 counts = free_unbacked_symbols(expression)
-                if expression.free_symbols != counts or not line_of(traceback.extract_stack(sys._getframe(1), limit=1)):
-                    raise  # PyTorch's own code asks for other reasons
+                by_model = line_of(traceback.extract_stack(sys._getframe(1), limit=1))  # PyTorch asks for other reasons
+                are_counts = all(sizes.bound_sympy(count).lower == 0 for count in counts)
+                if not by_model or not are_counts or expression.free_symbols != counts:
+                    raise
                 answer = _if_any(lambda count: bool(expression.subs(dict.fromkeys(counts, count))))
                 if answer is None:
                     raise
@@ -92,7 +102,7 @@ class _StandIns(TorchFunctionMode):
         given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
         known = bool(given) and all(id(one) in self._of for one in given)
         if given and asks(func, args):
-            fixed = self._presumed.fixed.get(line_of(traceback.extract_stack()))
+            fixed = self._presumed.fixed.get(site_of())
             if fixed is not None:
                 return fixed
         if known and func in _READS:
@@ -115,7 +125,7 @@ class _StandIns(TorchFunctionMode):
             return (every,) if isinstance(output, tuple) else every[:, None]
         if func in _ASKS and isinstance(output, torch.Tensor) and not output.dim():
             return torch.tensor(_ASKS[func])
-        if func in _COUNTS and not first.is_floating_point() and not output.dim():
+        if func in _COUNTS and first.dtype is torch.bool and not output.dim():
             self._counts[id(output)] = output
         elif id(first) in self._counts and func in _COMPARISONS and isinstance(args[1], int):
             answer = _if_any(lambda count: bool(func(torch.tensor(count), args[1])))
@@ -139,6 +149,9 @@ def _is_known(tensor: torch.Tensor) -> bool:
 
 DECISIONS = (GuardOnDataDependentSymNode, DataDependentOutputException)
 """What PyTorch raises where Python reads a value that is not known before the model runs."""
+
+_MOST_ANSWERS = 20_000
+"""More than any model asks that has a hundred layers with a hundred experts each."""
 
 _READS = READS_VALUES | READS_SIZES
 _INDICES = {torch.nonzero, torch.Tensor.nonzero, torch.where, torch.Tensor.where}

@@ -34,7 +34,7 @@ from modelexport.capture.repairs.pooling_last_windows import without_last_window
 from modelexport.capture.repairs.untraceable import translatable
 from modelexport.capture.supported_opsets import TRACED_OPSETS
 from modelexport.capture.torchscript_owners import assign_owners, name_after_owners
-from modelexport.capture.value_decisions import NoDecisions
+from modelexport.capture.value_decisions import NoDecisions, Site
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, TensorSpec, TracedCall
 from modelexport.core.collected_messages import collected
 from modelexport.errors import CaptureError, UsageError
@@ -179,7 +179,7 @@ class _Traced(nn.Module):
         kwargs: dict[str, Any],
         dynamic: bool,
         constants: Collection[str],
-        fixed: Collection[str],
+        fixed: Collection[Site],
     ) -> None:
         super().__init__()
         self.model = model

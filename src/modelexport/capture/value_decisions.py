@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import traceback
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from types import FrameType
+from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from modelexport.capture.failure_hints import line_of
 from modelexport.capture.patches import private
 from modelexport.core.collected_messages import collected
 from modelexport.pytorch.calls.traced_tree import untouched
@@ -31,14 +31,13 @@ class NoDecisions(TorchFunctionMode):
     into counts as dependent, since the trace does not show what was written through its views.
 
     Args:
-        fixed: Lines of the model, ``net.py:12``, that may read truth values: they are always the same.
+        fixed: Places of the model's code that may read truth values: they are always the same.
     """
 
-    def __init__(self, fixed: Collection[str] = ()) -> None:
+    def __init__(self, fixed: Collection[Site] = ()) -> None:
         super().__init__()
         self._fixed = fixed
-        self._by_values: dict[int, bool] = {}
-        self._sized_by_values: dict[int, bool] = {}
+        self._found: dict[tuple[int, str], bool] = {}
         self._of_written: dict[int, torch.Tensor] = {}
 
     def __torch_function__(
@@ -47,9 +46,9 @@ class NoDecisions(TorchFunctionMode):
         if tracing_state() is not None and (func in READS_VALUES or func in READS_SIZES):
             for tensor in _tensors(args):
                 value = private("value")(tensor)
-                if asks(func, args) and self._fixed and line_of(traceback.extract_stack()) in self._fixed:
+                if self._fixed and asks(func, args) and site_of() in self._fixed:
                     break
-                if self._is_sized_by_values(value) or (func in READS_VALUES and self._is_by_values(tensor, value)):
+                if self._depends(value, "size") or (func in READS_VALUES and self._is_by_values(tensor, value)):
                     name = func.__name__.strip("_")
                     raise DecisionError(
                         f"data-dependent: Python reads a tensor ({name}), and the trace would fix its present value; "
@@ -66,46 +65,43 @@ class NoDecisions(TorchFunctionMode):
 
     def _is_by_values(self, tensor: torch.Tensor, value: Any) -> bool:
         """Whether a value of the trace depends on elements of inputs or parameters, not only on their sizes."""
+        return self._is_written(tensor) or self._depends(value, "elements")
 
-        def known(node: Any) -> bool | None:
-            if node.kind() == "prim::Param":
-                return True
-            return any(map(self._is_sized_by_values, node.inputs())) if node.kind() in _SIZES else None
-
-        return self._is_written(tensor) or _follow(value, self._by_values, known)
-
-    def _is_sized_by_values(self, value: Any) -> bool:
-        """Whether the size of a value of the trace depends on elements of inputs or parameters."""
-
-        def known(node: Any) -> bool | None:
-            if node.kind() in _SIZED_BY_VALUES:
-                return True
-            if node.kind() == "aten::where" and len(list(node.inputs())) == 1:
-                return True
-            if node.kind() == "aten::index":
-                indices = list(node.inputs())[1].node().inputs()
-                return True if any(map(_is_mask, indices)) else None
-            return None
-
-        return _follow(value, self._sized_by_values, known)
+    def _depends(self, value: Any, what: Literal["elements", "size"]) -> bool:
+        """Whether the elements or the size of a value of the trace depend on elements of inputs or parameters."""
+        pending = [(value, what)]
+        while pending:
+            current, of = pending[-1]
+            if (key := (current.unique(), of)) not in self._found:
+                told, before = _reasons(current.node(), of)
+                unseen = [one for one in before if (one[0].unique(), one[1]) not in self._found]
+                if not told and unseen:
+                    pending.extend(unseen)
+                    continue
+                self._found[key] = told or any(self._found[one.unique(), its] for one, its in before)
+            pending.pop()
+        return self._found[value.unique(), what]
 
 
-def _follow(value: Any, found: dict[int, bool], known: Callable[[Any], bool | None]) -> bool:
-    """Whether a fact holds for the node that produces a value, or for any node that it is computed from."""
-    pending = [value]
-    while pending:
-        current = pending[-1]
-        number = current.unique()
-        if number not in found:
-            told = known(current.node())
-            inputs = list(current.node().inputs()) if told is None else []
-            unseen = [one for one in inputs if one.unique() not in found]
-            if unseen:
-                pending.extend(unseen)
-                continue
-            found[number] = any(found[one.unique()] for one in inputs) if told is None else told
-        pending.pop()
-    return found[value.unique()]
+def _reasons(node: Any, of: Literal["elements", "size"]) -> tuple[bool, list[tuple[Any, Literal["elements", "size"]]]]:
+    """Whether the elements or sizes of what a node gives depend on values by themselves, and on what before it."""
+    kind, inputs = node.kind(), list(node.inputs())
+    if of == "elements":
+        return kind == "prim::Param", [(one, "size" if kind in _SIZES else "elements") for one in inputs]
+    if kind in _SIZED_BY_VALUES or (kind == "aten::where" and len(inputs) == 1):
+        return True, []
+    if kind == "aten::index" and any(map(_is_mask, inputs[1].node().inputs())):
+        return True, []
+    made = kind in _MADE_OF_NUMBERS
+    return False, [(one, "elements" if made or _is_number(one) else "size") for one in inputs]
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value of a trace is a number or a list of numbers: those that tell sizes, bounds and counts."""
+    kind = value.type()
+    while isinstance(kind, (torch.ListType, torch.OptionalType)):
+        kind = kind.getElementType()
+    return not isinstance(kind, torch.TensorType)
 
 
 def _is_mask(value: Any) -> bool:
@@ -122,6 +118,27 @@ def asks(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
     return func in _TRUTHS or (func is torch.Tensor.item and args[0].dtype is torch.bool)
 
 
+Site = tuple[tuple[str, int], ...]
+"""A place in the code of a model, and where it was called from: files and positions of instructions."""
+
+
+_CALL_MODELS = {"torch", "modelexport", *sys.stdlib_module_names}
+_EXPORTERS = "transformers.exporters."
+"""Modules that are between those who export a model and the model."""
+
+
+def site_of() -> Site:
+    """The place in the model's code that runs now."""
+    found: list[tuple[str, int]] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))  # none in code that PyTorch writes
+        if module and not module.startswith(_EXPORTERS) and module.partition(".")[0] not in _CALL_MODELS:
+            found.append((frame.f_code.co_filename, frame.f_lasti))
+        frame = frame.f_back
+    return tuple(found)
+
+
 _TRUTHS = {
     torch.Tensor.__bool__,
     torch.Tensor.equal,
@@ -129,10 +146,15 @@ _TRUTHS = {
     torch.Tensor.allclose,
     torch.allclose,
     torch.is_nonzero,
+    torch.Tensor.is_nonzero,
 }
+
+WRITES_TEXT = {torch.Tensor.__format__, torch.Tensor.__repr__}
+"""Functions that write elements of tensors."""
 
 READS_VALUES = {
     *_TRUTHS,
+    *WRITES_TEXT,
     torch.Tensor.__int__,
     torch.Tensor.__float__,
     torch.Tensor.__complex__,
@@ -156,7 +178,14 @@ _TELL_SIZES = {
     torch.Tensor.__len__,
 }
 
-READS_SIZES = {torch.Tensor.__len__, torch.Tensor.unbind, torch.unbind}
+READS_SIZES = {
+    torch.Tensor.__len__,
+    torch.Tensor.unbind,
+    torch.unbind,
+    torch.numel,
+    torch.Tensor.nbytes.__get__,
+    torch.Tensor.untyped_storage,
+}
 
 _SIZES = {"aten::size", "aten::numel", "aten::dim", "aten::len"}
 
@@ -173,7 +202,21 @@ _SIZED_BY_VALUES = {
     "aten::unique_dim_consecutive",
     "aten::bincount",
     "aten::repeat_interleave",
+    "aten::to_sparse",
 }
+
+_MADE_OF_NUMBERS = {"aten::arange", "aten::range", "aten::linspace", "aten::logspace"}
+"""Their sizes are numbers that a trace has as tensors."""
+
+_SELECT = ("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount", "repeat_interleave")
+_SELECTING = {getattr(owner, name) for owner in (torch, torch.Tensor) for name in _SELECT}
+
+
+def selects(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether the size of what a function gives depends on values."""
+    if func is torch.Tensor.__getitem__:
+        return any(one.dtype in (torch.bool, torch.uint8) for one in _tensors(args[1]))
+    return func in _SELECTING or (func in (torch.where, torch.Tensor.where) and len(args) == 1)
 
 
 class InputsRead(TorchFunctionMode):

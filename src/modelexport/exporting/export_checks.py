@@ -53,6 +53,8 @@ def _check_written(
     hierarchy: documents.Hierarchy,
     weights: WeightsSummary,
     options: Options,
+    *,
+    asks: bool,
 ) -> FileCheck:
     """Check whether a file is valid, ONNX Runtime loads it, and it computes the model's outputs.
 
@@ -60,6 +62,7 @@ def _check_written(
         inputs: The example inputs; not changed.
         path: The file, in a place where it can be run.
         weights: The places of its weights.
+        asks: The model asks for values.
     """
     lent = options.weights.to_check
     if weights.absent_bytes or (options.weights.lent is not None and lent is None):
@@ -69,8 +72,8 @@ def _check_written(
         if not weights.linked and not options.graph.fuse and (fault := _invalid(file)):
             return FileCheck(status="failed", step="onnx.checker", reason=fault)
         check = _check_outputs(model, inputs, file)
-        if check.status == "passed" and hierarchy.settings.presumed:
-            return _check_presumed(model, inputs, file, hierarchy, check)
+        if check.status == "passed" and asks:
+            return _check_on_others(model, inputs, file, hierarchy, check)
         return check
 
 
@@ -177,14 +180,14 @@ def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], 
     return FileCheck(status="failed", step="outputs", reason=reason, largest=largest)
 
 
-def _check_presumed(
+def _check_on_others(
     model: nn.Module,
     inputs: Mapping[str, Any] | Sequence[Any],
     path: Path,
     hierarchy: documents.Hierarchy,
     passed: FileCheck,
 ) -> FileCheck:
-    """Compare on other inputs a file that always does what the model may skip."""
+    """Compare the file of a model that asks for values on other inputs."""
     from modelexport.pytorch.inputs.prepared_inputs import kept_tensors
     from modelexport.verify.model_and_file import Sides, open_for
     from modelexport.verify.other_inputs import compare_others
@@ -194,7 +197,8 @@ def _check_presumed(
     kept = kept_tensors(model, inputs, tuple(settings.constants))
     for one in compare_others(sides, inputs, kept, selects=True).compared:
         if one.status == "differ":
-            reason = f"with {one.what}: {one.reason}; {told_of_presumed(settings.presumed)}"
+            told = told_of_presumed(settings.presumed) if settings.presumed else "the model decides by values"
+            reason = f"with {one.what}: {one.reason}; {told}"
             return FileCheck(status="failed", step="other inputs", reason=reason)
     return passed
 
@@ -252,11 +256,13 @@ def run_checks(
     *,
     asked: Collection[str] | None,
     must_pass: bool,
+    asks: bool,
 ) -> tuple[FileCheck | None, VerifyReport | None]:
     """Check a file that was just written, verify it and store its reference values, as the options request.
 
     Args:
         staged: The file, which will be moved to ``path``.
+        asks: The model asks for values; the file is then compared on other inputs, too.
         asked: The symbols of the axes that have to be dynamic; ``None`` if other sizes are not checked.
 
     Returns:
@@ -280,7 +286,7 @@ def run_checks(
     with reachable(staged.parent, path, weights):
         if options.checks.check:
             with stages("check"):
-                check = _check_written(model, inputs, staged, hierarchy, weights, options)
+                check = _check_written(model, inputs, staged, hierarchy, weights, options, asks=asks)
                 if asked is not None and check.status == "passed" and options.weights.lent is None:
                     check = _check_sizes(model, inputs, staged, options, asked, check)
             if check.status == "failed" and must_pass:

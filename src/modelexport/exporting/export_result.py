@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelexport.capture.front_ends import Attempt
 from modelexport.core.result_display import Rows, Written
-from modelexport.core.text import plural
+from modelexport.core.text import first_few, plural
 from modelexport.exporting.export_checks import FileCheck
 from modelexport.exporting.fixed_axes import FixedAxis
 from modelexport.exporting.runtime_fusion import Fusion
@@ -74,6 +74,7 @@ class ExportResult(Written):
             f"{counts.exact + counts.derived + counts.inferred:,} nodes ({counts.exact:,} exact)",
             *([f"check {self.check.status}"] if self.check is not None else []),
             *([f"verified: {self.verified.verdict}"] if self.verified is not None else []),
+            *([f"presumed at {first_few(presumed, 2)}"] if (presumed := self.hierarchy.settings.presumed) else []),
             plural(len(self.files), "file"),
         ]
         return f"<ExportResult {self.path}: {', '.join(facts)}>"

@@ -83,7 +83,8 @@ def compare_arrays(name: str, right: Any, found: Any, *, allowed: float | None =
     if nans:
         reason = f"{nans:,} of {found.size:,} elements are NaN in only one of the two"
     elif status == "differ":
-        reason = f"it is off by {error:.1e} of its size; a single element by {absolute:.1e}"
+        single = f"; a single element by {absolute:.1e}" if absolute is not None else ""
+        reason = f"it is off by {error:.1e} of its size{single}"
     return Difference(
         **facts, status=status, reason=reason, absolute=absolute, relative=error, allowed=allowed, nans=nans
     )

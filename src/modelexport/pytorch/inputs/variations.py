@@ -91,13 +91,19 @@ def beyond_example(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) 
 
 
 def uniform(inputs: Inputs, kept: Collection[str] = ()) -> Iterator[tuple[str, Inputs]]:
-    """The smallest number of the example everywhere, and the largest: little is selected of these, or all.
+    """The same number everywhere: little is selected of these, or all. So of masks.
 
     Args:
-        kept: As in :func:`telling_inputs`; masks stay as they are, too.
+        kept: As in :func:`telling_inputs`.
     """
-    for what, pick in (("the smallest number everywhere", torch.amin), ("the largest number everywhere", torch.amax)):
-        yield what, changed(inputs, [partial(_filled, pick, kept)])
+    fills: dict[str, Callable[..., Any]] = {"smallest": torch.amin, "largest": torch.amax, "zero": torch.zeros_like}
+    masks = {name for name, tensor in tensors_in(inputs) if is_mask(tensor)}
+    for what, fill in fills.items():
+        numbers = {name for name, tensor in tensors_in(inputs) if tensor.numel() and name not in {*masks, *kept}}
+        yield f"the {what} number everywhere", changed(inputs, [partial(_filled, fill, numbers)])
+    if masks - {*kept}:
+        yield "masks of ones", changed(inputs, [partial(_filled, torch.ones_like, masks - {*kept})])
+        yield f"{PADDED}, all", changed(inputs, [partial(_filled, torch.zeros_like, masks - {*kept})])
 
 
 def _changes(inputs: Inputs, model: ir.Model, kept: Collection[str]) -> Iterator[tuple[str, Change]]:
@@ -230,9 +236,8 @@ def _has_fractions(tensor: torch.Tensor) -> bool:
     return bool(tensor.is_floating_point() or tensor.is_complex())
 
 
-def _filled(pick: Callable[..., Any], kept: Collection[str], name: str, tensor: torch.Tensor) -> torch.Tensor:
-    stays = name in kept or not tensor.numel() or is_mask(tensor)
-    return tensor if stays else torch.full_like(tensor, pick(tensor).item())
+def _filled(fill: Callable[..., Any], names: Collection[str], name: str, tensor: torch.Tensor) -> torch.Tensor:
+    return fill(tensor).to(tensor.dtype).expand(tensor.shape).clone() if name in names else tensor
 
 
 def _times(factor: int, kept: Collection[str], name: str, tensor: torch.Tensor) -> torch.Tensor:
