@@ -20,12 +20,13 @@ from exports import Exporter
 from modelexport import export
 from modelexport.errors import FileFormatError, InputsError, UsageError
 from modelexport.lineage.optimize_tools import optimize_file
-from modelexport.measure.onnxruntime_profiler import Level, _Event, _nested
+from modelexport.measure.onnxruntime_profiler import _Event, _nested
 from modelexport.measure.profiles import SESSION, ModuleProfile, _within, profile
 from modelexport.measure.side_by_side import profile_against, profile_beside
 from modelexport.measure.table import NodeFigures
 from modelexport.packages.report_page import error_table
 from modelexport.pytorch.calls.call_times import time_calls
+from modelexport.runtime.sessions import Level
 from modelexport.tagged.file import read_tagged
 from modelexport.verify.against_file import verify_against
 

@@ -21,8 +21,8 @@ from modelexport.format.package_manifest import Start
 from modelexport.packages.generation_loop import Generator
 from modelexport.packages.greedy_reference import generate_greedily
 from modelexport.packages.observed_state import State, find_state, with_tensors
+from modelexport.packages.other_state_parts import other_state_parts
 from modelexport.packages.prompts import Example, example_prompts, token_inputs
-from modelexport.packages.stateful_parts import stateful_parts
 from modelexport.tagged.package import read_package
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "generating-loop.md"
@@ -117,7 +117,7 @@ def test_a_state_that_modules_keep_to_themselves_is_found_too() -> None:
 )
 def test_the_forms_that_compute_what_the_model_does(build: Any, parts: list[list[str]], rows: str) -> None:
     model = made(build)
-    found = stateful_parts(model, state_of(model))
+    found = other_state_parts(model, state_of(model))
     assert [[part.name for part in form] for form in found] == parts
     assert {part.rows for form in found for part in form} == {rows}
 

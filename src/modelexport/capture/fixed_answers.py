@@ -39,22 +39,25 @@ def fixed_answers(
 
     def error_with(answers: _Answers) -> BaseException | None:
         with untouched(model), collected(), answers:
+            before = torch.get_rng_state()
             try:
                 model(*args, **kwargs)
+                answers.drew = not torch.equal(before, torch.get_rng_state())
             except (Exception, _AskedAgain) as error:  # of the model, for an answer that was changed
                 return error
         return None
 
     asked = _Answers(varying, all_vary=dynamic)
-    before = torch.get_rng_state()
     if error_with(asked) is not None:
         return {}
-    drawn = not torch.equal(before, torch.get_rng_state())
     return {
         site: truths.pop()
         for site, truths in asked.given.items()
         if len(truths) == 1
-        and ((site not in asked.varying and not drawn) or _is_raised(error_with(_Answers((), all_vary=True, at=site))))
+        and (
+            (site not in asked.varying and not asked.drew)
+            or _is_raised(error_with(_Answers((), all_vary=True, at=site)))
+        )
     }
 
 
@@ -77,6 +80,8 @@ class _Answers(TorchFunctionMode):
         """Places that ask, to the answers."""
         self.varying: set[Site] = set()
         """Those of them that ask of values which vary."""
+        self.drew = False
+        """Whether the run drew random numbers."""
         self._all_vary = all_vary
         self._at = at
         self._changed = False

@@ -205,7 +205,7 @@ _SIZED_BY_VALUES = {
     "aten::to_sparse",
 }
 
-_MADE_OF_NUMBERS = {"aten::arange", "aten::range", "aten::linspace", "aten::logspace"}
+_MADE_OF_NUMBERS = {f"aten::{name}" for name in ("arange", "range", "linspace", "logspace", "tensor_split")}
 """Their sizes are numbers that a trace has as tensors."""
 
 _SELECT = ("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount", "repeat_interleave")

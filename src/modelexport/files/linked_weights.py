@@ -1,4 +1,4 @@
-"""Weights in files beside a model: where they may be, whether they are unchanged, how they are read and linked.
+"""Weights in files beside a model: how they are read and linked.
 
 A model names the files that hold its weights, and a model may come from an untrusted source. Each file has to be a
 regular file inside the model's folder, with the size and content that the model recorded when it was written.

@@ -30,7 +30,7 @@ from modelexport.lineage.entries_after_tools import inherited
 from modelexport.lineage.owners_after_tools import Descent, Reason, trace_owners
 from modelexport.tagged.documents.hierarchy_sidecar import descended_documents
 from modelexport.tagged.encodings.metadata import write_metadata
-from modelexport.tagged.encodings.unpacked_to_metadata import unpack_tags
+from modelexport.tagged.encodings.reading import unpack_tags
 from modelexport.tagged.file import FileTags, TaggedFile, read_tagged
 from modelexport.weights.recorded_transforms import state_dict_of
 

@@ -17,9 +17,8 @@ from modelexport.format import keys
 from modelexport.graph.node_owners import OWNER
 from modelexport.graph.nodes import all_nodes
 from modelexport.measure.costs import cost
-from modelexport.measure.onnxruntime_profiler import open_file, session_options
 from modelexport.measure.run_inputs import make_feeds
-from modelexport.runtime.sessions import CPU, run_session
+from modelexport.runtime.sessions import CPU, open_file, run_session, session_options
 from modelexport.tagged.comparison import compare
 from modelexport.tagged.comparison_report import FileComparison
 from modelexport.tagged.file import UNTAGGED, TaggedFile, read_tagged

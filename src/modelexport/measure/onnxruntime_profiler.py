@@ -8,22 +8,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import onnxruntime
 
 from modelexport.core.json_decoding import decode_json
 from modelexport.errors import UsageError
-from modelexport.runtime.sessions import CPU, check_provider, run_session
+from modelexport.runtime.sessions import CPU, Level, open_file, run_session, session_options
 
-Level = Literal["all", "extended", "basic", "none"]
-_LEVELS = {
-    "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
-    "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
-    "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
-    "none": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
-}
 _KERNEL = "_kernel_time"
 _LARGE_WEIGHT = "1024"
 """The size in bytes from which ONNX Runtime saves a weight of the optimized graph in a separate file."""
@@ -68,31 +61,6 @@ class Profile:
     """What the profiler adds to the time of each node."""
     memory: Mapping[Kernel, int]
     """Bytes in use while a node runs, beyond those in use between the runs."""
-
-
-def session_options(level: Level, provider: str) -> onnxruntime.SessionOptions:
-    """The options of a session as users open it, at an optimization level.
-
-    Raises:
-        UsageError: ONNX Runtime does not have this provider.
-    """
-    check_provider(provider)
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = _LEVELS[level]
-    options.log_severity_level = 4
-    return options
-
-
-def open_file(path: Path, options: onnxruntime.SessionOptions, provider: str) -> onnxruntime.InferenceSession:
-    """A session for a file.
-
-    Raises:
-        UsageError: ONNX Runtime cannot load it.
-    """
-    try:
-        return onnxruntime.InferenceSession(path, options, providers=[provider])
-    except Exception as error:  # its exception types are not public
-        raise UsageError(f"ONNX Runtime cannot load {path}: {' '.join(str(error).split())[:600]}") from error
 
 
 def time_runs(

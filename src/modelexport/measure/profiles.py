@@ -28,10 +28,10 @@ from modelexport.measure import columns
 from modelexport.measure.costs import read_one
 from modelexport.measure.html_page import Page, embedded_page
 from modelexport.measure.model_explorer import Place, explorer_places
-from modelexport.measure.onnxruntime_profiler import Kernel, Level, Profile, profile_runs, time_runs
+from modelexport.measure.onnxruntime_profiler import Kernel, Profile, profile_runs, time_runs
 from modelexport.measure.run_inputs import make_feeds
 from modelexport.measure.table import NodeFigures, Table
-from modelexport.runtime.sessions import CPU
+from modelexport.runtime.sessions import CPU, Level
 from modelexport.tagged.file import TaggedFile
 
 SESSION = "(session)"

@@ -20,8 +20,8 @@ from modelexport.files.safetensors_files import read_header
 from modelexport.graph.copies import value_like
 from modelexport.graph.nodes import required_inputs
 from modelexport.graph.size_symbols import SYMBOL, rename_sizes
-from modelexport.measure.onnxruntime_profiler import open_file, session_options
 from modelexport.runtime.random_inputs import make_random_inputs
+from modelexport.runtime.sessions import open_file, session_options
 from modelexport.tagged.file import TaggedFile
 from modelexport.traces.reference_values import open_reference, reference_path
 

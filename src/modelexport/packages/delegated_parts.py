@@ -18,10 +18,10 @@ from modelexport.packages.delegated_generation import Delegation, given_to
 from modelexport.packages.generation_loop import BATCH, PROMPT
 from modelexport.packages.model_parts import ModelPart, with_forward
 from modelexport.packages.observed_state import TEXT, find_state
+from modelexport.packages.other_state_parts import other_state_parts
 from modelexport.packages.part_names import SEQUENCE
 from modelexport.packages.prompts import PROMPT as TOKENS
 from modelexport.packages.prompts import Example
-from modelexport.packages.stateful_parts import stateful_parts
 
 
 def delegated_parts(model: nn.Module, example: Example, found: Delegation) -> list[list[ModelPart]]:
@@ -50,7 +50,7 @@ def delegated_parts(model: nn.Module, example: Example, found: Delegation) -> li
     first = ModelPart("encoder", with_forward(model, partial(_prepare, found.path)), inputs, axes=axes)
     return [
         [first, *(replace(part, model=_around(model, found.path, part.model)) for part in parts)]
-        for parts in stateful_parts(module, replace(state, again=tuple(again)))
+        for parts in other_state_parts(module, replace(state, again=tuple(again)))
     ]
 
 

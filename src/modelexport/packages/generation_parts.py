@@ -33,6 +33,7 @@ from modelexport.packages.multimodal import (
     merge,
 )
 from modelexport.packages.observed_state import count_tokens, find_state, keys_and_values, record_calls
+from modelexport.packages.other_state_parts import other_state_parts
 from modelexport.packages.prompts import (
     Example,
     encoder_inputs,
@@ -41,7 +42,6 @@ from modelexport.packages.prompts import (
     some_tokens,
     token_inputs,
 )
-from modelexport.packages.stateful_parts import stateful_parts
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.pretrained import is_pretrained
 from modelexport.weights.bytes_of_entries import Weights
@@ -101,7 +101,7 @@ def generation_forms(
             with with_weights(model, weights):
                 # One part runs the whole model for prompts with images or sound, and one runs tokens.
                 state = find_state(model, example)
-                yield from stateful_parts(model, state) if state is not None else []
+                yield from other_state_parts(model, state) if state is not None else []
         except CaptureError as error:
             reason = reason or error.reason
     if given:
@@ -118,7 +118,7 @@ def generation_forms(
         yield _decoder_parts(model, _step_of(model), notes, asked)
     if state is not None:
         with with_weights(model, weights):
-            others_forms = stateful_parts(model, state, notes)
+            others_forms = other_state_parts(model, state, notes)
         yield from others_forms
 
 

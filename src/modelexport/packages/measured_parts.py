@@ -18,11 +18,10 @@ from modelexport.core.text import nearest, plural
 from modelexport.errors import InputsError, UsageError
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.measure.costs import CostTable, cost
-from modelexport.measure.onnxruntime_profiler import Level
 from modelexport.measure.profiles import ModuleProfile, profile
 from modelexport.measure.run_inputs import random_feeds, read_feeds
 from modelexport.packages.generation_loop import ENCODERS, PAST, Generator
-from modelexport.runtime.sessions import CPU, open_session, run_session
+from modelexport.runtime.sessions import CPU, Level, open_session, run_session
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.package import read_package
 

@@ -9,7 +9,7 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -23,6 +23,13 @@ from modelexport.files.protobuf_writing import to_proto
 from modelexport.graph.narrow_to_float32 import narrow_values, widened
 from modelexport.graph.nodes import initializers
 
+Level = Literal["all", "extended", "basic", "none"]
+_LEVELS = {
+    "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "none": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
+}
 T = TypeVar("T")
 
 
@@ -93,6 +100,31 @@ def open_session(
     return runs
 
 
+def session_options(level: Level, provider: str) -> onnxruntime.SessionOptions:
+    """The options of a session as users open it, at an optimization level.
+
+    Raises:
+        UsageError: ONNX Runtime does not have this provider.
+    """
+    check_provider(provider)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = _LEVELS[level]
+    options.log_severity_level = 4  # errors are raised anyway, with the same text
+    return options
+
+
+def open_file(path: Path, options: onnxruntime.SessionOptions, provider: str) -> onnxruntime.InferenceSession:
+    """A session for a file.
+
+    Raises:
+        UsageError: ONNX Runtime cannot load it.
+    """
+    try:
+        return onnxruntime.InferenceSession(path, options, providers=[provider])
+    except Exception as error:  # its exception types are not public
+        raise UsageError(f"ONNX Runtime cannot load {path}: {' '.join(str(error).split())[:600]}") from error
+
+
 def check_provider(provider: str) -> None:
     """Refuse an execution provider that this ONNX Runtime does not have.
 
@@ -115,15 +147,13 @@ def _open_as_is(
         UsageError: ONNX Runtime cannot load the model.
         FileFormatError: A weights file is missing or has changed.
     """
-    options = onnxruntime.SessionOptions()
+    options = session_options("all" if optimized else "none", provider)
     if not optimized:
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         # Such a session runs once or twice: prepacking weights would take longer than it saves.
         options.add_session_config_entry(_NO_PREPACKING, "1")
     if not runs_often:
         options.add_session_config_entry(_SPINNING, "0")
     options.add_session_config_entry(_LEVEL, "0")
-    options.log_severity_level = 4  # errors are raised anyway, with the same text
     if not isinstance(model, Path):
         check_weights(model, missing=True)
     elif names_other_files(model):

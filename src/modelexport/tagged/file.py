@@ -26,7 +26,7 @@ from modelexport.graph.boundaries import CallBoundary, find_boundaries
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes
 from modelexport.tagged.documents.reader import check_same_calls, check_same_nodes, load_hierarchy
-from modelexport.tagged.encodings.unpacked_to_metadata import unpack_tags
+from modelexport.tagged.encodings.reading import unpack_tags
 
 SIDECAR = ".hierarchy.json"
 UNTAGGED = "none"

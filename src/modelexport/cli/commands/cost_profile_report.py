@@ -102,8 +102,8 @@ def profile(
     given: Any = inputs
     if beside.against_torch is not None:
         loaded, example = ModelChoice(beside.against_torch, inputs, loading).load(stages)
-        from modelexport.measure.onnxruntime_profiler import open_file, session_options
         from modelexport.pytorch.inputs.named_inputs import feeds
+        from modelexport.runtime.sessions import open_file, session_options
 
         given = feeds(example, open_file(file, session_options("none", how.provider), how.provider))
     with stages(f"run {file.name}"):

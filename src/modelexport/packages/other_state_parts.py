@@ -121,7 +121,7 @@ def _run_step(state: State, holds: bool, model: nn.Module, /, **inputs: Any) -> 
     return {"logits": logits, PRESENT: present | carried}
 
 
-def stateful_parts(model: nn.Module, state: State, notes: tuple[str, ...] = ()) -> list[list[ModelPart]]:
+def other_state_parts(model: nn.Module, state: State, notes: tuple[str, ...] = ()) -> list[list[ModelPart]]:
     """The parts of each form that computes what the model does, the best first.
 
     A model that computes something else for padded rows, or for several, has forms for less.
