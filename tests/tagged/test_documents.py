@@ -332,7 +332,7 @@ def test_a_file_that_is_not_such_a_document_is_refused(tmp_path: Path, read: Any
 @pytest.mark.parametrize("name", schemas.DOCUMENTS)
 def test_the_shipped_schemas_are_those_of_the_types(name: str) -> None:
     shipped = schemas.DIRECTORY / f"{name}.json"
-    assert shipped.read_bytes() == schemas.format_schema(name), "run `python -m modelexport.json_schema`"
+    assert shipped.read_bytes() == schemas.format_schema(name), "run `python -m modelexport.format.schemas`"
 
 
 def test_there_are_no_other_schemas() -> None:
