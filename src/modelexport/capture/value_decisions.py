@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
 
 from modelexport.capture.patches import private
 from modelexport.core.collected_messages import collected
@@ -38,7 +39,7 @@ class NoDecisions(TorchFunctionMode):
         super().__init__()
         self._fixed = fixed
         self._found: dict[tuple[int, str], bool] = {}
-        self._of_written: dict[int, torch.Tensor] = {}
+        self._of_written = WeakIdKeyDictionary()  # it keeps no tensor alive
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -56,12 +57,12 @@ class NoDecisions(TorchFunctionMode):
                     )
         output = func(*args, **(kwargs or {}))
         if func not in _TELL_SIZES and any(map(self._is_written, _tensors((args, kwargs)))):
-            self._of_written.update((id(tensor), tensor) for tensor in _tensors(output))
+            self._of_written.update(dict.fromkeys(_tensors(output)))
         return output
 
     def _is_written(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor was written into, or computed from such a one."""
-        return bool(version_of(tensor)) or id(tensor) in self._of_written
+        return bool(version_of(tensor)) or tensor in self._of_written
 
     def _is_by_values(self, tensor: torch.Tensor, value: Any) -> bool:
         """Whether a value of the trace depends on elements of inputs or parameters, not only on their sizes."""
