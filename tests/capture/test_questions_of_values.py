@@ -26,16 +26,15 @@ class Experts(nn.Module):
     def __init__(self, skips: str) -> None:
         super().__init__()
         self.skips = skips
-        self.gate = nn.Linear(8, 6, bias=False)
-        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
+        self.gate = nn.Linear(8, 2, bias=False)
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weights, chosen = torch.topk(self.gate(x).softmax(-1), 2, dim=-1)
-        mask = nn.functional.one_hot(chosen, 6).permute(2, 1, 0)
+        weights, chosen = torch.topk(self.gate(x).softmax(-1), 1, dim=-1)
+        mask = nn.functional.one_hot(chosen, 2).permute(2, 1, 0)
         out = torch.zeros_like(x)
         hit = mask.sum((-1, -2)) > 0
-        loops = {"rows": hit.nonzero(), "list": torch.where(hit)[0]} if self.skips in ("rows", "list") else {}
-        for one in loops.get(self.skips, range(6)):
+        for one in hit.nonzero() if self.skips == "rows" else range(2):
             number = one if isinstance(one, int) else int(one.item())
             if self.skips == "any" and not (chosen == number).any():
                 continue
@@ -50,19 +49,22 @@ class Experts(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("skips", ["rows", "list", "any", "count", "numel", "shape"])
-def test_experts_that_are_skipped_in_the_example_are_in_the_file(skips: str, tmp_path: Path) -> None:
+WAYS_TO_SKIP = ("rows", "any", "count", "numel")
+
+
+def test_experts_that_are_skipped_in_the_example_are_in_the_file(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = Experts(skips).eval()
-    result = export(model, torch.randn(2, 8), tmp_path / "x.onnx", dynamic=True, verify=True)
+    model = nn.Sequential(*map(Experts, WAYS_TO_SKIP)).eval()
+    result = export(model, torch.randn(1, 8), tmp_path / "x.onnx", verify=True)
     assert result.verified is not None
     assert result.verified.agrees
-    assert {row.address for row in result.tree} >= {f"experts.{number}" for number in range(6)}
-    assert result.hierarchy.settings.presumed
+    experts = {f"{layer}.experts.{number}" for layer in range(len(model)) for number in range(2)}
+    assert {row.address for row in result.tree if row.nodes} >= experts
+    assert len(result.hierarchy.settings.presumed) == len(WAYS_TO_SKIP)
     for seed in range(4):
         torch.manual_seed(seed)
-        other = torch.randn(3, 8)
-        (found,) = run_session(result.session(), {"x": other.numpy()}).values()
+        other = torch.randn(1, 8)
+        (found,) = run_session(result.session(), {"input": other.numpy()}).values()
         torch.testing.assert_close(torch.from_numpy(found), model(other))
 
 
