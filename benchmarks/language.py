@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from modelexport.precision.calibration_data import read_data
-from modelexport.precision.error_metrics import METRICS
+from modelexport.precision.metrics_and_bounds import METRICS
 from modelexport.precision.quantize import Feeds, quantized, weights_size
 from modelexport.precision.recipes import Recipe, Rule
 from modelexport.precision.search_within_bound import search

@@ -33,8 +33,8 @@ from onnxruntime.quantization import matmul_nbits_quantizer, quantize_dynamic
 
 import modelexport
 from modelexport.precision.calibration_data import read_data
-from modelexport.precision.error_metrics import METRICS
 from modelexport.precision.methods import parse_method
+from modelexport.precision.metrics_and_bounds import METRICS
 from modelexport.precision.quantize import Feeds, quantize_model, weights_size
 from modelexport.precision.search_within_bound import search
 from modelexport.precision.sensitivity import measure_alone, open_switched, rank_correlation

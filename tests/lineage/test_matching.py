@@ -18,8 +18,8 @@ from modelexport.core.owners import Evidence, Owner
 from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.snapshot import SourceGraph, SourceNode, take_snapshot
-from modelexport.lineage.matching import by_fusion
-from modelexport.lineage.matching.by_fusion import match_by_fusion, match_through_moves
+from modelexport.lineage.matching import by_inputs_of_fused_nodes
+from modelexport.lineage.matching.by_inputs_of_fused_nodes import match_by_fusion, match_through_moves
 from modelexport.lineage.matching.by_lost_nodes import match_by_activation, match_by_folding, match_by_removal
 from modelexport.lineage.matching.by_name import match_by_derived_name, match_by_name
 from modelexport.lineage.matching.by_parameter import match_by_parameter
@@ -223,8 +223,10 @@ def test_the_users_of_a_value_among_some_nodes(inputs: list[list[str]], among: s
 def test_the_standard_operators_are_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     listing = Mock(wraps=onnx.defs.get_all_schemas)
     monkeypatch.setattr(onnx.defs, "get_all_schemas", listing)
-    by_fusion._standard_operators.cache_clear()
-    assert [by_fusion._operators_in(f"Fused{name}Of{len(name)}") for name in ("MatMul", "Conv", "None")] == [
+    by_inputs_of_fused_nodes._standard_operators.cache_clear()
+    assert [
+        by_inputs_of_fused_nodes._operators_in(f"Fused{name}Of{len(name)}") for name in ("MatMul", "Conv", "None")
+    ] == [
         {"MatMul"},
         {"Conv"},
         set(),

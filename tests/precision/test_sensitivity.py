@@ -14,8 +14,8 @@ from commands import run
 from exports import Exporter
 from feeds import apart, feeds_of
 from modelexport.errors import InputsError, UsageError
-from modelexport.precision.error_metrics import METRICS, find_metric, parse_bound
 from modelexport.precision.methods import Method, parse_method
+from modelexport.precision.metrics_and_bounds import METRICS, find_metric, parse_bound
 from modelexport.precision.quantize import quantize_model, weights_size
 from modelexport.precision.recipes import resolve
 from modelexport.precision.search_within_bound import recipe_for

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from modelexport.errors import FileFormatError
 from modelexport.files.protobuf_reading import read_serialized, serialized_tensors
 from modelexport.files.regular_files import open_regular
-from modelexport.files.untrusted_weights_files import WAY_OUT, WeightsBeside, recorded_files, sample_digest
+from modelexport.files.untrusted_external_data import WAY_OUT, WeightsBeside, recorded_files, sample_digest
 from modelexport.format import keys
 from modelexport.format.documents import DataFile, WeightsFile
 from modelexport.graph.hidden_weights import bind_tensors

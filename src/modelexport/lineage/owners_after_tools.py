@@ -26,7 +26,7 @@ from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import may_be
 from modelexport.graph.snapshot import SourceGraph, SourceNode
 from modelexport.lineage.derived_and_inferred_owners import LostCalls, infer_from_neighbours, place_new_nodes
-from modelexport.lineage.matching.by_fusion import match_by_fusion, match_through_moves
+from modelexport.lineage.matching.by_inputs_of_fused_nodes import match_by_fusion, match_through_moves
 from modelexport.lineage.matching.by_lost_nodes import match_by_activation, match_by_folding, match_by_removal
 from modelexport.lineage.matching.by_name import match_by_derived_name, match_by_name, name_given_values
 from modelexport.lineage.matching.by_parameter import match_by_parameter

@@ -23,9 +23,9 @@ from modelexport.files.atomic_writing import written_together
 from modelexport.files.manifest_file import write_manifest
 from modelexport.files.output_folders import check_package_folder
 from modelexport.format.package_manifest import PACKAGE_VERSION, Kind, Manifest, PartEntry
+from modelexport.packages.configs_and_tokenizers import write_layouts
 from modelexport.packages.diffusion.components_module import PipelineModules, as_module, is_diffusion_pipeline
 from modelexport.packages.generation_loop import BATCH, generation_of
-from modelexport.packages.loader_layouts import write_layouts
 from modelexport.packages.model_parts import ModelPart
 from modelexport.packages.package_kinds import parts_of
 from modelexport.packages.part_names import name_axes, name_generation, name_pipeline

@@ -23,8 +23,8 @@ from modelexport.errors import InputsError, UsageError
 from modelexport.files.atomic_writing import scratch
 from modelexport.files.path_or_model import Source
 from modelexport.measure.profiles import profile
-from modelexport.precision.error_metrics import Bound, Metric, find_metric, mean_figure, parse_bound
 from modelexport.precision.methods import KEEP, Method, parse_method
+from modelexport.precision.metrics_and_bounds import Bound, Metric, find_metric, mean_figure, parse_bound
 from modelexport.precision.quantize import Feeds, quantize, quantized, weights_size
 from modelexport.precision.recipes import Recipe, Rule
 from modelexport.precision.sensitivity import given_feeds, measure_alone, open_switched

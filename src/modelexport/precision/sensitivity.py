@@ -20,8 +20,8 @@ from modelexport.measure import columns
 from modelexport.measure.model_explorer import explorer_places
 from modelexport.measure.table import NodeFigures, Table, share_out
 from modelexport.precision.calibration_data import read_data
-from modelexport.precision.error_metrics import Metric, find_metric
 from modelexport.precision.methods import Method, parse_method
+from modelexport.precision.metrics_and_bounds import Metric, find_metric
 from modelexport.precision.quantize import Feeds, calibrate
 from modelexport.precision.switched_model import Switched, Unit, find_units
 from modelexport.tagged.file import TaggedFile, read_tagged

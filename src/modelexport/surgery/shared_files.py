@@ -13,7 +13,7 @@ import onnx_ir as ir
 from modelexport.errors import FileFormatError, OutputError
 from modelexport.files.linked_weights import check_files, clone, clone_or_link
 from modelexport.files.onnx_models import LARGEST_INSIDE, record_documents, save_model, save_with_references
-from modelexport.files.untrusted_weights_files import recorded_files
+from modelexport.files.untrusted_external_data import recorded_files
 from modelexport.format import documents, keys
 from modelexport.graph.nodes import initializers
 from modelexport.surgery import Sharing

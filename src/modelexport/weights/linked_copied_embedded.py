@@ -26,7 +26,7 @@ from modelexport.files.onnx_models import (
     write_data_file,
 )
 from modelexport.files.safetensors_files import SafetensorsFile
-from modelexport.files.untrusted_weights_files import sample_digest
+from modelexport.files.untrusted_external_data import sample_digest
 from modelexport.format import documents, keys
 from modelexport.graph.nodes import initializers
 from modelexport.weights.bytes_of_entries import Weights
