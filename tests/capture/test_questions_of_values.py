@@ -192,11 +192,11 @@ def test_what_is_presumed_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("net.py").write_text(NETS)
-    monkeypatch.setattr("sys.argv", ["modelexport", "export", "net.py:net", "-o", "x.onnx"])
+    Path("Net.py").write_text(NETS)
+    monkeypatch.setattr("sys.argv", ["modelexport", "export", "Net.py:net", "-o", "x.onnx"])
     with pytest.raises(SystemExit) as ended:
         main()
     assert not ended.value.code
-    told = "model asks whether anything is selected (net.py:12)"
+    told = "model asks whether anything is selected (Net.py:12)"
     assert told in capsys.readouterr().err
     assert told in Path("x.report.md").read_text()

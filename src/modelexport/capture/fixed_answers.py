@@ -109,7 +109,10 @@ class _Answers(TorchFunctionMode):
 
 def _memory(tensor: torch.Tensor) -> int:
     """Tells the memories of tensors apart: what is written into one changes its views."""
-    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else id(tensor)
+    try:
+        return int(tensor.untyped_storage().data_ptr())
+    except (NotImplementedError, RuntimeError):  # a sparse or packed one has none of its own
+        return id(tensor)
 
 
 def _tensors(value: object) -> list[torch.Tensor]:

@@ -118,7 +118,7 @@ class _StandIns(TorchFunctionMode):
     def _selected(self, func: Callable[..., Any], output: Any, args: tuple[Any, ...]) -> Any:
         """What stands for the result of a function that selects or asks; ``None`` for any other."""
         first: Any = args[0] if args else None
-        if isinstance(first, torch.Tensor) and _is_known(first):
+        if not isinstance(first, torch.Tensor) or _is_known(first):
             return None
         if func in _INDICES and len(args) == 1 and first.dim() == 1 and isinstance(first.shape[0], int):
             every = torch.tensor(range(first.shape[0]))
@@ -127,8 +127,8 @@ class _StandIns(TorchFunctionMode):
             return torch.tensor(_ASKS[func])
         if func in _COUNTS and first.dtype is torch.bool and not output.dim():
             self._counts[id(output)] = output
-        elif id(first) in self._counts and func in _COMPARISONS and isinstance(args[1], int):
-            answer = _if_any(lambda count: bool(func(torch.tensor(count), args[1])))
+        elif id(first) in self._counts and func in _COMPARISONS and isinstance(args[-1], int):
+            answer = _if_any(lambda count: bool(func(torch.tensor(count), args[-1])))
             return None if answer is None else torch.tensor(answer)
         return None
 

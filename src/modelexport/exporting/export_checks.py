@@ -54,7 +54,7 @@ def _check_written(
     weights: WeightsSummary,
     options: Options,
     *,
-    asks: bool,
+    asks_for_values: bool,
 ) -> FileCheck:
     """Check whether a file is valid, ONNX Runtime loads it, and it computes the model's outputs.
 
@@ -62,7 +62,7 @@ def _check_written(
         inputs: The example inputs; not changed.
         path: The file, in a place where it can be run.
         weights: The places of its weights.
-        asks: The model asks for values.
+        asks_for_values: The model asks for values.
     """
     lent = options.weights.to_check
     if weights.absent_bytes or (options.weights.lent is not None and lent is None):
@@ -72,7 +72,7 @@ def _check_written(
         if not weights.linked and not options.graph.fuse and (fault := _invalid(file)):
             return FileCheck(status="failed", step="onnx.checker", reason=fault)
         check = _check_outputs(model, inputs, file)
-        if check.status == "passed" and asks:
+        if check.status == "passed" and asks_for_values:
             return _check_on_others(model, inputs, file, hierarchy, check)
         return check
 
@@ -256,13 +256,13 @@ def run_checks(
     *,
     asked: Collection[str] | None,
     must_pass: bool,
-    asks: bool,
+    asks_for_values: bool,
 ) -> tuple[FileCheck | None, VerifyReport | None]:
     """Check a file that was just written, verify it and store its reference values, as the options request.
 
     Args:
         staged: The file, which will be moved to ``path``.
-        asks: The model asks for values; the file is then compared on other inputs, too.
+        asks_for_values: The model asks for values; the file is then compared on other inputs, too.
         asked: The symbols of the axes that have to be dynamic; ``None`` if other sizes are not checked.
 
     Returns:
@@ -286,7 +286,9 @@ def run_checks(
     with reachable(staged.parent, path, weights):
         if options.checks.check:
             with stages("check"):
-                check = _check_written(model, inputs, staged, hierarchy, weights, options, asks=asks)
+                check = _check_written(
+                    model, inputs, staged, hierarchy, weights, options, asks_for_values=asks_for_values
+                )
                 if asked is not None and check.status == "passed" and options.weights.lent is None:
                     check = _check_sizes(model, inputs, staged, options, asked, check)
             if check.status == "failed" and must_pass:

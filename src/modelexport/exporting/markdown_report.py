@@ -80,7 +80,7 @@ def _sections(result: ExportResult) -> Iterator[str]:
         yield _table(("argument that the file does not take", "value that it keeps"), constants)
     if hierarchy.settings.presumed:
         yield "## Presumed"
-        yield f"{told_of_presumed(hierarchy.settings.presumed).capitalize()}."
+        yield f"In Python {told_of_presumed(hierarchy.settings.presumed)}."
     if result.unrepeatable:
         yield "## Not the same in every run"
         rows = [(f"`{one.where}`", one.kind, told_of(one.kind)) for one in result.unrepeatable]

@@ -143,7 +143,7 @@ class _Job:
                 stages,
                 asked=self._asked,
                 must_pass=not keep_anyway,
-                asks=exported.answered or any(one.asks_for_values for one in attempts),
+                asks_for_values=exported.answered or any(one.asks_for_values for one in attempts),
             )
             result = ExportResult(
                 path=self.path,

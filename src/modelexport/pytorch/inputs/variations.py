@@ -98,8 +98,9 @@ def uniform(inputs: Inputs, kept: Collection[str] = ()) -> Iterator[tuple[str, I
     """
     fills: dict[str, Callable[..., Any]] = {"smallest": torch.amin, "largest": torch.amax, "zero": torch.zeros_like}
     masks = {name for name, tensor in tensors_in(inputs) if is_mask(tensor)}
+    ordered = {name for name, tensor in tensors_in(inputs) if tensor.numel() and not tensor.is_complex()}
+    numbers = ordered - {*masks, *kept}
     for what, fill in fills.items():
-        numbers = {name for name, tensor in tensors_in(inputs) if tensor.numel() and name not in {*masks, *kept}}
         yield f"the {what} number everywhere", changed(inputs, [partial(_filled, fill, numbers)])
     if masks - {*kept}:
         yield "masks of ones", changed(inputs, [partial(_filled, torch.ones_like, masks - {*kept})])
