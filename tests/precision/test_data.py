@@ -151,3 +151,77 @@ def test_bytes_that_are_not_text_are_refused(tmp_path: Path) -> None:
     (tmp_path / "data.bin").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(FileFormatError, match="is not text: give"):
         read_data(tmp_path / "data.bin", TOKENS, tmp_path)
+
+
+def test_lines_end_at_line_breaks_only_and_may_begin_with_a_byte_order_mark(tmp_path: Path, words: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps({"text": "a\u2028cat"}, ensure_ascii=False).encode())
+    (run,) = read_data(path, TOKENS, words)
+    assert run["input_ids"].tolist() == [[1, 2]]
+
+
+def test_rows_of_a_fixed_batch_come_from_several_lines_and_have_one_length(tmp_path: Path, words: Path) -> None:
+    pairs = model_of(input_ids=(ir.DataType.INT64, [2, "sequence"]))
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"text": "a"}\n{"text": "a cat sat"}\n{"text": "the third line lacks a second row"}')
+    (run,) = read_data(path, pairs, words)
+    assert run["input_ids"].tolist() == [[1, 0, 0], [1, 2, 3]]
+
+
+def test_only_the_lines_that_are_needed_are_read(tmp_path: Path, words: Path) -> None:
+    path = tmp_path / "some.txt"
+    path.write_bytes(b"a cat\n" * 10_000 + b"\xff is not text")
+    assert len(read_data(path, TOKENS, words, limit=3)) == 3
+
+
+def test_a_text_too_long_to_tokenize_is_refused_by_its_line(tmp_path: Path, words: Path) -> None:
+    path = tmp_path / "some.txt"
+    path.write_text("a\n" + "a" * 500_001)
+    with pytest.raises(FileFormatError, match=r"line 2 of .* has more than 500,000 characters: cut it"):
+        read_data(path, TOKENS, words)
+    (tmp_path / "data.jsonl").write_text(json.dumps({"text": "a" * 500_001}))
+    with pytest.raises(FileFormatError, match=r"line 1 of .* has more than 500,000 characters"):
+        read_data(tmp_path / "data.jsonl", TOKENS, words)
+
+
+def test_a_number_that_the_type_of_the_input_cannot_hold_is_refused(tmp_path: Path) -> None:
+    ids = model_of(ids=(ir.DataType.INT64, ["n"]))
+    path = written(tmp_path / "data.npz", {"ids": np.array([1, 2**64 - 1], np.uint64)})
+    with pytest.raises(UsageError, match="ids has the number 18446744073709551615, and the model takes int64"):
+        read_data(path, ids, tmp_path)
+    (run,) = read_data(written(tmp_path / "data.npz", {"ids": np.array([1, 2], np.uint64)}), ids, tmp_path)
+    assert run["ids"].tolist() == [1, 2] and run["ids"].dtype == np.int64
+
+
+def test_a_tokenizer_that_panics_is_an_error_of_one_line(tmp_path: Path, words: Path) -> None:
+    settings = json.loads((words / "tokenizer.json").read_text())
+    settings["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    (words / "tokenizer.json").write_text(json.dumps(settings))
+    (tmp_path / "some.txt").write_text("a cat")
+    with pytest.raises(FileFormatError, match=r"tokenizer.*: give another one"):
+        read_data(tmp_path / "some.txt", TOKENS, words)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"image_mean": [0.5, 0.5]}, "image_mean has 2 numbers, and an image has 3 channels"),
+        ({"image_std": [0.5, 0, 0.5]}, "image_std has a zero"),
+        ({"size": {"height": 0, "width": 8}}, "each number has to be from 1 to 8,192"),
+        ({"size": 10**9}, "each number has to be from 1 to 8,192"),
+    ],
+)
+def test_settings_of_an_image_processor_that_no_image_fits_are_named(
+    tmp_path: Path, settings: dict[str, Any], reason: str
+) -> None:
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    pytest.importorskip("PIL.Image")
+    with pytest.raises(FileFormatError, match=reason):
+        read_data(tmp_path, PIXELS, tmp_path)
+
+
+def test_only_formats_that_pillow_decodes_itself_are_read(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image").new("RGB", (6, 4))
+    image.save(tmp_path / "a.png")
+    image.save(tmp_path / "b.eps")  # Pillow would start Ghostscript to read it
+    assert len(read_data(tmp_path, PIXELS, tmp_path)) == 1

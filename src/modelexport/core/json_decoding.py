@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from functools import cache
 from typing import Any, TypeVar
 
@@ -31,6 +32,8 @@ def decode_json(
         msgspec.DecodeError, UnicodeError: Kinds of ``ValueError``. It is not JSON, of another type, or nested
             more deeply than Python can read.
     """
+    if isinstance(content, bytes):
+        content = content.removeprefix(BOM_UTF8)  # some editors write a byte order mark
     try:
         return _decoder(kind).decode(content)  # type: ignore[arg-type]  # types are hashable
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:

@@ -42,8 +42,14 @@ ELEMENTS = 2**28
 """Elements of an input that a description, or a file's fixed sizes, ask for."""
 RANDOM_ELEMENTS = 2**26
 """Elements of the random inputs of a file: they are drawn in double precision."""
-INPUT_BYTES = 2**30
-"""Of all arrays in a file of inputs, after it is unpacked."""
+INPUT_BYTES = 2**29
+"""The most bytes that the arrays of a file of inputs may take once unpacked, and once converted to the types of inputs."""
+LINE_CHARACTERS = 2**24
+"""Characters of a line of a ``.jsonl`` file of inputs."""
+TEXT_CHARACTERS = 500_000
+"""Characters of a text that is tokenized at once: tokens take several hundred bytes each."""
+IMAGE_PIXELS = 2**26
+"""Pixels of an image, which take up to 8 bytes each while it is decoded and converted."""
 FORMULA_CHARACTERS = 1000
 """Of a size that is written as a formula; longer ones are names."""
 FORMULA_TERMS = 100

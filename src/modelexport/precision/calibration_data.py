@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +15,11 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.core.json_decoding import decode_json
-from modelexport.core.limits import INPUT_BYTES, SETTINGS_BYTES
+from modelexport.core.limits import IMAGE_PIXELS, INPUT_BYTES, LINE_CHARACTERS, SETTINGS_BYTES, TEXT_CHARACTERS
 from modelexport.core.missing_extras import missing_extra
 from modelexport.core.text import first_few, nearest
 from modelexport.errors import FileFormatError, InputsError
-from modelexport.files.regular_files import read_regular
+from modelexport.files.regular_files import open_regular, read_regular
 from modelexport.graph.nodes import required_inputs
 from modelexport.measure.run_inputs import read_feeds
 
@@ -28,6 +31,12 @@ LIMIT = 128
 LENGTH = 128
 """Tokens of a text that one run takes, where the file does not fix it."""
 TOKENIZER, PROCESSOR = "tokenizer.json", "preprocessor_config.json"
+IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM", "TGA", "JPEG2000", "AVIF")
+"""The formats that Pillow decodes itself; for others it starts programs, such as Ghostscript for EPS."""
+
+
+_CHANNELS = 3
+"""Of the images that are read: red, green, blue."""
 
 
 class _Processor(msgspec.Struct):
@@ -39,6 +48,16 @@ class _Processor(msgspec.Struct):
     do_normalize: bool = True
     do_rescale: bool = True
     size: dict[str, int] | int = 224
+
+    def __post_init__(self) -> None:
+        sizes = self.size.values() if isinstance(self.size, dict) else [self.size]
+        if any(edge < 1 or edge**2 > IMAGE_PIXELS for edge in sizes):
+            raise ValueError(f"size is {self.size}, and each number has to be from 1 to {isqrt(IMAGE_PIXELS):,}")
+        for name, factors in (("image_mean", self.image_mean), ("image_std", self.image_std)):
+            if len(factors) not in (1, _CHANNELS):
+                raise ValueError(f"{name} has {len(factors)} numbers, and an image has {_CHANNELS} channels")
+        if 0 in self.image_std:
+            raise ValueError("image_std has a zero, and pixels are divided by it")
 
 
 def read_data(path: Path, model: ir.Model, beside: Path, *, limit: int = LIMIT) -> list[Feeds]:
@@ -65,7 +84,7 @@ def read_data(path: Path, model: ir.Model, beside: Path, *, limit: int = LIMIT) 
     elif path.suffix == ".jsonl":
         runs = _objects(path, model, beside)
     else:
-        runs = _texts(_lines(path), path, model, beside)
+        runs = _texts(_lines(path, TEXT_CHARACTERS), path, model, beside)
     found: list[Feeds] = []
     for number, feeds in enumerate(itertools.islice(runs, limit), 1):
         try:
@@ -103,7 +122,14 @@ def _fitted(name: str, array: Any, value: ir.Value) -> Any:
     if not same:
         sizes = ", ".join(str(size) for size in shape)
         raise InputsError(f"{name} has the shape {list(array.shape)}, and the model takes [{sizes}]")
-    return np.ascontiguousarray(array.astype(wanted))
+    if array.size * wanted.itemsize > INPUT_BYTES:
+        raise InputsError(f"{name} takes more than {INPUT_BYTES:,} bytes as {wanted}: give smaller arrays, or fewer")
+    if wanted.kind in "iu" and array.size and not np.can_cast(array.dtype, wanted):
+        range_of_type = np.iinfo(wanted)
+        for number in (int(array.min()), int(array.max())):
+            if not range_of_type.min <= number <= range_of_type.max:
+                raise InputsError(f"{name} has the number {number}, and the model takes {wanted}, which cannot hold it")
+    return np.ascontiguousarray(array.astype(wanted, copy=False))
 
 
 def _unstacked(arrays: Feeds, model: ir.Model) -> Iterator[Feeds]:
@@ -121,56 +147,98 @@ def _unstacked(arrays: Feeds, model: ir.Model) -> Iterator[Feeds]:
 
 
 def _objects(path: Path, model: ir.Model, beside: Path) -> Iterator[Feeds]:
+    """The runs of lines that are objects of lists by name, or the tokens of lines that are ``{"text": ...}``."""
     inputs = {value.name or "": value for value in required_inputs(model)}
-    for number, line in enumerate(_lines(path), 1):
+    objects = ((number, _object(path, number, line)) for number, line in _lines(path, LINE_CHARACTERS))
+    for number, described in objects:
+        if described.keys() == {"text"} and "text" not in inputs:
+            texts = itertools.chain([(number, described)], objects)
+            yield from _texts(((line, str(each.get("text", ""))) for line, each in texts), path, model, beside)
+            return
         try:
-            described = decode_json(line.encode(), kind=dict[str, Any])
-            if described.keys() == {"text"} and "text" not in inputs:
-                yield from _texts([str(described["text"])], path, model, beside)
-                continue
-            arrays = {name: np.asarray(value) for name, value in described.items()}
+            yield {name: np.asarray(value) for name, value in described.items()}
         except ValueError as error:
-            reason = " ".join(str(error).split())[:200]
-            raise FileFormatError(f"line {number} of {path} is not an object of inputs by name ({reason})") from error
-        yield arrays
+            raise _not_an_object(path, number, error) from error
 
 
-def _lines(path: Path) -> list[str]:
+def _object(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
-        text = read_regular(path, INPUT_BYTES).decode()
-    except UnicodeDecodeError as error:
-        raise FileFormatError(f"{path} is not text: give .npz, .safetensors, .jsonl, text or a folder") from error
-    return [line for line in map(str.strip, text.splitlines()) if line]
+        described: dict[str, Any] = decode_json(line, kind=dict[str, Any])
+    except ValueError as error:
+        raise _not_an_object(path, number, error) from error
+    return described
 
 
-def _texts(texts: Sequence[str], path: Path, model: ir.Model, beside: Path) -> Iterator[Feeds]:
+def _not_an_object(path: Path, number: int, error: ValueError) -> FileFormatError:
+    reason = " ".join(str(error).split())[:200]
+    return FileFormatError(f"line {number} of {path} is not an object of inputs by name ({reason})")
+
+
+def _lines(path: Path, longest: int) -> Iterator[tuple[int, str]]:
+    """The number and the text of each line that is not empty, read as they are needed.
+
+    Raises:
+        FileFormatError: The file is not text, or a line has more than ``longest`` characters.
+    """
+    with open_regular(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig") as text:
+        try:
+            for number in itertools.count(1):
+                line = text.readline(longest + 1)
+                if not line:
+                    return
+                if len(line) > longest:
+                    raise FileFormatError(f"line {number} of {path} has more than {longest:,} characters: cut it")
+                if line.strip():
+                    yield number, line.strip()
+        except UnicodeDecodeError as error:
+            raise FileFormatError(f"{path} is not text: give .npz, .safetensors, .jsonl, text or a folder") from error
+
+
+def _texts(texts: Iterable[tuple[int, str]], path: Path, model: ir.Model, beside: Path) -> Iterator[Feeds]:
     """The tokens of texts, a text a run, or as many as the file takes; a long text makes several runs.
 
     An input that no tokenizer makes and that may have the length zero (a cache) has it.
+
+    Args:
+        texts: The number of the line of each text, and the text.
     """
+    texts = iter(texts)
+    first = list(itertools.islice(texts, 1))  # a file that is not text is refused as such
     tokenizer = _tokenizer(beside, path)
+    padding = {name: value for name, value in (tokenizer.padding or {}).items() if name in ("pad_id", "pad_type_id")}
+    tokenizer.no_padding()
     inputs = {value.name or "": value for value in required_inputs(model)}
     shape = next((value.shape for value in inputs.values() if value.shape is not None and len(value.shape) == 2), None)
     if shape is None:
         raise InputsError(f"the model takes {first_few(inputs)}, and no input of tokens: give arrays, not text")
     batch, length = (size if isinstance(size, int) else 0 for size in shape)
     tokenizer.enable_truncation(length or LENGTH)
-    if length:
-        tokenizer.enable_padding(length=length)
-    elif batch > 1:
-        tokenizer.enable_padding()
-    encodings = [
-        one for text in texts for first in tokenizer.encode_batch([text]) for one in (first, *first.overflowing)
-    ]
-    for begin in range(0, len(encodings) - (batch or 1) + 1, batch or 1):
-        rows = encodings[begin : begin + (batch or 1)]
-        made = {
-            "input_ids": [row.ids for row in rows],
-            "attention_mask": [row.attention_mask for row in rows],
-            "token_type_ids": [row.type_ids for row in rows],
-            "position_ids": [list(range(len(row.ids))) for row in rows],
-        }
-        yield {name: made[name] if name in made else _empty(name, value, len(rows)) for name, value in inputs.items()}
+    rows: list[Any] = []
+    for number, text in itertools.chain(first, texts):
+        if len(text) > TEXT_CHARACTERS:
+            raise FileFormatError(
+                f"the text of line {number} of {path} has more than {TEXT_CHARACTERS:,} characters: cut it"
+            )
+        with _panics_told(f"the tokenizer in {beside} fails on line {number} of {path}"):
+            encoding = tokenizer.encode(text)
+        for row in (encoding, *encoding.overflowing):
+            rows.append(row)
+            if len(rows) == (batch or 1):
+                yield _feeds_of_rows(rows, length, padding, inputs)
+                rows = []
+
+
+def _feeds_of_rows(rows: list[Any], length: int, padding: Mapping[str, int], inputs: Mapping[str, ir.Value]) -> Feeds:
+    """The arrays of one run, of rows padded to ``length``, or to the longest of them if it is 0."""
+    for row in rows:
+        row.pad(length or max(map(len, rows)), **padding)
+    made = {
+        "input_ids": [row.ids for row in rows],
+        "attention_mask": [row.attention_mask for row in rows],
+        "token_type_ids": [row.type_ids for row in rows],
+        "position_ids": [list(range(len(row.ids))) for row in rows],
+    }
+    return {name: made[name] if name in made else _empty(name, value, len(rows)) for name, value in inputs.items()}
 
 
 def _empty(name: str, value: ir.Value, batch: int) -> Any:
@@ -188,14 +256,27 @@ def _tokenizer(beside: Path, path: Path) -> Any:
         raise InputsError(f"{path} is text, and there is no {TOKENIZER} in {beside}: name its folder with --processor")
     try:
         from tokenizers import Tokenizer
-
-        tokenizer = Tokenizer.from_str(data.decode())
     except ImportError as error:
         raise InputsError(missing_extra(error) or str(error)) from error
-    except Exception as error:  # its exceptions have no class of their own
-        raise FileFormatError(f"{file} is not a tokenizer ({' '.join(str(error).split())[:200]})") from error
-    tokenizer.no_padding()
-    return tokenizer
+    with _panics_told(f"{file} is not a tokenizer"):
+        return Tokenizer.from_str(data.decode())
+
+
+@contextmanager
+def _panics_told(failed: str) -> Iterator[None]:
+    """Report what the tokenizers library raises as an error of one line.
+
+    Its errors have no class of their own, and a panic of its Rust code is not an ``Exception``.
+
+    Raises:
+        FileFormatError: The library failed, or panicked.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise FileFormatError(f"{failed} ({' '.join(str(error).split())[:200]}): give another one") from error
 
 
 def _images(folder: Path, model: ir.Model, beside: Path) -> Iterator[Feeds]:
@@ -219,10 +300,12 @@ def _images(folder: Path, model: ir.Model, beside: Path) -> Iterator[Feeds]:
     count = batch if isinstance(batch, int) else 1
     for file in sorted(file for file in folder.iterdir() if file.is_file()):
         try:
-            with Image.open(file) as image:
+            with Image.open(file, formats=IMAGE_FORMATS) as image:
+                if image.width * image.height > IMAGE_PIXELS:
+                    raise ValueError(f"it has more than {IMAGE_PIXELS:,} pixels")
                 pixels = np.asarray(image.convert("RGB").resize((width, height)), dtype=np.float32)
         except UnidentifiedImageError:
-            continue  # a text beside the images
+            continue  # a text beside the images, or a format that is not read
         except (OSError, ValueError, Image.DecompressionBombError) as error:
             raise FileFormatError(f"{file} cannot be read as an image ({error})") from error
         if processor.do_rescale:
