@@ -19,6 +19,7 @@ from torch import nn
 
 import modelexport
 from modelexport.core.result_display import Rows, Shown
+from modelexport.verify.verify_report import CallVerdict, VerifyReport
 
 
 class Blocks(nn.Module):
@@ -202,3 +203,11 @@ def test_a_result_says_what_was_proven(results: dict[str, Any]) -> None:
     assert "121 agree" in repr(results["VerifyReport"])
     assert repr(results["Split"]).endswith("stages: 2)")
     assert repr(results["StagesReport"]) == "StagesReport(outputs: 1, agrees=True)"
+
+
+def test_a_table_begins_with_what_differs() -> None:
+    statuses: list[Any] = [*["agree"] * 60, "tie", "not compared", "differ"]
+    calls = [CallVerdict(address=f"c{number}", tag="/C", status=status) for number, status in enumerate(statuses)]
+    shown = VerifyReport(outputs=[], calls=calls, provider="", parameters=None)._repr_html_()
+    places = [shown.find(f">{status}<") for status in ("differ", "not compared", "tie", "agree")]
+    assert -1 not in places and places == sorted(places)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from modelexport.core.declared_options import option
+from modelexport.files.named_models import check_named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,9 @@ class ModelChoice:
     model: str
     inputs: Path | None = None
     loading: Loading = Loading()
+
+    def __post_init__(self) -> None:
+        check_named(self.model)  # before anything that takes seconds is imported
 
     def load(
         self,

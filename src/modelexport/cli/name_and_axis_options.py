@@ -13,7 +13,7 @@ from modelexport.errors import UsageError
 if TYPE_CHECKING:
     from modelexport.exporting.input_output_axis_names import Interface
 
-_AXIS = re.compile(r"(.+):(-?\d+)=([A-Za-z_]\w*)")
+_AXIS = re.compile(r"([^,]+):(-?\d+)=([A-Za-z_]\w*)")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _SPEC = re.compile(r"[A-Za-z_]\w*(,[A-Za-z_]\w*)+|.+:-?\d+=[A-Za-z_]\w*")
 
@@ -23,7 +23,9 @@ class NameOptions:
     """The names of inputs, outputs and axes of FILE.onnx"""
 
     axes: Sequence[str] = option(
-        (), "Names of dynamic axes: batch,sequence (the first of every input) or input_ids:0=batch.", metavar="SPEC"
+        (),
+        "Names of dynamic axes: batch,sequence (the first of every input) or input_ids:0=batch,mask:0=batch.",
+        metavar="SPEC",
     )
     input_names: str | None = option(None, "New names of all inputs, or old=new, ...", metavar="NAMES")
     output_names: str | None = option(None, "New names of all outputs, or old=new, ...", metavar="NAMES")
@@ -56,13 +58,15 @@ def read_interface(names: NameOptions) -> Interface:
     open_axes: dict[tuple[str, int], str] = {}
     leading: list[str] = []
     for spec in names.axes:
-        if (found := _AXIS.fullmatch(spec)) is not None:
-            open_axes[found[1], int(found[2])] = found[3]
-        elif all(_NAME.fullmatch(word) for word in spec.split(",")) and not leading:
-            leading = spec.split(",")
+        words = spec.split(",")
+        axes = [_AXIS.fullmatch(word) for word in words]
+        if all(axes):
+            open_axes |= {(axis[1], int(axis[2])): axis[3] for axis in axes if axis is not None}
+        elif all(_NAME.fullmatch(word) for word in words) and not leading:
+            leading = words
         else:
             raise UsageError(
-                f"--axes {spec}: write batch,sequence for the first axes of all inputs, or input_ids:0=batch"
+                f"--axes {spec}: write batch,sequence for the first axes of all inputs, or ids:0=batch,mask:0=batch"
             )
     return Interface(
         inputs=_names(names.input_names, "--input-names"),

@@ -43,7 +43,7 @@ ELEMENTS = 2**28
 RANDOM_ELEMENTS = 2**26
 """Elements of the random inputs of a file: they are drawn in double precision."""
 INPUT_BYTES = 2**29
-"""The most bytes that the arrays of a file of inputs may take once unpacked, and once converted to the types of inputs."""
+"""The most bytes that the arrays of a file of inputs take, unpacked and converted to the types of the inputs."""
 LINE_CHARACTERS = 2**24
 """Characters of a line of a ``.jsonl`` file of inputs."""
 TEXT_CHARACTERS = 500_000

@@ -55,6 +55,20 @@ class Interface:
             output_names=tuple(names[index] for index in kept),
         )
 
+    def check_arguments(self, arguments: Iterable[str]) -> None:
+        """Check, before anything is captured, that inputs whose axes are named can exist.
+
+        Args:
+            arguments: The names of the model's arguments, with which the names of inputs begin.
+
+        Raises:
+            UsageError: An input has another name.
+        """
+        known = [*arguments, *(self.inputs.values() if isinstance(self.inputs, Mapping) else self.inputs)]
+        for name, _ in self.axes:
+            if known and not name.startswith(tuple(known)):
+                raise UsageError(f"the model has no input {name}{nearest(name, known)}; it has {', '.join(known)}")
+
     @property
     def asked(self) -> frozenset[str]:
         """The symbols of the axes that have to be dynamic."""

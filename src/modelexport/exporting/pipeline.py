@@ -26,7 +26,7 @@ from modelexport.files.atomic_writing import check_writable, replaced_together
 from modelexport.files.output_folders import check_output_folder
 from modelexport.graph.node_owners import owned_operators
 from modelexport.pytorch.calls.module_tree_of_model import module_tree
-from modelexport.pytorch.inputs.prepared_inputs import Prepared, prepare_inputs
+from modelexport.pytorch.inputs.prepared_inputs import Prepared, arguments_by_name, prepare_inputs
 from modelexport.pytorch.runs.repeatability import Unrepeatable, find_unrepeatable
 from modelexport.tagged.documents.dag import write_dag_files
 from modelexport.tagged.tree_and_nodes import tree_rows
@@ -74,6 +74,8 @@ def export(
         check_output_folder(Path(options.tags.dag_dir))
     with stages("repeat"):
         prepared = prepare_inputs(model, inputs, options.capture.constants)
+        if isinstance(options.capture.interface, Interface):
+            options.capture.interface.check_arguments(arguments_by_name(model, prepared.inputs))
         unrepeatable = [] if options.weights.lent is not None else find_unrepeatable(model, prepared.inputs)
     job = _Job(model, prepared, path, name, options, stages, unrepeatable)
     return first_that_passes(options.capture.frontend, job.export_by, keep_anyway=options.checks.keep_anyway)

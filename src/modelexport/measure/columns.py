@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
+
+from modelexport.core.text import nearest
+from modelexport.errors import UsageError
 
 Figure = Any
 """A number, or a formula of symbols (a sympy expression) if sizes are dynamic."""
@@ -44,6 +48,18 @@ class Column:
         return figure / self.scale if self.scale > 1 else figure
 
 
+def column_named(columns: Iterable[Column], name: str) -> Column:
+    """The shown column with a name.
+
+    Raises:
+        UsageError: There is no such column; the message lists the columns.
+    """
+    shown = {column.name: column for column in columns if not column.hidden}
+    if name not in shown:
+        raise UsageError(f"there is no column '{name}'{nearest(name, shown)}; the columns are {', '.join(shown)}")
+    return shown[name]
+
+
 PARAMETERS = Column("parameters", "elements")
 BYTES = Column("bytes", "bytes")
 BITS = Column("bits", "bits", hidden=True)
@@ -64,3 +80,7 @@ SHARE = Column("share", "of the time of nodes", Kind.RATIO, of=("node_seconds", 
 SPREAD = Column("spread", "seconds", Kind.SPREAD, scale=10**9, of=("seconds", ""))
 ERROR = Column("error", "error, share of size", Kind.LARGEST)
 SENSITIVITY = Column("sensitivity", "relative error of the output", Kind.LARGEST)
+PROFILE = (SECONDS, NODE_SECONDS, SHARE, SPREAD, PEAK_BYTES)
+"""The columns of a profile; the last is left out where ONNX Runtime does not tell the memory of nodes."""
+AGAINST = Column("against_seconds", "seconds", scale=10**9)
+RATIO = Column("against_ratio", "of seconds", Kind.RATIO, of=("against_seconds", "seconds"))

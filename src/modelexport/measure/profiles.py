@@ -150,11 +150,11 @@ def profile(
         attributed=_total(node for node in kernels if node.calls) / taken if taken else 1.0,
     )
     kernels.append(NodeFigures(SESSION, "", (), {columns.SECONDS.name: whole - taken}))
-    shown = columns.SECONDS, columns.NODE_SECONDS, columns.SHARE, columns.SPREAD
+    shown = columns.PROFILE if measured.memory else columns.PROFILE[:-1]
     table = Table(
         calls=tagged.calls,
         tags=tagged.tags,
-        columns=(*shown, columns.PEAK_BYTES) if measured.memory else shown,
+        columns=shown,
         nodes=tuple(kernels),
         name=tagged.path.name,
         notes=tuple(_notes(facts)),

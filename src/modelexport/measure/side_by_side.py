@@ -9,12 +9,10 @@ import msgspec
 
 from modelexport.core.calls import ROOT, ModuleCall
 from modelexport.measure import columns
-from modelexport.measure.columns import Column, Figure, Kind
+from modelexport.measure.columns import AGAINST, RATIO, Column, Figure, Kind
 from modelexport.measure.profiles import ModuleProfile, RunFacts
 from modelexport.measure.table import OUTSIDE, NodeFigures, Table
 
-AGAINST = Column("against_seconds", "seconds", scale=10**9)
-RATIO = Column("against_ratio", "of seconds", Kind.RATIO, of=("against_seconds", "seconds"))
 AGAINST_SIZES = (
     Column("against_bytes", "bytes"),
     Column("against_bits", "bits", hidden=True),

@@ -15,9 +15,9 @@ from typing import Any, Literal
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.selectors import Selection
 from modelexport.core.tags import class_in_tag
-from modelexport.core.text import nearest, plural, shortened
+from modelexport.core.text import plural, shortened
 from modelexport.errors import UsageError
-from modelexport.measure.columns import Column, Figure, Kind
+from modelexport.measure.columns import Column, Figure, Kind, column_named
 from modelexport.measure.shapes import expanded
 
 By = Literal["call", "module", "class"]
@@ -84,11 +84,7 @@ class Table:
         Raises:
             UsageError: There is no such column; the message lists the columns.
         """
-        found = next((column for column in self.shown if column.name == name), None)
-        if found is None:
-            names = [column.name for column in self.shown]
-            raise UsageError(f"there is no column '{name}'{nearest(name, names)}; the columns are {', '.join(names)}")
-        return found
+        return column_named(self.columns, name)
 
     @cached_property
     def own(self) -> Mapping[str, Mapping[ModuleCall, Figure]]:

@@ -10,9 +10,10 @@ from modelexport.core.calls import ModuleCall
 from modelexport.core.text import plural
 from modelexport.files.atomic_writing import check_writable
 from modelexport.measure import columns
+from modelexport.measure.columns import AGAINST, RATIO
 from modelexport.measure.costs import cost
 from modelexport.measure.html_page import Page, Section, write_page
-from modelexport.measure.side_by_side import AGAINST, RATIO, cost_against, profile_against
+from modelexport.measure.side_by_side import cost_against, profile_against
 from modelexport.measure.table import NodeFigures, Table
 from modelexport.packages.measured_parts import DECODE, cost_parts, profile_parts, profile_same
 from modelexport.tagged.file import TaggedFile, read_tagged

@@ -29,6 +29,7 @@ from modelexport.tagged.file import TaggedFile, read_tagged
 STEADY = 0.95
 """The rank correlation with the runs before from which another run would not change the order of the modules."""
 SAVED_BYTES = columns.Column("saved_bytes", "bytes")
+COLUMNS = (columns.SENSITIVITY, SAVED_BYTES)
 
 
 class Sensitivity(msgspec.Struct, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -83,6 +84,10 @@ class OtherInputs(msgspec.Struct, frozen=True, kw_only=True):
     outputs: list[Difference] = []
 
 
+_SHOWN_FIRST: Sequence[CallStatus] = ("differ", "not compared", "tie")
+"""The statuses of calls whose rows a notebook shows before all others."""
+
+
 class VerifyReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
     """The comparison of a file with the model it was exported from."""
 
@@ -119,7 +124,7 @@ class VerifyReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
 
     def _table(self) -> Rows:
         yield "call", "tag", "status", "end to end", "per module", "reason"
-        for one in self.calls:
+        for one in sorted(self.calls, key=lambda call: (*_SHOWN_FIRST, call.status).index(call.status)):
             errors = (None if found is None else found.relative for found in (one.end_to_end, one.per_module))
             yield one.address or ".", one.tag, one.status, *map(error_text, errors), one.reason
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,7 +17,9 @@ from modelexport.errors import UsageError
 
 if TYPE_CHECKING:
     from modelexport.core.selectors import Selection
+    from modelexport.measure.columns import Column
     from modelexport.measure.table import Table
+    from modelexport.tagged.file import TaggedFile
 
 Grouping = Literal["call", "module", "class"]
 LevelName = Literal["all", "extended", "basic", "none"]
@@ -40,6 +42,19 @@ class Shown:
     node_data: Path | None = option(
         None, "Also write node data for Model Explorer.", metavar="OUT.json", file="written alone"
     )
+
+    def check(self, columns: Iterable[Column]) -> None:
+        """Check, before anything is measured, that a table with these columns can be shown so.
+
+        Raises:
+            UsageError: There is no column to sort by, or two formats are asked for.
+        """
+        from modelexport.measure.columns import column_named
+
+        if self.as_csv and self.as_json:
+            raise UsageError("give --csv or --json, not both")
+        if self.sort is not None:
+            column_named(columns, self.sort)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,16 +102,22 @@ def profile(
     shown: Shown,
 ) -> None:
     """Run FILE in ONNX Runtime as users do, and show the time and memory of each module."""
+    from modelexport.measure import columns
+
+    compared = beside.against is not None or beside.against_torch is not None
+    shown.check((*columns.PROFILE, columns.AGAINST, columns.RATIO) if compared else columns.PROFILE)
+    if beside.against is not None and beside.against_torch is not None:
+        raise UsageError("give --against or --against-torch, not both")
+    if beside.against_torch is not None and file.is_dir():
+        raise UsageError(f"{file} is a folder: give --against-torch with a file of the whole model")
     import msgspec
 
     from modelexport.core.timed_stages import Stages
     from modelexport.measure import side_by_side as comparing
     from modelexport.packages.measured_parts import profile_parts, profile_same
 
-    if beside.against is not None and beside.against_torch is not None:
-        raise UsageError("give --against or --against-torch, not both")
-    if beside.against_torch is not None and file.is_dir():
-        raise UsageError(f"{file} is a folder: give --against-torch with a file of the whole model")
+    if selectors:
+        _chosen(_tagged_parts(file), selectors)  # before the work, not after it
     running = dataclasses.asdict(how)
     stages = Stages(LINE.tell)
     given: Any = inputs
@@ -162,12 +183,9 @@ def show(
     """
     from modelexport.cli import show_table
 
-    if shown.as_csv and shown.as_json:
-        raise UsageError("give --csv or --json, not both")
     chosen = _chosen(tables, selectors)
-    if shown.sort is not None:
-        for name in chosen:
-            tables[name].column(shown.sort)
+    for name in chosen:
+        shown.check(tables[name].columns)
     if shown.node_data is not None:
         from modelexport.measure.model_explorer import write_node_data
 
@@ -206,9 +224,23 @@ def _fitted(table: Table, main: str, only: Selection | None, shown: Shown) -> st
     return "\n".join([show_table.format_table(table, main, only=only, **how), *([more] if more else [])])
 
 
-def _chosen(tables: Mapping[str, Table], selectors: Sequence[str]) -> dict[str, Selection | None]:
-    """The tables that have any of the calls that selectors pick, with those; all without selectors."""
+def _tagged_parts(file: Path) -> dict[str, TaggedFile]:
+    """A file under an empty name, or the parts of a package by name."""
+    from modelexport.tagged.file import read_tagged
+    from modelexport.tagged.package import read_package
+
+    files = read_package(file).files if file.is_dir() else {"": file}
+    return {name: read_tagged(path) for name, path in files.items()}
+
+
+def _chosen(tables: Mapping[str, Table | TaggedFile], selectors: Sequence[str]) -> dict[str, Selection | None]:
+    """The tables or files that have any of the calls that selectors pick, with those; all without selectors.
+
+    Raises:
+        UsageError: Selectors match nothing in any of them.
+    """
     from modelexport.core.selectors import select_calls
+    from modelexport.tagged.file import TaggedFile
 
     if not selectors:
         return dict.fromkeys(tables)
@@ -216,7 +248,8 @@ def _chosen(tables: Mapping[str, Table], selectors: Sequence[str]) -> dict[str, 
     failure: UsageError | None = None
     for name, table in tables.items():
         try:
-            chosen[name] = select_calls(selectors, table.calls, table.tags, where=table.name)
+            where = table.path if isinstance(table, TaggedFile) else table.name
+            chosen[name] = select_calls(selectors, table.calls, table.tags, where=where)
         except UsageError as error:
             failure = error
     if not chosen and failure is not None:

@@ -29,12 +29,13 @@ def hierarchy(
     as_json: bool = JSON,
 ) -> None:
     """Show the module tree of MODEL; nothing is exported."""
+    choice = ModelChoice(model, inputs, loading)
     from modelexport.cli.show_hierarchy_and_inputs import HierarchyMode, format_hierarchy
     from modelexport.pytorch.hierarchy_overview import hierarchy as run
 
     runs = trace or mode != "static"
     stages = Stages(LINE.tell)
-    loaded, example = ModelChoice(model, inputs, loading).load(stages, make_inputs=runs)
+    loaded, example = choice.load(stages, make_inputs=runs)
     with stages("trace"):
         overview = run(loaded.model, example if runs else None, **dataclasses.asdict(levels), timed=runs and as_json)
     shown: HierarchyMode = "trace" if trace else mode

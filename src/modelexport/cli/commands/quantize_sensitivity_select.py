@@ -145,12 +145,13 @@ def sensitivity(
 
     from modelexport.core.timed_stages import Stages
     from modelexport.packages.changed_packages import graph_of
-    from modelexport.precision.sensitivity import STEADY
+    from modelexport.precision.sensitivity import COLUMNS, STEADY
     from modelexport.precision.sensitivity import sensitivity as measure
     from modelexport.tagged.file import read_tagged
 
     if calibration.data is None:
         raise UsageError("errors are measured on inputs like those that the model will get: give --data")
+    shown.check(COLUMNS)
     graph = graph_of(file)
     if selectors:
         read_tagged(graph).select(*selectors)  # before the work, not after it

@@ -25,10 +25,6 @@ from modelexport.pytorch.nested_tensors import arguments_of
 def load_from_factory(spec: str) -> LoadedModel:
     place, _, attribute = spec.rpartition(":")
     file = Path(place).expanduser().resolve() if place.endswith(".py") else None
-    if not place or not attribute:
-        raise ModelLoadError(f"{spec} does not name a factory: give file.py:factory or package.module:factory")
-    if file is not None and not file.is_file():
-        raise ModelLoadError(f"no such file: {place} (for {spec})")
     # The console script puts neither the working directory nor the file's directory on sys.path.
     with _import_path(file.parent if file else Path.cwd()):
         if file is not None:

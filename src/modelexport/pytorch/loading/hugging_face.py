@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -16,6 +15,7 @@ import torch
 from modelexport.core.limits import SETTINGS_BYTES
 from modelexport.core.text import error_line, first_few
 from modelexport.errors import FileFormatError, ModelLoadError, WeightsError, raised_as
+from modelexport.files.named_models import LOCAL
 from modelexport.files.regular_files import read_regular
 from modelexport.files.safetensors_files import INDEX, SINGLE, SafetensorsFile, checkpoint
 from modelexport.pytorch.loading.loaded import TOKENIZER_FILES, LoadedModel
@@ -25,19 +25,6 @@ from modelexport.pytorch.weights.quantized_linear import dequantized
 from modelexport.weights.bytes_of_entries import Weights
 from modelexport.weights.packed.known_formats import FORMATS, find_packed
 from modelexport.weights.packed.scheme import Scheme
-
-_LOCAL = "a directory with config.json and model.safetensors, bert-tiny, or file.py:factory"
-
-
-def refuse_paths(spec: str) -> None:
-    """Raise if ``spec`` is neither a directory nor a possible hub name (``name`` or ``owner/name``)."""
-    path = Path(spec).expanduser()
-    if path.is_file():
-        hint = f"name its factory: {spec}:FACTORY" if path.suffix == ".py" else f"give {_LOCAL}"
-        raise ModelLoadError(f"{spec} is a file: {hint}")
-    if not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", spec):
-        raise ModelLoadError(f"no such directory: {spec}; give {_LOCAL}")
-
 
 LARGE = 10**9
 """Bytes of safetensors files above which ``auto`` builds a model without its weights."""
@@ -218,23 +205,16 @@ def _fetch_config(name: str, local_only: bool) -> dict[str, Any]:
         config: dict[str, Any] = PreTrainedConfig.get_config_dict(name, local_files_only=local_only)[0]
     except Exception as error:  # of the hub, of its client for HTTP, of JSON, or transformers' own
         why = "not a directory, and the hub cannot be reached" if local_only else error_line(error)
-        raise ModelLoadError(f"no model {name}: {why}; give {_LOCAL}") from error
+        raise ModelLoadError(f"no model {name}: {why}; give {LOCAL}") from error
     if not config:
-        raise ModelLoadError(f"no model {name}: it has no config.json; give {_LOCAL}")
+        raise ModelLoadError(f"no model {name}: it has no config.json; give {LOCAL}")
     return config
 
 
 def _read_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
     if not path.is_file():
-        if (directory / "model_index.json").is_file():
-            raise ModelLoadError(f"{directory} is a pipeline of several models: export it to a folder, -o OUT/")
-        if gguf := next(directory.glob("*.gguf"), None):
-            raise ModelLoadError(
-                f"the weights in {directory} are a GGUF file: give file.py:factory, a function that returns "
-                f"from_pretrained({str(directory)!r}, gguf_file={gguf.name!r})"
-            )
-        raise ModelLoadError(f"{directory} has no config.json: give {_LOCAL}")
+        raise ModelLoadError(f"{directory} is a pipeline of several models: export it to a folder, -o OUT/")
     try:
         config = json.loads(read_regular(path, SETTINGS_BYTES))
     except (ValueError, FileFormatError, RecursionError) as error:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 import torch
 
 from modelexport.errors import ModelLoadError
+from modelexport.files.named_models import BERT_TINY, check_named, named_folder
 from modelexport.pytorch.loading.factories import load_from_factory
-from modelexport.pytorch.loading.hugging_face import load_hugging_face, refuse_paths
+from modelexport.pytorch.loading.hugging_face import load_hugging_face
 from modelexport.pytorch.loading.loaded import LoadedModel
-
-BERT_TINY = "bert-tiny"
-"""The built-in example: the configuration of google/bert_uncased_L-2_H-128_A-2, with seeded random weights."""
 
 
 def load_model(
@@ -46,13 +43,10 @@ def load_model(
     if dtype is not None and not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise ModelLoadError(f"unknown dtype {dtype!r}: give float32, float16 or bfloat16")
     spec = spec or BERT_TINY
-    # A directory named bert-tiny has to be given as ./bert-tiny.
-    is_directory = spec != BERT_TINY and Path(spec).expanduser().is_dir()
-    is_code = not is_directory and (spec == BERT_TINY or ":" in spec)
+    check_named(spec)
+    is_code = named_folder(spec) is None and (spec == BERT_TINY or ":" in spec)
     if is_code and model_class is not None:
         raise ModelLoadError(f"--model-class {model_class} needs a Hugging Face directory or hub name, not {spec}")
-    if not is_code and not is_directory:
-        refuse_paths(spec)
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         if not is_code:
