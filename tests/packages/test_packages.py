@@ -87,6 +87,17 @@ def decoder(name: str) -> Any:
 
 def generated_by_genai(folder: Path, ids: list[int], new_tokens: int, **inputs: Any) -> list[int]:
     """The prompt and what onnxruntime-genai continues it with; ``inputs`` for a model that takes more than tokens."""
+    return _tokens_of(started_in_genai(folder, ids, new_tokens, **inputs))
+
+
+def _tokens_of(generator: Any) -> list[int]:
+    while not generator.is_done():
+        generator.generate_next_token()
+    return [int(token) for token in generator.get_sequence(0)]
+
+
+def started_in_genai(folder: Path, ids: list[int], new_tokens: int, **inputs: Any) -> Any:
+    """A generator of onnxruntime-genai that has a prompt."""
     loaded = genai.Model(str(folder))
     parameters = genai.GeneratorParams(loaded)
     parameters.set_search_options(max_length=len(ids) + new_tokens, do_sample=False)
@@ -98,16 +109,16 @@ def generated_by_genai(folder: Path, ids: list[int], new_tokens: int, **inputs: 
         generator.set_inputs(named)
     else:
         generator.append_tokens(ids)
-    while not generator.is_done():
-        generator.generate_next_token()
-    return [int(token) for token in generator.get_sequence(0)]
+    return generator
 
 
 def packaged(name: str, *options: str) -> Callable[[Path], None]:
     """Save a decoder in a folder, and export it to a package beside it."""
 
     def make(folder: Path) -> None:
-        decoder(name).save_pretrained(folder / "llama")
+        model = decoder(name)
+        model.generation_config.update(eos_token_id=[126, 127], repetition_penalty=1.5, suppress_tokens=[9])
+        model.save_pretrained(folder / "llama")
         done = run("export", "llama", "-o", "out/", *options, "--json", cwd=folder)
         assert (done.returncode, done.stderr) == (0, ""), done.stderr
         (folder / "export.json").write_text(done.stdout)
@@ -331,11 +342,45 @@ def test_a_folder_of_sentence_transformers_is_one_graph_to_the_embedding(tmp_pat
     assert "0.auto_model.encoder.layer.3" in modelexport.load(tmp_path / "out" / "model.onnx")
 
 
-def test_onnxruntime_genai_generates_the_same_tokens(llama: tuple[Path, Path]) -> None:
-    model = load_model(str(llama[0])).model
-    ids = [5, 77, 23, 9]
-    expected = model.generate(torch.tensor([ids]), max_new_tokens=20, do_sample=False)[0].tolist()
-    assert generated_by_genai(llama[1], ids, 20) == expected
+def test_onnxruntime_genai_generates_what_generate_does_by_its_own_settings(llama: tuple[Path, Path]) -> None:
+    model, folder = load_model(str(llama[0]), weights="files"), llama[1]
+    config = json.loads((folder / "genai_config.json").read_text())
+    assert config["model"]["eos_token_id"] == [126, 127] == model.model.generation_config.eos_token_id
+    assert config["search"]["repetition_penalty"] == 1.5
+    notes = json.loads((folder.parent / "export.json").read_text())["notes"]
+    assert [note for note in notes if "has no suppress_tokens = [9]: onnxruntime-genai does not support" in note]
+    loaded, ids = transformers.AutoModelForCausalLM.from_pretrained(llama[0]), [5, 77, 23, 9]
+    expected = loaded.generate(torch.tensor([ids]), max_new_tokens=20, suppress_tokens=None)[0].tolist()
+    assert generated_by_genai(folder, ids, 20) == expected
+    loaded.generation_config.repetition_penalty = 1.0
+    assert loaded.generate(torch.tensor([ids]), max_new_tokens=20)[0].tolist() != expected
+
+
+def test_a_second_turn_in_genai_goes_on_after_an_end_token_and_after_a_turn_that_was_cut(
+    llama: tuple[Path, Path], tmp_path: Path
+) -> None:
+    model, ids, reply = transformers.AutoModelForCausalLM.from_pretrained(llama[0]), [5, 77, 23, 9], [30, 40, 50]
+    model.generation_config.suppress_tokens = None
+
+    def goes_on(tokens: list[int]) -> list[int]:
+        made: list[int] = model.generate(torch.tensor([tokens]), max_new_tokens=6)[0].tolist()
+        return made
+
+    free = goes_on(ids)
+    cut = started_in_genai(llama[1], ids, 3 + len(reply) + 6)
+    for _ in range(3):
+        cut.generate_next_token()
+    cut.rewind_to(5)  # genai has not run the last token, and forgets that
+    cut.append_tokens([*free[5:7], *reply])
+    assert _tokens_of(cut) == goes_on([*free[:7], *reply])
+    folder = shutil.copytree(llama[1], tmp_path / "ends")
+    config = json.loads((folder / "genai_config.json").read_text())
+    config["model"]["eos_token_id"] = [126, free[7]]
+    (folder / "genai_config.json").write_text(json.dumps(config))
+    ended = started_in_genai(folder, ids, 3 + len(reply) + 6)
+    assert _tokens_of(ended) == free[:7]  # without the end token
+    ended.append_tokens(reply)
+    assert [*_tokens_of(ended), free[7]] == goes_on([*free[:7], *reply])
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,15 @@ import pytest
 import torch
 import transformers
 from test_multimodal import llava, paligemma, qwen
-from test_packages import decoder, llama, static  # noqa: F401
+from test_packages import decoder, generated_by_genai, llama, static  # noqa: F401
 
 import modelexport
 from decoders import SMALL
 from modelexport.errors import ModelExportError, UsageError
-from modelexport.format.package_manifest import Start
-from modelexport.packages.generation_loop import Generator
+from modelexport.format.package_manifest import Generation, Start
+from modelexport.packages.generation_loop import Generator, TokenLoop
 from modelexport.packages.greedy_reference import generate_greedily
-from modelexport.packages.observed_state import State, find_state, with_tensors
+from modelexport.packages.observed_state import State, find_state, restart_length, with_tensors
 from modelexport.packages.other_state_parts import other_state_parts
 from modelexport.packages.prompts import Example, example_prompts, token_inputs
 from modelexport.tagged.package import read_package
@@ -104,6 +104,65 @@ def test_a_state_that_modules_keep_to_themselves_is_found_too() -> None:
     state = state_of(made(states_in_modules))
     assert state.axes["model.layers.1.temporal_block.rg_lru.recurrent_states"] == ("batch", 32)
     assert state.axes["2.key"] == ("batch", 1, "past_sequence", 8)
+
+
+def longrope(**sizes: Any) -> Any:
+    """A decoder whose positions change after a length, where its ``generate`` begins with a new cache."""
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 100.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [1.0, 2.0, 3.0, 4.0],
+    }
+    length = {"original_max_position_embeddings": 16, **sizes}
+    rotation = {"rope_parameters": rope | length, "partial_rotary_factor": 1.0}
+    config = transformers.Phi3Config(
+        **{**SMALL, "num_hidden_layers": 1, "tie_word_embeddings": False, **rotation, **length}
+    )
+    return transformers.Phi3ForCausalLM(config)
+
+
+class Recorded(TokenLoop):
+    """A loop whose parts return the token 1, and whose cache has a place for each token."""
+
+    def run(self, part: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        self.ran = (part, values["input_ids"].shape[1], values["past"].shape[1], values["position_ids"].tolist())
+        past = np.zeros((1, values["past"].shape[1] + values["input_ids"].shape[1]), np.float32)
+        self.taken[part] = dict(values)
+        return {"past": past, "logits": np.array([[[0.0, 1.0]]])}
+
+
+def test_a_text_that_gets_longer_than_a_change_of_positions_runs_again() -> None:
+    with torch.device("meta"):
+        assert restart_length(longrope()) == 16
+        assert restart_length(decoder("sliding window")) == 0
+    how = {
+        "mask": "attention_mask",
+        "positions": "position_ids",
+        "start": {"past": Start(dtype="float32", shape=[1, 0])},
+    }
+    loop = Recorded(Generation(tokens="input_ids", first="prefill", step="decode", restart_after=4, **how))
+    prompt = {"input_ids": np.array([[5, 6, 7]]), "attention_mask": np.array([[0, 1, 1]])}
+    assert [loop.ran for _ in loop.steps(prompt, 4)] == [
+        ("prefill", 3, 0, [[0, 0, 1]]),
+        ("decode", 1, 3, [[2]]),
+        ("prefill", 5, 0, [[0, 0, 1, 2, 3]]),
+        ("decode", 1, 5, [[4]]),
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fuse", [None, "ort-cpu"])
+def test_generation_goes_on_after_a_change_of_positions(fuse: Any, tmp_path: Path) -> None:
+    model = made(longrope)
+    result = modelexport.export_package(model, tmp_path / "short", fuse=fuse)
+    assert any("genai_config.json ends a text at 16 tokens" in note for note in result.notes)
+    check_with_the_page(model, tmp_path / "short", (11,), (9, 14, 4), (20,))
+    model = made(lambda: longrope(original_max_position_embeddings=4096, max_position_embeddings=5000))
+    modelexport.export_package(model, tmp_path / "long", fuse=fuse)
+    ids = prompts(4090)[0]["input_ids"]
+    right = model.generate(torch.from_numpy(ids), max_new_tokens=12)[0].tolist()
+    assert generated_by_genai(tmp_path / "long", ids[0].tolist(), 12) == right
 
 
 @pytest.mark.parametrize(

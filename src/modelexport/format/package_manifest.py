@@ -71,6 +71,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The input with the places of the new tokens in a cache of fixed size: those of the mask."""
     cache_size: int = 0
     """The number of places of such a cache, which is the length of the mask as well, filled with 0."""
+    restart_after: int = 0
+    """If a text gets longer than this number of tokens, all of them run again from ``start``; 0 for never."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -50,7 +50,8 @@ def write_layouts(
     if manifest.kind == "generate":
         try:
             places = next((part.model.forward.func for part in parts if part.name == POSITIONS), None)
-            _write(folder / GENAI_CONFIG, make_genai_config(config, folder, manifest, places))
+            content, notes = make_genai_config(model, folder, manifest, places)
+            _write(folder / GENAI_CONFIG, content)
         except GenaiError as reason:
             notes.append(f"{GENAI_CONFIG} was not written: {reason}")
     return notes

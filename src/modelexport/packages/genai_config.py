@@ -24,7 +24,29 @@ _BEFORE = (
 """The parts before an embedding, the names of their features and of their input, and a type that has them."""
 _FRAMES = 3000
 """The frames that onnxruntime-genai expects of any sound."""
+_RESTART = 4096
+"""The tokens after which onnxruntime-genai begins with a new cache, in a model of the type ``phi3`` only."""
 _OPTIONS = {"log_id": "onnxruntime-genai", "provider_options": []}
+_SEARCH = (
+    "do_sample",
+    "early_stopping",
+    "length_penalty",
+    "max_length",
+    "min_length",
+    "no_repeat_ngram_size",
+    "num_beams",
+    "num_return_sequences",
+    "repetition_penalty",
+    "temperature",
+    "top_k",
+    "top_p",
+)
+"""The settings of ``generate`` that onnxruntime-genai has under the same names."""
+_WITHOUT_EFFECT = re.compile(
+    r"_.*|(bos|eos|pad|decoder_start)_token_id|transformers_version|(output|return|use|cache|is)_.*|.*(assistant|cache|"
+    r"compile|lookbehind|lookup|batching|matching|chunk).*|low_memory|remove_invalid_values|speculation_type"
+)
+"""Settings of ``generate`` that do not change which tokens it returns, or that are no settings of the search."""
 
 
 class GenaiError(Exception):
@@ -40,12 +62,12 @@ class _Graph(NamedTuple):
 
 
 def make_genai_config(
-    config: Any, folder: Path, manifest: Manifest, positions: Positions | None = None
-) -> dict[str, Any]:
-    """The configuration for a package whose decoder takes both prompts and single tokens.
+    model: Any, folder: Path, manifest: Manifest, positions: Positions | None = None
+) -> tuple[dict[str, Any], list[str]]:
+    """The configuration for a package whose decoder takes both prompts and single tokens, and notes on it.
 
     Args:
-        config: The model's configuration, from which tokens and lengths are read.
+        model: The model, whose configurations have the lengths, the special tokens and the settings of ``generate``.
         positions: The positions of tokens, if they have several axes.
 
     Raises:
@@ -56,6 +78,7 @@ def make_genai_config(
         graph = load_onnx(folder / part.file).graph
         ports = ({value.name or "": value for value in values} for values in (graph.inputs, graph.outputs))
         graphs[part.name] = _Graph(part.file, *ports)
+    config, generation = model.config, model.generation_config.to_dict()
     text, step = config.get_text_config(decoder=True), graphs.get("decode")
     if step is not None and graphs.keys() == {"decode"}:
         described: dict[str, Any] = {"decoder": _decoder(step, text, "input_ids"), "type": "decoder"}
@@ -68,10 +91,40 @@ def make_genai_config(
     caches = [value for name, value in step.inputs.items() if name.startswith("past_key_values.")]
     in_place = "attention_mask" in step.inputs and all(reads_cache(*use) for value in caches for use in value.uses())
     length = _first_number(text, "max_position_embeddings", "max_target_positions") or 2048
-    model = {**_special_tokens(text), "vocab_size": int(text.vocab_size), "context_length": length, **described}
-    search = {"do_sample": False, "num_beams": 1, "max_length": length}
+    notes, restart = [], manifest.generation.restart_after if manifest.generation is not None else 0
+    if restart == _RESTART and described["type"] == "decoder":
+        described["type"] = "phi3"
+    elif restart:
+        length = min(length, restart)
+        notes = [f"{GENAI_CONFIG} ends a text at {restart} tokens: generate then begins with a new cache"]
+    search, left_out = _search(generation)
+    search["max_length"] = min(length, search.get("max_length", length))
+    if left_out:
+        notes += [f"{GENAI_CONFIG} has no {', '.join(left_out)}: onnxruntime-genai does not support these settings"]
+    tokens = {**_special_tokens(text, generation), "vocab_size": int(text.vocab_size), "context_length": length}
     # Unless the cache may be a longer buffer, into which each step writes, the graph returns a longer one in each.
-    return {"model": model, "search": {**search, "past_present_share_buffer": in_place}}
+    search["past_present_share_buffer"] = in_place
+    return {"model": {**tokens, **described}, "search": search}, notes
+
+
+def _search(generation: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The settings of the search, and the names of those of ``generate`` that onnxruntime-genai does not have.
+
+    Args:
+        generation: The model's generation configuration; what is ``None`` has the default of ``generate``.
+    """
+    from transformers import GenerationConfig
+
+    known = {name: generation.get(name) for name in GenerationConfig().to_dict()}
+    search = {name: known[name] for name in _SEARCH if isinstance(known[name], bool | int | float)}
+    neutral: tuple[Any, ...] = (None, False, [], 0, 1)
+    left_out = [
+        f"{name} = {value}"
+        for name, value in known.items()
+        if name not in search and not _WITHOUT_EFFECT.fullmatch(name)
+        if value not in neutral or ("token_id" in name and value is not None)
+    ]
+    return {"do_sample": False, "num_beams": 1, "early_stopping": False, **search}, left_out
 
 
 def _decoder(
@@ -195,15 +248,18 @@ def _with_embedding(
     return {**settings, "type": "qwen2_5_vl", **tokens, **({} if video is None else {"video_token_id": video})}
 
 
-def _special_tokens(text: Any) -> dict[str, Any]:
-    """The tokens that begin, end and pad a sequence; a token that the model does not define is the end token."""
-    found = (getattr(text, f"{name}_token_id", None) for name in ("bos", "eos", "pad"))
+def _special_tokens(text: Any, generation: Mapping[str, Any]) -> dict[str, Any]:
+    """The tokens that begin, end and pad a sequence, where ``generate`` has them: in its own configuration, or else in
+    the model's. A token that neither defines is the end token; without an end token, no token ends a text.
+    """
+    names = (f"{name}_token_id" for name in ("bos", "eos", "pad"))
+    found = (generation.get(name) if generation.get(name) is not None else getattr(text, name, None) for name in names)
     tokens: list[Any] = [list(one) if isinstance(one, tuple) else one for one in found]
     beginning, end, padding = tokens
-    first_end = end[0] if isinstance(end, list) else end
+    first_end = next(iter(end), 0) if isinstance(end, list) else end
     return {
         "bos_token_id": beginning if beginning is not None else first_end or 0,
-        "eos_token_id": end if end is not None else 0,
+        "eos_token_id": end if end is not None else [],
         "pad_token_id": padding if padding is not None and padding >= 0 else first_end or 0,
     }
 

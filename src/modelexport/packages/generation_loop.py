@@ -31,7 +31,10 @@ _DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(dou
 
 
 def generation_of(
-    inputs: Mapping[str, Sequence[Value]], outputs: Mapping[str, Sequence[str]], rows: Rows = "padded"
+    inputs: Mapping[str, Sequence[Value]],
+    outputs: Mapping[str, Sequence[str]],
+    rows: Rows = "padded",
+    restart_after: int = 0,
 ) -> Generation | None:
     """How parts generate, by the names that their inputs and outputs have in every package of ours.
 
@@ -39,6 +42,7 @@ def generation_of(
         inputs: Name of a part to its inputs.
         outputs: Name of a part to the names of its outputs.
         rows: Which prompts a batch may have.
+        restart_after: The number of tokens after which the model's own ``generate`` begins with a new cache.
 
     Returns:
         ``None`` if there is no part ``decode``.
@@ -80,6 +84,7 @@ def generation_of(
         position_axes=int(positions.shape[0] or 0) if positions is not None and len(positions.shape) > 2 else 0,
         cache_position=CACHE_POSITION if place else "",
         cache_size=next((size for size in kept if isinstance(size, int)), 0),
+        restart_after=restart_after,
     )
 
 
@@ -127,9 +132,11 @@ class TokenLoop(ABC):
         tokens = np.asarray(values[how.tokens], dtype=np.int64)
         self._check(tokens, values.get(how.mask), new_tokens)
         text = _Text(how, tokens, values)
-        for name, start in how.start.items():
-            sizes: list[Any] = [len(tokens) if size == BATCH else size for size in start.shape]
-            values.setdefault(name, np.zeros(sizes, start.dtype))
+        sizes = {
+            name: [len(tokens) if size == BATCH else size for size in start.shape] for name, start in how.start.items()
+        }
+        begun: dict[str, Any] = {name: np.zeros(sizes[name], start.dtype) for name, start in how.start.items()}
+        values = begun | values
         ended = np.zeros(len(tokens), dtype=bool)
         part, made = how.first, 0
         while made < new_tokens:
@@ -150,6 +157,9 @@ class TokenLoop(ABC):
             if ended.all():
                 return
             text.add(chosen)
+            if text.restarts():
+                part = how.first
+                values |= begun
 
     def _check(self, tokens: Any, mask: Any, new_tokens: int) -> None:
         """Refuse prompts that the package does not take."""
@@ -270,6 +280,12 @@ class _Text:
         if how.cache_position:
             found[how.cache_position] = np.arange(start, end)
         return found
+
+    def restarts(self) -> bool:
+        """Whether all tokens run again, because the text has got longer than the number of ``restart_after``."""
+        again = bool(0 < self._ran <= self._how.restart_after < self._tokens.shape[1])
+        self._ran = 0 if again else self._ran
+        return again
 
     def add(self, tokens: Any) -> None:
         """Add a token to each row."""

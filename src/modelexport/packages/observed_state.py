@@ -9,8 +9,9 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -220,6 +221,37 @@ def record_calls(model: nn.Module, inputs: Mapping[str, torch.Tensor], count: in
     if len(calls) < count:
         raise _refused(model, f"generate ran it {len(calls)} times for {count} tokens")
     return calls
+
+
+def restart_length(model: nn.Module) -> int:
+    """The number of tokens after which ``generate`` begins with a new cache, as where a rotation of positions changes.
+
+    The model's own code is asked, which prepares the inputs of a step: with caches of the lengths in its configuration.
+
+    Returns:
+        0 if there is none.
+    """
+    from transformers import DynamicCache
+
+    def keeps_cache(length: int) -> bool:
+        past, ids = torch.empty(1, 1, length, 1), torch.ones(1, length + 1, dtype=torch.long)
+        given = {"past_key_values": DynamicCache([(past, past)]), "attention_mask": torch.ones_like(ids)}
+        with collected(), suppress(Exception):  # the code of a model may raise anything; it decides nothing then
+            made = model.prepare_inputs_for_generation(ids, next_sequence_length=1, use_cache=True, **given)
+            return made.get("past_key_values") is not None
+        return False
+
+    lengths = sorted({length for length in _integers(model.config.to_dict()) if 1 < length < _LONGEST})
+    return next((n for n in lengths if keeps_cache(n - 1) and not keeps_cache(n) and keeps_cache(n + 1)), 0)
+
+
+_LONGEST = 2**18
+
+
+def _integers(value: Any) -> Iterator[int]:
+    """The integers in nested lists and dictionaries."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    yield from [value] if type(value) is int else chain.from_iterable(map(_integers, inside))
 
 
 def _kept(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -27,6 +27,7 @@ from modelexport.packages.configs_and_tokenizers import write_layouts
 from modelexport.packages.diffusion.components_module import PipelineModules, as_module, is_diffusion_pipeline
 from modelexport.packages.generation_loop import BATCH, generation_of
 from modelexport.packages.model_parts import ModelPart
+from modelexport.packages.observed_state import restart_length
 from modelexport.packages.package_kinds import parts_of
 from modelexport.packages.part_names import name_axes, name_generation, name_pipeline
 from modelexport.packages.shared_weights import share_components, share_weights
@@ -139,7 +140,8 @@ def export_package(
             results, seconds, notes = _export_each(kind, found, name, shared, options, staging, stages)
             found = [part for part in found if part.name in results]
             places = {file.path.relative_to(staging).as_posix() for part in found for file in shared[part.name].files}
-            manifest = _manifest(kind, found, results, sorted(places))
+            restart_after = restart_length(model) if kind == "generate" else 0
+            manifest = _manifest(kind, found, results, sorted(places), restart_after)
             if manifest.generation is not None:
                 with stages("generate"):
                     notes += run_once(model, manifest, staging, results, given, options)
@@ -232,7 +234,11 @@ def _export_each(
 
 
 def _manifest(
-    kind: Kind, parts: Sequence[ModelPart], results: Mapping[str, ExportResult], weights: list[str]
+    kind: Kind,
+    parts: Sequence[ModelPart],
+    results: Mapping[str, ExportResult],
+    weights: list[str],
+    restart_after: int,
 ) -> Manifest:
     entries = [
         PartEntry(
@@ -251,5 +257,6 @@ def _manifest(
             {name: one.inputs for name, one in described.items()},
             {name: [one.name for one in one_of.outputs] for name, one_of in described.items()},
             next((part.rows for part in parts if part.rows != "padded"), "padded"),
+            restart_after,
         )
     return Manifest(format_version=PACKAGE_VERSION, kind=kind, parts=entries, weights=weights, generation=how)

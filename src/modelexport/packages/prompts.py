@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,12 +167,24 @@ def example_prompts(
         return [prompts_like(model, example, (0,), seed + index)[0] for index in range(4)]
     example = example_of(model, given)
     parts = manifest.parts if manifest is not None else ()
+    past = _lengths_before_a_change(model.config.get_text_config(decoder=True).to_dict())
     if example.beside and (manifest is None or any(name in part.inputs for part in parts for name in example.beside)):
-        return prompts_like(model, example, (5, 2, 9), seed)
-    rows = _tokenized(directory, vocabulary_of(model))
-    return [{"input_ids": row} for row in rows] or prompts_like(
-        model, Example(token_inputs(model)), (5, 12, 1, 8), seed
-    )
+        return prompts_like(model, example, (5, *past, 2, 9), seed)
+    rows = [{"input_ids": row} for row in _tokenized(directory, vocabulary_of(model))]
+    lengths = past if rows else (5, *past, 12, 1, 8)
+    return rows + prompts_like(model, Example(token_inputs(model)), lengths, seed)
+
+
+_CHANGES = re.compile("(sliding_window|window_size|chunk_size|original_max_position_embeddings)$")
+"""Settings with a number of tokens after which a model computes something else."""
+_LONGEST = 256
+
+
+def _lengths_before_a_change(settings: Mapping[str, Any]) -> tuple[int, ...]:
+    """Lengths of prompts whose continuation gets longer than a window, or than what positions were made for."""
+    numbers = {**settings, **(settings.get("rope_parameters") or {})}
+    changes = {size for name, size in numbers.items() if _CHANGES.search(name) and type(size) is int}
+    return tuple(sorted(size - 2 for size in changes if 3 < size <= _LONGEST))
 
 
 def prompts_like(model: nn.Module, example: Example, lengths: Sequence[int], seed: int) -> list[dict[str, Any]]:

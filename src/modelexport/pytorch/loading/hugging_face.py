@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -142,7 +142,7 @@ def _without_weights(
     stay: bool,
 ) -> LoadedModel:
     """The model with its weights in the files, or, unless they ``stay`` there, read after it is built."""
-    from transformers import AutoConfig
+    from transformers import AutoConfig, GenerationConfig
 
     source = spec if directory is None else str(directory)
     kind = getattr(cls, "config_class", None) or AutoConfig  # an Auto class has none
@@ -156,6 +156,9 @@ def _without_weights(
         unpacked = sum(scheme.rows * scheme.columns for scheme in packed.values())
         with no_larger_than(sum(file.size for file in files) + unpacked):
             model, info, weights = build_without_weights(cls, config, files, dtype, packed)
+        if model.can_generate():
+            with suppress(OSError):  # without the file, generate takes its settings from the model's configuration
+                model.generation_config = GenerationConfig.from_pretrained(source, local_files_only=True)
     notes += _compare_keys(spec, model, info)
     notes += _dense_notes(weights, packed)
     if not stay:
