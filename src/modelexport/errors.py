@@ -1,16 +1,20 @@
 """The exceptions that modelexport raises on purpose.
 
     ModelExportError              anything below; the command line prints its text as one line
-    ├── UsageError                the input was wrong or missing: exit status 2
+    ├── UsageError                the command line or an input was wrong or missing: exit status 2
     │   ├── NoSuchCallError       no call has this address or tag, or several have
     │   ├── ModelLoadError        MODEL cannot be loaded
     │   ├── InputsError           example inputs cannot be generated, or do not fit
-    │   ├── CaptureError          the model cannot be exported: names the module and the exporter's own reason
     │   ├── FileFormatError       a file is missing, empty, not ONNX, without tags, or of an unknown version
     │   ├── WeightsError          weights do not fit the exported module: lists every entry that does not fit
-    │   └── OutputError           a file cannot be written
-    ├── CheckError                an exported file is invalid, does not load, or computes something else
-    └── UntaggedNodeError         a node of the exported graph has no owner; lists every one of them
+    │   ├── CaptureError          the model cannot be exported: names the module and the exporter's own reason (3)
+    │   ├── RunError              ONNX Runtime does not load or run a file (3)
+    │   └── OutputError           an output is refused: it would replace an input, is not a file, has no folder
+    │       └── NotWrittenError   nothing could be written: no room, no permission, or the result is unusable (4)
+    ├── CheckError                an exported file is invalid, does not load, or computes something else (1)
+    └── UntaggedNodeError         a node of the exported graph has no owner; lists every one of them (1)
+
+The numbers are exit statuses of the command line: the attribute ``exit_status`` of each class.
 
 Warnings, of the class ``ModelExportWarning``: ``LeftoverWarning``, a folder of temporary files could not be removed;
 ``VersionWarning``, an installed package is not one that modelexport is tested with.
@@ -25,7 +29,13 @@ from contextlib import contextmanager
 
 
 class ModelExportError(Exception):
-    """Anything that modelexport raises on purpose."""
+    """Anything that modelexport raises on purpose.
+
+    Attributes:
+        exit_status: The exit status of a command that ends with it.
+    """
+
+    exit_status = 1
 
 
 class ModelExportWarning(UserWarning):
@@ -41,7 +51,9 @@ class VersionWarning(ModelExportWarning):
 
 
 class UsageError(ModelExportError):
-    """The input was wrong or missing. The command line ends with exit status 2."""
+    """The command line, an argument or an input was wrong or missing."""
+
+    exit_status = 2
 
 
 class NoSuchCallError(UsageError, KeyError):
@@ -68,6 +80,8 @@ class CaptureError(UsageError):
         constants: Arguments whose values the model reads, so that it may be exported with them as constants.
     """
 
+    exit_status = 3
+
     def __init__(
         self, problem: str, *, address: str | None = None, reason: str = "", constants: Sequence[str] = ()
     ) -> None:
@@ -83,6 +97,12 @@ class CaptureError(UsageError):
         self.problem = problem
         self.address = address
         self.reason = reason
+
+
+class RunError(UsageError):
+    """ONNX Runtime does not load a file, or does not run it on the given inputs."""
+
+    exit_status = 3
 
 
 class FileFormatError(UsageError):
@@ -108,7 +128,16 @@ class WeightsError(UsageError):
 
 
 class OutputError(UsageError):
-    """A file cannot be written. An existing file of that name is unchanged."""
+    """An output is refused, or cannot be written. An existing file of that name is unchanged."""
+
+
+class NotWrittenError(OutputError):
+    """Nothing could be written: there is no room or no permission, or the result does not load or run.
+
+    Also raised if another command is writing the same files. Existing files are unchanged.
+    """
+
+    exit_status = 4
 
 
 class CheckError(ModelExportError):

@@ -43,12 +43,12 @@ def run(*arguments: str | Path) -> Ended:
 
 def fault(ended: Ended) -> str:
     """What is wrong with the result of a command; empty for a success, a failed check, or one clear message."""
-    if ended.status not in (0, 1, 2):
+    if ended.status not in (0, 1, 2, 3, 4):
         return f"status {ended.status}"
     for word in ("Traceback", "internal error"):
         if word in ended.err or word in ended.out:
             return ended.err[-600:]
-    if ended.status == 2 and not ended.err.startswith("modelexport: "):
+    if ended.status > 1 and not ended.err.startswith("modelexport: "):
         return f"no message: {ended.err!r}"
     if "\x1b" in ended.out or "\x1b" in ended.err:
         return "control characters in what is shown"

@@ -18,14 +18,26 @@ from modelexport.cli.signals_and_streams import Interrupted, raw, shielded
 from modelexport.core.missing_extras import missing_extra
 from modelexport.core.text import nearest
 from modelexport.core.version import __version__
-from modelexport.errors import ModelExportError, ModelExportWarning, UntaggedNodeError, UsageError
+from modelexport.errors import (
+    CaptureError,
+    ModelExportError,
+    ModelExportWarning,
+    NotWrittenError,
+    RunError,
+    UntaggedNodeError,
+    UsageError,
+)
 
 _COMPLETE = "_MODELEXPORT_COMPLETE"
 """The variable that the scripts of Typer set when a shell asks what a word could be completed to."""
 
 
 def main() -> None:
-    """The ``modelexport`` command. Exit status: 0 done, 1 a check failed, 2 wrong or missing input, 130 Ctrl-C."""
+    """The ``modelexport`` command.
+
+    Exit status: 0 done; 1 a check said no; 2 the command line or an input was wrong; 3 the model cannot be captured, or
+    the file not be run; 4 nothing could be written; 70 an error of ours; 128 and the number of a signal.
+    """
     fix_hash_seed([name for name, one in COMMANDS.items() if one.runs_model])
     warnings.formatwarning = _on_one_line
     # A short command spends most of its time on imports, whose objects stay: garbage collection took a seventh of it.
@@ -85,11 +97,11 @@ def _run(before: int) -> int:
         LINE.start(raw(sys.stderr), next((word for word in words if word in COMMANDS), ""))
         status = get_command(app)(words, prog_name="modelexport", complete_var=_COMPLETE, standalone_mode=False)
     except UntaggedNodeError as error:
-        status = _fail(str(error), 1, listed=True)
+        status = _fail(str(error), error.exit_status, listed=True)
     except ModelExportError as error:
-        status = _fail(str(error), 2 if isinstance(error, UsageError) else 1)
+        status = _fail(str(error), error.exit_status)
     except TyperException as error:
-        status = _fail(_misused(error), 2)
+        status = _fail(_misused(error), UsageError.exit_status)
     except Interrupted as signal:
         status = _fail(_interrupted(before), signal.status)
     except SystemExit as error:
@@ -99,14 +111,15 @@ def _run(before: int) -> int:
             raw(sys.stderr).close()
             return 0
         # no command ends like this
-        status = _fail(f"code of the model, or of a library, ended the program ({error.code!r}): remove that exit", 2)
+        ended = f"code of the model, or of a library, ended the program ({error.code!r}): remove that exit"
+        status = _fail(ended, CaptureError.exit_status)
     except (Abort, KeyboardInterrupt):
         status = _fail(_interrupted(before), 130)
     except BrokenPipeError:
         raw(sys.stderr).close()
         status = 0
     except Exception as error:  # a person sees a line, and never a traceback without --debug
-        status = _fail(_unexpected(error), 2)
+        status = _fail(*_unexpected(error))
     finally:
         LINE.stop()
     return int(status or 0)
@@ -117,15 +130,21 @@ def _completes() -> bool:
     return _COMPLETE in os.environ or bool({"--install-completion", "--show-completion"} & set(sys.argv))
 
 
-def _unexpected(error: Exception) -> str:
+def _unexpected(error: Exception) -> tuple[str, int]:
+    """What to say of an exception that no code expected, and the exit status."""
     if isinstance(error, ImportError) and (lacking := missing_extra(error)):
-        return lacking
+        return lacking, UsageError.exit_status
     if isinstance(error, MemoryError):
-        return "there is not enough memory for this file; if it is not large, it is damaged"
+        return "there is not enough memory for this file; if it is not large, it is damaged", RunError.exit_status
     if isinstance(error, OSError):  # nobody knew what for; still, it is not our fault
         where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror or error}: make room or give permission, and run it again"
-    return f"internal error: {type(error).__name__}: {error}; run with --debug and report it"
+        text = f"{where}{error.strerror or error}: make room or give permission, and run it again"
+        return text, NotWrittenError.exit_status
+    return f"internal error: {type(error).__name__}: {error}; run with --debug and report it", _INTERNAL
+
+
+_INTERNAL = 70
+"""The status of an error of ours: ``EX_SOFTWARE`` of sysexits.h."""
 
 
 _NO_CHOICE = re.compile(r"'([^']*)' is not one of (.+)")

@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from modelexport.errors import OutputError
+from modelexport.errors import NotWrittenError, OutputError
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def _folders_made(outputs: Iterable[Path | str]) -> Iterator[None]:
                 try:
                     above.mkdir()
                 except OSError as error:
-                    raise OutputError(f"cannot make the folder {above}: {error.strerror or error}") from error
+                    raise NotWrittenError(f"cannot make the folder {above}: {error.strerror or error}") from error
                 made.append(above)
         yield
     finally:

@@ -24,8 +24,8 @@ class Interrupted(BaseException):
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
-        self.status = 130 if number == signal.SIGINT else 2
-        """The status that a shell expects after Ctrl-C, so that a loop around the command ends as well; otherwise 2."""
+        self.status = 128 + number
+        """The status of a process that a signal ended, so that a loop around the command ends as well."""
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import IO
 
-from modelexport.errors import LeftoverWarning, OutputError
+from modelexport.errors import LeftoverWarning, NotWrittenError, OutputError
 from modelexport.files.abandoned_staging import STAGING_PREFIX, locked, remove_abandoned
 from modelexport.files.manifest_file import files_of_package, unfinished_manifest
 from modelexport.files.protected_inputs import being_read, check_kept, parts_of, reading
@@ -148,7 +148,7 @@ class Replacement:
             try:
                 directory.mkdir()
             except OSError as error:
-                raise OutputError(f"cannot make the folder {directory}: {error.strerror or error}") from error
+                raise NotWrittenError(f"cannot make the folder {directory}: {error.strerror or error}") from error
             self._stack.push(lambda kind, *_: _remove_empty([directory]) if kind is not None else None)
         staging = self._stack.enter_context(scratch(directory))
         self.folders.append(_Staged(staging, directory, package))
@@ -239,7 +239,7 @@ def _explained(error: OSError, written: Iterable[tuple[Path, Path]], directory: 
         reason += f"; it needs more than {size:,} bytes, and {free:,} are free: make room, or write elsewhere"
     elif error.errno == errno.EFBIG:
         reason += f"; it needs more than {size:,} bytes: raise the limit (ulimit -f)"
-    return OutputError(f"cannot write {target}: {reason}")
+    return NotWrittenError(f"cannot write {target}: {reason}")
 
 
 def _keep(target: Path, before: Path) -> None:
@@ -310,7 +310,7 @@ def scratch(directory: Path) -> Iterator[Path]:
             with undisturbed():
                 folder = Path(tempfile.mkdtemp(dir=directory, prefix=STAGING_PREFIX))
         except OSError as error:
-            raise OutputError(f"cannot write to {directory}: {error.strerror or error}") from error
+            raise NotWrittenError(f"cannot write to {directory}: {error.strerror or error}") from error
         lock = locked(folder)
         new = folder / _NEW
         new.mkdir()
@@ -350,7 +350,7 @@ def check_space(path: Path, size: int) -> None:
         return
     place = next((above.parent for above in path.parents if above.name.startswith(STAGING_PREFIX)), path.parent)
     if size > free:
-        raise OutputError(
+        raise NotWrittenError(
             f"cannot write {place / path.name}: it needs {size:,} bytes and {free:,} are free: make room, or write "
             "elsewhere"
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from modelexport.core.text import nearest
-from modelexport.errors import FileFormatError, OutputError
+from modelexport.errors import FileFormatError, NotWrittenError
 
 
 @contextlib.contextmanager
@@ -97,5 +97,5 @@ def check_folder_writable(folder: Path, path: Path) -> None:
     if not os.access(folder, os.W_OK):
         with contextlib.suppress(OSError, AttributeError):
             if os.statvfs(folder).f_flag & os.ST_RDONLY:
-                raise OutputError(f"cannot write {path}: {folder} is on a read-only file system: write elsewhere")
-        raise OutputError(f"cannot write {path}: no permission to write in {folder}")
+                raise NotWrittenError(f"cannot write {path}: {folder} is on a read-only file system: write elsewhere")
+        raise NotWrittenError(f"cannot write {path}: no permission to write in {folder}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnxruntime
 
-from modelexport.errors import UsageError
+from modelexport.errors import RunError, UsageError
 
 CPU = "CPUExecutionProvider"
 SETTINGS = "session.layer_assignment_settings"
@@ -69,7 +69,7 @@ def assigned_providers(path: Path, settings: str, providers: Sequence[str]) -> d
         else:
             session = onnxruntime.InferenceSession(path, options, providers=built_in)
     except Exception as error:  # its exception types are not public
-        raise UsageError(f"ONNX Runtime cannot load the model: {' '.join(str(error).split())[:600]}") from error
+        raise RunError(f"ONNX Runtime cannot load the model: {' '.join(str(error).split())[:600]}") from error
     return {
         node.name: part.ep_name for part in session.get_provider_graph_assignment_info() for node in part.get_nodes()
     }

@@ -16,7 +16,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from modelexport.core.text import nearest
-from modelexport.errors import FileFormatError, UsageError
+from modelexport.errors import FileFormatError, RunError, UsageError
 from modelexport.files.linked_weights import check_weights, names_other_files
 from modelexport.files.onnx_models import load_onnx
 from modelexport.files.protobuf_writing import to_proto
@@ -117,12 +117,12 @@ def open_file(path: Path, options: onnxruntime.SessionOptions, provider: str) ->
     """A session for a file.
 
     Raises:
-        UsageError: ONNX Runtime cannot load it.
+        RunError: ONNX Runtime cannot load it.
     """
     try:
         return onnxruntime.InferenceSession(path, options, providers=[provider])
     except Exception as error:  # its exception types are not public
-        raise UsageError(f"ONNX Runtime cannot load {path}: {' '.join(str(error).split())[:600]}") from error
+        raise RunError(f"ONNX Runtime cannot load {path}: {' '.join(str(error).split())[:600]}") from error
 
 
 def check_provider(provider: str) -> None:
@@ -144,7 +144,7 @@ def _open_as_is(
     """A session that computes in the types of the model.
 
     Raises:
-        UsageError: ONNX Runtime cannot load the model.
+        RunError: ONNX Runtime cannot load the model.
         FileFormatError: A weights file is missing or has changed.
     """
     options = session_options("all" if optimized else "none", provider)
@@ -169,7 +169,7 @@ def _open_as_is(
     except UsageError:  # of its weights files
         raise
     except Exception as error:  # its exception types are not public
-        raise UsageError(f"ONNX Runtime cannot load the model: {' '.join(str(error).split())[:600]}") from error
+        raise RunError(f"ONNX Runtime cannot load the model: {' '.join(str(error).split())[:600]}") from error
     return runs
 
 
@@ -262,7 +262,7 @@ def run_session(model: onnxruntime.InferenceSession, feeds: Mapping[str, Any]) -
     """Run a session; returns output names to arrays.
 
     Raises:
-        UsageError: The inputs do not have the model's names, types or shapes, or a node fails.
+        RunError: The inputs do not have the model's names, types or shapes, or a node fails.
     """
     with RunningSession(model, feeds) as run:
         return run.result()
@@ -298,12 +298,12 @@ class RunningSession:
         """Wait for the end; returns output names to arrays.
 
         Raises:
-            UsageError: The inputs do not have the model's names, types or shapes, or a node fails.
+            RunError: The inputs do not have the model's names, types or shapes, or a node fails.
         """
         try:
             arrays = self._done.result()
         except Exception as error:  # its exception types are not public
-            raise UsageError(f"ONNX Runtime cannot run the model: {' '.join(str(error).split())[:600]}") from error
+            raise RunError(f"ONNX Runtime cannot run the model: {' '.join(str(error).split())[:600]}") from error
         return dict(zip(self._names, arrays, strict=True))
 
 

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from modelexport.core.text import short_repr
-from modelexport.errors import OutputError, UsageError, WeightsError
+from modelexport.errors import NotWrittenError, UsageError, WeightsError
 from modelexport.files.atomic_writing import written_together
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.graph.hidden_weights import bind_tensors
@@ -191,5 +191,5 @@ def _write(values: Mapping[str, np.ndarray], path: Path) -> int:
     try:
         write_adapter_file(values, path)
     except OSError as error:
-        raise OutputError(str(error)) from error
+        raise NotWrittenError(str(error)) from error
     return path.stat().st_size

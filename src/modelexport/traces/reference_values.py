@@ -19,7 +19,7 @@ import numpy as np
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.json_decoding import decode_json
-from modelexport.errors import FileFormatError, OutputError, WeightsError
+from modelexport.errors import FileFormatError, NotWrittenError, WeightsError
 from modelexport.files.safetensors_files import encode_header, read_header
 from modelexport.format import documents, keys
 from modelexport.format.dtypes import SAFETENSORS_NAMES, parse_dtype
@@ -130,7 +130,7 @@ def write_reference(
     total = len(header) + sum(array.nbytes for array in arrays.values())
     announce(total)
     if total > (free := shutil.disk_usage(path.parent).free):
-        raise OutputError(
+        raise NotWrittenError(
             f"the reference values need {total:,} bytes and {path.parent} has {free:,}: choose fewer modules"
         )
     with path.open("wb") as file:

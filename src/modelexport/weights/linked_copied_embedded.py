@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import onnx_ir as ir
 
-from modelexport.errors import OutputError
+from modelexport.errors import NotWrittenError, OutputError
 from modelexport.files.linked_weights import clone_or_link, record_data
 from modelexport.files.onnx_models import (
     LARGEST_INSIDE,
@@ -208,7 +208,7 @@ def reachable(staging: Path, path: Path, summary: WeightsSummary) -> Iterator[No
                 added.append(target)
         yield
     except OSError as error:
-        raise OutputError(f"cannot run {path} before it is in place ({error}): verify it afterwards") from error
+        raise NotWrittenError(f"cannot run {path} before it is in place ({error}): verify it afterwards") from error
     finally:
         for target in added:
             target.unlink()

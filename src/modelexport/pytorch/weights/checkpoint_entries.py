@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from modelexport.errors import OutputError
+from modelexport.errors import NotWrittenError
 from modelexport.files.safetensors_files import Place, SafetensorsFile
 from modelexport.format.dtypes import dtype_name
 from modelexport.pytorch.weights.lazy_weights import read_tensor
@@ -48,7 +48,7 @@ def save_entries(model: nn.Module, source: Weights | None, path: Path) -> dict[s
     try:
         save_file(tensors, path, metadata={"format": "pt"})
     except (SafetensorError, OSError) as error:
-        raise OutputError(f"cannot write {path}: {error}") from error
+        raise NotWrittenError(f"cannot write {path}: {error}") from error
     return names
 
 
