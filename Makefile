@@ -1,6 +1,7 @@
 # make demo   set up, export the built-in model, show its tree
 # make test   set up, lint, check types and imports, run the tests
 # make docs   build the documentation as a site that works offline, site/index.html, and check its links
+# TORCH_INDEX=https://download.pytorch.org/whl/cpu before any of these sets up with PyTorch's build for CPUs, without CUDA
 # make figures   measure again, and rewrite the tables of figures in the docs; ONLY=extract for one script
 PYTHON ?= python3
 BIN := .venv/bin
@@ -38,10 +39,11 @@ docs: .venv/installed-for-docs
 clean:
 	rm -rf .venv demo site
 
-# torch first: its CPU build is only taken when that exact version is asked for.
+# torch first, and alone: where TORCH_INDEX is given, it comes from there and everything else from PyPI. Without it, Linux gets
+# PyPI's build for CUDA, several GB, unless a torch of this version is at hand.
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(PIP) torch -c constraints.txt
+	$(PIP) torch -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	$(PIP) -e '.[transformers]' -c constraints.txt
 	@touch $@
 
