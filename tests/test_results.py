@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import logging
 import os
+import pydoc
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from torch import nn
 
 import modelexport
 from modelexport.core.result_display import Rows, Shown
+from modelexport.exporting.options import Keywords
 from modelexport.verify.verify_report import CallVerdict, VerifyReport
 
 
@@ -211,3 +214,14 @@ def test_a_table_begins_with_what_differs() -> None:
     shown = VerifyReport(outputs=[], calls=calls, provider="", parameters=None)._repr_html_()
     places = [shown.find(f">{status}<") for status in ("differ", "not compared", "tie", "agree")]
     assert -1 not in places and places == sorted(places)
+
+
+def test_help_shows_every_option_of_an_export() -> None:
+    shown = set(inspect.signature(modelexport.export_package).parameters)
+    assert Keywords.__annotations__.keys() - shown == {"interface", "row", "source", "sizes", "checked"}, (
+        "only these are left to the code of this package"
+    )
+    text = pydoc.render_doc(modelexport.export, renderer=pydoc.plaintext)
+    assert "dynamic: bool = False" in text and "dynamic: Make every axis dynamic" in text
+    assert "check: ``False``: do not run the file" in text and "separate_prefill" not in text
+    assert "\n    Raises:" in text

@@ -1,9 +1,22 @@
-"""Export PyTorch models to ONNX with the exact module call on every node.
+"""Export PyTorch models to ONNX with the exact module call on every node, and work on ONNX files by module.
 
-The folders of this package are called rooms; docs/architecture.md lists them, and what each may import.
+    result = modelexport.export(model, inputs, "bert.onnx")     # a file, tagged; checked against the model
+    tagged = modelexport.load("bert.onnx")                      # the tree of modules in it; needs no torch
+    tagged["encoder.layer.0"].nodes                             # a module's nodes, inputs, outputs, parameters
+    modelexport.verify(model, inputs, "bert.onnx")              # every module call compared with PyTorch
+    modelexport.extract("bert.onnx", "encoder.layer.0", "layer.onnx")
 
-Importing this package is fast: torch and other slow packages are imported when a public name is first used.
+Export and check: export, export_package, verify, verify_generation, verify_pipeline, verify_reference, verify_against.
+Look: load, compare, cost, profile, sensitivity, hierarchy.
+Change: extract, split, replace, place, rename, quantize, update_weights, merge_adapters, adapters_as_inputs.
+Files of others: adopt, retag, strip, inline.
+
+``help`` of each shows its arguments, results and errors. Every error that is raised on purpose is a
+:class:`ModelExportError` whose text says what was wrong and what to do. Importing this package is fast: torch and other
+slow packages are imported when a public name is first used.
 """
+
+# The folders of this package are called rooms; docs/architecture.md lists them, and what each may import.
 
 from __future__ import annotations
 

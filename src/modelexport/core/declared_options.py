@@ -7,8 +7,11 @@ parameter of a command may be such a field, too.
 from __future__ import annotations
 
 import dataclasses
+import inspect
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from textwrap import fill
+from typing import Any, Literal, TypeVar
 
 _KEY = "option"
 
@@ -54,3 +57,51 @@ def declared(field: dataclasses.Field[Any]) -> Declared | None:
 def heading(group: type) -> str:
     """The heading of a group of options."""
     return (group.__doc__ or "").strip().splitlines()[0].rstrip(".")
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def with_keywords_of(*groups: Any) -> Callable[[_Function], _Function]:
+    """Decorate a function that takes options as ``**keywords``: ``help`` and editors then show each of them.
+
+    Args:
+        groups: Dataclasses of options, or of groups of options, with their defaults. Fields that only the code of this
+            package sets, without a declaration, are not shown.
+    """
+
+    fields = [field for group in groups for field in _declared_fields(group)]
+
+    def decorate(function: _Function) -> _Function:
+        signature = inspect.signature(function)
+        named = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        keywords = [
+            inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=field.type)
+            for field, default in fields
+        ]
+        vars(function)["__signature__"] = signature.replace(parameters=[*named, *keywords])
+        before, section, after = inspect.cleandoc(function.__doc__ or "").partition("\n\nRaises:")
+        lines = [_described(field, default) for field, default in fields]
+        function.__doc__ = "\n".join([before, *lines]) + section + after
+        return function
+
+    return decorate
+
+
+def _declared_fields(options: Any) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
+    """The declared fields of a dataclass and of the dataclasses in it, with their defaults."""
+    for field in dataclasses.fields(options):
+        default = getattr(options, field.name)
+        if dataclasses.is_dataclass(default):
+            yield from _declared_fields(default)
+        elif declared(field) is not None:
+            yield field, default
+
+
+def _described(field: dataclasses.Field[Any], default: Any) -> str:
+    """An entry of the section "Args" of a docstring."""
+    told = declared(field)
+    text = told.help if told is not None else ""
+    if default is True:  # the help of a command line is that of the option that turns it off
+        text = f"``False``: {text[0].lower()}{text[1:]}"
+    return fill(f"{field.name}: {text}", 110, initial_indent="    ", subsequent_indent="        ")

@@ -242,6 +242,11 @@ class Options:
     checks: CheckOptions = CheckOptions()
     package: PackageOptions = PackageOptions()
 
+    @property
+    def of_a_file(self) -> Sequence[Any]:
+        """The groups that go with a file; the others go with a package only."""
+        return self.capture, self.graph, self.quantized, self.tags, self.weights, self.checks
+
     def replaced_by(self, keywords: Keywords) -> "Options":
         """The options, with those that a keyword gives replaced.
 

@@ -11,6 +11,7 @@ from modelexport.capture import FrontEnd
 from modelexport.capture.exported_graph import Exported
 from modelexport.capture.front_ends import Attempt, capture, first_that_passes
 from modelexport.capture.patches import turned_off
+from modelexport.core.declared_options import with_keywords_of
 from modelexport.core.garbage_collection import only_new_garbage
 from modelexport.core.one_at_a_time import exclusive
 from modelexport.core.timed_stages import Stages
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+@with_keywords_of(*Options().of_a_file)
 @exclusive
 @only_new_garbage()
 def export(
@@ -56,8 +58,7 @@ def export(
         inputs: Example inputs: keyword arguments of ``forward``, or positional ones; a tensor is the only argument.
         path: ``DIR/NAME.onnx``; the documents are written beside it.
         name: The model's name in the documents; by default its class.
-        options: How the model is captured, the graph is optimized, the file is tagged and checked, and where its
-            weights go; each option is a keyword as well.
+        options: All of the options below in one value; those that are given as keywords as well replace its own.
         stages: Times the stages of the export.
         progress: Called with the name of each stage as it begins, if ``stages`` are not given.
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from modelexport.capture.exported_graph import Exported
+from modelexport.core.declared_options import with_keywords_of
 from modelexport.core.result_display import Rows, Written
 from modelexport.core.text import error_line, plural
 from modelexport.core.timed_stages import Stages
@@ -81,6 +82,7 @@ class PackageResult(Written):
         return all(part.verified is None or part.verified.agrees for part in self.parts.values())
 
 
+@with_keywords_of(Options())
 def export_package(
     model: nn.Module | Any,
     folder: str | Path,
@@ -104,8 +106,7 @@ def export_package(
             their own.
         name: The model's name in the documents; by default its class.
         directory: The model's folder with its configuration and tokenizer, which are copied into the package.
-        options: What the package consists of, and for every part the same as in :func:`modelexport.export`; each
-            option is a keyword as well.
+        options: All of the options below in one value; those that are given as keywords as well replace its own.
         stages: Times the stages of the export.
         progress: Called with the name of each stage as it begins, if ``stages`` are not given.
 
