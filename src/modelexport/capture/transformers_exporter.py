@@ -19,6 +19,7 @@ from torch import nn
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from modelexport.capture.patches import private, usable
+from modelexport.capture.repairs.attention import ATTENTION
 from modelexport.core.replaced_attributes import attribute_set
 from modelexport.pytorch.nested_tensors import copied
 from modelexport.pytorch.pretrained import is_pretrained
@@ -52,7 +53,7 @@ def _silent_exporter(translation: contextlib.ExitStack) -> Any:
 
     class Captured(DynamoExporter):
         def export_program(self, *args: Any, **kwargs: Any) -> Any:
-            with _averages_of_hidden_rows():
+            with _attention_of_torch():
                 captured = super().export_program(*args, **kwargs)
             translation.enter_context(contextlib.redirect_stdout(io.StringIO()))
             return captured
@@ -64,32 +65,23 @@ def _silent_exporter(translation: contextlib.ExitStack) -> Any:
 
 
 @contextlib.contextmanager
-def _averages_of_hidden_rows() -> Iterator[None]:
-    """Inside, an attention gives what PyTorch does where its mask has the smallest number for every key: an average.
+def _attention_of_torch() -> Iterator[None]:
+    """Inside, attention is PyTorch's, with the checks of sizes of transformers' exporter.
 
-    transformers' exporter writes zeros there, as PyTorch does only where the mask is infinite. Its checks of sizes
-    stay.
+    That exporter also writes zeros where a mask has the smallest finite number for each key, and PyTorch an average.
     """
     functional = torch.nn.functional
-    patched = functional.scaled_dot_product_attention
 
     def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if attn_mask is None or attn_mask.dtype == torch.bool:
-            return patched(query, key, value, attn_mask, *args, **kwargs)
         check = private("check") if usable("check") else lambda same: None
         check(key.shape[-2] == value.shape[-2])
-        if guard_or_false(attn_mask.shape[-1] != 1):
+        if attn_mask is not None and guard_or_false(attn_mask.shape[-1] != 1):
             check(attn_mask.shape[-1] == key.shape[-2])
-        hidden = (attn_mask > float("-inf")).to(query.dtype).sum(dim=-1, keepdim=True) < 1
-        found = _ATTENTION(query, key, value, attn_mask, *args, **kwargs)
-        return torch.where(hidden, torch.zeros((), dtype=found.dtype, device=found.device), found)
+        return ATTENTION(query, key, value, attn_mask, *args, **kwargs)
 
-    with attribute_set(functional, "scaled_dot_product_attention", patched if patched is _ATTENTION else attention):
+    is_replaced = functional.scaled_dot_product_attention is not ATTENTION
+    with attribute_set(functional, "scaled_dot_product_attention", attention if is_replaced else ATTENTION):
         yield
-
-
-_ATTENTION = torch.nn.functional.scaled_dot_product_attention
-"""As it is outside of an export."""
 
 
 def export_around_pretrained(
@@ -100,7 +92,7 @@ def export_around_pretrained(
     from transformers.exporters.utils import apply_fx_node_fixes, apply_patches
 
     with _prepared(model), apply_patches("onnx"):
-        with torch.no_grad(), apply_patches("dynamo"), _averages_of_hidden_rows():
+        with torch.no_grad(), apply_patches("dynamo"), _attention_of_torch():
             program = torch.export.export(model, copied(args), copied(kwargs), dynamic_shapes=shapes, strict=False)
         apply_fx_node_fixes("onnx", program.graph_module)
         exported = torch.onnx.export(

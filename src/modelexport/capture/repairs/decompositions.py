@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, TensorArgument
 
 from modelexport.capture.patches import private, replaced, usable
-from modelexport.capture.repairs import linear_algebra, losses, pooling, sorting, special_functions
+from modelexport.capture.repairs import attention, linear_algebra, losses, pooling, sorting, special_functions
 from modelexport.capture.repairs.complex_numbers import complex_decompositions
 from modelexport.capture.repairs.singular_values import eigenvalues, singular_values
 from modelexport.capture.shared_memory import views_made_again
@@ -185,6 +185,7 @@ def decompositions() -> Decompositions:
         aten.put.default: put,
         aten.unfold_backward.default: windows_added,
         aten._native_batch_norm_legit_functional.default: batch_normalized,
+        aten.scaled_dot_product_attention.default: attention.attention,
         aten.embedding_bag.padding_idx: embedding_bag,
         aten.embedding_bag.default: embedding_bag,
         aten.randperm.default: random_order,

@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from modelexport.capture.patches import replaced
-from modelexport.capture.repairs import special_functions
+from modelexport.capture.repairs import attention, special_functions
 from modelexport.capture.repairs.packed_sequences import packed_sequences, unless_packed
 
 
@@ -146,6 +146,8 @@ _TRANSLATABLE: Mapping[Any, Callable[..., Any]] = {
     torch.histc: special_functions.histogram,
     torch.Tensor.histc: special_functions.histogram,
     torch.nn.functional.logsigmoid: special_functions.log_sigmoid,
+    torch.nn.functional.scaled_dot_product_attention: attention.traced_attention,
+    torch.nn.functional.multi_head_attention_forward: attention.traced_heads,
     torch.cumsum: running_sum,
     torch.Tensor.cumsum: running_sum,
 }
