@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import pytest
 import torch
 from torch import nn
 
@@ -113,3 +114,29 @@ def test_they_can_be_left_out(tmp_path: Path) -> None:
     model = Text().eval()
     export(model, INPUTS, tmp_path / "x.onnx")
     assert verify(model, INPUTS, tmp_path / "x.onnx", others=False).others == []
+
+
+class Attends(nn.Module):
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+
+@pytest.mark.parametrize(
+    "mask", [torch.ones(4, 4).tril().bool(), torch.zeros(4, 4), torch.zeros(4, 4).masked_fill(torch.eye(4) > 0, -1e9)]
+)
+def test_queries_without_keys(mask: torch.Tensor, tmp_path: Path) -> None:
+    """A query to which the mask leaves no key has zeros, or an average, in PyTorch."""
+    model, inputs = Attends().eval(), (torch.linspace(-2, 3, 32).sin().reshape(1, 2, 4, 4), mask)
+    export(model, inputs, tmp_path / "sound.onnx", frontend="dynamo")
+    assert [one.status for one in verify(model, inputs, tmp_path / "sound.onnx").others if "row" in one.what] == [
+        "agree"
+    ]
+    file = load_onnx(tmp_path / "sound.onnx")
+    last = file.graph.outputs[0].producer()
+    assert last is not None
+    assert last.op_type == "Where"  # selects zero in these rows
+    constant(last, 0, np.array(False))
+    save_model(file, tmp_path / "faulty.onnx")
+    report = verify(model, inputs, tmp_path / "faulty.onnx")
+    wanted = "agree" if mask.min() == -1e9 else "differ"
+    assert [one.status for one in report.others if "row" in one.what] == [wanted]

@@ -57,6 +57,8 @@ class Fingerprint(NamedTuple):
 
     def distance(self, other: Fingerprint) -> float:
         """An estimate of the root mean square of the difference of two arrays of one size."""
+        if self.special != other.special:
+            return float("inf")
         return float(np.sqrt(np.mean(np.square(np.subtract(self.projections, other.projections)))))
 
     @property

@@ -60,8 +60,9 @@ def padded_at_the_end(inputs: Inputs, kept: Collection[str] = ()) -> Inputs:
 def beyond_example(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) -> Iterator[tuple[str, Inputs]]:
     """Variations that a model often refuses, or has no finite numbers for, each with its description.
 
-    Numbers of both signs where the example has one; padding where numbers are a mask; larger integers, up to a
-    thousand, where they are one or a list; the ids that the file compares with, and those beside them.
+    Numbers of both signs where the example has one; masks that leave no key to some queries; padding where numbers are
+    a mask; larger integers, up to a thousand, where they are one or a list; the ids that the file compares with, and
+    those beside them.
 
     Args:
         kept: As in :func:`telling_inputs`.
@@ -72,6 +73,9 @@ def beyond_example(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) 
     positive = {name for name, tensor in names.items() if _has_one_sign(tensor)}
     if positive:
         yield "numbers of both signs", changed(inputs, [lambda name, t: _signed(t) if name in positive else t])
+    added = {name: hidden for name, tensor in names.items() if (hidden := _hidden_by(tensor)) is not None}
+    if added:
+        yield f"{PADDED}, a whole row of each", changed(inputs, [partial(_without_keys, added)])
     masks = [name for name, tensor in names.items() if tensor.is_floating_point() and is_mask(tensor)]
     if masks:
         yield (
@@ -262,11 +266,36 @@ def _padded(mask: torch.Tensor, before: int, *, left: bool = True) -> torch.Tens
         before: The number of masks before it, which are padded otherwise.
         left: At the beginning, too.
     """
-    kept = 0 if mask.dtype is torch.bool and 2 * int(mask.sum()) < mask.numel() else 1
+    kept = _kept(mask)
     other = torch.full_like(mask, kept)
     if mask.shape[0] > 1 and left:
         other[0, ..., 0] = 1 - kept
     other[-1, ..., -max(mask.shape[-1] // 3 - before, 1) :] = 1 - kept
+    return other
+
+
+def _kept(mask: torch.Tensor) -> int:
+    """The number with which a mask keeps what it does not hide: what is rarer in conditions hides."""
+    return 0 if mask.dtype is torch.bool and 2 * int(mask.sum()) < mask.numel() else 1
+
+
+def _hidden_by(tensor: torch.Tensor) -> float | None:
+    """The number with which a mask hides keys, also one that is added to the scores of attention."""
+    if is_mask(tensor):
+        return 1 - _kept(tensor)
+    if not tensor.is_floating_point() or tensor.ndim < 2 or tensor.shape[-1] <= 3:
+        return None
+    others = tensor[tensor != 0]
+    if not others.numel():
+        return float("-inf")
+    return float(others[0]) if bool(((others == others[0]) & (others <= -_HUGE)).all()) else None
+
+
+def _without_keys(hidden: Mapping[str, float], name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The same with a first row that is hidden: a query without keys, or a text without tokens."""
+    other = tensor.clone()
+    if name in hidden:
+        other[..., 0, :] = hidden[name]
     return other
 
 

@@ -1,0 +1,86 @@
+"""Attention whose mask leaves no key to some rows, in every form that PyTorch takes and at several opsets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+from modelexport import export
+from modelexport.files.onnx_models import load_onnx
+from truth import wrong
+
+HIDDEN = float("-inf")
+LOWEST = torch.finfo(torch.float32).min
+attend = nn.functional.scaled_dot_product_attention
+
+
+class Attends(nn.Module):
+    """One input and one mask, True where a query may see a key, through all forms of attention."""
+
+    def forward(self, x: torch.Tensor, seen: torch.Tensor) -> dict[str, torch.Tensor]:
+        x_heads = x.unflatten(-1, (2, 4)).transpose(1, 2)
+        few_heads = x_heads[:, :1]
+        added = torch.zeros(seen.shape).masked_fill(~seen, HIDDEN)
+        first = attend(x_heads, x_heads, x_heads, added)
+        return {
+            "boolean": attend(x_heads, x_heads, x_heads, seen),
+            "added": first,
+            "two layers": attend(first, first, first, added),
+            "grouped": attend(x_heads, few_heads, few_heads, seen, enable_gqa=True),
+            "three axes": attend(x, x, x, seen[:, 0]),
+            "two axes": attend(x[1], x[1], x[1], seen[1, 0]),
+            "five axes": attend(x_heads[None], x_heads[None], x_heads[None], seen[None]),
+        }
+
+
+def inputs(*hidden: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    seen = torch.ones(3, 1, 4, 4, dtype=torch.bool).tril()
+    for row, *keys in hidden:
+        seen[row, ..., keys] = False
+    return torch.linspace(-2, 3, 96).sin().reshape(3, 4, 8), seen
+
+
+@pytest.mark.parametrize(("frontend", "opset"), [("dynamo", 18), ("dynamo", 23), ("torchscript", 17)])
+def test_rows_without_keys_are_what_they_are_in_pytorch(frontend: Any, opset: int, tmp_path: Path) -> None:
+    model, path = Attends().eval(), tmp_path / "m.onnx"
+    export(model, inputs(), path, frontend=frontend, opset=opset, check=False)
+    padded = inputs((0, 0, 1), (2, 0, 1, 2, 3))
+    operators = [node.op_type for node in load_onnx(path).graph]
+    assert "IsNaN" not in operators  # a selection of all weights, which took longer
+    assert operators.count("ReduceMax") < len(model(*padded))  # layers share the condition
+    assert all(one.isfinite().all() for one in model(*padded).values())
+    assert (model(*padded)["boolean"][0, :, :2] == 0).all()
+    assert wrong(path, model, padded) == ""
+
+
+class Lowest(nn.Module):
+    def forward(self, x: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+        return attend(x, x, x, added)
+
+
+def test_rows_of_the_smallest_number_are_averages(tmp_path: Path) -> None:
+    x = torch.linspace(-2, 3, 96).sin().reshape(1, 3, 4, 8)
+    export(Lowest(), (x, torch.zeros(4, 4)), tmp_path / "m.onnx", frontend="dynamo", check=False)
+    added = torch.zeros(4, 4)
+    added[1] = LOWEST
+    assert torch.allclose(Lowest()(x, added)[:, :, 1], x.mean(2))
+    assert wrong(tmp_path / "m.onnx", Lowest(), (x, added)) == ""
+
+
+def test_an_encoder_is_finite_in_rows_of_padding_alone(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 2).eval()
+    x, padding = torch.rand(2, 5, 8), torch.zeros(2, 5).bool()
+    for frontend in ("dynamo", "torchscript"):
+        path = tmp_path / f"{frontend}.onnx"
+        export(model, {"src": x, "src_key_padding_mask": padding}, path, frontend=frontend)
+        hidden = torch.tensor([[True], [False]]).expand(2, 5)
+        feeds = {"src": x.numpy(), "src_key_padding_mask": hidden.numpy()}
+        computed = torch.tensor(onnxruntime.InferenceSession(path).run(None, feeds)[0])
+        # With gradients: PyTorch's fused encoder computes NaN in these rows.
+        assert torch.allclose(model(x, src_key_padding_mask=hidden), computed, atol=1e-5)
