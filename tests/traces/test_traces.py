@@ -17,9 +17,11 @@ from modelexport.core.owners import Owner
 from modelexport.errors import UsageError
 from modelexport.graph.node_owners import set_owner
 from modelexport.traces.array_differences import compare_arrays, compare_outputs, error_of
-from modelexport.traces.file_run import FileRun, NodeError, nudge
+from modelexport.traces.file_run import FileRun
 from modelexport.traces.file_trace import exact_constants, measure_noise, trace_file
 from modelexport.traces.fingerprints import fingerprint_of
+from modelexport.traces.node_computation import NodeError, nudge
+from modelexport.traces.numpy_kernels import erf
 from modelexport.traces.ties_and_choices import chosen_axis, is_tie
 from modelexport.traces.trace import Choice, Index, Trace
 
@@ -124,13 +126,33 @@ def test_an_input_that_is_missing_is_named() -> None:
         FileRun(graph("g (float[2] x) => (float[2] y) { y = Neg (x) }"), wide="float32").run({})
 
 
-def test_an_operator_of_a_runtime_is_run_by_it_and_told() -> None:
-    model = graph("g (float[2, 4] x) => (float[2, 4] y) { y = com.microsoft.QuickGelu (x) }")
+def test_an_operator_of_a_runtime_is_run_by_it_in_float64_if_it_can_be() -> None:
+    model = graph(
+        "g (float[2, 4] x, float[4] b) => (float[2, 4] y, float[2, 4] z) "
+        "{ y = com.microsoft.QuickGelu (x)  z = com.microsoft.BiasGelu (x, b) }"
+    )
     model.opset_imports["com.microsoft"] = 1
     run = FileRun(model, wide="float32")
     x = NUMBERS[:2, :4]
-    assert error_of(x / (1 + np.exp(-1.702 * x)), run.run({"x": x})["y"]) < 1e-6
-    assert len(run.inexact) == 1
+    found = run.run({"x": x, "b": np.zeros(4)})
+    assert error_of(x / (1 + np.exp(-float(np.float32(1.702)) * x)), found["y"]) < 1e-14
+    assert error_of(x * (0.5 + 0.5 * erf(x * 0.5**0.5)), found["z"]) < 1e-6
+    assert [node.op_type for node in run.nodes.inexact] == ["BiasGelu"]
+
+
+def test_a_node_that_nothing_computes_says_nothing_about_the_file() -> None:
+    """ONNX Runtime computes what onnx does not: scalars of rank 0, negative pads. What neither does is not compared."""
+    model = graph(
+        "g (float[1, 3, 4] boxes, float[1, 1, 3] scores) => (int64[n, 3] y, float[1, 1, 2] z, float[1, 1, 2] w) "
+        "<int64 k = {3}, float t = {0.5}, int64[6] p = {0, 0, -1, 0, 0, 0}> "
+        "{ y = NonMaxSuppression (boxes, scores, k, t)  z = Pad (scores, p)  w = com.microsoft.Nothing (z) }"
+    )
+    model.opset_imports["com.microsoft"] = 1
+    boxes = np.array([[[0.0, 0, 1, 1], [0, 0, 1, 0.9], [2, 2, 3, 3]]])
+    trace = trace_file(FileRun(model, wide="float32"), {"boxes": boxes, "scores": NUMBERS[:1, None, :3]}, Trace())
+    assert [value.name for value in trace.prints] == ["boxes", "scores", "y", "z"]
+    assert trace.failed is not None
+    assert trace.failed.of_evaluator
 
 
 # --- arrays are told apart --------------------------------------------------------------------------------------------

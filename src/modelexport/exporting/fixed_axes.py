@@ -112,7 +112,7 @@ class Tried:
 
 
 def _tried(compared: Compared) -> Tried:
-    failed = compared.end_to_end.trace.failed
+    failed = compared.failed
     if failed is not None:
         return Tried("differ", str(failed), failed.call.address if failed.call is not None else "")
     if compared.located.pairs:
@@ -120,7 +120,7 @@ def _tried(compared: Compared) -> Tried:
         if blamed is not None:
             return Tried("differ", blamed[1][1], blamed[0].address)
         return Tried("differ", "the outputs are not PyTorch's")
-    return Tried("agree")
+    return Tried("agree" if compared.unknown is None else "not compared")
 
 
 @dataclass
@@ -138,24 +138,29 @@ class _Search:
     def symbols(self, sizes: Mapping[str, int]) -> bool:
         """Whether there are any."""
         whole = self._tried(sizes)
-        if whole.status in ("agree", "tie"):
+        # What differs with the sizes of the example is not due to any other size.
+        if whole.status in ("agree", "tie") or self.run(()).status == "differ":
             return False
         by_size: dict[int, list[str]] = {}
         for symbol, size in sizes.items():
             by_size.setdefault(size, []).append(symbol)
         # What has the same size in the example may have to have it always.
         for group in by_size.values():
-            if self._tried(group).status in ("agree", "tie"):
+            together = self._tried(group)
+            if together.status in ("agree", "tie"):
                 self.open.update(group)
                 continue
-            for symbol in group:
-                one = self._tried([symbol])
-                if one.status in ("agree", "tie"):
-                    self.open.add(symbol)
-                elif one.status == "differ":
-                    self.closed[symbol] = one.reason
-        if not self.closed and whole.status == "differ":
-            self.closed = {symbol: whole.reason for symbol in sizes if symbol not in self.open}
+            alone = {symbol: self._tried([symbol]) for symbol in group} if len(group) > 1 else {group[0]: together}
+            self.open.update(symbol for symbol, one in alone.items() if one.status in ("agree", "tie"))
+            wrong = {symbol: one.reason for symbol, one in alone.items() if one.status == "differ"}
+            if not wrong and together.status == "differ":  # the model accepts no other size of one of them alone
+                wrong = {symbol: together.reason for symbol in group if symbol not in self.open}
+            self.closed |= wrong
+        rest = [symbol for symbol in sizes if symbol not in self.closed]
+        while not self.closed and whole.status == "differ" and rest:  # only several sizes together show it
+            last = rest.pop()
+            if self.run(rest).status != "differ":
+                self.closed[last] = whole.reason
         return bool(self.closed)
 
     def _tried(self, symbols: Collection[str]) -> Tried:

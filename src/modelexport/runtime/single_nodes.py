@@ -1,4 +1,4 @@
-"""Runs one node in ONNX Runtime: an operator that only the runtime knows."""
+"""Runs one node in ONNX Runtime: an operator, or arguments of one, that nothing else here computes."""
 
 from __future__ import annotations
 
@@ -9,19 +9,34 @@ import numpy as np
 import onnx
 
 
-def run_node(node: onnx.NodeProto, opsets: Mapping[str, int], inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """The outputs of a node. Inputs in float64 are given in float32, since such operators rarely take them.
+class NoKernelError(Exception):
+    """ONNX Runtime has no kernel for a node with inputs of these types."""
+
+
+def run_node(node: onnx.NodeProto, opsets: Mapping[str, int], inputs: Sequence[Any]) -> tuple[tuple[Any, ...], bool]:
+    """The outputs of a node, and whether they were computed in the types of the inputs: without a kernel for float64,
+    that is float32.
 
     Raises:
-        RuntimeError: The runtime cannot run it.
+        NoKernelError: The runtime cannot run it.
+        RuntimeError: It fails on these inputs.
     """
+    if any(isinstance(array, list) for array in inputs):
+        raise NoKernelError("a sequence cannot be given to a single node")
+    is_wide = any(array is not None and array.dtype == np.float64 for array in inputs)
+    try:
+        return _run(node, opsets, inputs), True
+    except NoKernelError:
+        if not is_wide:
+            raise
+    narrow = [one.astype(np.float32) if one is not None and one.dtype == np.float64 else one for one in inputs]
+    return _run(node, opsets, narrow), False
+
+
+def _run(node: onnx.NodeProto, opsets: Mapping[str, int], inputs: Sequence[Any]) -> tuple[Any, ...]:
     import onnxruntime  # rarely needed
 
-    given = {
-        name: array.astype(np.float32) if array.dtype == np.float64 else array
-        for name, array in zip(node.input, inputs, strict=False)
-        if name and array is not None
-    }
+    given = {name: array for name, array in zip(node.input, inputs, strict=False) if name and array is not None}
     graph = onnx.helper.make_graph(
         [node],
         "node",
@@ -36,6 +51,11 @@ def run_node(node: onnx.NodeProto, opsets: Mapping[str, int], inputs: Sequence[A
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    try:
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its classes are not public
+        if any(told in str(error) for told in ("NOT_IMPLEMENTED", "INVALID_GRAPH")):
+            raise NoKernelError(str(error)) from error
+        raise
     found = iter(session.run(None, given))
     return tuple(next(found) if name else None for name in node.output)

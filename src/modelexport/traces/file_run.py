@@ -18,73 +18,26 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
-from modelexport.core.calls import ModuleCall
 from modelexport.errors import UsageError
-from modelexport.graph.node_owners import owner_of
-from modelexport.graph.nodes import all_nodes, initializers, nested_graphs, values_taken
-from modelexport.runtime.single_nodes import run_node
-from modelexport.traces.numpy_kernels import KERNELS
-from modelexport.traces.tolerances import INFINITE, UNITS
+from modelexport.format.keys import PARAMETER
+from modelexport.graph.nodes import READ_SIZES_ONLY, all_nodes, initializers, nested_graphs, values_taken
+from modelexport.traces.node_computation import NodeComputation, NodeError
 
 Watch = Callable[[ir.Node, Sequence[Any], ir.Value, Any], Any]
 """Called with a node, its inputs, one of its outputs and the array for that; gives the array that its users get."""
 Change = Callable[[ir.Value, Any], Any]
-_FEW = 8
-"""How many units of roundoff a kernel of a runtime is off by."""
-_WIDENED = {
-    "float64": (ir.DataType.DOUBLE,),
-    "float32": (ir.DataType.FLOAT,),
-    "float16": (ir.DataType.FLOAT, ir.DataType.FLOAT16),
-    "bfloat16": (ir.DataType.FLOAT, ir.DataType.BFLOAT16),
-}
-"""Types to those that are float64 in a wide run of a model of that type."""
-_TYPES = ("to", "dtype", "output_dtype")
-"""Attributes that name an element type."""
-
-
-class NodeError(UsageError):
-    """A node cannot be computed."""
-
-    def __init__(self, node: ir.Node, error: Exception) -> None:
-        reason = " ".join(str(error.__cause__ or error).split())[:200]
-        super().__init__(
-            f"{node.op_type} {node.name or ''} fails: {reason}; check the inputs, or export the file again"
-        )
-        self.node = node
-        owner = owner_of(node)
-        self.call: ModuleCall | None = owner.call if owner is not None else None
+Rounds = Callable[[Any], bool]
+"""Whether a number that is computed from sizes is rounded to float32 where a tensor is computed with it."""
 
 
 def as_is(node: ir.Node, given: Sequence[Any], value: ir.Value, array: Any) -> Any:
     """Every value stays."""
     return array
-
-
-def nudge(array: Any, share: float, generator: np.random.Generator) -> Any:
-    """An array with numbers a little larger or smaller. Those of few digits, as 3 or 0.5, are exact, and stay."""
-    digits = np.frexp(array)[0] * max(_FEW_DIGITS * 2.0**-24 / share, 4.0)
-    signs = generator.choice([-1.0, 1.0], array.shape)
-    exact = (digits == np.rint(digits)) | ~(np.abs(array) < INFINITE)
-    return np.where(exact, array, array * (1 + share * signs))
-
-
-_FEW_DIGITS = 2.0**18
-"""The mantissas of numbers of few digits are multiples of its inverse, in float32; of less in narrower types."""
-
-
-def _generator() -> np.random.Generator:
-    return np.random.default_rng(12)
-
-
-def _computable(array: Any) -> Any:
-    """Numbers in half precision as float32, in which kernels of such types compute as well."""
-    narrow = isinstance(array, np.ndarray) and (array.dtype == np.float16 or array.dtype.name == "bfloat16")
-    return array.astype(np.float32) if narrow else array
 
 
 class FileRun:
@@ -96,24 +49,23 @@ class FileRun:
         kernels: Further implementations of standard operators, by name, as onnx's ``OpRun``.
     """
 
-    def __init__(self, model: ir.Model, *, wide: str | None, kernels: Mapping[str, Any] | None = None) -> None:
-        self._model, self._wide, self._given_kernels = model, wide, kernels
+    def __init__(
+        self, model: ir.Model, *, wide: str | None, kernels: Mapping[str, Any] | None = None, nudged: bool = False
+    ) -> None:
+        self._model, self._wide, self._given_kernels = model, wide, kernels or {}
         self.is_wide = wide is not None
-        self._widened = _WIDENED.get(wide or "", ())
-        self._nudge = 0.0
-        self._kernels = {**KERNELS, **(kernels or {})}
-        self._opsets = dict(model.opset_imports)
-        self._made: dict[ir.Node, Callable[..., tuple[Any, ...]]] = {}
+        self.rounds_numbers = wide not in (None, "float64")
+        self.nodes = NodeComputation(model.opset_imports, wide, self._given_kernels, nudged=nudged)
+        self.widened = self.nodes.widened
         self._uses: dict[ir.Graph, dict[ir.Node, list[ir.Value]]] = {}
-        self.inexact: set[ir.Node] = set()
-        """The nodes that were computed by a runtime in float32."""
 
     def nudged(self) -> FileRun:
-        """A run of the same model in which what was rounded to float32 is rounded otherwise: the numbers in attributes,
-        and the results of nodes that only a runtime computes. Constants are left to the caller.
+        """A run of the same model in which what was rounded to float32 is rounded otherwise: the numbers in attributes
+        and those computed from sizes, and the results of nodes that only a runtime computes. Constants are left to the
+        caller.
         """
-        other = FileRun(self._model, wide=self._wide, kernels=self._given_kernels)
-        other._nudge, other._uses = UNITS["float32"], self._uses
+        other = FileRun(self._model, wide=self._wide, kernels=self._given_kernels, nudged=True)
+        other._uses = self._uses
         return other
 
     @property
@@ -128,6 +80,7 @@ class FileRun:
         *,
         constants: Mapping[ir.Value, Any] | None = None,
         change: Change = lambda value, array: array,
+        rounds: Rounds = lambda number: True,
     ) -> dict[str, Any]:
         """Run it.
 
@@ -136,6 +89,7 @@ class FileRun:
             watch: Sees every value, in the order in which they are computed.
             constants: Initializers and outputs of ``Constant`` to other arrays for them.
             change: Called with each other of these and its array; gives the array to use instead.
+            rounds: Called with each number that is computed from sizes and used with a tensor.
 
         Returns:
             The names of the outputs to arrays.
@@ -144,7 +98,7 @@ class FileRun:
             NodeError: A node cannot be computed.
             UsageError: An input is missing.
         """
-        return _Run(self, watch, constants or {}, change).whole(inputs)
+        return _Run(self, watch, constants or {}, change, rounds).whole(inputs)
 
     def values(self, wanted: Sequence[ir.Value], given: Mapping[ir.Value, Any]) -> list[Any]:
         """Some values of the main graph, computed from others; only the nodes in between are run.
@@ -156,7 +110,7 @@ class FileRun:
             NodeError: A node cannot be computed.
             UsageError: An input that is needed was not given.
         """
-        run = _Run(self, as_is, {}, lambda value, array: array)
+        run = _Run(self, as_is, {}, lambda value, array: array, lambda number: True)
         needed, pending = set[ir.Node](), list(wanted)
         while pending:
             value = pending.pop()
@@ -165,11 +119,6 @@ class FileRun:
                 needed.add(node)
                 pending += values_taken(node)
         return run.some([node for node in self._model.graph if node in needed], wanted, given)
-
-    def widened(self, array: Any) -> Any:
-        """An array as this run has it."""
-        narrow = self._wide and (array.dtype in (np.float32, np.float16) or array.dtype.name == "bfloat16")
-        return array.astype(np.float64) if narrow else array
 
     def weight(self, value: ir.Value) -> Any:
         """The array of an initializer, as this run has it; it is not kept."""
@@ -183,7 +132,7 @@ class FileRun:
                 yield value, partial(self.weight, value)
         for node in all_nodes(self._model):
             if node.op_type == "Constant" and not node.domain:
-                (array,) = self.compute(node, ())
+                (array,) = self.nodes.compute(node, ())
                 if isinstance(array, np.ndarray) and array.dtype.kind == "f":
                     yield node.outputs[0], partial(_itself, array)
 
@@ -203,68 +152,17 @@ class FileRun:
         """The function that a node calls, if it does."""
         return self._model.functions.get(node.op_identifier())
 
-    def compute(self, node: ir.Node, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """The outputs of a node without nested graphs."""
-        if node not in self._made:
-            self._made[node] = self._implementation(node)
-        try:
-            with np.errstate(all="ignore"):
-                results = self._made[node](*map(_computable, inputs))
-        except NodeError:
-            raise
-        except Exception as error:  # any implementation, given any arrays
-            raise NodeError(node, error) from error
-        return tuple(self._typed(value, one) for value, one in zip(node.outputs, results, strict=False))
-
-    def _typed(self, value: ir.Value, array: Any) -> Any:
-        """A result in the type that it has in this run."""
-        if not isinstance(array, np.ndarray) or self._wide:
-            return self.widened(array) if isinstance(array, np.ndarray) else array
-        narrow = value.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) and array.dtype == np.float32
-        return array.astype(value.dtype.numpy()) if narrow and value.dtype is not None else array
-
-    def _implementation(self, node: ir.Node) -> Callable[..., tuple[Any, ...]]:
-        from onnx.reference.ops import load_op  # slow to import
-
-        proto = ir.serde.serialize_node(node)
-        del proto.metadata_props[:]
-        if node.domain in ("", "ai.onnx"):
-            for attribute in proto.attribute if self._wide else ():
-                if attribute.name in _TYPES and attribute.i in self._widened:
-                    attribute.i = ir.DataType.DOUBLE
-            try:
-                version = self._opsets.get(node.domain, self._opsets.get("", 1))
-                kernel = self._kernels.get(node.op_type) or load_op("", node.op_type, version)
-                schema = onnx.defs.get_schema(node.op_type, version, "")
-                nothing = {"log": lambda *told: None, "opsets": self._opsets, "verbose": 0, "new_ops": None}
-                try:
-                    made = kernel(proto, nothing, schema)
-                except TypeError:  # some constructors do not take a schema
-                    made = kernel(proto, nothing)
-                for name, number in [*vars(made).items()]:
-                    numbers = np.array(number) if isinstance(number, list | np.float32) else np.array(0)
-                    if numbers.dtype == np.float32:  # among themselves, these would be computed in float32
-                        numbers = numbers.astype(np.float64)
-                        numbers = nudge(numbers, self._nudge, _generator()) if self._nudge else numbers
-                        setattr(made, name, numbers.tolist())
-                return made.run  # type: ignore[no-any-return]
-            except (NotImplementedError, onnx.defs.SchemaError):
-                pass
-        self.inexact.add(node)
-        return lambda *inputs: tuple(map(self._nudged_result, run_node(proto, self._opsets, inputs)))
-
-    def _nudged_result(self, array: Any) -> Any:
-        if not self._nudge or array is None or array.dtype.kind != "f":
-            return array
-        return nudge(array.astype(np.float64), _FEW * self._nudge, _generator())
-
 
 class _Run:
     """One run: the arrays of all values that are still needed."""
 
-    def __init__(self, run: FileRun, watch: Watch, constants: Mapping[ir.Value, Any], change: Change) -> None:
-        self._of, self._watch, self._constants, self._change = run, watch, constants, change
+    def __init__(
+        self, run: FileRun, watch: Watch, constants: Mapping[ir.Value, Any], change: Change, rounds: Rounds
+    ) -> None:
+        self._of, self._watch, self._constants, self._change, self._rounds = run, watch, constants, change, rounds
         self._arrays: dict[ir.Value, Any] = {}
+        self._of_sizes = WeakValueDictionary[int, Any]()
+        """The arrays that were computed from sizes and constants alone, by identity."""
 
     def whole(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         graph = self._of._model.graph
@@ -319,12 +217,43 @@ class _Run:
         elif (function := self._of.function_of(node)) is not None:
             outputs = self._body(function, [*given, *[None] * (len(function.inputs) - len(given))])
         else:
-            outputs = self._of.compute(node, given)
+            of_sizes = self._takes_only_sizes(node, given)
+            outputs = self._computed(node, given, of_sizes=of_sizes)
+            if of_sizes:
+                self._of_sizes.update({id(array): array for array in outputs if isinstance(array, np.ndarray)})
         for value, computed in zip(node.outputs, outputs, strict=False):
             if value.name and computed is not None:
                 fixed = node.op_type == "Constant" and isinstance(computed, np.ndarray)
                 array = self._constant(value, partial(_itself, computed)) if fixed else computed
                 self._arrays[value] = self._watch(node, given, value, array)
+
+    def _takes_only_sizes(self, node: ir.Node, given: Sequence[Any]) -> bool:
+        """Whether a node computes from sizes and constants alone, and not from constants alone."""
+        if node.op_type in READ_SIZES_ONLY:
+            return True
+        of_sizes = [array is not None and self._of_sizes.get(id(array)) is array for array in given]
+        return any(of_sizes) and all(
+            known or value is None or _is_number_of_the_file(value)
+            for value, known in zip(node.inputs, of_sizes, strict=True)
+        )
+
+    def _computed(self, node: ir.Node, given: Sequence[Any], *, of_sizes: bool) -> tuple[Any, ...]:
+        """The outputs of a node. A number that is computed from sizes is one of Python's in PyTorch: it is exact, and
+        rounded to float32 where a tensor is computed with it.
+        """
+
+        def rounded(array: Any) -> Any:
+            is_number = isinstance(array, np.ndarray) and array.size == 1 and array.dtype == np.float64
+            is_number = is_number and self._of_sizes.get(id(array)) is array and self._rounds(array)
+            return self._of.nodes.rounded(array) if is_number else array
+
+        if not self._of.rounds_numbers:
+            return self._of.nodes.compute(node, given)
+        if of_sizes:
+            outputs = self._of.nodes.compute(node, given)
+            if all(getattr(array, "size", 0) == 1 for array in outputs):
+                return outputs
+        return self._of.nodes.compute(node, [*map(rounded, given)])
 
     def _with_graphs(self, node: ir.Node, given: Sequence[Any]) -> list[Any]:
         if node.op_type == "If":
@@ -387,6 +316,13 @@ class _Run:
                 kept.append(one)
         stacked = [np.stack(kept[::-1] if turned else kept) for kept, turned in zip(scanned, out_back, strict=True)]
         return [*states, *(np.moveaxis(one, 0, axis) for one, axis in zip(stacked, out_axes, strict=True))]
+
+
+def _is_number_of_the_file(value: ir.Value) -> bool:
+    """Whether a value is a constant that does not come from a parameter."""
+    producer = value.producer()
+    is_constant = value.const_value is not None if producer is None else producer.op_type == "Constant"
+    return is_constant and PARAMETER not in value.metadata_props
 
 
 def _itself(array: Any) -> Any:

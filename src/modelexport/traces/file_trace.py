@@ -21,8 +21,9 @@ from modelexport.format.dtypes import dtype_name
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import draws
 from modelexport.traces.array_differences import error_of
-from modelexport.traces.file_run import Change, FileRun, NodeError, nudge
+from modelexport.traces.file_run import Change, FileRun
 from modelexport.traces.fingerprints import Fingerprint, fingerprint_of
+from modelexport.traces.node_computation import NodeError, nudge
 from modelexport.traces.ties_and_choices import is_tie
 from modelexport.traces.tolerances import COMPUTED_WEIGHTS, SAME_SCORES, UNITS
 from modelexport.traces.trace import Content, Index, Trace
@@ -71,7 +72,7 @@ def trace_file(
         if value.name in inputs:
             trace.prints[value].append(fingerprint_of(run.widened(np.asarray(inputs[value.name or ""]))))
     try:
-        trace.outputs = run.run(inputs, watcher, constants=constants, change=change)
+        trace.outputs = run.run(inputs, watcher, constants=constants, change=change, rounds=watcher.is_rounded)
     except NodeError as error:
         trace.failed = error
     return trace
@@ -242,6 +243,10 @@ class _Watcher:
             self.trace.replaced[value] = error_of(self._replace[value], array)
             return self._replace[value]
         return array
+
+    def is_rounded(self, number: Any) -> bool:
+        """Whether a number is one of Python's in PyTorch's run, and not a tensor."""
+        return not self._truth.contents.same(fingerprint_of(number))
 
     def _with_drawn(self, node: ir.Node, given: Sequence[Any], value: ir.Value, array: Any) -> Any:
         if not self._truth.drawn:  # a file that draws numbers where PyTorch does not is wrong, in each run alike

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops.op_cum_sum import CumSum as ScalarCumSum
+from onnx.reference.ops.op_resize import Resize as ResizeByExactScales
 
 
 class Erf(OpRun):
@@ -74,6 +75,29 @@ class GlobalLpPool(OpRun):
     def _run(self, x: Any, p: int = 2) -> tuple[Any, ...]:
         axes = tuple(range(2, x.ndim))
         return ((np.abs(x) ** p).sum(axes, keepdims=True) ** (1 / p),)
+
+
+class GlobalMaxPool(OpRun):
+    def _run(self, x: Any) -> tuple[Any, ...]:
+        return (x.max(tuple(range(2, x.ndim)), keepdims=True),)
+
+
+class Resize(ResizeByExactScales):
+    """With the sizes that a product in float32 gives: ten times 0.7 is 7, though the nearest float32 is below 0.7."""
+
+    def _run(  # type: ignore[override]
+        self, x: Any, roi: Any = None, scales: Any = None, sizes: Any = None, *, axes: Any = None, **how: Any
+    ) -> tuple[Any, ...]:
+        if scales is not None and scales.size and (roi is None or not roi.size):
+            whole = np.ones(x.ndim)
+            whole[list(axes) if axes is not None else slice(None)] = scales
+            scales, axes = whole.view(_Scales), None
+        return super()._run(x, roi, scales, sizes, axes=axes, **how)  # type: ignore[no-any-return]
+
+
+class _Scales(np.ndarray[Any, Any]):
+    def __mul__(self, sizes: Any) -> Any:
+        return self.view(np.ndarray).astype(np.float32) * sizes.astype(np.float32)
 
 
 class GatherND(OpRun):
@@ -214,7 +238,8 @@ class MaxPool(OpRun):
             else:
                 larger = part > result
                 result[larger], found[larger] = part[larger], there[larger]
-                result[np.isnan(part)] = np.nan
+                if x.dtype.kind == "f":
+                    result[np.isnan(part)] = np.nan
         return (result, found)[: max(1, len(self.onnx_node.output))]
 
 
@@ -334,8 +359,9 @@ def erf(x: Any) -> Any:
 KERNELS = {
     one.__name__: one
     for one in (
-        AveragePool, Conv, ConvTranspose, CumSum, Erf, GatherElements, GatherND, Gelu, GlobalLpPool, GroupNormalization,
-        HardSwish, LpPool, MaxPool, MeanVarianceNormalization, Mish, ScatterElements, ScatterND, Softplus,
+        AveragePool, Conv, ConvTranspose, CumSum, Erf, GatherElements, GatherND, Gelu, GlobalLpPool, GlobalMaxPool,
+        GroupNormalization, HardSwish, LpPool, MaxPool, MeanVarianceNormalization, Mish, Resize, ScatterElements,
+        ScatterND, Softplus,
     )
 }  # fmt: skip
 """The kernels of this file by the names of their operators, in the standard domain."""

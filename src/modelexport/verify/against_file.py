@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -29,6 +30,7 @@ from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.strip_and_inline import runnable
 from modelexport.traces.array_differences import Difference, Verdict, compare_arrays, is_floating
 from modelexport.traces.file_run import FileRun
+from modelexport.traces.node_computation import NodeError
 from modelexport.traces.reference_values import open_reference, reference_path
 from modelexport.traces.tolerances import ALLOWED, LOSS_BOUND
 from modelexport.verify.verify_report import CallStatus
@@ -211,11 +213,12 @@ def _values(tagged: TaggedFile, inputs: Mapping[str, Any], wanted: Collection[ir
     kept = set(wanted)
 
     def watch(node: ir.Node, given: Sequence[Any], value: ir.Value, array: Any) -> Any:
-        if value in kept:
+        if value in kept and isinstance(array, np.ndarray):  # and not a sequence
             found[value] = array
         return array
 
-    FileRun(tagged.model, wide=None).run(inputs, watch)
+    with suppress(NodeError):  # ONNX Runtime ran it: what follows is not compared
+        FileRun(tagged.model, wide=None).run(inputs, watch)
     return found
 
 
@@ -236,13 +239,14 @@ def _losses(
             losses: dict[ir.Value, Loss] = losses,
             replaces: bool = replaces,
         ) -> Any:
-            if value not in right:
+            if value not in right or not isinstance(array, np.ndarray):
                 return array
             losses[value] = _loss(value.name or "", right[value], array)
             same = replaces and array.shape == right[value].shape
             return right[value].astype(array.dtype) if same else array
 
-        run.run(inputs, watch)
+        with suppress(NodeError):  # as above
+            run.run(inputs, watch)
     return found[0], found[1]
 
 

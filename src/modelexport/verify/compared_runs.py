@@ -14,6 +14,7 @@ from modelexport.tagged.file import TaggedFile
 from modelexport.traces.array_differences import Difference
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.file_trace import exact_constants, measure_noise, measure_rounding, trace_file
+from modelexport.traces.node_computation import NodeError
 from modelexport.traces.trace import SeenTensor, Trace
 from modelexport.verify.matched_values import Matches
 from modelexport.verify.owner_contradictions import Contradiction, check_owners
@@ -35,7 +36,18 @@ class Compared:
     @property
     def agrees(self) -> bool:
         """Whether nothing is wrong."""
-        return not (self.located.pairs or self.contradictions or self.end_to_end.trace.failed)
+        return not (self.located.pairs or self.contradictions or self.failed)
+
+    @property
+    def failed(self) -> NodeError | None:
+        """The node of the file that fails; not one that only the evaluator cannot compute."""
+        failed = self.end_to_end.trace.failed
+        return failed if failed is not None and not failed.of_evaluator else None
+
+    @property
+    def unknown(self) -> NodeError | None:
+        """The node that the evaluator cannot compute: what follows it was not compared."""
+        return self.end_to_end.trace.failed if self.failed is None else None
 
 
 def compare_runs(
@@ -70,6 +82,8 @@ def _compare(
     def compared(noise: Mapping[ir.Value, float], rounding: Mapping[ir.Value, float]) -> Compared:
         matches = Matches(tagged, truth, trace, noise, rounding)
         pairs = find_pairs(matches, outputs_of(tagged, truth))
+        if trace.failed is not None and trace.failed.of_evaluator:
+            pairs = {value: wrong for value, wrong in pairs.items() if value in trace.prints}
         again = matches
         if pairs:
             replaced = trace_file(run, inputs, truth, constants=constants, replace=replacements(pairs))
@@ -112,6 +126,8 @@ def output_differences(compared: Compared) -> list[Difference]:
             found.append(Difference(**facts, status="differ", reason=reason, relative=error))
         elif matches.is_random(value):
             found.append(Difference(**facts, status="not compared", reason="it depends on random numbers"))
+        elif compared.unknown is not None and value not in matches.trace.prints:
+            found.append(Difference(**facts, status="not compared", reason=str(compared.unknown)))
         else:
             found.append(Difference(**facts, status="tie" if matches.trace.ties else "agree"))
     return found

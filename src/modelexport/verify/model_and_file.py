@@ -24,8 +24,9 @@ from modelexport.pytorch.weights.perturbed_weights import entries_of
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.strip_and_inline import runnable
 from modelexport.traces.array_differences import error_of, is_floating
-from modelexport.traces.file_run import FileRun, NodeError
+from modelexport.traces.file_run import FileRun
 from modelexport.traces.file_trace import computed_weights, rounded_constants
+from modelexport.traces.node_computation import NodeError
 from modelexport.traces.tolerances import AGREE, ALLOWED, TIMES_ALLOWED, TIMES_ONE_BIT
 from modelexport.traces.trace import Trace
 from modelexport.verify.compared_runs import Compared, compare_runs

@@ -102,8 +102,8 @@ def _with_other_sizes(
 
 def _verdict(what: str, found: Compared) -> OtherInputs:
     """The verdict on the outputs."""
-    if found.end_to_end.trace.failed is not None:
-        return OtherInputs(what=what, status="differ", reason=str(found.end_to_end.trace.failed))
+    if found.failed is not None:
+        return OtherInputs(what=what, status="differ", reason=str(found.failed))
     outputs = output_differences(found)
     if not outputs:
         return OtherInputs(what=what, status="not compared", reason="there are no outputs")
@@ -111,7 +111,8 @@ def _verdict(what: str, found: Compared) -> OtherInputs:
     if worst is not None:
         return OtherInputs(what=what, status="differ", reason=f"{worst.name}: {worst.reason}", outputs=outputs)
     status: Verdict = next((one for one in ("agree", "tie") if any(o.status == one for o in outputs)), "not compared")
-    return OtherInputs(what=what, status=status, outputs=outputs)
+    reason = outputs[0].reason if status == "not compared" else ""
+    return OtherInputs(what=what, status=status, reason=reason, outputs=outputs)
 
 
 def _is_of_empty_rows(what: str, right: Sequence[Any]) -> bool:

@@ -41,7 +41,7 @@ def _verdict(compared: Compared, call: ModuleCall, nodes: int, contradiction: Co
     facts: dict[str, Any] = {"address": call.address, "tag": tagged.tags[call], "nodes": nodes}
     facts["end_to_end"] = _worst(compared, call, replaced=False)
     facts["per_module"] = _worst(compared, call, replaced=True)
-    failed = compared.end_to_end.trace.failed
+    failed = compared.failed
     if failed is not None and failed.call == call:
         return CallVerdict(**facts, status="differ", reason=str(failed), **_node(tagged, failed.node))
     blamed = located.blamed.get(call)
@@ -79,7 +79,7 @@ def _state(compared: Compared, call: ModuleCall, nodes: int) -> tuple[Any, str]:
                     return "not compared", f"what it returns is computed from what differs in {wrong}"
             return "not compared", "what it returns is not a value of the file: it was fused or folded"
         if not values:
-            return "not compared", "the file does not compute it with these inputs"
+            return "not compared", str(compared.unknown or "the file does not compute it with these inputs")
     return "agree", ""
 
 

@@ -131,7 +131,7 @@ def _judged(outputs: Sequence[Difference], compared: Compared) -> list[Differenc
     """
     trace = compared.end_to_end.trace
     reason = "it depends on random numbers" if compared.end_to_end.truth.drawn else ""
-    found, agrees = [], compared.agrees and compared.end_to_end.truth.exact
+    found, agrees = [], compared.agrees and compared.unknown is None and compared.end_to_end.truth.exact
     for one in outputs:
         if one.status == "differ" and agrees and one.relative is not None and one.relative < float("inf"):
             if trace.ties:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from modelexport.capture.quantized_form import USUAL_FORM, QuantizedForm
-from modelexport.capture.repairs import indexing, packed_linear, pooling, recurrent
+from modelexport.capture.repairs import filled_tensors, indexing, packed_linear, pooling, recurrent
 
 Table = dict[Callable[..., Any], Callable[..., Any]]
 
@@ -25,6 +25,9 @@ def translations(form: QuantizedForm = USUAL_FORM) -> Table:
         aten.masked_select.default: indexing.masked_select,
         aten._unique2.default: indexing.unique,
         aten.unique_consecutive.default: indexing.unique_in_turn,
+        aten.scalar_tensor.default: filled_tensors.scalar_tensor,
+        aten.full.default: filled_tensors.full,
+        aten.full_like.default: filled_tensors.full_like,
         aten.arange.start: indexing.numbers_from,
         aten.arange.start_step: indexing.numbers_by_step,
         **pooling.max_pools(),

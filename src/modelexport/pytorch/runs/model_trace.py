@@ -132,7 +132,7 @@ class _Recording:
             for key, tensor in self._parameters.items():
                 entries[key].data = tensor
             if wide:
-                stack.enter_context(_finfo_of_float32())
+                stack.enter_context(_limits_of_float32())
                 for tensor in [] if self._weights is not None else [*self._model.parameters(), *self._model.buffers()]:
                     tensor.data = self.widened(tensor.data)
                 self._own_memory |= {memory_of(one) for one in self._model.parameters()}
@@ -267,6 +267,8 @@ class _Operations(OperationMode):
         super().__init__()
         self._recording, self._guard, self._wide, self._records = recording, guard, wide, operations
         self._rounds = wide and recording.own is not torch.float64
+        self._items = set[float]()
+        """The numbers of tensors that ``item`` gave, which are not rounded: they are no numbers of Python."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -284,6 +286,8 @@ class _Operations(OperationMode):
             output = tree_map(_as_narrow, run(*args, **kwargs), output)
         if self._wide:
             output = tree_map(self._recording.widened, output)
+        if func is torch.ops.aten._local_scalar_dense.default and isinstance(output, float):
+            self._items.add(output)
         if _draws(func):
             self._recording.trace.draws = True
         if self._records and hasattr(func, "_schema"):
@@ -309,7 +313,7 @@ class _Operations(OperationMode):
         return args, kwargs
 
     def _wide_argument(self, value: Any) -> Any:
-        if type(value) is float and self._rounds:
+        if type(value) is float and self._rounds and value not in self._items:
             return torch.tensor(value, dtype=torch.float32).item() if abs(value) < _LARGEST else value
         if isinstance(value, torch.dtype):
             narrower = value in (torch.float16, torch.bfloat16) and value is not self._recording.own
@@ -367,12 +371,15 @@ def _as_narrow(value: Any, like: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _finfo_of_float32() -> Iterator[None]:
-    """Inside, models that ask for the limits of float64 get those of float32, as in their file."""
-    real = torch.finfo
+def _limits_of_float32() -> Iterator[None]:
+    """Inside, models and operators that ask for the limits of float64 get those of float32, as in their file."""
+    real, norm = torch.finfo, torch.rms_norm
 
     def finfo(dtype: torch.dtype | None = None) -> torch.finfo:
         return real(torch.float32 if dtype in (None, torch.float64) else dtype)
 
-    with attribute_set(torch, "finfo", finfo):
+    def rms_norm(x: Any, sizes: Any, weight: Any = None, eps: float | None = None) -> Any:
+        return norm(x, sizes, weight, real(torch.float32).eps if eps is None else eps)
+
+    with attribute_set(torch, "finfo", finfo), attribute_set(torch, "rms_norm", rms_norm):
         yield

@@ -1,0 +1,27 @@
+"""Tensors of one number of Python. torchlib makes it a float32 first, which loses digits of a tensor in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnxscript.function_libs.torch_lib.ops.core import aten_full, aten_full_like, aten_scalar_tensor
+
+from modelexport.capture.repairs.translation_constants import table
+
+
+def scalar_tensor(s: Any, dtype: int = -1, **options: Any) -> Any:
+    return aten_scalar_tensor(_exact(s), dtype=ir.DataType.FLOAT if dtype in (None, -1) else dtype)
+
+
+def full(size: Any, fill_value: Any, dtype: int = -1, **options: Any) -> Any:
+    return aten_full(size, _exact(fill_value), dtype=-1 if dtype is None else dtype)
+
+
+def full_like(self: Any, fill_value: Any, dtype: int = -1, **options: Any) -> Any:
+    return aten_full_like(self, _exact(fill_value), dtype=-1 if dtype is None else dtype)
+
+
+def _exact(number: Any) -> Any:
+    return table(np.array(number)) if isinstance(number, float) else number

@@ -1,0 +1,211 @@
+"""Computes single nodes as the standard defines them: by onnx's reference implementations in NumPy and
+:mod:`.numpy_kernels`. ONNX Runtime computes what these cannot: its own operators, and arguments that they do not take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from modelexport.core.calls import ModuleCall
+from modelexport.errors import UsageError
+from modelexport.graph.node_owners import owner_of
+from modelexport.runtime.single_nodes import NoKernelError, run_node
+from modelexport.traces.numpy_kernels import KERNELS
+from modelexport.traces.tolerances import INFINITE, UNITS
+
+_FEW = 8
+"""How many units of roundoff a kernel of a runtime is off by."""
+_WIDENED = {
+    "float64": (ir.DataType.DOUBLE,),
+    "float32": (ir.DataType.FLOAT,),
+    "float16": (ir.DataType.FLOAT, ir.DataType.FLOAT16),
+    "bfloat16": (ir.DataType.FLOAT, ir.DataType.BFLOAT16),
+}
+"""Types to those that are float64 in a wide run of a model of that type."""
+_TYPES = ("to", "dtype", "output_dtype")
+"""Attributes that name an element type."""
+_QUANTIZED = (np.int8, np.uint8)
+
+
+class NodeError(UsageError):
+    """A node cannot be computed."""
+
+    def __init__(self, node: ir.Node, error: Exception) -> None:
+        reason = " ".join(str(error.__cause__ or error).split())[:200] or type(error).__name__
+        self.of_evaluator = isinstance(error, NoKernelError | NotImplementedError | MemoryError)
+        """Whether only this evaluator cannot compute it, which says nothing about the file."""
+        super().__init__(
+            f"nothing here computes {node.op_type} {node.name or ''} ({reason}): what follows is not compared"
+            if self.of_evaluator
+            else f"{node.op_type} {node.name or ''} fails: {reason}; check the inputs, or export the file again"
+        )
+        self.node = node
+        owner = owner_of(node)
+        self.call: ModuleCall | None = owner.call if owner is not None else None
+
+
+def nudge(array: Any, share: float, generator: np.random.Generator) -> Any:
+    """An array with numbers a little larger or smaller. Those of few digits, as 3 or 0.5, are exact, and stay."""
+    digits = np.frexp(array)[0] * max(_FEW_DIGITS * 2.0**-24 / share, 4.0)
+    signs = generator.choice([-1.0, 1.0], array.shape)
+    exact = (digits == np.rint(digits)) | ~(np.abs(array) < INFINITE)
+    return np.where(exact, array, array * (1 + share * signs))
+
+
+_FEW_DIGITS = 2.0**18
+"""A float32 whose mantissa is a multiple of 2**-18 counts as exact (3, 0.5): no rounding noise is added to it."""
+
+
+def _generator() -> np.random.Generator:
+    return np.random.default_rng(12)
+
+
+def _computable(array: Any) -> Any:
+    """Numbers in half precision as float32, in which kernels of such types compute as well."""
+    narrow = isinstance(array, np.ndarray) and (array.dtype == np.float16 or array.dtype.name == "bfloat16")
+    return array.astype(np.float32) if narrow else array
+
+
+def _with_scale_in_float32(kernel: Any) -> Any:
+    """An implementation of ``Attention`` that rounds its scale to float32, as the standard does for a model in float32.
+    Queries and keys are multiplied with the root of the scale.
+    """
+
+    class Attention(kernel):
+        def _run(self, q: Any, *others: Any, scale: Any = None, q_num_heads: Any = None, **how: Any) -> Any:
+            head_size = q.shape[-1] // (q_num_heads if q.ndim == 3 else 1)
+            root = float(np.float32(np.sqrt(head_size**-0.5 if scale is None else scale)))
+            return super()._run(q, *others, scale=root * root, q_num_heads=q_num_heads, **how)
+
+    return Attention
+
+
+class NodeComputation:
+    """Computes the nodes of one model.
+
+    Args:
+        opsets: The versions of the operators by domain.
+        wide: The type of the model if all floating-point numbers are float64.
+        kernels: Further implementations of standard operators, by name, as onnx's ``OpRun``.
+        nudged: Round what is rounded to float32 otherwise: the numbers in attributes and those computed from sizes,
+            and the results of nodes that only a runtime computes.
+    """
+
+    def __init__(
+        self, opsets: Mapping[str, int], wide: str | None, kernels: Mapping[str, Any], *, nudged: bool = False
+    ) -> None:
+        self._opsets, self._wide, self._kernels = dict(opsets), wide, {**KERNELS, **kernels}
+        self._widened_types = _WIDENED.get(wide or "", ())
+        self._nudge = UNITS["float32"] if nudged else 0.0
+        self._implementations: dict[ir.Node, Callable[..., tuple[Any, ...]]] = {}
+        self.inexact: set[ir.Node] = set()
+        """The nodes that were computed by a runtime in float32."""
+
+    def widened(self, array: Any) -> Any:
+        """An array as this run has it."""
+        narrow = self._wide and (array.dtype in (np.float32, np.float16) or array.dtype.name == "bfloat16")
+        return array.astype(np.float64) if narrow else array
+
+    def rounded(self, number: Any) -> Any:
+        """A number in float64 as a tensor of float32 has it."""
+        return nudge(number, self._nudge, _generator()) if self._nudge else number.astype(np.float32).astype(np.float64)
+
+    def compute(self, node: ir.Node, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """The outputs of a node without nested graphs.
+
+        Raises:
+            NodeError: It cannot be computed.
+        """
+        if node not in self._implementations:
+            self._implementations[node] = self._implementation(node)
+        inputs = [*map(_computable, inputs)]
+        try:
+            with np.errstate(all="ignore"):
+                results = self._implementations[node](*inputs)
+        except Exception as error:  # any implementation, given any arrays
+            raise NodeError(node, error) from error
+        return tuple(self._typed(value, one) for value, one in zip(node.outputs, results, strict=False))
+
+    def _typed(self, value: ir.Value, array: Any) -> Any:
+        """A result in the type that it has in this run."""
+        if not isinstance(array, np.ndarray) or self._wide:
+            return self.widened(array) if isinstance(array, np.ndarray) else array
+        narrow = value.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) and array.dtype == np.float32
+        return array.astype(value.dtype.numpy()) if narrow and value.dtype is not None else array
+
+    def _implementation(self, node: ir.Node) -> Callable[..., tuple[Any, ...]]:
+        proto = ir.serde.serialize_node(node)
+        del proto.metadata_props[:]
+        reference = self._reference(proto) if node.domain in ("", "ai.onnx") else None
+
+        def run(*inputs: Any) -> tuple[Any, ...]:
+            error: Exception | None = None
+            types = [getattr(one, "dtype", None) for one in inputs]
+            if reference is not None and not (any(one in _QUANTIZED for one in types) and np.float64 not in types):
+                try:
+                    return reference(*inputs)
+                except Exception as its:  # of any implementation, given any arrays
+                    error = its
+            try:
+                return self._in_runtime(node, proto, inputs)
+            except Exception as its:  # as above
+                if error is None and reference is not None:
+                    return reference(*inputs)
+                if isinstance(its, NoKernelError):
+                    raise NoKernelError(str(error or its)) from its
+                raise error or its from its
+
+        return run
+
+    def _in_runtime(self, node: ir.Node, proto: onnx.NodeProto, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        results, exact = run_node(proto, self._opsets, inputs)
+        if exact:
+            return results
+        self.inexact.add(node)
+        return tuple(map(self._nudged_result, results))
+
+    def _reference(self, proto: onnx.NodeProto) -> Callable[..., tuple[Any, ...]] | None:
+        """What computes a standard operator in NumPy; ``None`` if nothing does."""
+        from onnx.reference.ops import load_op  # slow to import
+
+        for attribute in proto.attribute if self._wide else ():
+            if attribute.name in _TYPES and attribute.i in self._widened_types:
+                attribute.i = ir.DataType.DOUBLE
+        version = self._opsets.get(proto.domain, self._opsets.get("", 1))
+        try:
+            schema = onnx.defs.get_schema(proto.op_type, version, "")
+            kernel = self._kernels.get(proto.op_type)
+        except onnx.defs.SchemaError:
+            return None
+        for newer in range(version, onnx.defs.onnx_opset_version() + 1) if kernel is None else ():
+            try:
+                kernel = load_op("", proto.op_type, newer)
+                break
+            except Exception:  # onnx lacks some old versions, and raises various errors
+                continue
+        if kernel is None:
+            return None
+        if proto.op_type == "Attention" and self._wide not in (None, "float64"):
+            kernel = _with_scale_in_float32(kernel)
+        nothing = {"log": lambda *told: None, "opsets": self._opsets, "verbose": 0, "new_ops": None}
+        try:
+            made = kernel(proto, nothing, schema)
+        except TypeError:  # some constructors do not take a schema
+            made = kernel(proto, nothing)
+        for name, number in [*vars(made).items()]:
+            numbers = np.array(number) if isinstance(number, list | np.float32) else np.array(0)
+            if numbers.dtype == np.float32:  # among themselves, these would be computed in float32
+                numbers = numbers.astype(np.float64)
+                numbers = nudge(numbers, self._nudge, _generator()) if self._nudge else numbers
+                setattr(made, name, numbers.tolist())
+        return made.run  # type: ignore[no-any-return]
+
+    def _nudged_result(self, array: Any) -> Any:
+        if not self._nudge or array is None or array.dtype.kind != "f":
+            return array
+        return nudge(array.astype(np.float64), _FEW * self._nudge, _generator())
