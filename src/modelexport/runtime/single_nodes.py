@@ -54,8 +54,12 @@ def _run(node: onnx.NodeProto, opsets: Mapping[str, int], inputs: Sequence[Any])
     try:
         session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its classes are not public
-        if any(told in str(error) for told in ("NOT_IMPLEMENTED", "INVALID_GRAPH")):
+        if any(told in str(error) for told in _UNKNOWN):
             raise NoKernelError(str(error)) from error
         raise
     found = iter(session.run(None, given))
     return tuple(next(found) if name else None for name in node.output)
+
+
+_UNKNOWN = ("NOT_IMPLEMENTED", "INVALID_GRAPH", "is not a registered function")
+"""What the runtime says of an operator that it does not know, or not for these types."""

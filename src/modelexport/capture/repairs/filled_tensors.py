@@ -12,16 +12,17 @@ from modelexport.capture.repairs.translation_constants import table
 
 
 def scalar_tensor(s: Any, dtype: int = -1, **options: Any) -> Any:
-    return aten_scalar_tensor(_exact(s), dtype=ir.DataType.FLOAT if dtype in (None, -1) else dtype)
+    return aten_scalar_tensor(_number(s, dtype), dtype=ir.DataType.FLOAT if dtype in (None, -1) else dtype)
 
 
 def full(size: Any, fill_value: Any, dtype: int = -1, **options: Any) -> Any:
-    return aten_full(size, _exact(fill_value), dtype=-1 if dtype is None else dtype)
+    return aten_full(size, _number(fill_value, dtype), dtype=-1 if dtype is None else dtype)
 
 
 def full_like(self: Any, fill_value: Any, dtype: int = -1, **options: Any) -> Any:
-    return aten_full_like(self, _exact(fill_value), dtype=-1 if dtype is None else dtype)
+    dtype = self.dtype if dtype in (None, -1) else dtype
+    return aten_full_like(self, _number(fill_value, dtype), dtype=dtype)
 
 
-def _exact(number: Any) -> Any:
-    return table(np.array(number)) if isinstance(number, float) else number
+def _number(number: Any, dtype: int | None) -> Any:
+    return table(np.array(number)) if isinstance(number, float) and dtype == ir.DataType.DOUBLE else number
