@@ -6,6 +6,11 @@ The limits are far above what real models need and far below what would exhaust 
 ABANDONED_SECONDS = 60
 """The age at which a staging folder without a lock is taken to be left over from a killed run."""
 
+LOCK_SECONDS = 5
+"""How long a command waits for another one that moves files into the same folder, which takes milliseconds."""
+CHECKED_BYTES = 2 * 10**9
+"""Bytes of the largest model with its weights that is loaded and run before it takes its place."""
+
 DOCUMENT_BYTES = 2 * 2**30
 """Bytes of a JSON document beside a model."""
 SETTINGS_BYTES = 64 * 2**20

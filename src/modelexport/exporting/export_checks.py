@@ -19,10 +19,11 @@ from modelexport.format import documents
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.kept_outputs import exposed_outputs, requested_outputs
 from modelexport.graph.nodes import initializers
+from modelexport.runtime.checked_writing import beside
 from modelexport.tagged.strip_and_inline import runnable
 from modelexport.verify.verify_report import VerifyReport
 from modelexport.weights.bytes_of_entries import Weights
-from modelexport.weights.linked_copied_embedded import WeightsSummary, reachable
+from modelexport.weights.linked_copied_embedded import WeightsSummary
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -283,7 +284,7 @@ def run_checks(
 
     if options.checks.checked is not None:
         inputs = prepare_inputs(model, options.checks.checked).inputs
-    with reachable(staged.parent, path, weights):
+    with beside(staged, path.parent):
         if options.checks.check:
             with stages("check"):
                 check = _check_written(

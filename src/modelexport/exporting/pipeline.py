@@ -23,12 +23,13 @@ from modelexport.exporting.fixed_axes import FixedAxesError, FixedAxis
 from modelexport.exporting.input_output_axis_names import AS_CAPTURED, Interface, with_fixed_axes
 from modelexport.exporting.markdown_report import report_path, write_report
 from modelexport.exporting.options import Keywords, Options
-from modelexport.files.atomic_writing import check_writable, replaced_together
+from modelexport.files.atomic_writing import check_writable
 from modelexport.files.output_folders import check_output_folder
 from modelexport.graph.node_owners import owned_operators
 from modelexport.pytorch.calls.module_tree_of_model import module_tree
 from modelexport.pytorch.inputs.prepared_inputs import Prepared, arguments_by_name, prepare_inputs
 from modelexport.pytorch.runs.repeatability import Unrepeatable, find_unrepeatable
+from modelexport.runtime.checked_writing import replaced_together
 from modelexport.tagged.documents.dag import write_dag_files
 from modelexport.tagged.tree_and_nodes import tree_rows
 
@@ -130,7 +131,7 @@ class _Job:
             hierarchy = described.hierarchy
         with stages("encoding"):
             functions = steps.encode(exported.model, tagged.tags, options.tags.tags_as)
-        with replaced_together() as replacement:
+        with replaced_together(check=False) as replacement:
             staged = replacement.folder(self.path.parent) / self.path.name
             graph = functions.model if functions else exported.model
             with stages("write"):

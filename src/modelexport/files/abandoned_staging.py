@@ -1,14 +1,17 @@
-"""Staging folders of runs that were killed: told from those in use by a lock, and removed."""
+"""Locks that the system releases when a process ends: of staging folders, and of folders that files are moved into."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from modelexport.core.limits import ABANDONED_SECONDS
+from modelexport.core.limits import ABANDONED_SECONDS, LOCK_SECONDS
+from modelexport.errors import NotWrittenError
 
 try:
     import fcntl
@@ -33,6 +36,37 @@ def locked(folder: Path) -> IO[bytes] | None:
         file.close()
         return None
     return file
+
+
+@contextlib.contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Inside, no other command moves files into a folder. The lock leaves no file, and ends with the process.
+
+    Raises:
+        NotWrittenError: Another command does not end within :data:`.limits.LOCK_SECONDS`.
+    """
+    if fcntl is None:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        end = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if time.monotonic() > end:
+                    raise NotWrittenError(
+                        f"another command is writing files in {folder}, and nothing was written: run this one again"
+                    ) from error
+                time.sleep(0.02)
+            except OSError:  # a file system without locks
+                break
+            else:
+                break
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def remove_abandoned(directory: Path) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from modelexport.errors import LeftoverWarning, NotWrittenError, OutputError
-from modelexport.files.abandoned_staging import STAGING_PREFIX, locked, remove_abandoned
+from modelexport.files.abandoned_staging import STAGING_PREFIX, locked, only_writer, remove_abandoned
 from modelexport.files.manifest_file import files_of_package, unfinished_manifest
 from modelexport.files.protected_inputs import being_read, check_kept, parts_of, reading
 from modelexport.files.regular_files import check_folder_writable, what_it_is
@@ -88,6 +88,22 @@ class _Staged:
         """What belongs to something that is replaced, and is not replaced itself."""
         former = files_of_package(self.directory) if self.package else []
         return sorted({*former, *_stale(self.staging, self.directory)}.difference(self.new().values()))
+
+    def check_asked(self) -> None:
+        """Refuse files that are there and belong neither to a model that is written nor to a package that is replaced.
+
+        Raises:
+            OutputError: One would be replaced.
+        """
+        new = self.new()
+        stems = {target.with_suffix("") for target in new.values() if _kind(target) is _Order.MODEL}
+        if not stems:  # each file is what the command was asked to write
+            return
+        former = {self.directory / MANIFEST, *files_of_package(self.directory)} if self.package else set()
+        for file, target in new.items():
+            named = any(target.parent == stem.parent and target.name.startswith(f"{stem.name}.") for stem in stems)
+            if not named and target not in former and target.exists() and not target.samefile(file):
+                raise OutputError(f"{target} is there, and does not belong to what is written: give another folder")
 
     def moves(self, models: bool) -> list[_Move]:
         """What has to be moved; makes the folder for what was there.
@@ -159,8 +175,18 @@ class Replacement:
 
         Raises:
             OSError: One cannot be moved; none was.
-            OutputError: One would take the place of something that is read, or is not a regular file.
+            OutputError: One would take the place of something that is read, that is not a regular file, or that the
+                command was not asked to write.
+            NotWrittenError: Another command is moving files into one of the folders.
         """
+        with contextlib.ExitStack() as locks:
+            for folder in sorted({os.path.realpath(staged.directory) for staged in self.folders}):
+                locks.enter_context(only_writer(Path(folder)))
+            self._move()
+
+    def _move(self) -> None:
+        for staged in self.folders:
+            staged.check_asked()
         models = any(_kind(file) is _Order.MODEL for staged in self.folders for file in staged.new())
         moves = sorted((move for staged in self.folders for move in staged.moves(models)), key=attrgetter("order"))
         gone = {move.target for move in moves if move.order in _AWAY}

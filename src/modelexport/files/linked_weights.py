@@ -6,6 +6,7 @@ regular file inside the model's folder, with the size and content that the model
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import mmap
 import os
@@ -210,6 +211,20 @@ def record_samples(path: Path) -> None:
             now = {place: replace(file, sample=sample_digest(path.parent / place)) for place, file in linked.items()}
             entry.value = msgspec.json.encode(now).decode()
     path.write_bytes(model.SerializeToString())
+
+
+def free_place(output: Path, staging: Path, name: str) -> Path:
+    """A place in ``staging`` for a weights file of the model ``output``, after which it is named.
+
+    What has this name beside ``output`` and is not a weights file of an earlier model of that name keeps it.
+    """
+    former: list[Path] = []
+    with contextlib.suppress(FileFormatError):
+        former = data_files(output) if output.is_file() else []
+    name = name.removeprefix(f"{output.stem}.")
+    numbered = (f"{output.stem}.{number}{name}" for number in ("", *(f"{count}." for count in range(2, 10**6))))
+    beside = ((staging / candidate, output.parent / candidate) for candidate in numbered)
+    return next(new for new, old in beside if not new.exists() and (old in former or not os.path.lexists(old)))
 
 
 def clone_or_link(source: Path, target: Path) -> Literal["clone", "hard link"]:

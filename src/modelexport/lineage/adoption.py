@@ -19,7 +19,7 @@ from modelexport.core.result_display import Written
 from modelexport.core.tags import Tags
 from modelexport.core.version import __version__
 from modelexport.errors import UsageError
-from modelexport.files.atomic_writing import check_writable, written_together
+from modelexport.files.atomic_writing import check_writable
 from modelexport.files.linked_weights import check_files
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.files.path_or_model import as_path
@@ -35,6 +35,7 @@ from modelexport.lineage.other_exporters.calls_from_stacks import infer, place_b
 from modelexport.lineage.other_exporters.local_functions import inline_functions
 from modelexport.lineage.other_exporters.recorded_stacks import CallSource, read_fx_nodes, read_metadata
 from modelexport.lineage.other_exporters.torchscript_names import read_scoped_names
+from modelexport.runtime.checked_writing import written_together
 from modelexport.tagged.encodings.metadata import drop_torch_metadata, initializer_tags, write_owner
 from modelexport.tagged.file import read_tagged
 from modelexport.tagged.tree_and_nodes import TreeRow, tree_rows, untagged_operators
@@ -120,7 +121,8 @@ def adopt(program: Any, output: str | Path, *, keep_torch_metadata: bool = False
     properties[keys.FORMAT_VERSION_KEY] = FORMAT_VERSION
     properties[keys.VERSION_KEY] = __version__
     properties[keys.CALL_TREE] = encode_call_tree(call_tree_entries(tags.calls, tags.tag))
-    return _write(model, output, tree_rows(owned_operators(model), placing.calls, tags.tag), placing.sources, repeated)
+    tree = tree_rows(owned_operators(model), placing.calls, tags.tag)
+    return _write(model, output, tree, placing.sources, repeated, [path] if path is not None else [])
 
 
 def _model_of(program: Any) -> ir.Model:
@@ -158,17 +160,22 @@ def _adopt_tagged(path: Path, output: Path, keep_torch_metadata: bool) -> Adopte
             if keys.CALL not in properties:
                 write_tags(properties, [owner.call.address], [source_tags[owner.call]], owner.evidence)
     tree = tree_rows(owned_operators(tagged.model), tagged.calls, tagged.tags.__getitem__)
-    return _write(tagged.model, output, tree, sources, repeated=[])
+    return _write(tagged.model, output, tree, sources, [], [path])
 
 
 def _write(
-    model: ir.Model, output: Path, tree: Sequence[TreeRow], sources: Counter[CallSource], repeated: Sequence[str]
+    model: ir.Model,
+    output: Path,
+    tree: Sequence[TreeRow],
+    sources: Counter[CallSource],
+    repeated: Sequence[str],
+    reads: Sequence[Path],
 ) -> Adopted:
     counted = {source.value: sources[source] for source in CallSource if sources[source]}
     model.metadata_props[keys.ADOPTED] = json.dumps(counted)
     owners = [(node, owner_of(node)) for node in all_nodes(model)]
     check_files(model)
-    with written_together(output.parent) as staging:
+    with written_together(output.parent, reads) as staging:
         save_model(model, staging / output.name)
         files = [str(output.parent / file.name) for file in sorted(staging.iterdir())]
     return Adopted(

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import msgspec
 import onnx_ir as ir
@@ -16,7 +17,7 @@ from modelexport.core.garbage_collection import only_new_garbage
 from modelexport.core.result_display import Written
 from modelexport.core.text import root_cause, shortened
 from modelexport.errors import FileFormatError, UntaggedNodeError, UsageError
-from modelexport.files.atomic_writing import check_writable, written_together
+from modelexport.files.atomic_writing import check_writable
 from modelexport.files.linked_weights import check_files
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.files.path_or_model import Source, as_path
@@ -28,6 +29,7 @@ from modelexport.graph.snapshot import take_snapshot
 from modelexport.graph.unique_names import name_nodes_apart
 from modelexport.lineage.entries_after_tools import inherited
 from modelexport.lineage.owners_after_tools import Descent, Reason, trace_owners
+from modelexport.runtime.checked_writing import written_together
 from modelexport.tagged.documents.hierarchy_sidecar import descended_documents
 from modelexport.tagged.encodings.metadata import write_metadata
 from modelexport.tagged.encodings.reading import unpack_tags
@@ -127,6 +129,8 @@ def write_retagged(
     inlined: bool = False,
     beside: Mapping[str, bytes] = MappingProxyType({}),
     save: Callable[[ir.Model, Path, Mapping[str, bytes]], None] | None = None,
+    check: bool = True,
+    inputs: Mapping[str, Any] | None = None,
 ) -> RetagReport:
     """Restore the tags of a model in memory that was made from a tagged file, and write it.
 
@@ -136,6 +140,7 @@ def write_retagged(
         inlined: Whether it had local functions.
         beside: What else is written with it: the end of each name to the content.
         save: Writes the model to a file with its documents, if its weights go elsewhere.
+        check, inputs: As :func:`.checked_writing.replaced_together` has them.
 
     Raises:
         As :func:`retag`.
@@ -172,7 +177,8 @@ def write_retagged(
         origins=inheritance.origins,
         untagged=True,
     )
-    with written_together(output.parent) as staging:
+    reads = [tagged.path] if changed is None else [tagged.path, changed]
+    with written_together(output.parent, reads, check=check, inputs=inputs) as staging:
         if save is None:
             save_model(model, staging / output.name, documents=documents)
         else:

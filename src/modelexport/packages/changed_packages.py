@@ -18,7 +18,6 @@ import onnx_ir as ir
 
 from modelexport.errors import UsageError
 from modelexport.files.abandoned_staging import STAGING_PREFIX
-from modelexport.files.atomic_writing import written_together
 from modelexport.files.linked_weights import record_data, record_samples
 from modelexport.files.manifest_file import write_manifest
 from modelexport.files.onnx_models import (
@@ -39,6 +38,7 @@ from modelexport.precision.quantize import Feeds, QuantizeResult, quantize, quan
 from modelexport.precision.recipes import Recipe, chosen_recipe, encode_recipe, of_parts
 from modelexport.precision.search_within_bound import SearchResult, search
 from modelexport.precision.sensitivity import given_feeds
+from modelexport.runtime.checked_writing import written_together
 from modelexport.surgery.lora_adapters import MergedAdapters
 from modelexport.surgery.lora_weights import AdaptedFile
 from modelexport.tagged.file import read_tagged
@@ -156,18 +156,22 @@ def retag_package(changed: Path, *, source: Path, output: Path) -> dict[str, Ret
 
 
 @contextmanager
-def package_made_from(package: Package, output: Path, reads: Sequence[Path] = ()) -> Iterator[Path]:
+def package_made_from(
+    package: Package, output: Path, reads: Sequence[Path] = (), *, check: bool = True
+) -> Iterator[Path]:
     """A copy of the folder of a package, which takes the place of ``output`` when the block ends.
 
     Args:
         package: Its manifest is that of the copy.
         reads: What is read besides.
+        check: Whether the parts are loaded and run.
 
     Raises:
         OutputError: The output cannot be written. An existing folder of that name is unchanged.
     """
     check_package_folder(output, [package.folder, *reads])
-    with written_together(output, [package.folder, *reads], make=True, package=True) as staging:
+    read = [package.folder, *package.files.values(), *reads]
+    with written_together(output, read, make=True, package=True, check=check) as staging:
         _copy_folder(package.folder, staging)
         yield staging
         write_manifest(package.manifest, staging)
@@ -258,7 +262,7 @@ def quantize_package(
     weights = [(place / WEIGHTS).as_posix() for place in folders]
     made_from = replace(package, manifest=msgspec.structs.replace(package.manifest, weights=weights))
     results = {}
-    with package_made_from(made_from, output) as staging:
+    with package_made_from(made_from, output, check=check_runtime) as staging:
         made = {
             name: quantized(parts[name], rule, data=feeds, folder=staging, check=check_runtime)
             for name, rule in of_parts(rules, parts).items()

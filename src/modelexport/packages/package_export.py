@@ -20,7 +20,6 @@ from modelexport.errors import CaptureError, CheckError, ModelExportError, Usage
 from modelexport.exporting.export_result import ExportResult
 from modelexport.exporting.options import Keywords, Options, PackageOptions
 from modelexport.exporting.pipeline import export
-from modelexport.files.atomic_writing import written_together
 from modelexport.files.manifest_file import write_manifest
 from modelexport.files.output_folders import check_package_folder
 from modelexport.format.package_manifest import PACKAGE_VERSION, Kind, Manifest, PartEntry
@@ -33,6 +32,7 @@ from modelexport.packages.package_kinds import parts_of
 from modelexport.packages.part_names import name_axes, name_generation, name_pipeline
 from modelexport.packages.shared_weights import share_components, share_weights
 from modelexport.packages.verify_by_generation import run_once
+from modelexport.runtime.checked_writing import written_together
 from modelexport.weights.bytes_of_entries import Weights
 
 if TYPE_CHECKING:
@@ -128,7 +128,9 @@ def export_package(
         kind, made = parts_of(model, options.package, inputs, options.weights.to_check)
         forms = iter(made)
         best = next(forms)
-    with written_together(folder, [] if lies_in is None else [lies_in], make=True, package=True) as staging:
+    with written_together(
+        folder, [] if lies_in is None else [lies_in], make=True, package=True, check=False
+    ) as staging:
         with stages("weights"):
             shared: Mapping[str, Weights]
             if isinstance(model, PipelineModules):

@@ -98,7 +98,14 @@ def quantize(
         read_data(Path(data), tagged.model, Path(processor or path.parent)) if isinstance(data, str | Path) else data
     )
     made = quantized(tagged, rules, data=feeds, folder=output.parent, check=check_runtime)
-    report = write_retagged(made.model, tagged, output, beside={RECIPE_SUFFIX: encode_recipe(rules)})
+    report = write_retagged(
+        made.model,
+        tagged,
+        output,
+        beside={RECIPE_SUFFIX: encode_recipe(rules)},
+        check=check_runtime,
+        inputs=feeds[0] if feeds else None,
+    )
     return result_of(report, made)
 
 

@@ -16,11 +16,12 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.core.result_display import Written
 from modelexport.errors import OutputError, UsageError
-from modelexport.files.atomic_writing import check_writable, written_together
+from modelexport.files.atomic_writing import check_writable
 from modelexport.files.onnx_models import LARGEST_INSIDE, save_model
 from modelexport.files.output_folders import check_output_folder
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.nodes import required_inputs
+from modelexport.runtime.checked_writing import written_together
 from modelexport.surgery.call_interfaces import interface_of
 from modelexport.surgery.graph_cutter import Cutter
 from modelexport.surgery.shared_files import size_of_weights
@@ -76,7 +77,7 @@ def extract(tagged: TaggedFile, name: str, output: str | Path) -> Extracted:
     call = tagged.find(name)
     check_writable(output, [tagged.path])
     extractor = _Extractor(tagged)
-    with written_together(output.parent) as staging:
+    with written_together(output.parent, [tagged.path]) as staging:
         return extractor.write(call, staging, output)
 
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from modelexport.core.text import short_repr
 from modelexport.errors import NotWrittenError, UsageError, WeightsError
-from modelexport.files.atomic_writing import written_together
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.graph.hidden_weights import bind_tensors
+from modelexport.runtime.checked_writing import written_together
 from modelexport.runtime.onnx_adapter_files import ADAPTER_SUFFIX, write_adapter_file
 from modelexport.surgery import Sharing
 from modelexport.surgery.edited_files import Documents, encoded
@@ -105,8 +105,8 @@ def merge_adapters(
         tensors |= {value: work.tensor(value) for value in work.plans if value not in tensors}
     bind_tensors(tensors)
     beside = before.of_edited(tags)
-    with written_together(output.parent) as staging:
-        shared = SharedFiles(work.model, output.parent, staging, sharing)
+    with written_together(output.parent, [path]) as staging:
+        shared = SharedFiles(work.model, output, staging, sharing)
         files = shared.save(encoded(work.tagged, tags), output.name, beside)
     return MergedAdapters(
         path=str(output),
@@ -147,8 +147,8 @@ def adapters_as_inputs(
     beside = before.of_edited(tags, added.moved)
     files = [work.values(changed) for changed in work.each()]
     inputs = [value.name or "" for value in work.inputs]
-    with written_together(output.parent) as staging:
-        shared = SharedFiles(work.model, output.parent, staging, sharing)
+    with written_together(output.parent, [path]) as staging:
+        shared = SharedFiles(work.model, output, staging, sharing)
         written = shared.save(encoded(work.tagged, tags), output.name, beside)
         sizes = [_write(values, staging / name) for values, name in zip(files, names, strict=True)]
     return AdapterInputs(

@@ -7,9 +7,10 @@ from pathlib import Path
 import msgspec
 
 from modelexport.core.result_display import Written
-from modelexport.files.atomic_writing import check_writable, written_together
+from modelexport.files.atomic_writing import check_writable
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.graph.names_by_module import name_nodes_by_path, name_values_by_path
+from modelexport.runtime.checked_writing import written_together
 from modelexport.surgery.edited_files import Documents
 from modelexport.surgery.edited_tags import EditedTags
 from modelexport.surgery.shared_files import SharedFiles
@@ -49,6 +50,6 @@ def rename(path: Source, output: str | Path, *, values: bool = False) -> Renamed
     beside = documents.of_edited(tags)
     if tagged.encoding == "attributes":
         write_attributes(tagged.model)
-    with written_together(output.parent) as staging:
-        SharedFiles(tagged.model, output.parent, staging).save(tagged.model, output.name, beside)
+    with written_together(output.parent, [path]) as staging:
+        SharedFiles(tagged.model, output, staging).save(tagged.model, output.name, beside)
     return Renamed(str(output), renamed, values_renamed)

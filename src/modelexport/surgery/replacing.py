@@ -19,12 +19,13 @@ from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Owner
 from modelexport.core.result_display import Written
 from modelexport.errors import UsageError
-from modelexport.files.atomic_writing import check_writable, written_together
+from modelexport.files.atomic_writing import check_writable
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import keys
 from modelexport.graph.node_owners import OWNER, owner_of, tags_of_users
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs, values_taken
 from modelexport.graph.unique_names import free_name, names_in
+from modelexport.runtime.checked_writing import written_together
 from modelexport.surgery import Sharing
 from modelexport.surgery.call_interfaces import Interface, interface_of
 from modelexport.surgery.edited_files import Documents, encoded, replaced_before
@@ -108,8 +109,8 @@ def replace(
     kept = sum(id(node) in replacer.before for node in all_nodes(tagged.model))
     beside = documents.of_edited(replacer.tags, replacer.now, replacer.grafts)
     model = encoded(tagged, replacer.tags)
-    with written_together(output.parent) as staging:
-        shared = SharedFiles(tagged.model, output.parent, staging, weights)
+    with written_together(output.parent, [tagged.path]) as staging:
+        shared = SharedFiles(tagged.model, output, staging, weights)
         files = shared.save(model, output.name, beside)
     return Replaced(path=str(output), by=substitute.name, calls=replaced, kept=kept, weights=files)
 

@@ -11,7 +11,7 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError, OutputError
-from modelexport.files.linked_weights import check_files, clone, clone_or_link
+from modelexport.files.linked_weights import check_files, clone, clone_or_link, free_place
 from modelexport.files.onnx_models import LARGEST_INSIDE, record_documents, save_model, save_with_references
 from modelexport.files.untrusted_external_data import recorded_files
 from modelexport.format import documents, keys
@@ -21,10 +21,20 @@ from modelexport.weights.linked_copied_embedded import in_file
 
 
 class SharedFiles:
-    """Links or clones the weights files of one model into the folder of models that are made from it."""
+    """Links or clones the weights files of one model into the folder of models that are made from it.
 
-    def __init__(self, model: ir.Model, folder: Path, staging: Path, sharing: Sharing = "auto") -> None:
-        self._folder, self._staging, self._sharing = folder, staging, sharing
+    They are named after the model that is written, except in the folder of a package, where several models use them.
+    """
+
+    def __init__(self, model: ir.Model, output: Path, staging: Path, sharing: Sharing = "auto") -> None:
+        """Begin.
+
+        Args:
+            output: The file to write, or the folder of a package.
+        """
+        self._output = None if output.is_dir() else output
+        self._folder = output if self._output is None else output.parent
+        self._staging, self._sharing = staging, sharing
         self._linked: dict[str, Any] = recorded_files(model.metadata_props, keys.WEIGHTS, documents.WeightsFile)
         self._written: dict[str, Any] = recorded_files(model.metadata_props, keys.DATA, documents.DataFile)
         self._placed: dict[str, str | None] = {}
@@ -85,11 +95,11 @@ class SharedFiles:
             return None
         if real.is_relative_to(folder):
             return real.relative_to(folder).as_posix()
-        target = self._staging / name
-        number = 1
-        while target.exists():
-            number += 1
-            target = self._staging / f"{number}.{name}"
+        if self._output is not None:
+            target = free_place(self._output, self._staging, name)
+        else:
+            names = (name, *(f"{number}.{name}" for number in range(2, len(self._placed) + 3)))
+            target = next(target for target in map(self._staging.joinpath, names) if not target.exists())
         try:
             if self._sharing == "link" or is_checkpoint:
                 clone_or_link(real, target)

@@ -17,10 +17,10 @@ from modelexport.core.result_display import Rows, Written
 from modelexport.core.selectors import Selection
 from modelexport.core.text import plural, short_repr
 from modelexport.errors import UsageError
-from modelexport.files.atomic_writing import written_together
 from modelexport.files.output_folders import check_package_folder
 from modelexport.format.package_manifest import MANIFEST, PACKAGE_VERSION, Manifest, PartEntry, encode_manifest
 from modelexport.graph.nodes import nodes_behind, required_inputs, values_taken
+from modelexport.runtime.checked_writing import written_together
 from modelexport.surgery import Sharing
 from modelexport.surgery.graph_cutter import Cut, Cutter
 from modelexport.surgery.node_timeline import Timeline

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from modelexport.errors import UsageError
-from modelexport.files.atomic_writing import check_writable, scratch, written_together
+from modelexport.files.atomic_writing import check_writable, scratch
 from modelexport.files.onnx_models import save_model
 from modelexport.files.path_or_model import Source, as_path
+from modelexport.runtime.checked_writing import written_together
 from modelexport.tagged import file
 
 
@@ -55,5 +56,5 @@ def _rewrite(path: Path, output: Path, encoding: str, otherwise: str) -> None:
     tagged = file.read_tagged(path)
     if tagged.encoding != encoding:
         raise UsageError(f"{path} has the encoding '{tagged.encoding}', not '{encoding}': there is {otherwise}")
-    with written_together(output.parent) as staging:
+    with written_together(output.parent, [path]) as staging:
         save_model(tagged.model, staging / output.name)

@@ -89,6 +89,7 @@ def measure_noise(
     Args:
         trace: The run to compare with, with the same ``constants``.
     """
+
     def moved(value: ir.Value, array: Any) -> Any:
         unit = 0.0 if array.dtype != np.float64 or is_parameter(value) else _unit(value)
         if value.dtype is ir.DataType.DOUBLE and run.rounds_numbers and array.size == 1:

@@ -6,17 +6,16 @@ included, but nothing outside the folder and no symbolic link out of it. `onnx.c
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 import onnx_ir as ir
 
-from modelexport.errors import NotWrittenError, OutputError
-from modelexport.files.linked_weights import clone_or_link, record_data
+from modelexport.errors import OutputError
+from modelexport.files.linked_weights import clone_or_link, free_place, record_data
 from modelexport.files.onnx_models import (
     LARGEST_INSIDE,
     SMALLEST_OUTSIDE,
@@ -161,7 +160,7 @@ def _place(file: SafetensorsFile, path: Path, staging: Path) -> tuple[str, str]:
     real, folder = Path(os.path.realpath(file.path)), Path(os.path.realpath(path.parent))
     if real.is_relative_to(folder):
         return real.relative_to(folder).as_posix(), "in place"
-    target = staging / f"{path.stem}.{file.path.name}"
+    target = free_place(path, staging, file.path.name)
     return target.name, link_file(file, target)
 
 
@@ -189,26 +188,3 @@ def _leave_out(absent: _Tensors, data: str) -> _Tensors:
         placed[value] = ir.ExternalTensor(data, offset, tensor.nbytes, tensor.dtype, shape=shape, name=value.name or "")
         offset += tensor.nbytes
     return placed
-
-
-@contextlib.contextmanager
-def reachable(staging: Path, path: Path, summary: WeightsSummary) -> Iterator[None]:
-    """Make the model in ``staging`` runnable inside the block: files beside ``path`` that it is linked to are found.
-
-    Raises:
-        OutputError: A file cannot be linked.
-    """
-    added: list[Path] = []
-    try:
-        for location, how in summary.linked.items():
-            if how == "in place":
-                target = staging / location
-                target.parent.mkdir(parents=True, exist_ok=True)
-                os.link(path.parent / location, target)
-                added.append(target)
-        yield
-    except OSError as error:
-        raise NotWrittenError(f"cannot run {path} before it is in place ({error}): verify it afterwards") from error
-    finally:
-        for target in added:
-            target.unlink()

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from modelexport.core.result_display import Written
 from modelexport.core.text import first_few, nearest
 from modelexport.errors import FileFormatError, WeightsError
-from modelexport.files.atomic_writing import check_writable, written_together
+from modelexport.files.atomic_writing import check_writable
 from modelexport.files.document_digests import check_documents, read_document
 from modelexport.files.linked_weights import check_weights
 from modelexport.files.onnx_models import load_onnx, save_model
@@ -23,6 +23,7 @@ from modelexport.format import documents
 from modelexport.format.dtypes import dtype_name
 from modelexport.format.versions import check_version
 from modelexport.graph.nodes import initializers
+from modelexport.runtime.checked_writing import written_together
 from modelexport.weights.packed.known_formats import entry_name
 from modelexport.weights.recorded_transforms import ParameterPlan, lost_entries, parameter_plans, state_dict_of
 
@@ -141,7 +142,7 @@ def _update(path: Path, weights: _InMemory | WeightsInFile, output: Path, strict
     check_documents(path, model.metadata_props)
     sidecar = path.with_suffix(_SIDECAR)
     documents = {_SIDECAR: read_document(sidecar)} if sidecar.exists() else {}
-    with written_together(output.parent) as staging:
+    with written_together(output.parent, [path]) as staging:
         target = staging / output.name
         save_model(model, target, external=external, tensors=tensors, same_graph=True)
         for suffix, content in documents.items():

@@ -9,10 +9,11 @@ from typing import Any
 from torch import nn
 
 from modelexport.errors import OutputError
-from modelexport.files.atomic_writing import check_writable, written_together
+from modelexport.files.atomic_writing import check_writable
 from modelexport.pytorch.inputs.generated_inputs import generate_inputs
 from modelexport.pytorch.loading import load_model
 from modelexport.pytorch.nested_tensors import as_array, tensors_in
+from modelexport.runtime.checked_writing import written_together
 
 Inputs = Mapping[str, Any] | Sequence[Any]
 

@@ -1,0 +1,184 @@
+"""The one way in which commands write models: each is loaded and run before it takes its place."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from modelexport.core.limits import CHECKED_BYTES
+from modelexport.errors import FileFormatError, InputsError, NotWrittenError, UsageError
+from modelexport.files import atomic_writing
+from modelexport.files.abandoned_staging import STAGING_PREFIX
+from modelexport.files.atomic_writing import Replacement
+from modelexport.files.linked_weights import data_files
+from modelexport.files.onnx_models import load_onnx
+from modelexport.files.protected_inputs import being_read
+from modelexport.format import keys
+from modelexport.graph.nodes import all_nodes
+
+Feeds = Mapping[str, Any]
+
+_FOREIGN = re.compile(
+    r"NOT_IMPLEMENTED|is under development|Unsupported model IR version|has no bfloat16|is not a registered"
+)
+"""What ONNX Runtime says of a file that may be right and run elsewhere."""
+_UNKNOWN_DOMAIN = re.compile(r"(?!ai\.onnx:)\b[\w.]+:\w+\(-?\d+\) is not a registered")
+"""What it says of an operator of a library that is not registered."""
+
+
+@contextlib.contextmanager
+def replaced_together(
+    reads: Iterable[Path] = (), *, check: bool = True, inputs: Feeds | None = None
+) -> Iterator[Replacement]:
+    """Replaces a set of files, of one or several folders, together, if each model among them loads and runs.
+
+    Args:
+        reads: Files and folders of which nothing may be replaced.
+        check: Whether the models are loaded and run; false if the command has its own check, or was told not to.
+        inputs: What the models are run with; random inputs if left out.
+
+    Raises:
+        OutputError: They cannot be written.
+        NotWrittenError: A model cannot be loaded or run. Nothing is replaced.
+    """
+    sources = [path for path in (*reads, *being_read()) if path.suffix == ".onnx" and not _is_staged(path)]
+    with atomic_writing.replaced_together(reads) as replacement:
+        yield replacement
+        for folder in replacement.folders if check else ():
+            if not _is_staged(folder.directory):  # else it is moved again, and checked then
+                for file, place in folder.new().items():
+                    if file.suffix == ".onnx":
+                        _check(file, place, sources, inputs)
+
+
+def _is_staged(path: Path) -> bool:
+    return any(part.startswith(STAGING_PREFIX) for part in path.parts)
+
+
+@contextlib.contextmanager
+def written_together(
+    directory: Path,
+    reads: Iterable[Path] = (),
+    *,
+    make: bool = False,
+    package: bool = False,
+    check: bool = True,
+    inputs: Feeds | None = None,
+) -> Iterator[Path]:
+    """A folder to write files into; they are moved into ``directory`` when the block ends without an exception.
+
+    Args:
+        reads, check, inputs: As :func:`replaced_together` has them.
+        make, package: As :meth:`.atomic_writing.Replacement.folder` has them.
+
+    Raises:
+        As :func:`replaced_together`.
+    """
+    with replaced_together(reads, check=check, inputs=inputs) as replacement:
+        yield replacement.folder(directory, make=make, package=package)
+
+
+def _check(file: Path, place: Path, sources: Iterable[Path], inputs: Feeds | None) -> None:
+    """Load and run a model in a staging folder.
+
+    Raises:
+        NotWrittenError: That fails, and its sources load and run.
+    """
+    from modelexport.runtime.random_inputs import make_random_inputs
+    from modelexport.runtime.sessions import open_session, run_session
+
+    with beside(file, place.parent):
+        if sum(part.stat().st_size for part in (file, *data_files(file)) if part.is_file()) > CHECKED_BYTES:
+            return
+        try:
+            model = load_onnx(file)
+            runs = open_session(_runnable(model, file), folder=file.parent, optimized=True)
+        except (UsageError, UnicodeError) as error:
+            if _is_foreign(str(error), sources):
+                return
+            raise _refusal(place, "load", error) from error
+        if inputs is not None:
+            tried = [inputs]
+        else:
+            try:
+                make_random_inputs(model, runs)
+                return
+            except InputsError:  # they fit no file, or this one is wrong
+                tried = list(_inputs_that_fit(sources))
+        for feeds in tried:
+            if feeds.keys() == {value.name for value in runs.get_inputs()}:
+                try:
+                    run_session(runs, feeds)
+                except UsageError as error:
+                    raise _refusal(place, "run", error) from error
+
+
+def _runnable(model: ir.Model, file: Path) -> Path | ir.Model:
+    """The file, or the model without tags as attributes, which ONNX Runtime refuses."""
+    if model.metadata_props.get(keys.ENCODING) != "attributes":
+        return file
+    for node in all_nodes(model):
+        node.attributes.pop(keys.SOURCE_MODULE_ATTRIBUTE, None)
+        node.attributes.pop(keys.HIERARCHY_TAGS_ATTRIBUTE, None)
+    return model
+
+
+def _is_foreign(fault: str, sources: Iterable[Path]) -> bool:
+    """Whether a file that this ONNX Runtime cannot load is meant for others, like the file that it was made from."""
+    if _FOREIGN.search(fault) is None:
+        return False
+    return _UNKNOWN_DOMAIN.search(fault) is not None or any(_FOREIGN.search(_load_fault(file)) for file in sources)
+
+
+def _load_fault(file: Path) -> str:
+    from modelexport.runtime.sessions import open_session
+
+    try:
+        open_session(_runnable(load_onnx(file), file), folder=file.parent, optimized=True)
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+def _inputs_that_fit(sources: Iterable[Path]) -> Iterator[Feeds]:
+    """Random inputs with which the sources run."""
+    from modelexport.runtime.random_inputs import make_random_inputs
+    from modelexport.runtime.sessions import open_session
+
+    for file in sources:
+        with contextlib.suppress(UsageError):
+            model = load_onnx(file)
+            yield make_random_inputs(model, open_session(_runnable(model, file), folder=file.parent, optimized=True))
+
+
+def _refusal(place: Path, verb: str, error: Exception) -> NotWrittenError:
+    reason = " ".join(str(error).split())[:400]
+    return NotWrittenError(f"{place} was not written: the result does not {verb}, and nothing was replaced ({reason})")
+
+
+@contextlib.contextmanager
+def beside(file: Path, folder: Path) -> Iterator[None]:
+    """Make a model in a staging folder runnable inside the block: weights that lie in ``folder`` already are found.
+
+    Raises:
+        NotWrittenError: The model cannot be read.
+    """
+    added: list[Path] = []
+    try:
+        for target in data_files(file):
+            source = folder / target.relative_to(file.parent)
+            if not target.exists() and source.is_file():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.hardlink_to(source)
+                added.append(target)
+        yield
+    except FileFormatError as error:
+        raise _refusal(folder / file.name, "load", error) from error
+    finally:
+        for target in added:
+            target.unlink()
