@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -26,7 +27,7 @@ from modelexport.graph.coverage import count_coverage
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes, initializers, is_sorted, undefined_values
 from modelexport.graph.snapshot import take_snapshot
-from modelexport.graph.unique_names import name_nodes_apart
+from modelexport.graph.unique_names import free_name, name_nodes_apart
 from modelexport.lineage.entries_after_tools import inherited
 from modelexport.lineage.owners_after_tools import Descent, Reason, trace_owners
 from modelexport.runtime.checked_writing import written_together
@@ -42,6 +43,10 @@ RELATED = 0.4
 Measured on 330 files (22 models, 15 tools): 0.58 or more; the lowest is a ResNet simplified by onnxsim. Two different
 models have up to 0.82 in common (two decoders), so only some wrong files are refused.
 """
+
+
+_MADE_AGAIN = re.compile(r"gemm_(input|output)_shape(_token_\d+)?")
+"""Initializers that ONNX Runtime makes. It cannot load a file that has one where it makes another of the same name."""
 
 
 class SeveralOwners(msgspec.Struct, frozen=True):
@@ -158,10 +163,15 @@ def write_retagged(
     if untagged and not tagged.coverage.untagged:
         raise UntaggedNodeError(untagged)
     name_nodes_apart(model)
+    there = list(initializers(model))
+    names = {value.name for value in there}
+    for value in there:
+        if _MADE_AGAIN.fullmatch(value.name or ""):
+            value.name = free_name(f"kept_{value.name}", names)
     inheritance = inherited(tagged.model, before, model, descent)
     tags, entries = FileTags(tagged), state_dict_of(tagged.model)
-    there = {key for origin in inheritance.origins.values() for key in origin.keys}
-    lost = [key for key, entry in entries.items() if entry.used and key not in there]
+    found = {key for origin in inheritance.origins.values() for key in origin.keys}
+    lost = [key for key, entry in entries.items() if entry.used and key not in found]
     for key, text in tagged.model.metadata_props.items():
         if not key.startswith("modelexport.") or key in (keys.OUTPUTS, keys.EXPOSED, keys.REPLACED):
             model.metadata_props.setdefault(key, text)

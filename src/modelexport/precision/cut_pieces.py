@@ -162,7 +162,8 @@ def import_operators(model: ir.Model, piece: ir.Model) -> None:
     Raises:
         UsageError: It uses another version than the model.
     """
-    for domain, version in piece.opset_imports.items():
+    used = {node.domain: 1 for node in piece.graph if node.domain}  # a library may forget to import them
+    for domain, version in (used | piece.opset_imports).items():
         if (has := model.opset_imports.setdefault(domain, version)) != version:
             raise UsageError(
                 f"the library needs version {version} of the operators of '{domain or 'ai.onnx'}', and the file has "
