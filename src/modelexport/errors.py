@@ -149,9 +149,11 @@ class CheckError(ModelExportError):
         reason: What is wrong with the file.
     """
 
-    def __init__(self, message: str, *, reason: str = "") -> None:
+    def __init__(self, message: str, *, reason: str = "", runs: bool = True) -> None:
         super().__init__(message)
         self.reason = reason
+        if not runs:
+            self.exit_status = NotWrittenError.exit_status
 
 
 class UntaggedNodeError(ModelExportError):

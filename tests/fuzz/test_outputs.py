@@ -5,21 +5,35 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
+import onnx
+import onnx_ir as ir
 import pytest
 
+import modelexport
 from corpus import copied
 from limited import run
+from modelexport import load, rename, update_weights
 from modelexport.cli.command_list import COMMANDS
 from modelexport.cli.lazy_commands import load_command
 from modelexport.cli.overwrite_guard import Read, Written
+from modelexport.errors import OutputError
+from modelexport.files import abandoned_staging, atomic_writing, onnx_models
+from modelexport.files.abandoned_staging import only_writer
+from modelexport.files.linked_weights import changed_files, data_files, names_other_files
+from modelexport.files.protobuf_writing import to_proto
 from modelexport.format.package_manifest import MANIFEST
+from modelexport.runtime.checked_writing import written_together
+from modelexport.surgery.splitting import split
 
 
 @dataclass(frozen=True)
@@ -181,6 +195,96 @@ def test_a_link_is_followed_where_that_is_asked_for(name: str, place: Path) -> N
     assert not [
         file for file in place.iterdir() if file.name.startswith(("link.", ".modelexport-")) and file != place / link
     ]
+
+
+WORDS = {
+    **{name: case.words for name, case in CASES.items() if case.outputs[0] == "-o"},
+    "a package with tags": ["retag", "stages", "--from", "stages"],
+    "a quantized package": ["quantize", "stages", "--to", "int8-weights"],
+    "calls in a folder": ["extract", "plain.onnx", "--each", "Linear"],
+}
+MODELS = sorted(WORDS.keys() - {"inputs", "report", "place"})
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_result_that_does_not_load_is_not_written(name: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = WORDS[name] if " " in name else [name, *WORDS[name]]
+    out = Path("out" if " " in name or name == "split" else "out.onnx")
+    if "stages" in words:
+        split(load("plain.onnx"), "stages", stages=2, weights="copy")
+        split(load("plain.onnx"), out, stages=2)
+    elif out.suffix:
+        out.write_bytes(b"an earlier model")
+    before = everything(place)
+
+    def broken(model: ir.Model, placed: Any) -> onnx.ModelProto:
+        proto = to_proto(model, placed)
+        proto.graph.node.add(op_type="Nonsense", output=["nothing"])
+        return proto
+
+    monkeypatch.setattr(onnx_models, "to_proto", broken)
+    ended = run(*words, "-o", out)
+    assert ended.status == 4 and ended.err.startswith("modelexport: ") and ended.err.count("\n") == 1, ended
+    assert "Nonsense" in ended.err
+    assert everything(place) == before
+
+
+def test_a_second_writer_is_told(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(abandoned_staging, "LOCK_SECONDS", 0.1)
+    before = everything(place)
+    with only_writer(place):
+        ended = run("rename", "plain.onnx", "-o", "out.onnx")
+    assert ended.status == 4 and "another command is writing" in ended.err and ended.err.count("\n") == 1
+    assert everything(place) == before
+    assert run("rename", "plain.onnx", "-o", "out.onnx").status == 0  # the lock is gone with its owner
+
+
+def test_of_two_writers_one_wins_and_its_files_are_whole(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_move = atomic_writing._Move.run
+
+    def slow(move: atomic_writing._Move) -> None:
+        run_move(move)
+        time.sleep(0.005)
+
+    monkeypatch.setattr(atomic_writing._Move, "run", slow)
+    writers = [
+        lambda: rename("plain.onnx", "out.onnx"),
+        lambda: update_weights("copied.onnx", "new.safetensors", "out.onnx"),
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(4):
+            for writing in [pool.submit(write) for write in writers]:
+                writing.result()
+            tagged = load("out.onnx")
+            assert tagged.hierarchy is not None  # its digest is that in the model
+            assert not changed_files(tagged.model)
+            assert Path("out.onnx.data").exists() == any(names_other_files(Path(name)) for name in ["out.onnx"])
+
+
+def test_weights_beside_an_output_are_named_after_it_and_replace_nothing(place: Path) -> None:
+    mine = [Path("below", name) for name in ("linked.safetensors", "out.linked.safetensors")]
+    for file in mine:
+        file.write_bytes(b"weights of another model")
+    for _ in range(2):  # the second run replaces what the first one wrote
+        assert run("rename", "linked.onnx", "-o", "below/out.onnx").status == 0
+        assert {file.read_bytes() for file in mine} == {b"weights of another model"}
+        assert data_files(Path("below/out.onnx")) == [Path("below/out.2.linked.safetensors")]
+        assert len(list(Path("below").glob("*.safetensors"))) == 3
+
+
+def test_what_a_command_was_not_asked_to_write_is_not_replaced(place: Path) -> None:
+    Path("below/weights.bin").write_bytes(b"mine")
+    with pytest.raises(OutputError, match="does not belong to what is written"), written_together(Path("below")) as new:
+        shutil.copy("plain.onnx", new / "model.onnx")
+        (new / "weights.bin").write_bytes(b"other")
+    assert [file.name for file in Path("below").iterdir()] == ["weights.bin"]
+
+
+def test_no_writer_of_models_goes_around_the_check() -> None:
+    source = Path(modelexport.__file__).parent
+    around = re.compile(r"files.atomic_writing import [^\n]*(written|replaced)_together|atomic_writing\.(written|repl)")
+    users = {str(file.relative_to(source)) for file in source.rglob("*.py") if around.search(file.read_text())}
+    assert users == {"runtime/checked_writing.py"}
 
 
 def test_a_folder_that_is_a_link_is_followed_where_that_is_asked_for(place: Path) -> None:

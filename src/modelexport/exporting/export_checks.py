@@ -297,6 +297,7 @@ def run_checks(
                     f"the file is wrong and was not written ({check.step}): {check.reason}; "
                     f"--keep-anyway (keep_anyway=True) writes it nevertheless",
                     reason=check.reason,
+                    runs=check.step not in ("onnx.checker", "loading", "running"),
                 )
         kept, source = options.checks.reference, options.weights.lent
         if options.checks.verify:

@@ -27,7 +27,7 @@ _FOREIGN = re.compile(
     r"NOT_IMPLEMENTED|is under development|Unsupported model IR version|has no bfloat16|is not a registered"
 )
 """What ONNX Runtime says of a file that may be right and run elsewhere."""
-_UNKNOWN_DOMAIN = re.compile(r"(?!ai\.onnx:)\b[\w.]+:\w+\(-?\d+\) is not a registered")
+_UNKNOWN_DOMAIN = re.compile(r"(?<![\w.])(?!ai\.onnx:)[\w.]+:\w+\(-?\d+\) is not a registered")
 """What it says of an operator of a library that is not registered."""
 
 

@@ -23,6 +23,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Evidence, Owner
 from modelexport.core.relative_addresses import Scope, short_name
 from modelexport.core.tags import CallTags, class_in_tag
+from modelexport.errors import FileFormatError
 from modelexport.format import keys
 from modelexport.format.call_tree import call_tree_entries, encode_call_tree
 from modelexport.format.node_tags import write_tags
@@ -219,7 +220,10 @@ class _Body:
     def _value(self, value: ir.Value | None) -> ir.Value | None:
         if value is None:
             return None
-        return self.env[value] if value in self.env else next(self.fills)
+        filled = self.env[value] if value in self.env else next(self.fills, None)
+        if filled is None:
+            raise FileFormatError(f"nodes use '{value.name}', which nothing computes: the file is damaged")
+        return filled
 
     def _define(self) -> ir.Value:
         """The next value of the walk."""
