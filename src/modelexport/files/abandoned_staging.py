@@ -22,16 +22,22 @@ STAGING_PREFIX = ".modelexport-"
 _LOCK = ".lock"
 
 
-def locked(folder: Path) -> IO[bytes] | None:
-    """Take the lock of a folder; ``None`` if another process holds it or the system does not have file locks."""
+def locked(folder: Path, *, new: bool = False) -> IO[bytes] | None:
+    """Take the lock of a folder; ``None`` if another process holds it or the system does not have file locks.
+
+    Args:
+        new: The folder was just made: others must not see the lock before it is taken.
+    """
     if fcntl is None:
         return None
+    lock = folder / (f"{_LOCK}.new" if new else _LOCK)
     try:
-        file = (folder / _LOCK).open("ab")
+        file = lock.open("ab")
     except OSError:
         return None
     try:
         fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock.rename(folder / _LOCK)
     except OSError:
         file.close()
         return None
@@ -43,7 +49,7 @@ def only_writer(folder: Path) -> Iterator[None]:
     """Inside, no other command moves files into a folder. The lock leaves no file, and ends with the process.
 
     Raises:
-        NotWrittenError: Another command does not end within :data:`.limits.LOCK_SECONDS`.
+        NotWrittenError: Another command does not end within :data:`modelexport.core.limits.LOCK_SECONDS`.
     """
     if fcntl is None:
         yield

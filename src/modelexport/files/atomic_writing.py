@@ -337,7 +337,7 @@ def scratch(directory: Path) -> Iterator[Path]:
                 folder = Path(tempfile.mkdtemp(dir=directory, prefix=STAGING_PREFIX))
         except OSError as error:
             raise NotWrittenError(f"cannot write to {directory}: {error.strerror or error}") from error
-        lock = locked(folder)
+        lock = locked(folder, new=True)
         new = folder / _NEW
         new.mkdir()
         yield new

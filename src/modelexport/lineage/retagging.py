@@ -145,7 +145,7 @@ def write_retagged(
         inlined: Whether it had local functions.
         beside: What else is written with it: the end of each name to the content.
         save: Writes the model to a file with its documents, if its weights go elsewhere.
-        check, inputs: As :func:`.checked_writing.replaced_together` has them.
+        check, inputs: As :func:`modelexport.runtime.checked_writing.replaced_together` has them.
 
     Raises:
         As :func:`retag`.

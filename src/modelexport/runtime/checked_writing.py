@@ -74,7 +74,7 @@ def written_together(
 
     Args:
         reads, check, inputs: As :func:`replaced_together` has them.
-        make, package: As :meth:`.atomic_writing.Replacement.folder` has them.
+        make, package: As :meth:`modelexport.files.atomic_writing.Replacement.folder` has them.
 
     Raises:
         As :func:`replaced_together`.
