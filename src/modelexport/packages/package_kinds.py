@@ -63,6 +63,7 @@ def parts_of(
     asked: PackageOptions,
     inputs: Mapping[str, Any] | Sequence[Any] | None,
     weights: Weights | None,
+    directory: Path | None = None,
 ) -> tuple[Kind, Iterable[list[ModelPart]]]:
     """The kind of the package, and the forms that its parts may have, the best first; those of generation are made when
     they are asked for.
@@ -86,5 +87,5 @@ def parts_of(
     if inputs is None:
         from modelexport.pytorch.inputs.generated_inputs import generate_inputs
 
-        inputs = generate_inputs(model)
+        inputs = generate_inputs(model, directory=directory)
     return "whole", [[ModelPart("model", model, inputs)]]

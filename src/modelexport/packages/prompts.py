@@ -22,7 +22,7 @@ from modelexport.pytorch.inputs.generated_inputs import generate_inputs
 from modelexport.pytorch.nested_tensors import as_array
 
 KINDS = ("image", "audio")
-_TEXTS = (
+TEXTS = (
     "The capital of France is",
     "Once upon a time, in a small village by the sea,",
     "A list of three fruits:",
@@ -221,7 +221,7 @@ def _tokenized(directory: Path | None, vocabulary: int) -> list[Any]:
     with collected():
         try:
             tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
-            rows = [np.asarray([tokenizer(text)["input_ids"]], dtype=np.int64) for text in _TEXTS]
+            rows = [np.asarray([tokenizer(text)["input_ids"]], dtype=np.int64) for text in TEXTS]
         except Exception:  # a tokenizer whose package is not installed is not a reason to fail
             return []
     return rows if all(row.size and row.max() < vocabulary for row in rows) else []

@@ -1,43 +1,69 @@
-"""Pipelines: folders of several models, loaded as one module whose parts an exporter can capture."""
+"""Folders of sentence-transformers, loaded as one module from tokens to embeddings, which an exporter can capture."""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal
 
-import msgspec
 import torch
 from torch import nn
 
-from modelexport.core.json_decoding import decode_json
-from modelexport.core.limits import SETTINGS_BYTES
 from modelexport.core.text import error_line
-from modelexport.errors import FileFormatError, ModelLoadError, raised_as
-from modelexport.files.regular_files import read_regular
+from modelexport.errors import ModelLoadError, raised_as
 from modelexport.files.safetensors_files import read_header
 from modelexport.packages.model_parts import ModelPart
+from modelexport.packages.sentence_settings import (
+    DenseConfig,
+    DropoutConfig,
+    Entry,
+    LayerNormConfig,
+    MaskConfig,
+    NormalizeConfig,
+    PoolingConfig,
+    TransformerConfig,
+    read_if_there,
+    read_model_settings,
+    read_settings,
+    transformer_settings,
+)
 from modelexport.pytorch.loading import LoadedModel, load_model
 
-_T = TypeVar("_T")
 SENTENCE_TRANSFORMER = "modules.json"
+SENTENCE, TOKENS = "sentence_embedding", "token_embeddings"
+Features = Mapping[str, torch.Tensor]
 
 
 class SentencePipeline(nn.Module):
-    """A sentence-transformers model: its modules one after the other, from tokens to an embedding."""
+    """A sentence-transformers model: its modules one after the other, from tokens to an embedding.
 
-    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+    Args:
+        output: The feature that it returns: the embedding of the sentence, or those of its tokens.
+        width: The number of elements of the embedding that are kept; all by default.
+        takes_prompt_length: Whether it takes the number of tokens of the prompt, which are left out of the embedding.
+    """
+
+    def __init__(
+        self, modules: Mapping[str, nn.Module], output: str, width: int | None, takes_prompt_length: bool
+    ) -> None:
         super().__init__()
         for name, module in modules.items():
             self.add_module(name, module)
+        self.output, self.width, self.takes_prompt_length = output, width, takes_prompt_length
 
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, prompt_length: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
         features = {"input_ids": input_ids, "attention_mask": attention_mask}
+        features |= {} if prompt_length is None else {"prompt_length": prompt_length}
         for module in self.children():
             features |= module(features)
-        return {"sentence_embedding": features["sentence_embedding"]}
+        found = features[self.output]
+        return {self.output: found if self.width is None else found[..., : self.width]}
 
 
 class Transformer(nn.Module):
@@ -47,62 +73,108 @@ class Transformer(nn.Module):
         super().__init__()
         self.auto_model = model
 
-    def forward(self, features: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        made = self.auto_model(input_ids=features["input_ids"], attention_mask=features["attention_mask"])
-        return {"token_embeddings": made.last_hidden_state}
-
-
-_MODES = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken")
+    def forward(self, features: Features) -> dict[str, torch.Tensor]:
+        model: Any = self.auto_model
+        made = (model.get_encoder() if _has_decoder(type(model)) else model)(
+            input_ids=features["input_ids"], attention_mask=features["attention_mask"]
+        )
+        return {TOKENS: made.last_hidden_state}
 
 
 class Pooling(nn.Module):
     """Computes the embedding of the sentence from those of its tokens; several modes are concatenated."""
 
-    def __init__(self, modes: list[str]) -> None:
+    def __init__(self, modes: Sequence[str], include_prompt: bool) -> None:
         super().__init__()
-        self.modes = modes
+        self.modes, self.include_prompt = modes, include_prompt
 
-    def forward(self, features: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        tokens, mask = features["token_embeddings"], features["attention_mask"]
-        pooled = [_pool(mode, tokens, mask.unsqueeze(-1).to(tokens.dtype)) for mode in self.modes]
-        return {"sentence_embedding": torch.cat(pooled, 1) if len(pooled) > 1 else pooled[0]}
+    def forward(self, features: Features) -> dict[str, torch.Tensor]:
+        tokens, mask = features[TOKENS], features["attention_mask"].to(torch.int32)
+        begin = mask.argmax(1, keepdim=True).to(torch.int32)  # of the text, after padding on the left
+        places = torch.arange(mask.shape[1], device=mask.device, dtype=torch.int32)[None]
+        if not self.include_prompt:
+            mask = mask * (places >= begin + features["prompt_length"])
+        pooled = [_pool(mode, tokens, mask, places - begin + 1) for mode in self.modes]
+        return {SENTENCE: torch.cat(pooled, 1) if len(pooled) > 1 else pooled[0]}
 
 
-def _pool(mode: str, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    places = torch.arange(1, mask.shape[1] + 1, device=mask.device, dtype=mask.dtype)[None, :, None]
+def _pool(mode: str, tokens: torch.Tensor, mask: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """The embedding of a sentence.
+
+    Args:
+        places: The places of tokens in the text, from 1.
+    """
+    kept = mask[..., None].to(tokens.dtype)
     match mode:
-        case "cls":  # the first token that is not padded
-            return tokens.gather(1, mask.argmax(1, keepdim=True).expand(-1, 1, tokens.shape[2])).squeeze(1)
-        case "lasttoken":
-            return tokens.gather(1, (mask * places).argmax(1, keepdim=True).expand(-1, 1, tokens.shape[2])).squeeze(1)
+        case "cls" | "lasttoken":
+            at = (mask if mode == "cls" else mask * places).argmax(1, keepdim=True)[..., None]
+            return (
+                (tokens if mode == "cls" else tokens * kept)
+                .gather(1, at.expand(tokens.shape[0], 1, tokens.shape[2]))
+                .squeeze(1)
+            )
         case "max":
-            return tokens.masked_fill(mask == 0, -1e9).amax(1)
-    weights = mask * places if mode == "weightedmean" else mask
+            return tokens.masked_fill(kept == 0, -torch.inf).amax(1)
+    wide = tokens.float() if tokens.dtype.itemsize == 2 else tokens  # sums of half precision would lose digits
+    weights = (mask * places if mode == "weightedmean" else mask)[..., None].to(wide.dtype)
     total = weights.sum(1).clamp(min=1e-9)
-    return (tokens * weights).sum(1) / (total.sqrt() if mode == "mean_sqrt_len" else total)
+    return ((wide * weights).sum(1) / (total.sqrt() if mode == "mean_sqrt_len_tokens" else total)).to(tokens.dtype)
 
 
 class Dense(nn.Module):
-    """A linear layer on the embedding of the sentence."""
+    """A linear layer with an activation on a feature; with a residual, the feature is added to the result."""
 
-    def __init__(self, linear: nn.Linear, activation: nn.Module) -> None:
+    def __init__(self, config: DenseConfig, activation: nn.Module) -> None:
         super().__init__()
-        self.linear, self.activation_function = linear, activation
+        sizes = config.in_features, config.out_features
+        self.linear, self.activation_function = nn.Linear(*sizes, config.bias), activation
+        self.input, self.output = config.module_input_name, config.module_output_name or config.module_input_name
+        self.residual: nn.Module | None = None
+        if config.use_residual:
+            self.residual = nn.Linear(*sizes, bias=False) if sizes[0] != sizes[1] else nn.Identity()
 
-    def forward(self, features: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {"sentence_embedding": self.activation_function(self.linear(features["sentence_embedding"]))}
+    def forward(self, features: Features) -> dict[str, torch.Tensor]:
+        given = features[self.input]
+        made = self.activation_function(self.linear(given))
+        return {self.output: made if self.residual is None else made + self.residual(given)}
 
 
 class Normalize(nn.Module):
-    """Scales the embedding to a length of one."""
+    """Scales a feature to a length of one."""
 
-    def forward(self, features: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {"sentence_embedding": nn.functional.normalize(features["sentence_embedding"], p=2, dim=1)}
+    def __init__(self, config: NormalizeConfig) -> None:
+        super().__init__()
+        self.input, self.output = config.module_input_name, config.module_output_name or config.module_input_name
+
+    def forward(self, features: Features) -> dict[str, torch.Tensor]:
+        given = features.get(self.input)  # without it, sentence-transformers does nothing
+        return {} if given is None else {self.output: nn.functional.normalize(given, p=2, dim=-1)}
+
+
+class LayerNorm(nn.Module):
+    """A layer normalization of the embedding of the sentence."""
+
+    def __init__(self, dimension: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dimension)
+
+    def forward(self, features: Features) -> dict[str, torch.Tensor]:
+        return {SENTENCE: self.norm(features[SENTENCE])}
+
+
+class Unchanged(nn.Module):
+    """Does nothing: dropout that is switched off, or a mask for scores that keeps every token of the text."""
+
+    def forward(self, features: Features) -> dict[str, torch.Tensor]:
+        return {}
 
 
 def is_pipeline(directory: Path) -> bool:
-    """Whether a folder holds a pipeline."""
-    return (directory / SENTENCE_TRANSFORMER).is_file()
+    """Whether a folder holds a pipeline. A cross encoder, which has the same files, is one model with its head."""
+    if not (directory / SENTENCE_TRANSFORMER).is_file():
+        return False
+    task = (transformer_settings(directory, dict[str, Any]) or {}).get("transformer_task")
+    return task != "sequence-classification"
 
 
 def load_pipeline(
@@ -111,26 +183,18 @@ def load_pipeline(
     """Load the pipeline in a folder, in eval mode. Modules and entries have the names of sentence-transformers.
 
     Raises:
-        ModelLoadError: A module is missing, damaged, or of an unknown type.
+        ModelLoadError: A module is missing, damaged, or of an unknown type, or has a setting that is not supported.
     """
     modules: dict[str, nn.Module] = {}
     loaded: dict[str, LoadedModel] = {}
-    for entry in _read(directory / SENTENCE_TRANSFORMER, list[_Entry]):
+    for entry in read_settings(directory / SENTENCE_TRANSFORMER, list[Entry]):
         folder = _folder(directory, entry)
-        match entry.type.rpartition(".")[2]:
-            case _ if entry.name in modules:
-                raise ModelLoadError(f"{directory / SENTENCE_TRANSFORMER} has two modules {entry.name}: correct it")
-            case "Transformer":
-                loaded[entry.name] = load_model(str(folder), trust_remote_code=trust_remote_code, weights=weights)
-                modules[entry.name] = Transformer(loaded[entry.name].model)
-            case "Pooling":
-                modules[entry.name] = Pooling(_modes(folder / "config.json"))
-            case "Dense":
-                modules[entry.name] = _dense(folder)
-            case "Normalize":
-                modules[entry.name] = Normalize()
-            case _:
-                raise ModelLoadError(f"{directory} has a module {entry.name} of the unsupported type {entry.type}")
+        if entry.name in modules:
+            raise ModelLoadError(f"{directory / SENTENCE_TRANSFORMER} has two modules {entry.name}: correct it")
+        module = _module(entry.type, folder, trust_remote_code, weights)
+        if isinstance(module, LoadedModel):
+            loaded[entry.name], module = module, Transformer(module.model)
+        modules[entry.name] = module
     apart = [(f"{name}.auto_model.", one.weights) for name, one in loaded.items() if one.weights is not None]
     weights_apart = None
     if len(apart) == 1:
@@ -140,8 +204,12 @@ def load_pipeline(
             tensors={f"{prefix}{key}": tensor for key, tensor in own.tensors.items()},
             made={f"{prefix}{key}": what for key, what in own.made.items()},
         )
+    pooled = [one for one in modules.values() if isinstance(one, Pooling)]
+    width = read_model_settings(directory).truncate_dim
+    prompt = any(not one.include_prompt for one in pooled)
+    model = SentencePipeline(modules, SENTENCE if pooled else TOKENS, width if pooled else None, prompt)
     return LoadedModel(
-        SentencePipeline(modules).eval(),
+        model.eval(),
         None,
         directory.resolve().name,
         directory,
@@ -150,30 +218,16 @@ def load_pipeline(
     )
 
 
-def pipeline_parts(model: nn.Module) -> list[ModelPart]:
+def pipeline_parts(model: SentencePipeline) -> list[ModelPart]:
     """The parts of a pipeline in the order in which they run, with example inputs."""
     ids = torch.arange(10).view(2, 5) + 1
     mask = torch.ones_like(ids)
     mask[0, -1] = 0
-    return [ModelPart("model", model, {"input_ids": ids, "attention_mask": mask})]
+    prompt = {"prompt_length": torch.tensor(2)} if model.takes_prompt_length else {}
+    return [ModelPart("model", model, {"input_ids": ids, "attention_mask": mask, **prompt})]
 
 
-class _Entry(msgspec.Struct, frozen=True):
-    """An entry of ``modules.json``."""
-
-    name: Annotated[str, msgspec.Meta(pattern=r"^\w+$")]
-    type: str
-    path: str = ""
-
-
-class _DenseConfig(msgspec.Struct, frozen=True):
-    in_features: Annotated[int, msgspec.Meta(gt=0)]
-    out_features: Annotated[int, msgspec.Meta(gt=0)]
-    bias: bool = True
-    activation_function: str = "torch.nn.modules.activation.Tanh"
-
-
-def _folder(directory: Path, entry: _Entry) -> Path:
+def _folder(directory: Path, entry: Entry) -> Path:
     """The folder of a module, which is the pipeline's or in it."""
     folder = directory / entry.path
     if "\0" in entry.path or not Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(directory)):
@@ -181,41 +235,70 @@ def _folder(directory: Path, entry: _Entry) -> Path:
     return folder
 
 
-def _modes(path: Path) -> list[str]:
-    config = _read(path, dict[str, Any])
-    given = config.get("pooling_mode")
-    if given is not None:
-        modes = [given] if isinstance(given, str) else given
-    else:
-        # The names in older versions: pooling_mode_cls_token, pooling_mode_mean_tokens, ...
-        plain = {
-            key.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token"): value is True
-            for key, value in config.items()
-        }
-        modes = [mode for mode in _MODES if plain.get(mode)]
-    if not isinstance(modes, list) or not modes or not all(mode in _MODES for mode in modes):
-        raise ModelLoadError(f"{path} has the pooling modes {modes or 'none'}; supported are {', '.join(_MODES)}")
-    return modes
+def _module(
+    kind: str, folder: Path, trust_remote_code: bool, weights: Literal["memory", "files", "auto"]
+) -> nn.Module | LoadedModel:
+    """A module of a type, or the model of a ``Transformer``."""
+    own, path = kind.startswith("sentence_transformers."), folder / "config.json"
+    match kind.rpartition(".")[2] if own else kind:
+        case "Transformer":
+            transformer_settings(folder, TransformerConfig)
+            # The class that config.json names may have a head, which sentence-transformers leaves out.
+            whole = _class_without_head(read_settings(path, dict[str, Any]).get("model_type"))
+            return load_model(
+                str(folder),
+                model_class=None if whole is not None and _has_decoder(whole) else "AutoModel",
+                trust_remote_code=trust_remote_code,
+                weights=weights,
+            )
+        case "Pooling":
+            config = read_settings(path, PoolingConfig)
+            return Pooling(config.modes, config.include_prompt)
+        case "Dense":
+            dense = read_settings(path, DenseConfig)
+            activation = getattr(nn, dense.activation_function.rpartition(".")[2], None)
+            if not (isinstance(activation, type) and issubclass(activation, nn.Module)):
+                raise ModelLoadError(f"{folder} has an activation {dense.activation_function} that torch.nn lacks")
+            return _with_weights(folder, lambda: Dense(dense, activation()))
+        case "LayerNorm":
+            dimension = read_settings(path, LayerNormConfig).dimension
+            return _with_weights(folder, lambda: LayerNorm(dimension))
+        case "Normalize":
+            return Normalize(read_if_there(path, NormalizeConfig()))
+        case "Dropout":
+            read_if_there(path, DropoutConfig())
+        case "MultiVectorMask":
+            read_if_there(path, MaskConfig())
+        case _:
+            raise ModelLoadError(
+                f"{folder} is a module of the unsupported type {kind}: export its transformer with --parts whole"
+            )
+    return Unchanged()
 
 
-def _dense(folder: Path) -> Dense:
+def _class_without_head(kind: Any) -> Any:
+    """What ``AutoModel`` loads for a type of models; ``None`` for one of the folder's own code."""
+    from transformers import CONFIG_MAPPING, MODEL_MAPPING
+
+    with suppress(KeyError):
+        found = MODEL_MAPPING[CONFIG_MAPPING[kind]]
+        return found[0] if isinstance(found, tuple) else found
+    return None
+
+
+def _has_decoder(kind: type[nn.Module]) -> bool:
+    """Whether a model has a decoder behind its encoder, which sentence-transformers leaves out."""
+    return "decoder_input_ids" in inspect.signature(kind.forward).parameters
+
+
+def _with_weights(folder: Path, make: Callable[[], nn.Module]) -> nn.Module:
     from safetensors.torch import load_file
 
-    config, weights = _read(folder / "config.json", _DenseConfig), folder / "model.safetensors"
-    activation = getattr(nn, config.activation_function.rpartition(".")[2], None)
-    if not (isinstance(activation, type) and issubclass(activation, nn.Module)):
-        raise ModelLoadError(f"{folder} has an activation {config.activation_function} that torch.nn does not have")
+    weights = folder / "model.safetensors"
     told = f"{folder} cannot be loaded"
     with raised_as(lambda error: ModelLoadError(f"{told}: {error_line(error)}; copy or download it again")):
         read_header(weights)
         with torch.device("meta"):  # the sizes may be any; the weights have theirs
-            layer = Dense(nn.Linear(config.in_features, config.out_features, config.bias), activation())
+            layer = make()
         layer.load_state_dict(load_file(weights), assign=True)
     return layer
-
-
-def _read(path: Path, kind: type[_T]) -> _T:
-    try:
-        return decode_json(read_regular(path, SETTINGS_BYTES), kind=kind)
-    except (FileFormatError, ValueError, RecursionError) as error:
-        raise ModelLoadError(f"{path} cannot be read ({error}): copy or download it again") from error

@@ -13,14 +13,11 @@ import torch
 from torch import nn
 
 from modelexport.core.result_display import Rows, Shown, error_text
-from modelexport.core.text import error_line
-from modelexport.errors import CheckError, ModelExportError, UsageError
-from modelexport.exporting.export_result import ExportResult
-from modelexport.exporting.options import Options
+from modelexport.errors import UsageError
 from modelexport.format.package_manifest import Manifest
 from modelexport.packages.generation_loop import CACHE_POSITION, Generator, Step
 from modelexport.packages.greedy_reference import compared, first_difference, generate_greedily
-from modelexport.packages.model_parts import with_forward, with_weights
+from modelexport.packages.model_parts import with_forward
 from modelexport.packages.prompts import example_prompts
 from modelexport.runtime.sessions import CPU
 from modelexport.tagged.package import Package, read_package
@@ -172,54 +169,15 @@ def wrong_parameters(model: nn.Module, package: Package) -> list[str]:
 
 
 _NEW_TOKENS = 4
-_NOT_RUN = ("loading", "running")
-"""The steps of a check that show that a part does not run here."""
 
 
-def run_once(
-    model: nn.Module,
-    manifest: Manifest,
-    folder: Path,
-    results: Mapping[str, ExportResult],
-    given: Mapping[str, Any] | None,
-    options: Options,
-) -> list[str]:
-    """Generate some tokens from prompts of other lengths, in batches of other sizes, and compare them with the model's.
+def generation_fault(model: nn.Module, manifest: Manifest, folder: Path, given: Mapping[str, Any] | None) -> str:
+    """What a package generates otherwise than ``generate``, from all prompts in a batch and from the first and the last
+    alone; empty if nothing.
 
     Args:
-        results: The export of each part. Where one was not to be checked, or has no weights here, nothing is run.
         given: As in :func:`.prompts.example_of`.
-
-    Returns:
-        Notes, a line each.
-
-    Raises:
-        CheckError: The package does not run, or generates something else.
     """
-    checks = {name: result.check for name, result in results.items()}
-    fault = next((f"{name}: {one.reason}" for name, one in checks.items() if one and one.step in _NOT_RUN), "")
-    told = "the package cannot run a prompt here"
-    if not fault:
-        if any(one is None or one.status != "passed" for one in checks.values()):
-            return []
-        told = "the package does not generate what the model does"
-        uncalled = [{one.path for one in each.hierarchy.modules if not one.calls} for each in results.values()]
-        try:
-            with with_weights(model, options.weights.lent, set[str].intersection(*uncalled)):
-                fault = _fault(model, manifest, folder, given)
-        except ModelExportError as error:
-            fault = error_line(error)
-    if not fault:
-        return []
-    if options.checks.keep_anyway:
-        return [f"{told}: {fault}"]
-    raise CheckError(
-        f"{told}, and was not written: {fault}; --keep-anyway (keep_anyway=True) writes it nevertheless", reason=fault
-    )
-
-
-def _fault(model: nn.Module, manifest: Manifest, folder: Path, given: Mapping[str, Any] | None) -> str:
-    """What is wrong in the batches that a package takes: all prompts together, and the first and the last alone."""
     how = manifest.generation
     assert how is not None
     generator = Generator({part.name: folder / part.file for part in manifest.parts}, how)

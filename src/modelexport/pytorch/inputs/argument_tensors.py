@@ -7,6 +7,7 @@ import inspect
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -123,21 +124,23 @@ class InputMaker:
         height, width = (size, size) if isinstance(size, int) else (size[0], size[-1])
         return (self.number("num_channels", "in_channels", "in_chans") or 3, height, width)
 
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The model's own tokenizer; ``None`` if the folder has none, or it cannot be built."""
+        if self.directory is not None and any(self.directory.glob("*token*")):
+            from transformers import AutoTokenizer
+
+            # One that cannot be built (for instance because a package is missing) does not make the inputs fail.
+            with contextlib.suppress(Exception), no_questions():
+                return AutoTokenizer.from_pretrained(self.directory, local_files_only=True, trust_remote_code=False)
+        return None
+
     def _tokenized(self, batch: int) -> list[torch.Tensor]:
         """Sentences tokenized with the model's own tokenizer, cut to the same length so that none is padded."""
-        if self.directory is None or not any(self.directory.glob("*token*")):
-            return []
-        from transformers import AutoTokenizer
-
         texts = [_SENTENCES[i % len(_SENTENCES)] for i in range(batch)]
-        # A tokenizer that cannot be built (for instance because a package is missing) does not make the inputs fail.
-        with contextlib.suppress(Exception):
-            with no_questions():
-                tokenizer = AutoTokenizer.from_pretrained(
-                    self.directory, local_files_only=True, trust_remote_code=False
-                )
-            length = min(len(ids) for ids in tokenizer(texts)["input_ids"])
-            ids = torch.tensor(tokenizer(texts, truncation=True, max_length=length)["input_ids"])
+        with contextlib.suppress(Exception):  # what it does with texts may fail as well
+            length = min(len(ids) for ids in self.tokenizer(texts)["input_ids"])
+            ids = torch.tensor(self.tokenizer(texts, truncation=True, max_length=length)["input_ids"])
             if ids.numel() and int(ids.max()) < self.vocabulary:
                 return [ids.to(self.device)]
         return []

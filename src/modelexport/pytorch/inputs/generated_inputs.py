@@ -78,7 +78,9 @@ def generate_inputs(
     required = [name for name in free if named[name].default is kind.empty]
     optional = [name for name in free if (name in _MAIN or name == main) and name not in required]
     beside = [name for name in _BESIDE_TEXT if name in free and name not in required]
-    if maker.number("type_vocab_size") < 2:
+    if maker.number("type_vocab_size") < 2 or "token_type_ids" not in getattr(
+        maker.tokenizer, "model_input_names", beside
+    ):
         beside = [name for name in beside if name != "token_type_ids"]
     runner = TrialRuns(model, has_weights)
     for size in (sized[0],) if sized else dict.fromkeys((batch, 1)):
