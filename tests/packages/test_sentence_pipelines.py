@@ -78,9 +78,9 @@ def folder(
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, padding_side=side, **names).save_pretrained(path)
     entries = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
     for index, (kind, settings) in enumerate(modules, 1):
-        settings = {"embedding_dimension": WIDTH, **settings} if kind == "Pooling" else settings
+        width = {"embedding_dimension": WIDTH} if kind == "Pooling" else {}
         (path / f"{index}_{kind}").mkdir()
-        (path / f"{index}_{kind}" / "config.json").write_text(json.dumps(settings))
+        (path / f"{index}_{kind}" / "config.json").write_text(json.dumps(width | settings))
         if kind == "Dense":
             sizes = settings["in_features"], settings["out_features"]
             weights = {f"linear.{name}": one for name, one in torch.nn.Linear(*sizes).state_dict().items()}
