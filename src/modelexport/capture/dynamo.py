@@ -49,6 +49,7 @@ from modelexport.capture.opset_conversion import convert_to_opset, translated_op
 from modelexport.capture.patches import private, replaced, require, usable
 from modelexport.capture.presumed_selections import Presumed
 from modelexport.capture.quantized_form import USUAL_FORM, QuantizedForm
+from modelexport.capture.recorded_conditions import RecordedConditions
 from modelexport.capture.repairs.decompositions import outputs_converted_back, with_decompositions
 from modelexport.capture.repairs.packed_linear import opset_for
 from modelexport.capture.repairs.pooling_last_windows import without_last_windows
@@ -107,7 +108,7 @@ def capture_by_dynamo(
     require("dynamo")
     opset = opset_for(model, opset, form)
     translated_in = translated_opset(opset)
-    watcher = _TensorWatcher()
+    watcher, sizes = _TensorWatcher(), RecordedConditions()
     recorder = CallRecorder(model, _annotated, watcher.watch, changed_caches())
     programs: list[Any] = []
     asked: list[bool] = []
@@ -116,6 +117,7 @@ def capture_by_dynamo(
         untouched(model, runs=False, captures=True),
         replaced(_replacements(recorder.seen, programs, stack_traces, translations(form), presumed)),
         replaced({"asks": lambda ask: _answering(ask, asked, says_so)}),
+        replaced({"export": sizes.exporting, "guards": sizes.logging} if dynamic else {}),
         recorder.attached(),  # inside, since it ends the annotations of calls that were running at a failure
         steps_open(),
         collected(),
@@ -147,6 +149,8 @@ def capture_by_dynamo(
         raise _explained(error, recorder) from error
     if opset is not None:
         convert_to_opset(exported.model, opset)
+    if dynamic:
+        exported = dataclasses.replace(exported, conditions=sizes.conditions())
     return exported if presumed is None else dataclasses.replace(exported, presumed=tuple(presumed.lines))
 
 

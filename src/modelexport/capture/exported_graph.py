@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from modelexport.core.calls import CallTree, Port
+from modelexport.graph.size_conditions import SizeCondition
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,5 +35,7 @@ class Exported:
     """The lines of the model, ``net.py:12``, that ask whether anything is selected: the graph is for yes."""
     answered: bool = False
     """The model asks for values, and the graph has one of the answers."""
+    conditions: tuple[SizeCondition, ...] = ()
+    """The conditions of the sizes of its inputs for which its Python code decides as in the capture."""
     messages: tuple[str, ...] = ()
     """The exporter's warnings, one line each."""

@@ -76,6 +76,10 @@ TABLE: Mapping[str, Row] = {
     "truth": Row("dynamo", "torch:SymBool.__bool__", "self",
         "a model asks whether anything is selected", "no exports of models that skip work for nothing"),
     # Private names that are replaced while a model is captured
+    "guards": Row("dynamo", "torch.fx.experimental.symbolic_shapes:ShapeEnv._log_guard", "self prefix g forcing_spec",
+        "what is decided by sizes, and the line of the model", "files would be wrong at other sizes", required=True),
+    "formulas": Row("dynamo", "torch.utils._sympy.printers:PythonPrinter", "settings",
+        "conditions of sizes as text", "files would be wrong at other sizes", required=True),
     "prepare": Row("dynamo", f"{_EXPORTER}._core:_prepare_exported_program_for_export", "exported_program ...",
         "torch.onnx returns sums of half-precision numbers in float32, before they are converted back",
         "outputs of half precision would have another type", required=True),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, Literal
 
@@ -130,14 +130,16 @@ _EXPORTERS = "transformers.exporters."
 
 def site_of() -> Site:
     """The place in the model's code that runs now."""
-    found: list[tuple[str, int]] = []
-    frame: FrameType | None = sys._getframe(1)
+    return tuple((frame.f_code.co_filename, frame.f_lasti) for frame in frames_of_model(sys._getframe(1)))
+
+
+def frames_of_model(frame: FrameType | None) -> Iterator[FrameType]:
+    """The frames of the model's code, the innermost first, among a frame and those that called it."""
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))  # none in code that PyTorch writes
         if module and not module.startswith(_EXPORTERS) and module.partition(".")[0] not in _CALL_MODELS:
-            found.append((frame.f_code.co_filename, frame.f_lasti))
+            yield frame
         frame = frame.f_back
-    return tuple(found)
 
 
 _TRUTHS = {

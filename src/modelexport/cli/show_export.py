@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from modelexport.cli.printing import styled
 from modelexport.cli.show_verification import format_verification
 from modelexport.core.text import first_few, plural
+from modelexport.graph.size_conditions import told_of_conditions, told_with_line
 from modelexport.tagged.tree_and_nodes import format_coverage
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ def format_export(result: ExportResult) -> str:
     lines += [f"  {line}" for line in format_weights(result.weights)]
     if result.fusion is not None:
         lines += format_fusion(result.fusion)
+    if result.valid_if:
+        lines.append(styled(told_of_conditions(result.valid_if), "bold"))
     if constants := result.hierarchy.settings.constants:
         lines.append(f"kept as in the example: {', '.join(f'{name} = {value}' for name, value in constants.items())}")
     if result.check is not None:
@@ -107,6 +110,8 @@ def print_warnings(result: ExportResult, options: Options) -> None:
         f"{axis.call or 'the model itself'} fixes it ({axis.reason})"
         for axis in result.fixed
     ]
+    if result.valid_if:
+        lines.append(f"the file is right only for {'; '.join(map(told_with_line, result.valid_if))}")
     if presumed := result.hierarchy.settings.presumed:
         lines.append(told_of_presumed(presumed))
     if result.attempts:
@@ -140,6 +145,10 @@ def export_document(result: ExportResult) -> dict[str, Any]:
         "messages": result.messages,
         "tree": result.tree,
     }
+    if result.valid_if:
+        document["valid_if"] = result.valid_if
+    if result.fixed:
+        document["fixed"] = result.fixed
     if result.unrepeatable:
         document["unrepeatable"] = result.unrepeatable
     if result.fusion is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import onnx
 
+from modelexport.capture.exported_graph import Exported
 from modelexport.core.text import first_few, plural
 from modelexport.core.timed_stages import Stages
 from modelexport.errors import CheckError, UsageError
-from modelexport.exporting.fixed_axes import FixedAxesError, find_fixed_axes, told_of_fixed
+from modelexport.exporting.input_output_axis_names import AS_CAPTURED, Interface
 from modelexport.exporting.options import Options
+from modelexport.exporting.size_decisions import AxisNames, SizesFound, find_sizes, stated_unchecked
 from modelexport.format import documents
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.kept_outputs import exposed_outputs, requested_outputs
 from modelexport.graph.nodes import initializers
+from modelexport.graph.size_conditions import SizeCondition
 from modelexport.runtime.checked_writing import beside
 from modelexport.tagged.strip_and_inline import runnable
 from modelexport.verify.verify_report import VerifyReport
@@ -94,22 +97,21 @@ def _check_sizes(
     inputs: Mapping[str, Any] | Sequence[Any],
     path: Path,
     options: Options,
-    asked: Collection[str],
+    exported: Exported,
     passed: FileCheck,
-) -> FileCheck:
-    """Check whether a file accepts other sizes of its dynamic axes.
+) -> tuple[FileCheck, SizesFound]:
+    """Check what a file does with other sizes of its dynamic axes.
 
     Raises:
         FixedAxesError: It fixes sizes of axes that need not be dynamic.
     """
+    from modelexport.verify.model_and_file import Sides, open_for
+
+    interface = options.capture.interface or AS_CAPTURED
+    names = AxisNames.of(interface, every=options.checks.sizes) if isinstance(interface, Interface) else None
     with runnable(path, options.tags.tags_as) as file:
-        fixed = find_fixed_axes(model, inputs, file)
-    wrong = [axis for axis in fixed if options.checks.sizes or axis.symbol in asked]
-    if wrong:
-        return FileCheck(status="failed", step="other sizes", reason=told_of_fixed(wrong[0]))
-    if fixed:
-        raise FixedAxesError(fixed)
-    return passed
+        found = find_sizes(Sides.of(model, inputs, open_for(model, file)), inputs, exported, names)
+    return FileCheck(status="failed", step="other sizes", reason=found.refusal) if found.refusal else passed, found
 
 
 def _invalid(path: Path) -> str:
@@ -255,27 +257,30 @@ def run_checks(
     options: Options,
     stages: Stages,
     *,
-    asked: Collection[str] | None,
+    exported: Exported,
+    restate: Callable[[Sequence[SizeCondition]], documents.Hierarchy],
     must_pass: bool,
     asks_for_values: bool,
-) -> tuple[FileCheck | None, VerifyReport | None]:
+) -> tuple[FileCheck | None, VerifyReport | None, SizesFound]:
     """Check a file that was just written, verify it and store its reference values, as the options request.
 
     Args:
         staged: The file, which will be moved to ``path``.
         asks_for_values: The model asks for values; the file is then compared on other inputs, too.
-        asked: The symbols of the axes that have to be dynamic; ``None`` if other sizes are not checked.
+        exported: The capture, with the conditions of sizes that it recorded.
+        restate: Writes the file once more, with the conditions of sizes that were found to be its own.
 
     Returns:
-        The check and the verification; ``None`` for those that were not requested.
+        The check and the verification, ``None`` for those that were not requested, and what was found about sizes.
 
     Raises:
         CheckError: The file fails the check, and ``must_pass`` is set.
         FixedAxesError: The file fixes sizes of axes that need not be dynamic.
     """
     check = verified = None
+    sizes = SizesFound(list(stated_unchecked(exported)))
     if not options.checks.any:
-        return check, verified
+        return check, verified, sizes
     from modelexport.pytorch.inputs.prepared_inputs import prepare_inputs
     from modelexport.verify.verify import (
         record_reference,  # nothing else in an export needs ONNX Runtime
@@ -290,8 +295,13 @@ def run_checks(
                 check = _check_written(
                     model, inputs, staged, hierarchy, weights, options, asks_for_values=asks_for_values
                 )
-                if asked is not None and check.status == "passed" and options.weights.lent is None:
-                    check = _check_sizes(model, inputs, staged, options, asked, check)
+                dynamic = options.capture.dynamic and options.weights.lent is None
+                if dynamic and check.status == "passed":
+                    check, sizes = _check_sizes(model, inputs, staged, options, exported, check)
+                    if [one.formula for one in sizes.conditions] != [
+                        one.formula for one in hierarchy.settings.valid_if
+                    ]:
+                        hierarchy = restate(sizes.conditions)
             if check.status == "failed" and must_pass:
                 raise CheckError(
                     f"the file is wrong and was not written ({check.step}): {check.reason}; "
@@ -314,4 +324,4 @@ def run_checks(
                     announce=lambda size: stages.tell(f"reference values, {size / 1e6:,.1f} MB"),
                     weights=source,
                 )
-    return check, verified
+    return check, verified, sizes

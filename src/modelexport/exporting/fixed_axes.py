@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,10 +15,9 @@ import msgspec
 from modelexport.traces.array_differences import Verdict
 
 if TYPE_CHECKING:
-    from torch import nn
+    import onnx_ir as ir
 
     from modelexport.verify.compared_runs import Compared
-    from modelexport.verify.model_and_file import Sides
 
 Inputs = Mapping[str, Any] | Sequence[Any]
 
@@ -53,50 +51,50 @@ def told_of_fixed(axis: FixedAxis) -> str:
     )
 
 
-def find_fixed_axes(model: nn.Module, inputs: Inputs, path: Path) -> list[FixedAxis]:
+def find_fixed_axes(inputs: Inputs, model: ir.Model, run: Run) -> list[FixedAxis]:
     """The dynamic axes of a file that fail, or give other results than the model, in any other size.
 
     Args:
         inputs: The example inputs; not changed.
-        path: The file.
+        model: The file; its conditions of sizes hold in all runs.
+        run: Runs the model and the file with sizes of the dynamic axes.
     """
-    from modelexport.pytorch.inputs.other_sizes import dynamic_axes, given_sizes
-    from modelexport.verify.model_and_file import Sides, open_for
+    from modelexport.pytorch.inputs.other_sizes import given_sizes
 
-    sides = Sides.of(model, inputs, open_for(model, path))
-    file = sides.tagged.model
-    sizes = given_sizes(inputs, file)
+    sizes = given_sizes(inputs, model)
     if not sizes:
         return []
-    search = _Search(_runner(sides, inputs))
+    search = _Search(_runner(inputs, model, run))
     if not search.symbols(sizes):
         return []
     call = next(filter(None, search.calls), "")
+    return [fixed for symbol, reason in search.closed.items() for fixed in axes_of(inputs, model, symbol, reason, call)]
+
+
+def axes_of(inputs: Inputs, model: ir.Model, symbol: str, reason: str, call: str = "") -> list[FixedAxis]:
+    """The axes of a file whose size is a symbol, as fixed ones."""
+    from modelexport.pytorch.inputs.other_sizes import dynamic_axes, symbol_sizes
+
+    size = symbol_sizes(inputs, model)[symbol]
     return [
-        FixedAxis(
-            input=name, axis=axis, symbol=symbol, size=sizes[symbol], call=call, reason=search.closed[symbol][:_REASON]
-        )
-        for name, symbols in dynamic_axes(file).items()
-        for axis, symbol in enumerate(symbols)
-        if symbol in search.closed
+        FixedAxis(input=name, axis=axis, symbol=symbol, size=size, call=call, reason=reason[:_REASON])
+        for name, symbols in dynamic_axes(model).items()
+        for axis, one in enumerate(symbols)
+        if one == symbol
     ]
 
 
-def _runner(sides: Sides, inputs: Inputs) -> Callable[[Collection[str]], Tried]:
+def _runner(inputs: Inputs, model: ir.Model, run: Run) -> Callable[[Collection[str]], Tried]:
     """Compares the outputs with other sizes of some symbols, in the first way that the model accepts."""
-    from modelexport.pytorch.inputs.other_sizes import WAYS, resized
+    from modelexport.pytorch.inputs.other_sizes import WAYS, changed_sizes
 
     def tried(symbols: Collection[str]) -> Tried:
-        found = Tried("not compared")
         for way in WAYS:
-            other = resized(inputs, sides.tagged.model, way, symbols)
-            try:
-                truth = sides.trace(other, {})
-            except Exception:  # a model may raise anything for sizes that it does not accept
-                continue
-            found = _tried(sides.compare(other, {}, truth))
-            break
-        return found
+            sizes = changed_sizes(inputs, model, way, symbols)
+            found = run(sizes) if sizes is not None else None
+            if found is not None and found.status != "not compared":
+                return found
+        return Tried("not compared")
 
     return tried
 
@@ -111,7 +109,11 @@ class Tried:
     """The call that fails, or whose nodes give another result."""
 
 
-def _tried(compared: Compared) -> Tried:
+Run = Callable[[Mapping[str, int]], Tried | None]
+"""Runs a model and its file with sizes; ``None`` if the inputs would be too large."""
+
+
+def tried(compared: Compared) -> Tried:
     failed = compared.failed
     if failed is not None:
         return Tried("differ", str(failed), failed.call.address if failed.call is not None else "")

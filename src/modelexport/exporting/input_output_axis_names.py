@@ -15,6 +15,7 @@ from modelexport.core.calls import CallTree, TensorSpec
 from modelexport.core.text import nearest
 from modelexport.errors import UsageError
 from modelexport.graph.kept_outputs import keep_outputs
+from modelexport.graph.size_conditions import renamed as renamed_conditions
 from modelexport.graph.size_symbols import SYMBOL, put_size, rename_sizes
 
 
@@ -53,6 +54,7 @@ class Interface:
             calls=_with_sizes(exported.calls, symbols),
             values={port: renamed.get(name, name) for port, name in exported.values.items()},
             output_names=tuple(names[index] for index in kept),
+            conditions=renamed_conditions(exported.conditions, symbols),
         )
 
     def check_arguments(self, arguments: Iterable[str]) -> None:
@@ -113,7 +115,8 @@ def with_fixed_axes(exported: Exported, axes: Mapping[tuple[str, int], int]) -> 
         if isinstance(size, ir.SymbolicDim) and size.value is not None and SYMBOL.fullmatch(size.value):
             symbols[size.value] = str(number)
     rename_sizes(exported.model, symbols)
-    return dataclasses.replace(exported, calls=_with_sizes(exported.calls, symbols))
+    conditions = renamed_conditions(exported.conditions, symbols)
+    return dataclasses.replace(exported, calls=_with_sizes(exported.calls, symbols), conditions=conditions)
 
 
 def _renamed(names: Sequence[str], given: Mapping[str, str] | Sequence[str], what: str) -> dict[str, str]:

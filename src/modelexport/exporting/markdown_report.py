@@ -64,9 +64,14 @@ def _sections(result: ExportResult) -> Iterator[str]:
             "`onnx.checker`, loading in ONNX Runtime, and the outputs for the example inputs compared with PyTorch's: "
             f"{told}{where}{': ' + without_paths(check.reason) if check.reason else ''}{largest}."
         )
+    if result.valid_if:
+        yield "## Sizes"
+        yield "The file is right where these conditions hold; for other sizes the model decides otherwise."
+        rows = [(f"`{one.formula}`", one.where, f"`{one.source}`" if one.source else "") for one in result.valid_if]
+        yield _table(("valid for", "line of the model", "code"), rows)
     if result.fixed:
         yield "## Axes that are not dynamic"
-        yield "The capture left them dynamic, but with another size the file fails or differs from PyTorch."
+        yield "The model accepts other sizes; with these the file fails, or differs from PyTorch."
         yield _table(
             ("input", "axis", "size", "fixed by", "with another size"),
             [(f"`{a.input}`", a.axis, a.size, f"`{a.call or '.'}`", without_paths(a.reason)) for a in result.fixed],

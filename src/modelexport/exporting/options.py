@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from modelexport.capture.exported_graph import Exported
     from modelexport.capture.front_ends import Attempt
     from modelexport.format import documents
+    from modelexport.graph.size_conditions import SizeCondition
     from modelexport.weights.bytes_of_entries import Weights
 
 LARGE = 10**9
@@ -308,8 +309,10 @@ class Options:
         if package and self.weights.weights == "none":
             raise UsageError("a package always has its weights: give --weights link or copy")
 
-    def settings(self, exported: "Exported", attempts: "Sequence[Attempt]") -> "documents.Settings":
-        """The settings that the sidecar records for an export with these options."""
+    def settings(
+        self, exported: "Exported", attempts: "Sequence[Attempt]", conditions: "Sequence[SizeCondition]"
+    ) -> "documents.Settings":
+        """The settings that the sidecar records for an export with these options, and the conditions of sizes."""
         from modelexport.format import documents
 
         return documents.Settings(
@@ -325,4 +328,5 @@ class Options:
             presumed=list(exported.presumed),
             quantized_as=self.quantized.quantized_as if self.quantized.quantized_as != "nbits" else "",
             accuracy_level=self.quantized.form(self.graph.fuse).accuracy_level,
+            valid_if=[documents.ValidIf(one.formula, one.where, one.source) for one in conditions],
         )

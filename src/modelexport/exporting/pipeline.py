@@ -20,12 +20,15 @@ from modelexport.exporting.export_checks import run_checks
 from modelexport.exporting.export_result import ExportResult
 from modelexport.exporting.exposed_outputs import expose
 from modelexport.exporting.fixed_axes import FixedAxesError, FixedAxis
-from modelexport.exporting.input_output_axis_names import AS_CAPTURED, Interface, with_fixed_axes
+from modelexport.exporting.input_output_axis_names import AS_CAPTURED, with_fixed_axes
 from modelexport.exporting.markdown_report import report_path, write_report
 from modelexport.exporting.options import Keywords, Options
+from modelexport.exporting.size_decisions import stated_unchecked
 from modelexport.files.atomic_writing import check_writable
 from modelexport.files.output_folders import check_output_folder
+from modelexport.format import documents
 from modelexport.graph.node_owners import owned_operators
+from modelexport.graph.size_conditions import SizeCondition, put_conditions
 from modelexport.pytorch.calls.module_tree_of_model import module_tree
 from modelexport.pytorch.inputs.prepared_inputs import Prepared, arguments_by_name, prepare_inputs
 from modelexport.pytorch.runs.repeatability import Unrepeatable, find_unrepeatable
@@ -125,30 +128,26 @@ class _Job:
             fused = steps.fuse(exported, before, tree, options.graph)
         with stages("tag"):
             tagged = steps.tag(exported, before, tree, options.tags, fused)
-        with stages("documents"):
-            settings = options.settings(exported, attempts)
-            described = steps.describe(model, exported, before, tagged, name=self.name, settings=settings)
-            hierarchy = described.hierarchy
-        with stages("encoding"):
-            functions = steps.encode(exported.model, tagged.tags, options.tags.tags_as)
         with replaced_together(check=False) as replacement:
             staged = replacement.folder(self.path.parent) / self.path.name
-            graph = functions.model if functions else exported.model
-            with stages("write"):
-                weights = steps.write_files(graph, tagged, described.files, self.path, staged, options.weights)
-            check, verified = run_checks(
+            written = _Written(self, exported, before, tagged, attempts, staged)
+            written.write(stated_unchecked(exported))
+            check, verified, sizes = run_checks(
                 model,
                 inputs,
                 staged,
                 self.path,
-                hierarchy,
-                weights,
+                written.described.hierarchy,
+                written.weights,
                 options,
                 stages,
-                asked=self._asked,
+                exported=exported,
+                restate=written.write,
                 must_pass=not keep_anyway,
                 asks_for_values=exported.answered or any(one.asks_for_values for one in attempts),
             )
+            described, functions, weights = written.described, written.functions, written.weights
+            hierarchy = described.hierarchy
             result = ExportResult(
                 path=self.path,
                 hierarchy=hierarchy,
@@ -164,7 +163,7 @@ class _Job:
                 messages=messages,
                 fusion=fused.found if fused is not None else None,
                 unrepeatable=self.unrepeatable,
-                fixed=fixed,
+                fixed=[*fixed, *sizes.constant],
             )
             write_report(report_path(staged), result)
             if folder is not None:
@@ -175,8 +174,35 @@ class _Job:
     def _interface(self) -> Callable[[Exported], Exported]:
         return self.options.capture.interface or AS_CAPTURED
 
-    @property
-    def _asked(self) -> frozenset[str] | None:
-        """The axes that have to be dynamic; ``None`` if the axes are those of a part of a package, which knows them."""
-        interface = self._interface
-        return interface.asked if self.options.capture.dynamic and isinstance(interface, Interface) else None
+
+@dataclass
+class _Written:
+    """The files of an export in their staging folder."""
+
+    job: _Job
+    exported: Exported
+    before: steps.Unoptimized
+    tagged: steps.Tagged
+    attempts: Sequence[Attempt]
+    staged: Path
+
+    def write(self, conditions: Sequence[SizeCondition]) -> documents.Hierarchy:
+        """Write the file and its documents, with the conditions of sizes under which the file is right."""
+        job, exported = self.job, self.exported
+        options, stages = job.options, job.stages
+        for file in self.staged.parent.iterdir():
+            file.unlink()
+        put_conditions(exported.model, conditions)
+        with stages("documents"):
+            settings = options.settings(exported, self.attempts, conditions)
+            self.described = steps.describe(
+                job.model, exported, self.before, self.tagged, name=job.name, settings=settings
+            )
+        with stages("encoding"):
+            self.functions = steps.encode(exported.model, self.tagged.tags, options.tags.tags_as)
+        graph = self.functions.model if self.functions else exported.model
+        with stages("write"):
+            self.weights = steps.write_files(
+                graph, self.tagged, self.described.files, job.path, self.staged, options.weights
+            )
+        return self.described.hierarchy

@@ -212,6 +212,17 @@ class ModelEntry(msgspec.Struct, frozen=True):
     opset: int
 
 
+class ValidIf(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A condition of the sizes of the inputs, and the decision of the model's code that it comes from."""
+
+    formula: str
+    """``n < 24``, in the names of the axes."""
+    where: str = ""
+    """The line of the model that decides: ``net.py:12``; absent if it is not known."""
+    source: str = ""
+    """The text of that line."""
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The settings of the export."""
 
@@ -230,6 +241,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     presumed: list[str] = []
     """Lines of the model, ``net.py:12``, that ask whether anything is selected: the file does what follows if so.
     Absent if there are none."""
+    valid_if: list[ValidIf] = []
+    """The conditions of sizes under which the file is right; absent if there are none."""
     quantized_as: str = ""
     """``qdq`` if layers of a quantized checkpoint are ``DequantizeLinear`` and ``MatMul``; otherwise absent."""
     accuracy_level: int = 0

@@ -62,6 +62,9 @@ OUTPUTS = "modelexport.outputs"
 """A JSON array: for each tensor that the model returns, whether it is an output of the file; absent if all are."""
 EXPOSED = "modelexport.exposed"
 """A JSON array of names: the outputs that inner calls return, the last ones; absent if there are none."""
+VALID_IF = "modelexport.valid_if"
+"""A JSON array of formulas in the names of the axes, ``n < 24``: the file is right where all of them hold. Absent if
+there are none."""
 CALL_TREE = "modelexport.call_tree"
 """A JSON array of :class:`.documents.CallTreeEntry`: tags and addresses alone do not tell which call ran in which."""
 

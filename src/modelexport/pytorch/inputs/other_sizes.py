@@ -14,6 +14,7 @@ import onnx_ir as ir
 import torch
 
 from modelexport.graph.nodes import required_inputs
+from modelexport.graph.size_conditions import conditions_of, fitting
 from modelexport.graph.size_symbols import SYMBOL, put_size
 from modelexport.pytorch.nested_tensors import tensors_in
 from modelexport.pytorch.private_torch import tree_map
@@ -49,31 +50,49 @@ def given_sizes(inputs: Inputs, model: ir.Model) -> dict[str, int]:
     return {symbol: size for symbol, size in symbol_sizes(inputs, model).items() if size > 1}
 
 
-def resized(
+def changed_sizes(
     inputs: Inputs, model: ir.Model, way: str = "other sizes", symbols: Collection[str] | None = None
-) -> Inputs:
-    """Inputs with other sizes: cut, or repeated with other numbers.
+) -> dict[str, int] | None:
+    """The sizes of the dynamic axes after a change of some, for which the conditions of the file hold.
 
     Args:
         way: One of :data:`WAYS`.
         symbols: The symbols to change; by default all.
+
+    Returns:
+        ``None`` if none could be changed.
     """
-    now = {}
+    before, now = symbol_sizes(inputs, model), {}
     for symbol, (size, axis) in _symbols(inputs, model).items():
         chosen = size > 1 and (symbols is None or symbol in symbols)
         now[symbol] = size if not chosen else size + 1 if axis == 0 else WAYS[way](size)
-    return with_sizes(inputs, model, now)
+    fits = fitting(conditions_of(model), now, [symbol for symbol, size in now.items() if size != before[symbol]])
+    return fits if fits != before else None
 
 
-def with_sizes(inputs: Inputs, model: ir.Model, now: Mapping[str, int]) -> Inputs:
-    """Inputs with other sizes, by symbols: cut, or repeated with other numbers."""
-    axes = dynamic_axes(model)
+def resized(
+    inputs: Inputs, model: ir.Model, way: str = "other sizes", symbols: Collection[str] | None = None
+) -> Inputs:
+    """Inputs with other sizes: cut, or repeated with other numbers. Arguments as in :func:`changed_sizes`."""
+    now = changed_sizes(inputs, model, way, symbols)
+    return inputs if now is None else with_sizes(inputs, model, now)
+
+
+def with_sizes(
+    inputs: Inputs, model: ir.Model, now: Mapping[str, int], axes: Mapping[str, list[str | None]] | None = None
+) -> Inputs:
+    """Inputs with other sizes, by symbols: cut, or repeated with other numbers.
+
+    Args:
+        axes: The inputs of the file, each to the symbol of each axis; by default the dynamic axes of the file.
+    """
+    axes = dynamic_axes(model) if axes is None else axes
     own = inputs_of_file(inputs, model)
     names = {id(tensor): own.get(name) for name, tensor in tensors_in(inputs)}
 
     def one(value: Any) -> Any:
         name = names.get(id(value))
-        return _resized(value, axes[name], now) if name in axes else value
+        return _resized(value, axes[name], now) if name is not None and name in axes else value
 
     changed: Inputs = tree_map(one, inputs)
     return changed
@@ -85,10 +104,10 @@ def other_sizes(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inputs]]
     All symbols change at once, in each of the ways, and then one symbol at a time.
     """
     sizes = given_sizes(inputs, model)
-    for way in WAYS if sizes else ():
-        yield way, resized(inputs, model, way)
-    for symbol in sizes if len(sizes) > 1 else ():
-        yield f"another size of {symbol}", resized(inputs, model, symbols=[symbol])
+    ways = [(way, changed_sizes(inputs, model, way)) for way in WAYS if sizes]
+    if len(sizes) > 1:
+        ways += [(f"another size of {symbol}", changed_sizes(inputs, model, symbols=[symbol])) for symbol in sizes]
+    yield from ((what, with_sizes(inputs, model, now)) for what, now in ways if now is not None)
 
 
 def one_row(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inputs]]:
@@ -105,10 +124,11 @@ def one_row(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inputs]]:
     given = {symbol: 1 if symbol in rows else size for symbol, (size, _) in symbols.items()}
     small = small_sizes(given)
     odd = {symbol: _odd(size, given[symbol]) for symbol, size in small.items()}
-    for sizes in (odd, *([small] if small != odd else [])):
-        if sizes != given:
-            yield ONE_SMALL_ROW, with_sizes(inputs, model, sizes)
-    yield "one row", with_sizes(inputs, model, given)
+    conditions, others = conditions_of(model), symbols.keys() - rows
+    fits = [fitting(conditions, sizes, others) for sizes in (odd, small, given)]
+    for index, sizes in enumerate(fits):
+        if sizes is not None and sizes not in fits[:index]:
+            yield ONE_SMALL_ROW if sizes != given else "one row", with_sizes(inputs, model, sizes)
 
 
 ONE_SMALL_ROW = "one row of small sizes"

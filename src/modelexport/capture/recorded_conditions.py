@@ -1,0 +1,75 @@
+"""The conditions of sizes that torch.export records: what Python, and torch itself, decided by a size.
+
+A capture follows one side of each comparison of a size, and its ``ShapeEnv`` records which.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import PurePath
+from typing import Any
+
+from modelexport.capture.patches import private
+from modelexport.capture.value_decisions import frames_of_model
+from modelexport.graph.size_conditions import SizeCondition, simplified
+
+
+class RecordedConditions:
+    """Notes what a capture records of sizes, with the line of the model that runs."""
+
+    def __init__(self) -> None:
+        self._guards: list[tuple[Any, Any, tuple[str, int], bool]] = []
+        """The ``ShapeEnv``, what holds, the file and line, and whether the model's own code compares."""
+
+    def exporting(self, capture: Callable[..., Any]) -> Callable[..., Any]:
+        """``torch.export.export``, at which the notes of an earlier attempt end."""
+
+        def export(*args: Any, **kwargs: Any) -> Any:
+            self._guards.clear()
+            return capture(*args, **kwargs)
+
+        return export
+
+    def logging(self, log: Callable[..., Any]) -> Callable[..., None]:
+        """What takes the place of the method with which a ``ShapeEnv`` logs what it records."""
+
+        def log_guard(env: Any, prefix: str, g: Any, forcing_spec: bool) -> None:
+            if "suppressed" not in prefix:
+                frame = caller = sys._getframe(1)
+                while caller.f_back is not None and caller.f_globals.get("__name__") in _COMPARE:
+                    caller = caller.f_back
+                model = next(frames_of_model(frame), None)
+                line = (model.f_code.co_filename, model.f_lineno) if model is not None else ("", 0)
+                self._guards.append((env, g, line, caller is model))
+            log(env, prefix, g, forcing_spec)
+
+        return log_guard
+
+    def conditions(self) -> tuple[SizeCondition, ...]:
+        """The conditions, in the symbols of the capture."""
+        return simplified(list(self._told()))
+
+    def _told(self) -> Iterator[SizeCondition]:
+        printer = private("formulas")()
+        for env, guard, (file, number), in_model in self._guards:
+            expression = guard.xreplace(env.replacements)
+            if expression.free_symbols:
+                yield SizeCondition(
+                    printer.doprint(expression),
+                    where=f"{PurePath(file).name}:{number}" if file else "",
+                    source=linecache.getline(file, number).strip()[:_TEXT] if file else "",
+                    in_model=in_model,
+                )
+
+
+_COMPARE = {
+    "torch",
+    *(f"torch.fx.experimental.{name}" for name in ("symbolic_shapes", "recording", "sym_node")),
+    __name__,
+    "modelexport.capture.presumed_selections",
+}
+"""Modules between a comparison and what is recorded of it."""
+_TEXT = 120
+"""The largest number of characters of a line that is quoted."""

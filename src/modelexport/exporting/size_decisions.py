@@ -1,0 +1,327 @@
+"""Which conditions of sizes a file has: the recorded ones on whose other side it differs from the model.
+
+Most of what torch.export records changes nothing: whether tensors are contiguous, or broadcast. So the model and the
+file run with sizes for which a condition does not hold. If they agree, it is dropped, and so it is if the model itself
+refuses such sizes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from modelexport.capture.exported_graph import Exported
+from modelexport.core.calls import ROOT
+from modelexport.exporting.fixed_axes import (
+    FixedAxesError,
+    FixedAxis,
+    Inputs,
+    Run,
+    Tried,
+    axes_of,
+    find_fixed_axes,
+    told_of_fixed,
+    tried,
+)
+from modelexport.exporting.input_output_axis_names import Interface
+from modelexport.graph.size_conditions import (
+    SizeCondition,
+    broken,
+    follows,
+    put_conditions,
+    simplified,
+    sizes_against,
+    sizes_within,
+    told_with_line,
+)
+from modelexport.graph.size_symbols import SYMBOL
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from modelexport.verify.model_and_file import Sides
+
+
+class SizeTrials:
+    """Runs of a model and its file with other sizes of the example inputs, each made once."""
+
+    def __init__(self, sides: Sides, inputs: Inputs) -> None:
+        self._sides, self._inputs = sides, inputs
+        self._done: dict[tuple[tuple[str, int], ...], Tried | None] = {}
+
+    def run(self, sizes: Mapping[str, int]) -> Tried | None:
+        """What happens with sizes of the dynamic axes; ``None`` if the inputs would be too large."""
+        key = tuple(sorted(sizes.items()))
+        if key not in self._done:
+            self._done[key] = self._run(sizes)
+        return self._done[key]
+
+    def _run(self, sizes: Mapping[str, int]) -> Tried | None:
+        from modelexport.pytorch.inputs.other_sizes import symbol_sizes, with_sizes
+
+        sides, model = self._sides, self._sides.tagged.model
+        before = symbol_sizes(self._inputs, model)
+        if any(size > max(_LARGEST, 2 * before[symbol] + 1) for symbol, size in sizes.items()):
+            return None
+        other = with_sizes(self._inputs, model, sizes)
+        if _elements(other) > max(_MOST_ELEMENTS, 8 * _elements(self._inputs)):
+            return None
+        try:
+            right = sides.returned(other)
+        except Exception:  # a model may raise anything for sizes that it does not accept
+            return Tried("not compared")
+        return Tried("agree") if sides.agrees(other, right) else tried(sides.compare(other, {}))
+
+
+_LARGEST, _MOST_ELEMENTS = 1100, 2**18
+"""The largest size of an axis and the most elements of the inputs in a run, if those of the example are smaller."""
+
+
+def _elements(inputs: Inputs) -> int:
+    from modelexport.pytorch.nested_tensors import tensors_in
+
+    return sum(tensor.numel() for _, tensor in tensors_in(inputs))
+
+
+def narrowed_to_one_size(
+    settled: Settled, inputs: Inputs, model: ir.Model, sizes: Mapping[str, int], run: Run
+) -> list[FixedAxis]:
+    """The axes of which the conditions of a file leave no other size that model and file accept."""
+    found: list[FixedAxis] = []
+    for symbol in dict.fromkeys(name for one in settled.kept for name in one.symbols):
+        about = [one for one in settled.kept if symbol in one.symbols and one.formula in settled.reasons]
+        others = sizes_within(settled.kept, sizes, symbol)[:_RUNS]
+        if about and all((one := run(other)) is not None and one.status == "not compared" for other in others):
+            reason = f"with others it differs from the model, except for {told_with_line(about[0])}"
+            found += axes_of(inputs, model, symbol, reason, settled.reasons[about[0].formula].call)
+    return found
+
+
+@dataclass(frozen=True)
+class AxisNames:
+    """The axes that a person named, and so wants to be dynamic."""
+
+    asked: frozenset[str]
+    """Symbols of axes that have to be dynamic for all sizes."""
+    leading: Sequence[str]
+    """Names of the first axes of all inputs, which have to be dynamic where the model accepts other sizes."""
+    every: bool
+    """Whether all axes have to be dynamic, named or not."""
+
+    @classmethod
+    def of(cls, interface: Interface, *, every: bool) -> AxisNames:
+        """Those that an interface names."""
+        return cls(interface.asked, interface.leading, every)
+
+
+@dataclass(frozen=True)
+class SizesFound:
+    """What a file does with other sizes."""
+
+    conditions: Sequence[SizeCondition]
+    """The conditions under which it is right."""
+    constant: Sequence[FixedAxis] = ()
+    """Axes of which the capture made a constant, though the model accepts other sizes."""
+    refusal: str = ""
+    """Why the file is not what was asked for; empty if it is."""
+
+
+def find_sizes(sides: Sides, inputs: Inputs, exported: Exported, names: AxisNames | None) -> SizesFound:
+    """Find out what a file does with other sizes of its dynamic axes.
+
+    Args:
+        inputs: The example inputs; not changed.
+        exported: The capture, with the conditions that it recorded.
+        names: The axes that were named; ``None`` for a part of a package, whose axes are checked where it runs.
+
+    Raises:
+        FixedAxesError: The file fixes sizes of axes that need not be dynamic.
+    """
+    from modelexport.pytorch.inputs.other_sizes import given_sizes, symbol_sizes
+
+    trials, model = SizeTrials(sides, inputs), sides.tagged.model
+    sizes = symbol_sizes(inputs, model)
+    settled = settle_conditions(exported.conditions, sizes, given_sizes(inputs, model), trials.run)
+    put_conditions(model, settled.kept)
+    if names is None:
+        return SizesFound(settled.kept)
+    fixed = narrowed_to_one_size(settled, inputs, model, sizes, trials.run)
+    if not settled.varies:
+        fixed += [one for one in find_fixed_axes(inputs, model, trials.run) if one not in fixed]
+    constant = find_constant_axes(sides, inputs, exported, names)
+    refused = [told_of_fixed(one) for one in fixed if names.every or one.symbol in names.asked]
+    refused += [told_of_fixed(one) for one in constant if names.every or one.symbol in names.leading]
+    if fixed and not refused:
+        raise FixedAxesError(fixed)
+    differing = (one for one in settled.kept if one.formula in settled.reasons)
+    refused += [told_of_condition(one) for one in differing if names.every or names.asked.intersection(one.symbols)]
+    return SizesFound(settled.kept, constant, next(iter(refused), ""))
+
+
+def told_of_condition(condition: SizeCondition) -> str:
+    """One line that says what a file does not do for a named axis, and what to do."""
+    return (
+        f"{' and '.join(condition.symbols)} was to be dynamic, and the file is right only for "
+        f"{told_with_line(condition)}; leave the axis out (--dynamic writes a file that states the condition), or let "
+        f"torch.where or torch.cond decide"
+    )
+
+
+def stated_unchecked(exported: Exported) -> Sequence[SizeCondition]:
+    """The conditions that a file states if it is not run: what the model's own code decides."""
+    known = {symbol for value in exported.model.graph.inputs for size in value.shape or () if not isinstance(size, int)
+             for symbol in SYMBOL.findall(str(size.value))}  # fmt: skip
+    return [one for one in exported.conditions if one.in_model and known.issuperset(one.symbols)]
+
+
+def find_constant_axes(sides: Sides, inputs: Inputs, exported: Exported, names: AxisNames) -> list[FixedAxis]:
+    """The axes that a capture made constant, though the model accepts other sizes: ``math.sqrt(n)``, ``for row in x``.
+
+    Axes of one size that one line made constant change together, as the model may want them to be equal, and alone.
+    """
+    from modelexport.pytorch.inputs.other_sizes import inputs_of_file, with_sizes
+
+    made = {one.symbols[0]: one for one in exported.conditions if _CONSTANT.fullmatch(one.formula)}
+    ports = {
+        name: port.position for port, name in exported.values.items() if port.call == ROOT and port.side == "inputs"
+    }
+    specs, axes = exported.calls.calls[0].inputs, dict[str, list[str | None]]()
+    for name in inputs_of_file(inputs, sides.tagged.model).values():
+        shape = specs[ports[name]].shape if ports.get(name, len(specs)) < len(specs) else ()
+        axes[name] = [str(size) if str(size) in made else None for size in shape]
+    sizes = {one: int(made[one].formula.split()[-1]) for symbols in axes.values() for one in symbols if one is not None}
+    alike: dict[tuple[str, int], list[str]] = {}
+    for symbol, size in sizes.items():
+        if size > 1:
+            alike.setdefault((made[symbol].where, size), []).append(symbol)
+    alone = [[symbol] for group in alike.values() if len(group) > 1 for symbol in group]
+    accepted: set[str] = set()
+    for group in [*alike.values(), *alone][:_GROUPS]:
+        for times, more in ((1, 1), (2, 0)):
+            now = {symbol: times * sizes[symbol] + more for symbol in group}
+            if not accepted.issuperset(group) and _accepts(sides, with_sizes(inputs, sides.tagged.model, now, axes)):
+                accepted.update(group)
+    return [
+        FixedAxis(
+            input=name,
+            axis=axis,
+            symbol=names.leading[axis] if axis < len(names.leading) else symbol,
+            size=sizes[symbol],
+            call="",
+            reason=f"it is a constant of the file: {made[symbol].where or 'torch.export'}: `{made[symbol].source}`",
+        )
+        for name, symbols in axes.items()
+        for axis, symbol in enumerate(symbols)
+        if symbol in accepted
+    ]
+
+
+_GROUPS = 16
+"""How many groups of axes are tried with other sizes."""
+_CONSTANT = re.compile(r"\w+ == \d+")
+
+
+def _accepts(sides: Sides, inputs: Inputs) -> bool:
+    try:
+        sides.returned(inputs)
+    except Exception:  # a model may raise anything for sizes that it does not accept
+        return False
+    return True
+
+
+@dataclass
+class Settled:
+    """The conditions of a file."""
+
+    kept: list[SizeCondition] = field(default_factory=list)
+    reasons: dict[str, Tried] = field(default_factory=dict)
+    """The formula of a condition to what happens if it does not hold; none for one that was not tried."""
+    varies: bool = False
+    """Whether the file agrees with the model in a run in which all sizes are others."""
+
+
+def settle_conditions(
+    recorded: Collection[SizeCondition], sizes: Mapping[str, int], changeable: Collection[str], run: Run
+) -> Settled:
+    """The conditions that a file has.
+
+    Args:
+        recorded: Those of its capture.
+        sizes: The size of each dynamic axis in the example inputs.
+        changeable: The axes that may have another size.
+    """
+    asked = [one for one in recorded if set(one.symbols) <= sizes.keys() and set(one.symbols) & set(changeable)]
+    ones = [SizeCondition(f"{symbol} > 1") for symbol in changeable]
+    pending = [one for one in simplified([*asked, *ones]) if one.holds(sizes)]
+    settled = Settled()
+
+    def drop_at(other: Mapping[str, int]) -> bool:
+        """Whether the file agrees at other sizes; the conditions that do not hold for these are dropped."""
+        agrees = (found := run(other)) is not None and found.status in ("agree", "tie")
+        pending[:] = [one for one in pending if not agrees or one.in_model or one.holds(other)]
+        return agrees
+
+    settled.varies = drop_at(_against_most(pending, sizes, changeable))
+    drop_at({symbol: 1 if symbol in changeable else size for symbol, size in sizes.items()})
+    for condition in sorted(pending, key=lambda one: not one.in_model):
+        others = [one for one in pending if one is not condition]
+        against = islice(sizes_against(condition, sizes), _LOOKED_AT)
+        candidates = [
+            other for other in against if all(other[name] == sizes[name] or name in changeable for name in sizes)
+        ]
+        candidates.sort(key=lambda one: bool(broken(others, one)))
+        found = _tried([one for one in candidates if not broken(settled.kept, one)], run)
+        if found is None and candidates and condition.in_model and not broken(settled.kept, candidates[0]):
+            settled.kept.append(condition)
+        elif found is not None and found.status == "differ":
+            settled.kept.append(condition)
+            settled.reasons[condition.formula] = found
+    settled.kept = _without_implied(settled.kept)
+    return settled
+
+
+def _tried(candidates: Sequence[Mapping[str, int]], run: Run) -> Tried | None:
+    """What happens at some of several sizes; ``None`` if they are too large."""
+    results: list[Tried] = []
+    for other in candidates:
+        if (found := run(other)) is None:
+            continue
+        results.append(found)
+        agreeing = sum(one.status in ("agree", "tie") for one in results)
+        if found.status == "differ" or agreeing == _AGREEING or len(results) == _RUNS:
+            break
+    return max(results, key=lambda one: ("not compared", "tie", "agree", "differ").index(one.status), default=None)
+
+
+_LOOKED_AT, _RUNS, _AGREEING = 24, 4, 2
+"""How many sizes on the other side of a condition are looked at, run, and have to agree before it is dropped."""
+
+
+def _against_most(
+    conditions: Sequence[SizeCondition], sizes: Mapping[str, int], changeable: Collection[str]
+) -> dict[str, int]:
+    """Other sizes of all axes, for each that for which most conditions of it alone do not hold; odd if there are none.
+
+    The size of an axis that has no condition becomes odd, since what is decided by halves shows with no others.
+    """
+    chosen = dict(sizes)
+    for symbol in changeable:
+        own = [one for one in conditions if one.symbols == (symbol,)]
+        values = Counter(other[symbol] for one in own for other in islice(sizes_against(one, sizes), _LOOKED_AT))
+        likely = [value for value, _ in values.most_common() if value > 1]
+        chosen[symbol] = likely[0] if likely else (sizes[symbol] + max(sizes[symbol] // 8, 1)) | 1
+    return chosen
+
+
+def _without_implied(conditions: Sequence[SizeCondition]) -> list[SizeCondition]:
+    """Conditions without those that hold wherever the others of the same axis do."""
+    kept = list(conditions)
+    for one in conditions:
+        others = [other for other in kept if other is not one and other.symbols == one.symbols]
+        if len(one.symbols) == 1 and others and follows(one, others):
+            kept.remove(one)
+    return kept

@@ -1,0 +1,263 @@
+"""Conditions of sizes: formulas in the names of a file's dynamic axes, such as ``n < 24`` or ``h % 4 == 0``.
+
+A formula is Python: integers, names, ``+ - * // / % **``, comparisons, ``and or not``, ``min``, ``max``, ``abs`` and
+``math.ceil``, ``math.floor``, ``math.trunc``. It is evaluated for arrays of sizes, never executed.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache, reduce
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx_ir as ir
+
+from modelexport.format import keys
+from modelexport.format.documents import ValidIf
+from modelexport.graph.size_symbols import SYMBOL
+
+Sizes = Mapping[str, int]
+
+
+class SizeCondition(ValidIf, frozen=True):
+    """A condition of the sizes of a file."""
+
+    in_model: bool = False
+    """Whether the model's own code compares sizes, and not code of torch that the line calls."""
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The names of axes in the formula."""
+        return _symbols(self.formula)
+
+    def holds(self, sizes: Mapping[str, Any]) -> Any:
+        """Whether the condition holds for sizes, or for arrays of sizes. True if the formula cannot be evaluated."""
+        try:
+            with np.errstate(all="ignore"):
+                return _value(_parsed(self.formula), sizes)
+        except (ArithmeticError, LookupError, ValueError, TypeError, SyntaxError, RecursionError):
+            return True
+
+
+def conditions_of(model: ir.Model) -> list[SizeCondition]:
+    """The conditions in the metadata of a file; none if they cannot be read."""
+    try:
+        formulas = msgspec.json.decode(model.metadata_props.get(keys.VALID_IF, "[]"), type=list[str])
+    except msgspec.MsgspecError:
+        return []
+    return [SizeCondition(formula) for formula in formulas if len(formula) <= _LONGEST]
+
+
+def put_conditions(model: ir.Model, conditions: Collection[SizeCondition]) -> None:
+    """Write conditions into the metadata of a file, in place."""
+    model.metadata_props.pop(keys.VALID_IF, None)
+    if conditions:
+        model.metadata_props[keys.VALID_IF] = msgspec.json.encode([one.formula for one in conditions]).decode()
+
+
+def renamed(conditions: Collection[SizeCondition], symbols: Mapping[str, str]) -> tuple[SizeCondition, ...]:
+    """Conditions with other names of axes, or numbers in their place; those without an axis are left out."""
+    changed = (
+        msgspec.structs.replace(
+            one, formula=SYMBOL.sub(lambda name: f"({new})" if (new := symbols.get(name[0], name[0])) != name[0]
+            and not SYMBOL.fullmatch(new) else new, one.formula)
+        )
+        for one in conditions
+    )  # fmt: skip
+    return simplified([one for one in changed if one.symbols])
+
+
+def simplified(conditions: Collection[SizeCondition]) -> tuple[SizeCondition, ...]:
+    """Conditions in their simplest form, each once, without those that always hold."""
+    found: dict[str, SizeCondition] = {}
+    for one in conditions:
+        formula = _simplest(one)
+        if formula and (formula not in found or (one.in_model and not found[formula].in_model)):
+            found[formula] = msgspec.structs.replace(one, formula=formula)
+    return tuple(found.values())
+
+
+def broken(conditions: Collection[SizeCondition], sizes: Sizes) -> list[SizeCondition]:
+    """The conditions that do not hold for sizes. A condition of an axis without a size is not looked at."""
+    return [one for one in conditions if sizes.keys() >= set(one.symbols) and not bool(one.holds(sizes))]
+
+
+def fitting(conditions: Collection[SizeCondition], wanted: Sizes, changeable: Collection[str]) -> dict[str, int] | None:
+    """The sizes nearest to those wanted for which conditions hold; ``None`` if none are found.
+
+    Args:
+        changeable: The names of the axes that may have another size than the wanted one.
+    """
+    sizes = dict(wanted)
+    for _ in range(len(conditions) + 1):
+        failing = broken(conditions, sizes)
+        if not failing:
+            return sizes
+        for symbol in [name for name in failing[0].symbols if name in changeable]:
+            values = _values(failing[0].formula, sizes[symbol])
+            about = [one for one in conditions if symbol in one.symbols and sizes.keys() >= set(one.symbols)]
+            right = values[_all_hold(about, {**sizes, symbol: values}, len(values))]
+            if right.size:
+                sizes[symbol] = int(right[np.argmin(np.abs(right - sizes[symbol]))])
+                break
+        else:
+            return None
+    return None
+
+
+def sizes_against(condition: SizeCondition, sizes: Sizes) -> Iterator[dict[str, int]]:
+    """Sizes for which a condition does not hold, in which one axis differs from given ones; the nearest ones first."""
+    near = [_near([condition], sizes, symbol, False) for symbol in condition.symbols]
+    yield from (one for row in itertools.zip_longest(*near) for one in row if one is not None)
+
+
+def sizes_within(conditions: Collection[SizeCondition], sizes: Sizes, symbol: str) -> list[dict[str, int]]:
+    """Sizes for which conditions hold, in which one axis differs from given ones; the nearest ones first."""
+    return _near([one for one in conditions if symbol in one.symbols], sizes, symbol, True)
+
+
+def _near(conditions: Collection[SizeCondition], sizes: Sizes, symbol: str, holds: bool) -> list[dict[str, int]]:
+    """Sizes in which an axis has another size, one for which conditions hold or not: above, below, far away in turn."""
+    size, values = sizes[symbol], _values(" ".join(one.formula for one in conditions), sizes[symbol])
+    held = values[_all_hold(conditions, {**sizes, symbol: values}, len(values)) == holds]
+    above, below, far = held[held > size][:_NEAREST], held[held < size][::-1][:_NEAREST], held[held > 2 * size][:1]
+    chosen = (one for row in itertools.zip_longest(above, below, far) for one in row if one is not None)
+    return [{**sizes, symbol: int(one)} for one in dict.fromkeys(chosen)]
+
+
+def follows(condition: SizeCondition, others: Collection[SizeCondition]) -> bool:
+    """Whether a condition of one axis holds wherever others of the same axis do."""
+    values = _values(" ".join(one.formula for one in (condition, *others)))
+    sizes = {condition.symbols[0]: values}
+    return not (_all_hold(others, sizes, len(values)) & ~_all_hold([condition], sizes, len(values))).any()
+
+
+_NEAREST = 8
+"""How many sizes on each side of the given one are looked at."""
+_DENSE, _LONGEST = 4096, 2000
+"""All sizes up to the first are looked at, and above it those near the numbers of a formula. The second is the most
+characters of a formula."""
+
+
+def _all_hold(conditions: Collection[SizeCondition], sizes: Mapping[str, Any], count: int) -> Any:
+    held = (np.broadcast_to(np.asarray(one.holds(sizes), dtype=bool), (count,)) for one in conditions)
+    return reduce(np.logical_and, held, np.ones(count, dtype=bool))
+
+
+@cache
+def _values(formula: str, size: int = 1) -> Any:
+    """Sizes at which a formula may change, in order: small ones, and those near its numbers and their products."""
+    numbers = {size, *(int(text) for text in re.findall(r"\b\d{1,9}\b", formula))}
+    pairs = {a * b for a in numbers for b in numbers} | {a // b for a in numbers for b in numbers if b}
+    some = {near for one in numbers | pairs for near in range(one - 2, one + 3) if _DENSE < near < 2**31}
+    return np.array([*range(1, _DENSE + 1), *sorted(some)], dtype=np.int64)
+
+
+@cache
+def _simplest(condition: SizeCondition) -> str:
+    """The simplest formula that is the same for all sizes; empty if it always holds."""
+    formula, names = condition.formula, condition.symbols
+    if len(names) != 1:
+        return "" if not names else formula
+    name, values = names[0], _values(formula)
+    held = _all_hold([condition], {name: values}, len(values))
+    if held.all():
+        return ""
+    if re.fullmatch(rf"{name} (<|<=|>|>=|==|!=) \d+|{name} % \d+ (==|!=) \d+", formula):
+        return formula
+    right, wrong, dense = values[held], values[~held], held[:_DENSE]
+    if right.size and len(right) == right[-1] - right[0] + 1 and right[-1] < values[-1]:
+        low, high = right[0], right[-1]
+        return f"{name} == {low}" if low == high else f"{low} <= {name} <= {high}" if low > 1 else f"{name} <= {high}"
+    if len(wrong) == 1:
+        return f"{name} != {wrong[0]}" if wrong[0] > 1 else f"{name} > 1"
+    if right.size and held[np.argmax(held) :].all():
+        return f"{name} >= {right[0]}"
+    if right.size and wrong[0] - right[-1] == 1:
+        return f"{name} <= {wrong[0] - 1}"
+    for period in range(2, _DENSE // 4):
+        if (dense[period:] == dense[:-period]).all():
+            residues = {int(one) % period for one in right[right <= period]}
+            if len(residues) == 1:
+                return f"{name} % {period} == {residues.pop()}"
+            if len(residues) == period - 1:
+                return f"{name} % {period} != {(set(range(period)) - residues).pop()}"
+            break
+    return formula
+
+
+@cache
+def _parsed(formula: str) -> ast.expr:
+    return ast.parse(formula, mode="eval").body
+
+
+@cache
+def _symbols(formula: str) -> tuple[str, ...]:
+    try:
+        names = (node.id for node in ast.walk(_parsed(formula)) if isinstance(node, ast.Name))
+        return tuple(dict.fromkeys(name for name in names if name not in _FUNCTIONS and name != "math"))
+    except (SyntaxError, ValueError, RecursionError):
+        return ()
+
+
+def _value(node: ast.expr, sizes: Mapping[str, Any]) -> Any:
+    """The value of a formula.
+
+    Raises:
+        KeyError: It has an axis without a size, or a function that formulas do not have.
+        TypeError: It has something that formulas do not have.
+    """
+    match node:
+        case ast.Constant(value=int() | float()):
+            return node.value
+        case ast.Name():
+            return sizes[node.id]
+        case ast.UnaryOp():
+            return _OPERATORS[type(node.op)](_value(node.operand, sizes))
+        case ast.BinOp():
+            return _OPERATORS[type(node.op)](_value(node.left, sizes), _value(node.right, sizes))
+        case ast.BoolOp():
+            return reduce(_OPERATORS[type(node.op)], [_value(one, sizes) for one in node.values])
+        case ast.Compare():
+            terms = [_value(one, sizes) for one in (node.left, *node.comparators)]
+            pairs = zip(node.ops, terms, terms[1:], strict=False)
+            return reduce(np.logical_and, [_OPERATORS[type(op)](left, right) for op, left, right in pairs])
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(value=ast.Name(id="math"), attr=name), keywords=[]):
+            return reduce(_FUNCTIONS[name], [_value(one, sizes) for one in node.args]) if len(node.args) > 1 else (
+                _FUNCTIONS[name](_value(node.args[0], sizes)))  # fmt: skip
+    raise TypeError
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    if np.max(exponent) > _HIGHEST_POWER:
+        raise ValueError
+    return base**exponent
+
+
+_HIGHEST_POWER = 8
+_OPERATORS: Mapping[type, Callable[..., Any]] = {
+    ast.Add: np.add, ast.Sub: np.subtract, ast.Mult: np.multiply, ast.FloorDiv: np.floor_divide,
+    ast.Div: np.true_divide, ast.Mod: np.mod, ast.Pow: _power, ast.USub: np.negative, ast.Not: np.logical_not,
+    ast.And: np.logical_and, ast.Or: np.logical_or, ast.Lt: np.less, ast.LtE: np.less_equal, ast.Gt: np.greater,
+    ast.GtE: np.greater_equal, ast.Eq: np.equal, ast.NotEq: np.not_equal,
+}  # fmt: skip
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "min": np.minimum, "max": np.maximum, "abs": np.abs, "float": np.asarray, "int": np.trunc, "ceil": np.ceil,
+    "floor": np.floor, "trunc": np.trunc, "sqrt": np.sqrt, "round": np.round,
+}  # fmt: skip
+
+
+def told_of_conditions(conditions: Sequence[ValidIf]) -> str:
+    """``valid for n < 24, h % 4 == 0``"""
+    return f"valid for {', '.join(one.formula for one in conditions)}"
+
+
+def told_with_line(condition: ValidIf) -> str:
+    """``n < 24 (net.py:12 decides by it: `if n >= 24:`)``"""
+    line = f" ({condition.where} decides by it: `{condition.source}`)" if condition.where else ""
+    return f"{condition.formula}{line}"
