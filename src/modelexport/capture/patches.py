@@ -78,6 +78,8 @@ TABLE: Mapping[str, Row] = {
     # Private names that are replaced while a model is captured
     "guards": Row("dynamo", "torch.fx.experimental.symbolic_shapes:ShapeEnv._log_guard", "self prefix g forcing_spec",
         "what is decided by sizes, and the line of the model", "files would be wrong at other sizes", required=True),
+    "symbols": Row("dynamo", "torch.fx.experimental:symbolic_shapes", None,
+        "a traced model runs with symbolic sizes", "fewer conditions of sizes with torchscript"),
     "formulas": Row("dynamo", "torch.utils._sympy.printers:PythonPrinter", "settings",
         "conditions of sizes as text", "files would be wrong at other sizes", required=True),
     "prepare": Row("dynamo", f"{_EXPORTER}._core:_prepare_exported_program_for_export", "exported_program ...",

@@ -6,10 +6,13 @@ A capture follows one side of each comparison of a size, and its ``ShapeEnv`` re
 from __future__ import annotations
 
 import linecache
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import PurePath
 from typing import Any
+
+from sympy import And
 
 from modelexport.capture.patches import private
 from modelexport.capture.value_decisions import frames_of_model
@@ -55,13 +58,18 @@ class RecordedConditions:
         printer = private("formulas")()
         for env, guard, (file, number), in_model in self._guards:
             expression = guard.xreplace(env.replacements)
-            if expression.free_symbols:
-                yield SizeCondition(
-                    printer.doprint(expression),
-                    where=f"{PurePath(file).name}:{number}" if file else "",
-                    source=linecache.getline(file, number).strip()[:_TEXT] if file else "",
-                    in_model=in_model,
-                )
+            where, source = line_of_code(file, number)
+            for one in expression.args if isinstance(expression, And) else [expression]:
+                if one.free_symbols:
+                    formula = re.sub(r"(\d+\.\d+?)0+\b", r"\1", printer.doprint(one))
+                    yield SizeCondition(formula, where, source, in_model)
+
+
+def line_of_code(file: str, number: int) -> tuple[str, str]:
+    """A line as it is told, ``net.py:12``, and its text; empty if it is not known."""
+    if not file:
+        return "", ""
+    return f"{PurePath(file).name}:{number}", linecache.getline(file, number).strip()[:_TEXT]
 
 
 _COMPARE = {

@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 from modelexport.capture.arguments_and_parameters import by_name, state_dict_names, variable_inputs
+from modelexport.capture.decisions_by_running import conditions_by_running
 from modelexport.capture.exported_graph import Exported
 from modelexport.capture.failure_hints import OTHER_OPERATIONS, check_returned, failure, way_out
 from modelexport.capture.patches import private, replaced, require
@@ -111,7 +112,10 @@ def capture_by_tracing(
             failed, cause = _explained(error, traced.recorder, way_out(model, error)), error
     if failed is not None:
         raise failed from cause
-    return traced.result(_typed(onnx.load_model_from_string(file.getvalue())), len(names))
+    exported = traced.result(_typed(onnx.load_model_from_string(file.getvalue())), len(names))
+    if not dynamic:
+        return exported
+    return dataclasses.replace(exported, conditions=conditions_by_running(model, inputs, exported.model))
 
 
 def _typed(proto: onnx.ModelProto) -> ir.Model:

@@ -136,10 +136,15 @@ def site_of() -> Site:
 def frames_of_model(frame: FrameType | None) -> Iterator[FrameType]:
     """The frames of the model's code, the innermost first, among a frame and those that called it."""
     while frame is not None:
-        module = str(frame.f_globals.get("__name__", ""))  # none in code that PyTorch writes
-        if module and not module.startswith(_EXPORTERS) and module.partition(".")[0] not in _CALL_MODELS:
+        if is_of_model(frame):
             yield frame
         frame = frame.f_back
+
+
+def is_of_model(frame: FrameType) -> bool:
+    """Whether a frame is of the model's code, not of PyTorch's, of Python's or of what exports it."""
+    module = str(frame.f_globals.get("__name__", ""))  # none in code that PyTorch writes
+    return bool(module) and not module.startswith(_EXPORTERS) and module.partition(".")[0] not in _CALL_MODELS
 
 
 _TRUTHS = {

@@ -16,7 +16,7 @@ from modelexport.core.timed_stages import Stages
 from modelexport.errors import CheckError, UsageError
 from modelexport.exporting.input_output_axis_names import AS_CAPTURED, Interface
 from modelexport.exporting.options import Options
-from modelexport.exporting.size_decisions import AxisNames, SizesFound, find_sizes, stated_unchecked
+from modelexport.exporting.size_decisions import SizesFound, find_sizes, stated_unchecked
 from modelexport.format import documents
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.kept_outputs import exposed_outputs, requested_outputs
@@ -108,9 +108,11 @@ def _check_sizes(
     from modelexport.verify.model_and_file import Sides, open_for
 
     interface = options.capture.interface or AS_CAPTURED
-    names = AxisNames.of(interface, every=options.checks.sizes) if isinstance(interface, Interface) else None
+    names = interface if isinstance(interface, Interface) else None
     with runnable(path, options.tags.tags_as) as file:
-        found = find_sizes(Sides.of(model, inputs, open_for(model, file)), inputs, exported, names)
+        found = find_sizes(
+            Sides.of(model, inputs, open_for(model, file)), inputs, exported, names, every=options.checks.sizes
+        )
     return FileCheck(status="failed", step="other sizes", reason=found.refusal) if found.refusal else passed, found
 
 

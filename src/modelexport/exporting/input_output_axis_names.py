@@ -73,9 +73,9 @@ class Interface:
 
     @property
     def asked(self) -> frozenset[str]:
-        """The symbols of the axes that have to be dynamic."""
+        """The symbols of the named axes, which have to be dynamic where the model accepts other sizes."""
         named = [symbol for size in self.axes.values() for symbol in SYMBOL.findall(size)]
-        return frozenset([*named, *self.leading[:1]])
+        return frozenset([*named, *self.leading])
 
     def _leading(self, exported: Exported) -> dict[tuple[str, int], str]:
         return {
@@ -166,7 +166,7 @@ def _symbols(exported: Exported, axes: Mapping[tuple[str, int], str]) -> dict[st
         size = _size_of(shape[axis])
         if not isinstance(size, str):
             raise UsageError(
-                f"axis {axis} of {name} cannot be dynamic as {symbol}: {_what_fixes(exported, name, axis)} at {size}; "
+                f"axis {axis} of {name} cannot be dynamic as {symbol}: {_what_fixes(exported, name, axis, size)}; "
                 f"give an example in which it is larger, or do not name this axis"
             )
         if found.setdefault(size, symbol) != symbol:
@@ -177,18 +177,19 @@ def _symbols(exported: Exported, axes: Mapping[tuple[str, int], str]) -> dict[st
     return {size: symbol for size, symbol in found.items() if SYMBOL.fullmatch(size)}
 
 
-def _what_fixes(exported: Exported, name: str, axis: int) -> str:
-    """The innermost call after which the size is a number, as text, if the capture shows it."""
+def _what_fixes(exported: Exported, name: str, axis: int, size: int | None) -> str:
+    """The innermost call after which the size is a number, and the line, as text, if the capture shows them."""
     root = exported.calls.calls[0]
     given = next((spec for spec in root.inputs if spec.name == name), None)
     symbol = given.shape[axis] if given is not None and axis < len(given.shape) else None
     if not isinstance(symbol, str) or symbol.isdigit():
-        return "the capture fixes it"
+        return f"the capture fixes it at {size}"
     last = root
     for traced in exported.calls:
         if any(symbol in map(str, spec.shape) for spec in traced.inputs):
             last = traced
-    return f"{last.call} fixes it"
+    line = next((f" ({c.where}: `{c.source}`)" for c in exported.conditions if c.formula == f"{symbol} == {size}"), "")
+    return f"{last.call if last is not root else 'the model itself'} fixes it at {size}{line}"
 
 
 def _size_of(dimension: int | ir.SymbolicDim) -> int | str | None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from modelexport.capture.exported_graph import Exported
 from modelexport.core.calls import ROOT
+from modelexport.core.collected_messages import collected
 from modelexport.exporting.fixed_axes import (
     FixedAxesError,
     FixedAxis,
@@ -31,6 +32,7 @@ from modelexport.exporting.input_output_axis_names import Interface
 from modelexport.graph.size_conditions import (
     SizeCondition,
     broken,
+    fitting,
     follows,
     put_conditions,
     simplified,
@@ -70,11 +72,12 @@ class SizeTrials:
         other = with_sizes(self._inputs, model, sizes)
         if _elements(other) > max(_MOST_ELEMENTS, 8 * _elements(self._inputs)):
             return None
-        try:
-            right = sides.returned(other)
-        except Exception:  # a model may raise anything for sizes that it does not accept
-            return Tried("not compared")
-        return Tried("agree") if sides.agrees(other, right) else tried(sides.compare(other, {}))
+        with collected():
+            try:
+                right = sides.returned(other)
+            except Exception:  # a model may raise anything for sizes that it does not accept
+                return Tried("not compared")
+            return Tried("agree") if sides.agrees(other, right) else tried(sides.compare(other, {}))
 
 
 _LARGEST, _MOST_ELEMENTS = 1100, 2**18
@@ -96,26 +99,10 @@ def narrowed_to_one_size(
         about = [one for one in settled.kept if symbol in one.symbols and one.formula in settled.reasons]
         others = sizes_within(settled.kept, sizes, symbol)[:_RUNS]
         if about and all((one := run(other)) is not None and one.status == "not compared" for other in others):
-            reason = f"with others it differs from the model, except for {told_with_line(about[0])}"
-            found += axes_of(inputs, model, symbol, reason, settled.reasons[about[0].formula].call)
+            result, line = settled.reasons[about[0].formula], about[0].where
+            reason = f"{result.reason}{f' ({line} decides by it: `{about[0].source}`)' if line else ''}"
+            found += axes_of(inputs, model, symbol, reason, result.call)
     return found
-
-
-@dataclass(frozen=True)
-class AxisNames:
-    """The axes that a person named, and so wants to be dynamic."""
-
-    asked: frozenset[str]
-    """Symbols of axes that have to be dynamic for all sizes."""
-    leading: Sequence[str]
-    """Names of the first axes of all inputs, which have to be dynamic where the model accepts other sizes."""
-    every: bool
-    """Whether all axes have to be dynamic, named or not."""
-
-    @classmethod
-    def of(cls, interface: Interface, *, every: bool) -> AxisNames:
-        """Those that an interface names."""
-        return cls(interface.asked, interface.leading, every)
 
 
 @dataclass(frozen=True)
@@ -130,13 +117,15 @@ class SizesFound:
     """Why the file is not what was asked for; empty if it is."""
 
 
-def find_sizes(sides: Sides, inputs: Inputs, exported: Exported, names: AxisNames | None) -> SizesFound:
+def find_sizes(sides: Sides, inputs: Inputs, exported: Exported, names: Interface | None, *, every: bool) -> SizesFound:
     """Find out what a file does with other sizes of its dynamic axes.
 
     Args:
         inputs: The example inputs; not changed.
         exported: The capture, with the conditions that it recorded.
-        names: The axes that were named; ``None`` for a part of a package, whose axes are checked where it runs.
+        names: The names of axes that a person gave; ``None`` for a part of a package, whose axes are checked where it
+            runs.
+        every: Whether all axes have to be dynamic, and not only those with names.
 
     Raises:
         FixedAxesError: The file fixes sizes of axes that need not be dynamic.
@@ -150,15 +139,14 @@ def find_sizes(sides: Sides, inputs: Inputs, exported: Exported, names: AxisName
     if names is None:
         return SizesFound(settled.kept)
     fixed = narrowed_to_one_size(settled, inputs, model, sizes, trials.run)
-    if not settled.varies:
+    if not settled.varies or exported.frontend != "dynamo":  # a trace records nothing of what it makes constant
         fixed += [one for one in find_fixed_axes(inputs, model, trials.run) if one not in fixed]
     constant = find_constant_axes(sides, inputs, exported, names)
-    refused = [told_of_fixed(one) for one in fixed if names.every or one.symbol in names.asked]
-    refused += [told_of_fixed(one) for one in constant if names.every or one.symbol in names.leading]
+    refused = [told_of_fixed(one) for one in (*fixed, *constant) if every or one.symbol in names.asked]
     if fixed and not refused:
         raise FixedAxesError(fixed)
     differing = (one for one in settled.kept if one.formula in settled.reasons)
-    refused += [told_of_condition(one) for one in differing if names.every or names.asked.intersection(one.symbols)]
+    refused += [told_of_condition(one) for one in differing if every or names.asked.intersection(one.symbols)]
     return SizesFound(settled.kept, constant, next(iter(refused), ""))
 
 
@@ -178,7 +166,7 @@ def stated_unchecked(exported: Exported) -> Sequence[SizeCondition]:
     return [one for one in exported.conditions if one.in_model and known.issuperset(one.symbols)]
 
 
-def find_constant_axes(sides: Sides, inputs: Inputs, exported: Exported, names: AxisNames) -> list[FixedAxis]:
+def find_constant_axes(sides: Sides, inputs: Inputs, exported: Exported, names: Interface) -> list[FixedAxis]:
     """The axes that a capture made constant, though the model accepts other sizes: ``math.sqrt(n)``, ``for row in x``.
 
     Axes of one size that one line made constant change together, as the model may want them to be equal, and alone.
@@ -189,10 +177,14 @@ def find_constant_axes(sides: Sides, inputs: Inputs, exported: Exported, names: 
     ports = {
         name: port.position for port, name in exported.values.items() if port.call == ROOT and port.side == "inputs"
     }
+    declared = {value.name: value.shape for value in sides.tagged.model.graph.inputs}
     specs, axes = exported.calls.calls[0].inputs, dict[str, list[str | None]]()
     for name in inputs_of_file(inputs, sides.tagged.model).values():
         shape = specs[ports[name]].shape if ports.get(name, len(specs)) < len(specs) else ()
-        axes[name] = [str(size) if str(size) in made else None for size in shape]
+        fixed = [isinstance(size, int) for size in declared.get(name) or ()]
+        axes[name] = [
+            str(s) if is_fixed and str(s) in made else None for s, is_fixed in zip(shape, fixed, strict=False)
+        ]
     sizes = {one: int(made[one].formula.split()[-1]) for symbols in axes.values() for one in symbols if one is not None}
     alike: dict[tuple[str, int], list[str]] = {}
     for symbol, size in sizes.items():
@@ -265,11 +257,14 @@ def settle_conditions(
         pending[:] = [one for one in pending if not agrees or one.in_model or one.holds(other)]
         return agrees
 
+    equal = [one for one in pending if _EQUAL.fullmatch(one.formula)]
     settled.varies = drop_at(_against_most(pending, sizes, changeable))
     drop_at({symbol: 1 if symbol in changeable else size for symbol, size in sizes.items()})
     for condition in sorted(pending, key=lambda one: not one.in_model):
         others = [one for one in pending if one is not condition]
-        against = islice(sizes_against(condition, sizes), _LOOKED_AT)
+        against = list(islice(sizes_against(condition, sizes), _LOOKED_AT))
+        if condition not in equal:
+            against = [_with_equal(other, sizes, equal) for other in against]
         candidates = [
             other for other in against if all(other[name] == sizes[name] or name in changeable for name in sizes)
         ]
@@ -282,6 +277,15 @@ def settle_conditions(
             settled.reasons[condition.formula] = found
     settled.kept = _without_implied(settled.kept)
     return settled
+
+
+_EQUAL = re.compile(r"\w+ == [A-Za-z_]\w*")
+
+
+def _with_equal(other: Mapping[str, int], sizes: Mapping[str, int], equal: Sequence[SizeCondition]) -> dict[str, int]:
+    """Sizes in which the axes that are always equal to a changed one are changed, too."""
+    unchanged = [symbol for symbol in other if other[symbol] == sizes[symbol]]
+    return fitting(equal, other, unchanged) or dict(other)
 
 
 def _tried(candidates: Sequence[Mapping[str, int]], run: Run) -> Tried | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from modelexport.pytorch.inputs.other_sizes import WAYS, one_row, other_sizes
+from modelexport.pytorch.inputs.other_sizes import WAYS, one_row, other_sizes, sizes_at_limits
 from modelexport.pytorch.inputs.variations import (
     PADDED,
     PADDED_AT_THE_END,
@@ -80,7 +80,8 @@ def compare_others(sides: Sides, inputs: Inputs, kept: frozenset[str], *, select
         others.compared.append(one)
         if one.status != "not compared":
             break
-    rare = chain(beyond_example(inputs, tagged.model, kept), uniform(inputs, kept) if selects else ())
+    limits = sizes_at_limits(inputs, tagged.model)
+    rare = chain(limits, beyond_example(inputs, tagged.model, kept), uniform(inputs, kept) if selects else ())
     beyond = [compared(what, other) for what, other in rare]
     others.compared += [one for one in beyond if one.status != "not compared"]
     return others

@@ -8,13 +8,14 @@ to accept one.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import onnx_ir as ir
 import torch
 
 from modelexport.graph.nodes import required_inputs
-from modelexport.graph.size_conditions import conditions_of, fitting
+from modelexport.graph.size_conditions import broken, conditions_of, fitting, sizes_against
 from modelexport.graph.size_symbols import SYMBOL, put_size
 from modelexport.pytorch.nested_tensors import tensors_in
 from modelexport.pytorch.private_torch import tree_map
@@ -108,6 +109,26 @@ def other_sizes(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inputs]]
     if len(sizes) > 1:
         ways += [(f"another size of {symbol}", changed_sizes(inputs, model, symbols=[symbol])) for symbol in sizes]
     yield from ((what, with_sizes(inputs, model, now)) for what, now in ways if now is not None)
+
+
+def sizes_at_limits(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inputs]]:
+    """Inputs with the last sizes for which the conditions of a file hold, and with odd ones, with a description."""
+    before, conditions = symbol_sizes(inputs, model), conditions_of(model)
+    odd = {symbol: (size + max(size // 8, 1)) | 1 for symbol, size in given_sizes(inputs, model).items()}
+    wanted = [("odd sizes", {**before, **odd})] if odd else []
+    for one in conditions:
+        for other in islice(sizes_against(one, before), _LIMITS) if before.keys() >= set(one.symbols) else ():
+            symbol = next(name for name in other if other[name] != before[name])
+            inner = other[symbol] + (1 if other[symbol] < before[symbol] else -1)
+            wanted.append((f"{symbol} = {inner}", {**before, symbol: inner}))
+    for what, sizes in dict(wanted).items():
+        largest = max(sizes.values(), default=0)
+        if not broken(conditions, sizes) and sizes != before and largest <= max(_LARGEST, *before.values()):
+            yield what, with_sizes(inputs, model, sizes)
+
+
+_LIMITS, _LARGEST = 2, 1100
+"""How many sizes on the other side of a condition give one on this side, and the largest that is tried."""
 
 
 def one_row(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inputs]]:

@@ -1,0 +1,153 @@
+"""The conditions of sizes of a model that was traced: a trace records none, so the model runs twice more.
+
+A run with symbolic sizes records them as torch.export does, as far as it gets. Runs with other sizes show what Python
+decides by tensors made of sizes (``if torch.arange(n).max() > 5``): other instructions of the model's code run then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import nn
+
+from modelexport.capture.patches import private, replaced, usable
+from modelexport.capture.recorded_conditions import RecordedConditions, line_of_code
+from modelexport.capture.value_decisions import is_of_model
+from modelexport.core.collected_messages import collected
+from modelexport.graph.size_conditions import SizeCondition, renamed, simplified
+from modelexport.pytorch.calls.traced_tree import untouched
+from modelexport.pytorch.inputs.other_sizes import dynamic_axes, given_sizes, inputs_of_file, symbol_sizes, with_sizes
+from modelexport.pytorch.nested_tensors import run_arguments, tensors_in
+from modelexport.pytorch.private_torch import FakeTensorMode, tree_map
+
+Inputs = Mapping[str, Any] | Sequence[Any]
+
+
+def conditions_by_running(model: nn.Module, inputs: Inputs, graph: ir.Model) -> tuple[SizeCondition, ...]:
+    """The conditions of the sizes of a traced graph, in its symbols.
+
+    Args:
+        inputs: The example inputs; not changed.
+        graph: The traced graph.
+    """
+    return simplified([*_by_symbols(model, inputs, graph), *_by_instructions(model, inputs, graph)])
+
+
+def _by_symbols(model: nn.Module, inputs: Inputs, graph: ir.Model) -> tuple[SizeCondition, ...]:
+    """The conditions that a run with symbolic sizes records before it ends or fails."""
+    if not usable("symbols", "guards", "formulas"):
+        return ()
+    shapes, recorded = private("symbols"), RecordedConditions()
+    axes, own = dynamic_axes(graph), inputs_of_file(inputs, graph)
+    names = {id(tensor): own.get(name, "") for name, tensor in tensors_in(inputs)}
+    env = shapes.ShapeEnv()
+    fake, symbols = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True), dict[str, str]()
+
+    def symbolic(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        sizes = axes.get(names.get(id(value), ""), [None] * value.dim())
+        kinds = [shapes.DimDynamic.STATIC if size is None else shapes.DimDynamic.DYNAMIC for size in sizes]
+        context = shapes.StatelessSymbolicContext(dynamic_sizes=kinds)
+        tensor = fake.from_tensor(value, symbolic_context=context)
+        for size, symbol in zip(sizes, tensor.shape, strict=False):
+            if size is not None and not isinstance(symbol, int):
+                symbols[str(symbol)] = size
+        return tensor
+
+    with contextlib.suppress(Exception), untouched(model, runs=False), collected(), torch.no_grad():
+        args, kwargs = run_arguments(tree_map(symbolic, inputs))
+        with replaced({"guards": recorded.logging}), fake:
+            model(*args, **kwargs)
+    equal = [SizeCondition(f"{one} == {other}") for one, other in env.replacements.items()]
+    return renamed([*recorded.conditions(), *equal], symbols)
+
+
+def _by_instructions(model: nn.Module, inputs: Inputs, graph: ir.Model) -> Iterator[SizeCondition]:
+    """A condition for each axis with whose other sizes other instructions of the model's code run."""
+    sizes, before = symbol_sizes(inputs, graph), list(given_sizes(inputs, graph))
+    path = _instructions(model, inputs)
+
+    def deciding(changed: Mapping[str, int]) -> tuple[str, str] | bool | None:
+        """The line that decides otherwise, ``None`` if none does; False if the model does not accept the sizes."""
+        other = _instructions(model, with_sizes(inputs, graph, {**sizes, **changed}))
+        if path is None or other is None:
+            return False
+        at = next((index for index, both in enumerate(zip(path, other, strict=False)) if both[0] != both[1]), None)
+        if at is None and len(path) == len(other):
+            return None
+        code, _, number = path[(min(len(path), len(other)) if at is None else at) - 1]
+        return line_of_code(code, number)
+
+    together = [{one: change(sizes[one]) for one in before} for change in (_odd, lambda n: 4 * n, lambda n: n // 2)]
+    if not any(deciding(changed) is not None for changed in together if changed):
+        return
+    for symbol in before:
+        size = sizes[symbol]
+        values = [size + 1, size + 2, size + 3, size - 1, 2 * size, 2 * size + 1, 4 * size, size // 2]
+        tried = {one: deciding({symbol: one}) for one in dict.fromkeys(values) if one > 0}
+        lines = [line for line in tried.values() if isinstance(line, tuple)]
+        if lines:
+            alike = {size: True, **{one: line is None for one, line in tried.items() if line is not False}}
+            where, source = lines[0]
+            bounds = _bounds(alike, size, lambda one, symbol=symbol: deciding({symbol: one}) is None)
+            yield SizeCondition(f"{bounds.format(symbol)}", where, source, in_model=True)
+
+
+def _odd(size: int) -> int:
+    return (size + max(size // 8, 1)) | 1
+
+
+def _bounds(alike: Mapping[int, bool], size: int, runs_alike: Any) -> str:
+    """The formula, with ``{0}`` for the symbol, of the sizes at which the same instructions run."""
+    right, wrong = [one for one in alike if alike[one]], [one for one in alike if not alike[one]]
+    for period in range(2, _LONGEST_PERIOD):
+        if len(right) > 1 and all((one % period == size % period) == same for one, same in alike.items()):
+            return f"{{0}} % {period} == {size % period}"
+    low = max((one for one in wrong if one < size), default=0)
+    high = min((one for one in wrong if one > size), default=0)
+    first, last = min(one for one in right if one > low), max(one for one in right if not high or one < high)
+    while high and high - last > 1:
+        middle = (high + last) // 2
+        last, high = (middle, high) if runs_alike(middle) else (last, middle)
+    while low and first - low > 1:
+        middle = (first + low) // 2
+        first, low = (middle, low) if runs_alike(middle) else (first, middle)
+    below, above = f"{{0}} <= {last}" if high else "", f"{{0}} >= {first}" if low else ""
+    return f"{first} <= {{0}} <= {last}" if below and above else below or above
+
+
+_LONGEST_PERIOD = 33
+
+_Path = list[tuple[str, int, int]]
+
+
+def _instructions(model: nn.Module, inputs: Inputs) -> _Path | None:
+    """The instructions of the model's code in a run: files, positions and lines. ``None`` if the run fails."""
+    path: _Path = []
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if not is_of_model(frame):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            path.append((frame.f_code.co_filename, frame.f_lasti, frame.f_lineno))
+        return trace
+
+    args, kwargs = run_arguments(inputs)
+    before = sys.gettrace()
+    with untouched(model), collected(), torch.no_grad():
+        sys.settrace(trace)
+        try:
+            model(*args, **kwargs)
+        except Exception:  # a model may raise anything for sizes that it does not accept
+            return None
+        finally:
+            sys.settrace(before)
+    return path

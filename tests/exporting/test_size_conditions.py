@@ -1,0 +1,154 @@
+"""What Python decides by a size holds for sizes on one side of the decision only, and the file says for which."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from modelexport import export, verify
+from modelexport.cli.show_export import format_export
+from modelexport.errors import CheckError, UsageError
+from modelexport.exporting.input_output_axis_names import Interface
+from modelexport.graph.size_conditions import SizeCondition, fitting, renamed, simplified, sizes_against
+from modelexport.tagged.file import read_tagged
+
+NAMES = Interface(axes={("x", 1): "n", ("x", 2): "h", ("y", 1): "m"})
+
+
+class Decides(nn.Module):
+    """Decides by a threshold, as window attention does, by two inputs, and by nothing that matters."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        n, h, m = x.shape[1], x.shape[2], y.shape[1]
+        x = x * (2.0 if n >= 24 else 1.0)
+        if h % 4:
+            x = functional.pad(x, (0, 4 - h % 4)) + 1
+        if n > m:
+            x = x + 1
+        if m % 2 == 0:  # both sides compute the same
+            y = y + 0
+        return x.sum((1, 2)) + y.sum(1)
+
+
+INPUTS = {"x": torch.rand(2, 9, 8), "y": torch.rand(2, 6)}
+
+
+@pytest.fixture(scope="module", params=["dynamo", "torchscript"])
+def exported(request: Any, tmp_path_factory: Any) -> Any:
+    path = tmp_path_factory.mktemp("sizes") / "x.onnx"
+    return export(Decides().eval(), INPUTS, path, frontend=request.param, dynamic=True)
+
+
+def test_a_file_states_the_conditions_of_its_sizes_and_only_those_that_matter(exported: Any) -> None:
+    file = read_tagged(exported.path)
+    (_, n, h), (_, m) = ([str(size) for size in value.shape or ()] for value in file.model.graph.inputs)
+    formulas = [f"{n} < 24", f"{h} % 4 == 0", f"{n} > {m}"]
+    assert [one.formula for one in exported.valid_if] == formulas
+    assert json.loads(file.model.metadata_props["modelexport.valid_if"]) == formulas
+    line = exported.valid_if[0].where
+    assert line.startswith("test_size_conditions.py:")
+    assert exported.valid_if[0].source == "x = x * (2.0 if n >= 24 else 1.0)"
+    assert file.hierarchy is not None
+    assert file.hierarchy.settings.valid_if == exported.valid_if
+    assert f"| `{n} < 24` | {line} |" in exported.path.with_suffix(".report.md").read_text()
+    assert f"valid for {n} < 24, {h} % 4 == 0, {n} > {m}" in format_export(exported)
+    assert not exported.fixed
+
+
+def test_verify_tries_sizes_for_which_the_conditions_hold_up_to_their_limits(exported: Any) -> None:
+    report = verify(Decides().eval(), INPUTS, exported.path)
+    assert report.agrees
+    assert any("23" in one.what for one in report.others)
+
+
+def test_a_file_that_is_not_run_states_what_the_code_of_the_model_decides(tmp_path: Path) -> None:
+    export(Decides().eval(), INPUTS, tmp_path / "x.onnx", frontend="dynamo", dynamic=True, check=False)
+    properties = {one.key: one.value for one in onnx.load(tmp_path / "x.onnx").metadata_props}
+    assert len(json.loads(properties["modelexport.valid_if"])) == 4
+
+
+def test_a_named_axis_with_a_condition_is_refused_with_the_line_that_decides(tmp_path: Path) -> None:
+    with pytest.raises(CheckError, match=r"n was to be dynamic.* n < 24 \(test_size_conditions.py:\d+ .*`x = x \* \(2"):
+        export(Decides().eval(), INPUTS, tmp_path / "x.onnx", frontend="dynamo", dynamic=True, interface=NAMES)
+
+
+class Constant(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([self.linear(row) for row in x]) / math.sqrt(x.shape[1])
+
+
+def test_an_axis_that_the_capture_makes_constant_is_told_if_the_model_accepts_other_sizes(tmp_path: Path) -> None:
+    result = export(Constant().eval(), {"x": torch.rand(2, 3, 4)}, tmp_path / "x.onnx", dynamic=True)
+    assert [(one.input, one.axis, one.size) for one in result.fixed] == [("x", 0, 2), ("x", 1, 3)]
+    assert "math.sqrt(x.shape[1])" in result.fixed[1].reason
+    named = Interface(axes={("x", 1): "rows"})
+    with pytest.raises(UsageError, match=r"rows: .*fixes it at 3 \(test_size_conditions.py:\d+: .*math.sqrt"):
+        export(Constant().eval(), {"x": torch.rand(2, 3, 4)}, tmp_path / "y.onnx", dynamic=True, interface=named)
+
+
+class Root(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x / math.sqrt(x.shape[1])
+
+
+def test_no_named_axis_becomes_constant(tmp_path: Path) -> None:
+    named = Interface(leading=["batch", "rows"])
+    with pytest.raises(CheckError, match=r"rows \(axis 1 of x\): it is a constant of the file: test_size_con"):
+        export(Root().eval(), {"x": torch.rand(2, 3, 4)}, tmp_path / "y.onnx", dynamic=True, interface=named)
+
+
+def test_the_sum_of_what_was_decided_by_tensors_of_sizes_is_found_in_a_trace(tmp_path: Path) -> None:
+    class Counts(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2 if torch.arange(x.shape[1]).max() > 5 else x
+
+    result = export(Counts().eval(), (torch.rand(2, 8),), tmp_path / "x.onnx", frontend="torchscript", dynamic=True)
+    assert [one.formula for one in result.valid_if] == ["x_1 >= 7"]
+
+
+@pytest.mark.parametrize(
+    ("formula", "simple"),
+    [
+        ("(n % 2) <= 0", "n % 2 == 0"),
+        ("((4 + (-1)*(n % 4)) % 4) == 0", "n % 4 == 0"),
+        ("(2*(n // 2)) == n", "n % 2 == 0"),
+        ("((3 + n) // 4) == 2", "5 <= n <= 8"),
+        ("2*n < 20000", "n <= 9999"),
+        ("(-4) + n >= 0", "n >= 4"),
+        ("2 <= n", "n > 1"),
+        ("max(n, 20) == 20", "n <= 20"),
+        ("n % 3 != 1 or n < 0", "n % 3 != 1"),
+        ("n != 8 and not n == 8", "n != 8"),
+        ("(n // 2) <= n", None),
+    ],
+)
+def test_a_formula_gets_its_simplest_form(formula: str, simple: str | None) -> None:
+    assert [one.formula for one in simplified([SizeCondition(formula)])] == ([simple] if simple else [])
+
+
+def test_a_formula_is_not_executed() -> None:
+    for formula in ("__import__('os').abort()", "n.__class__", "n <", "2**n**n**n < 3", "(" * 999):
+        assert SizeCondition(formula).holds({"n": 9}) is True
+
+
+def test_sizes_on_both_sides_of_conditions() -> None:
+    below, fourth = SizeCondition("n < 24"), SizeCondition("n % 4 == 0")
+    assert next(sizes_against(below, {"n": 8, "m": 3})) == {"n": 24, "m": 3}
+    assert fitting([below, fourth], {"n": 30, "m": 3}, ["n"]) == {"n": 20, "m": 3}
+    assert fitting([SizeCondition("n == m")], {"n": 9, "m": 8}, ["m"]) == {"n": 9, "m": 9}
+    assert fitting([SizeCondition("n < 1")], {"n": 9}, ["n"]) is None
+    assert [one.formula for one in renamed([SizeCondition("a*b < 9"), below], {"a": "n", "b": "4", "n": "3"})] == [
+        "n <= 2"
+    ]
