@@ -86,9 +86,11 @@ def axes_of(inputs: Inputs, model: ir.Model, symbol: str, reason: str, call: str
 
 def _runner(inputs: Inputs, model: ir.Model, run: Run) -> Callable[[Collection[str]], Tried]:
     """Compares the outputs with other sizes of some symbols, in the first way that the model accepts."""
-    from modelexport.pytorch.inputs.other_sizes import WAYS, changed_sizes
+    from modelexport.pytorch.inputs.other_sizes import WAYS, changed_sizes, symbol_sizes
 
     def tried(symbols: Collection[str]) -> Tried:
+        if not symbols:
+            return run(symbol_sizes(inputs, model)) or Tried("not compared")
         for way in WAYS:
             sizes = changed_sizes(inputs, model, way, symbols)
             found = run(sizes) if sizes is not None else None

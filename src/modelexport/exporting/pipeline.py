@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -185,13 +185,15 @@ class _Written:
     tagged: steps.Tagged
     attempts: Sequence[Attempt]
     staged: Path
+    files: Set[Path] = frozenset()
 
     def write(self, conditions: Sequence[SizeCondition]) -> documents.Hierarchy:
         """Write the file and its documents, with the conditions of sizes under which the file is right."""
         job, exported = self.job, self.exported
         options, stages = job.options, job.stages
-        for file in self.staged.parent.iterdir():
+        for file in self.files:
             file.unlink()
+        others = {*self.staged.parent.iterdir()}
         put_conditions(exported.model, conditions)
         with stages("documents"):
             settings = options.settings(exported, self.attempts, conditions)
@@ -205,4 +207,5 @@ class _Written:
             self.weights = steps.write_files(
                 graph, self.tagged, self.described.files, job.path, self.staged, options.weights
             )
+        self.files = {*self.staged.parent.iterdir()} - others
         return self.described.hierarchy

@@ -272,7 +272,7 @@ def settle_conditions(
         found = _tried([one for one in candidates if not broken(settled.kept, one)], run)
         if found is None and candidates and condition.in_model and not broken(settled.kept, candidates[0]):
             settled.kept.append(condition)
-        elif found is not None and found.status == "differ":
+        elif found is not None and found.status == "differ" and (as_is := run(sizes)) and as_is.status != "differ":
             settled.kept.append(condition)
             settled.reasons[condition.formula] = found
     settled.kept = _without_implied(settled.kept)
