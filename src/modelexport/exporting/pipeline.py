@@ -20,7 +20,7 @@ from modelexport.exporting.export_checks import run_checks
 from modelexport.exporting.export_result import ExportResult
 from modelexport.exporting.exposed_outputs import expose
 from modelexport.exporting.fixed_axes import FixedAxesError, FixedAxis
-from modelexport.exporting.input_output_axis_names import AS_CAPTURED, with_fixed_axes
+from modelexport.exporting.input_output_axis_names import AS_CAPTURED, Interface, with_fixed_axes
 from modelexport.exporting.markdown_report import report_path, write_report
 from modelexport.exporting.options import Keywords, Options
 from modelexport.exporting.size_decisions import stated_unchecked
