@@ -42,6 +42,7 @@ from modelexport.capture.failure_hints import (
     translated_node,
     way_out,
 )
+from modelexport.capture.numbers_in_double import compute_numbers_in_double
 from modelexport.capture.once.decomposed_calls import decomposed_once
 from modelexport.capture.once.signatures import described_once, parsed_once, signed_once
 from modelexport.capture.once.type_promotion import promoted_once
@@ -222,6 +223,7 @@ def _with_owners(
     # If a whole graph comes from inlined functions, no node refers to its FX node, only to its name.
     fx_graphs = {} if program is None else {translated.graph: program.graph}
     passes.InlinePass()(translated)
+    compute_numbers_in_double(translated)
     list(without_last_windows(translated))
     seen: Sequence[TracedCall] = recorder.seen
     if program is not None and not (seen and seen[0].call == ROOT and is_annotated(program.graph)):

@@ -35,6 +35,9 @@ Rounds = Callable[[Any], bool]
 """Whether a number that is computed from sizes is rounded to float32 where a tensor is computed with it."""
 
 
+_MAKE_WHOLE, _DOUBLE = frozenset(("Cast", "Ceil", "Floor", "Round")), ir.DataType.DOUBLE
+
+
 def as_is(node: ir.Node, given: Sequence[Any], value: ir.Value, array: Any) -> Any:
     """Every value stays."""
     return array
@@ -250,6 +253,8 @@ class _Run:
         if not self._of.rounds_numbers:
             return self._of.nodes.compute(node, given)
         if of_sizes:
+            if node.op_type in _MAKE_WHOLE and node.inputs[0] is not None and node.inputs[0].dtype is not _DOUBLE:
+                given = [array.astype(np.float32).astype(array.dtype) for array in given]  # a runtime counts in float32
             outputs = self._of.nodes.compute(node, given)
             if all(getattr(array, "size", 0) == 1 for array in outputs):
                 return outputs

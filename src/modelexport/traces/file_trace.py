@@ -92,13 +92,17 @@ def measure_noise(
 
     def moved(value: ir.Value, array: Any) -> Any:
         unit = 0.0 if array.dtype != np.float64 or is_parameter(value) else _unit(value)
-        if value.dtype is ir.DataType.DOUBLE and run.rounds_numbers and array.size == 1:
+        if value.dtype is ir.DataType.DOUBLE and run.rounds_numbers and array.size == 1 and _meets_tensors(value):
             unit = UNITS["float32"]  # PyTorch's run has it rounded, if it is a number of Python
         # Equal constants are rounded alike: those of one product must not cancel.
         generator = np.random.default_rng(zlib.crc32(array.tobytes()))
         return nudge(array, unit, generator) if unit else array
 
     return _changes(trace, trace_file(run.nudged(), inputs, truth, constants=constants, change=moved))
+
+
+def _meets_tensors(value: ir.Value) -> bool:
+    return any(output.shape is None or len(output.shape) for user, _ in value.uses() for output in user.outputs)
 
 
 def measure_rounding(

@@ -55,6 +55,8 @@ def _state(matches: Matches, node: ir.Node) -> tuple[OwnerState, str]:
     for value in node.outputs:
         if not matches.is_telling(value) or value not in matches.right:  # what a wrong value leads to tells no call
             continue
+        if value in matches.sizes and matches.trace.prints[value][0].size == 1:  # numbers of Python are of no call
+            continue
         contents = matches.alike.get(value, [])
         if not contents:
             if (other := _crossing(matches, node, value)) is not None:

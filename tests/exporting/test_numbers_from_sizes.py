@@ -1,0 +1,88 @@
+"""Numbers that Python computes from sizes are right at every size, and neither fix an axis nor accuse a file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import interpolate, scaled_dot_product_attention
+
+from modelexport import export, verify
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+FUNCTIONS: dict[str, Function] = {
+    "inverse": lambda x: x * (1 / x.shape[1]),
+    "power": lambda x: torch.softmax(x @ x.transpose(1, 2) * x.shape[1] ** -0.5, -1),
+    "ratio": lambda x: x * (x.shape[1] / x.shape[2]),
+    "unbiased": lambda x: x * (x.shape[1] / (x.shape[1] - 1)),
+    "tenth": lambda x: x * (0.1 * x.shape[2]),
+    "several": lambda x: x * (x.shape[1] * 0.3 + x.shape[0] ** 0.5 - 1 / x.shape[2]),
+    "full": lambda x: x + torch.full((x.shape[1], 1), 1 / x.shape[1]),
+    "bound": lambda x: x.clamp(max=x.shape[1] / 7),
+    "where": lambda x: torch.where(x > 1 / x.shape[1], x, 1 / x.shape[2]),
+    "alpha": lambda x: torch.add(x, x * x, alpha=1 / x.shape[1]),
+    "epsilon": lambda x: x / (x.norm(dim=1, keepdim=True) + 1 / x.shape[1]),
+    "mean": lambda x: x.sum(1) / x.shape[1],
+    "area": lambda x: x - x.sum((1, 2), keepdim=True) / (x.shape[1] * x.shape[2]),
+    "positions": lambda x: x + (2 * torch.arange(x.shape[2]) / (x.shape[2] - 1) - 1),
+    "tensor": lambda x: x / torch.sqrt(torch.tensor(x.shape[1])),
+    "attention": lambda x: scaled_dot_product_attention(x[None], x[None], x[None]),
+    "attention of three axes": lambda x: scaled_dot_product_attention(x, x, x),
+    "rounded down": lambda x: x[:, : math.floor(x.shape[1] * 0.57)],
+    "rounded up": lambda x: x + torch.ones(math.ceil(x.shape[1] / 3)).sum(),
+    "whole product": lambda x: interpolate(x, scale_factor=0.7, recompute_scale_factor=True),
+    "scale": lambda x: interpolate(x, scale_factor=2.3, mode="linear"),
+}
+BY_TRACE = (
+    "inverse",
+    "power",
+    "ratio",
+    "full",
+    "bound",
+    "alpha",
+    "epsilon",
+    "attention of three axes",
+    "whole product",
+)
+
+
+class Computed(nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return FUNCTIONS[self.name](x)
+
+
+class All(nn.Module):
+    def __init__(self, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(map(Computed, names))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(part(x) for part in self.parts)
+
+
+@pytest.mark.parametrize(("frontend", "names"), [("dynamo", tuple(FUNCTIONS)), ("torchscript", BY_TRACE)])
+def test_numbers_from_sizes(frontend: str, names: tuple[str, ...], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = All(names).eval(), torch.randn(3, 10, 20)
+    result = export(model, {"x": x}, tmp_path / "x.onnx", dynamic=True, frontend=frontend)  # type: ignore[arg-type]
+    assert not result.fixed
+    session = result.session()
+    assert all(isinstance(size, str) for size in session.get_inputs()[0].shape)
+    report = verify(model, {"x": x}, tmp_path / "x.onnx")
+    assert report.agrees, report
+    assert {one.status for one in report.others} == {"agree"}
+    for sizes in ((2, 100, 7), (5, 23, 9)):  # 100 * 0.57 is 56.99999999999999 in Python, and 57 in float32
+        other = torch.randn(sizes)
+        found = session.run(None, {"x": other.numpy()})
+        for name, right, array in zip(names, model(other), found, strict=True):
+            torch.testing.assert_close(
+                torch.from_numpy(array), right, rtol=1e-5, atol=1e-5, msg=lambda m, n=name: n + m
+            )
