@@ -19,7 +19,7 @@ from commands import run
 from modelexport.errors import CaptureError, InputsError
 from modelexport.packages.generation_loop import Generator
 from modelexport.packages.generation_parts import generation_forms
-from modelexport.packages.greedy_reference import generate_greedily
+from modelexport.packages.greedy_reference import first_difference, generate_greedily
 from modelexport.packages.measured_parts import cost_parts, profile_parts
 from modelexport.packages.model_parts import with_weights
 from modelexport.packages.multimodal import encode, find_modality, merge, undivided
@@ -83,6 +83,66 @@ def test_the_merge_puts_features_in_the_place_of_placeholders_in_order() -> None
     torch.testing.assert_close(text[0], plain)  # without an image, there are no features
     assert encoded.shape == (12, 32)
     assert list(torch.ones(2)) == [1, 1]  # outside, tensors are lists of their elements
+
+
+def smolvlm() -> Any:
+    """Its processor cuts an image into tiles."""
+    torch.manual_seed(0)
+    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = transformers.SmolVLMConfig(
+        vision_config={**vision, "image_size": 16, "patch_size": 4},
+        text_config={"model_type": "llama", **TEXT},
+        image_token_id=IMAGE,
+        scale_factor=2,
+        pad_token_id=0,
+    )
+    return scaled(transformers.SmolVLMForConditionalGeneration(config))
+
+
+def cut_image(tiles: int) -> dict[str, Any]:
+    """A prompt with an image in tiles, whose lower part is padding, as its processor returns it."""
+    mask = np.ones((1, tiles, 16, 16), dtype=np.int64)
+    mask[:, -1:, 8:] = 0
+    pixels = np.random.default_rng(tiles).standard_normal((1, tiles, 3, 16, 16)).astype(np.float32)
+    ids = np.array([[5, *[IMAGE] * 4 * tiles, 7, 9]])
+    return {"input_ids": ids, "pixel_values": pixels, "pixel_attention_mask": mask}
+
+
+def test_an_image_in_tiles_is_an_image_and_a_processor_gives_the_mask_of_its_pixels() -> None:
+    model = smolvlm()
+    for masked, names in ((False, {"pixel_values"}), (True, {"pixel_values", "pixel_attention_mask"})):
+        example = example_of(model, masks_pixels=masked)
+        tiles = example.inputs["pixel_values"].shape[1]
+        assert tiles > 3  # other than the sizes of the batch and of the channels, which a capture would take for equal
+        assert (example.inputs["input_ids"] == IMAGE).sum(1).tolist() == [4 * tiles] * 2
+        modality = find_modality(model, example)
+        assert modality is not None and modality.tensors.keys() == names
+    taken = {name: torch.from_numpy(one) for name, one in cut_image(2).items() if name != "input_ids"}
+    with torch.no_grad():
+        whole = encode(modality, model, **taken)["image_features"]
+        taken["pixel_attention_mask"].fill_(1)
+        other = encode(modality, model, **taken)["image_features"]
+    assert whole.shape == (8, 32)
+    assert [not torch.equal(*rows) for rows in zip(whole, other, strict=True)] == [False] * 4 + [True] * 4
+
+
+@pytest.mark.slow
+def test_a_package_takes_any_number_of_tiles(tmp_path: Path) -> None:
+    model = smolvlm()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "preprocessor_config.json").write_text("{}")
+    modelexport.export_package(model, tmp_path / "out", directory=tmp_path / "model")
+    prompts = [cut_image(tiles) for tiles in (1, 3, 4)]
+    report = modelexport.verify_generation(model, tmp_path / "out", prompts[:1], new_tokens=8)
+    assert report.agrees, report
+    generator = Generator.of(read_package(tmp_path / "out"))
+    for prompt in prompts:
+        assert first_difference(generator, generate_greedily(model, [prompt], 8)) == ""
+        ids = prompt.pop("input_ids")
+        expected = generate_greedily(model, [{"input_ids": ids, **prompt}], 8)
+        count = np.array([(ids == IMAGE).sum()])
+        found = generated_by_genai(tmp_path / "out", ids[0].tolist(), 8, **prompt, num_image_tokens=count)
+        assert found[ids.shape[1] :] == np.stack(expected.tokens, 1)[0].tolist()
 
 
 def qwen_3() -> Any:

@@ -6,10 +6,12 @@ A part is the whole model with another ``forward``, so that every module keeps i
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,9 +37,11 @@ from modelexport.packages.multimodal import (
 from modelexport.packages.observed_state import count_tokens, find_state, keys_and_values, record_calls
 from modelexport.packages.other_state_parts import other_state_parts
 from modelexport.packages.prompts import (
+    PIXEL_MASK,
     Example,
     encoder_inputs,
     example_of,
+    has_processor,
     others_than_text,
     some_tokens,
     token_inputs,
@@ -59,6 +63,7 @@ def generation_forms(
     asked: PackageOptions = _AS_IT_IS,
     given: Mapping[str, Any] | None = None,
     weights: Weights | None = None,
+    directory: Path | None = None,
 ) -> Iterator[list[ModelPart]]:
     """The parts that ``model.generate`` runs, in the forms that they may have, the best first.
 
@@ -70,6 +75,7 @@ def generation_forms(
         given: What belongs to the image or the sound of one prompt, where it cannot be made or has another size:
             ``image_grid_thw``, ``[1, 3]``; for a model with an encoder what this takes.
         weights: The places of the weights of a model that was built without them, to compare it with its parts.
+        directory: The model's folder. Its processor, if there is one, gives a mask of pixels to a model that takes it.
 
     Raises:
         CaptureError: ``generate`` fails, or no loop over its tokens computes what it does.
@@ -84,7 +90,8 @@ def generation_forms(
         yield _encoder_decoder_parts(model, given)
         return
     special = asked.static_cache is not None or asked.separate_prefill
-    example = example_of(model, given)
+    with with_weights(model, weights):
+        example = example_of(model, given, masks_pixels=has_processor(directory))
     modality, reason = None, ""
     if not special and (found := find_delegation(model, example.inputs)) is not None:
         with with_weights(model, weights):
@@ -181,6 +188,9 @@ def _multimodal_parts(model: nn.Module, modality: Modality, asked: PackageOption
         kept = ", ".join(f"{name} is {modality.of_one[name][0].tolist()}" for name in modality.sizes)
         told = f"takes one image at a time, all of one size: {kept}; --inputs gives another"
         encoder = replace(encoder, inputs=modality.of_one, notes=(told,), constants=modality.sizes)
+    if PIXEL_MASK in inspect.signature(model.forward).parameters and PIXEL_MASK not in modality.tensors:
+        told = f"takes no {PIXEL_MASK}, because the model's folder has no processor: images are not padded"
+        encoder = replace(encoder, notes=(*encoder.notes, told))
     parts = [encoder, ModelPart(EMBEDDING, merging, {"input_ids": ids, **features})]
     if places is not None:
         further["position_ids"] = step["position_ids"][-len(places.offsets) :]

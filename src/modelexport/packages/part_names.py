@@ -118,7 +118,8 @@ def _axes(name: str, value: ir.Value, encodes: bool, total: str) -> Iterator[tup
     elif name.endswith("_features"):
         names = (f"{name.removesuffix('_features')}_tokens",)
     elif len(value.shape) > 3:
-        names = ("images", "channels", "height", "width")
+        inner = ("height", "width") if name.endswith("mask") else ("channels", "height", "width")
+        names = ("images", *("tiles",) * (len(value.shape) - len(inner) - 1), *inner)
     elif encodes and not name.startswith("decoder_"):
         names = (BATCH, ENCODER)
     elif name == "attention_mask":

@@ -6,6 +6,7 @@ import copy
 import inspect
 import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,11 +76,21 @@ class Example:
         return [name for name in self.inputs if name not in ("input_ids", "attention_mask")]
 
 
-def example_of(model: nn.Module, given: Mapping[str, Any] | None = None) -> Example:
+PIXEL_MASK = "pixel_attention_mask"
+"""What says which pixels are of an image and not padding."""
+
+
+def has_processor(directory: Path | None) -> bool:
+    """Whether a model's folder has what makes the inputs for its images or sounds."""
+    return directory is not None and any(directory.glob("*processor_config.json"))
+
+
+def example_of(model: nn.Module, given: Mapping[str, Any] | None = None, *, masks_pixels: bool = False) -> Example:
     """An example of what a model takes for prompts.
 
     Args:
         given: What belongs to the image or the sound of one prompt, where it cannot be made.
+        masks_pixels: Whether images come from a processor, which says what of them is padding if the model takes that.
 
     Raises:
         InputsError: The model does not run with it.
@@ -102,6 +113,7 @@ def example_of(model: nn.Module, given: Mapping[str, Any] | None = None) -> Exam
         if "input_ids" in own:  # one of the model's own, which names all that it takes
             inputs = {name: value for name, value in inputs.items() if name in own}
         if head:
+            inputs |= _mask_of_pixels(model, inputs) if masks_pixels else {}
             inputs |= _types(model, inputs, placeholder)
     return Example(inputs, head, one.keys())
 
@@ -122,6 +134,19 @@ def _types(model: nn.Module, inputs: Mapping[str, Any], placeholder: torch.Tenso
                 types = {name: values.long()}
                 if not torch.equal(model(**copy.deepcopy(dict(inputs)), **types).logits, without):
                     return types
+    return {}
+
+
+def _mask_of_pixels(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """What says which pixels are of an image and not padding, if the model takes it."""
+    pixels, name = inputs.get("pixel_values"), PIXEL_MASK
+    if pixels is None or name in inputs or name not in inspect.signature(model.forward).parameters:
+        return {}
+    mask = torch.ones_like(pixels[..., 0, :, :], dtype=torch.long)
+    mask[..., -(mask.shape[-2] // 4) :, :] = 0
+    with untouched(model, runs=False), suppress(Exception):  # the code of a model may raise anything
+        model(**copy.deepcopy(dict(inputs)), **{name: mask})
+        return {name: mask}
     return {}
 
 
@@ -165,8 +190,9 @@ def example_prompts(
         one = {name: value[:1] for name, value in encoder_inputs(model, given).items()}
         example = Example(one, given=given or ())
         return [prompts_like(model, example, (0,), seed + index)[0] for index in range(4)]
-    example = example_of(model, given)
     parts = manifest.parts if manifest is not None else ()
+    masked = any(PIXEL_MASK in part.inputs for part in parts) if parts else has_processor(directory)
+    example = example_of(model, given, masks_pixels=masked)
     past = _lengths_before_a_change(model.config.get_text_config(decoder=True).to_dict())
     if example.beside and (manifest is None or any(name in part.inputs for part in parts for name in example.beside)):
         return prompts_like(model, example, (5, *past, 2, 9), seed)

@@ -20,6 +20,8 @@ from modelexport.pytorch.inputs.trial_runs import LENGTHS, Inputs, Shape, TrialR
 from modelexport.pytorch.loading.trust import no_questions
 
 _TYPES = "mm_token_type_ids"
+_TILES = 5
+"""How many parts an image is cut into: a capture treats an axis of size one as fixed, and axes of one size as equal."""
 """The argument that says of each token whether it is text or a placeholder."""
 COUNTED = ("_ids", "mask")
 """Suffixes of the names of integer arguments."""
@@ -82,8 +84,8 @@ class InputMaker:
             return [*read, *made] if self.vocabulary else []
         shapes: list[Shape] = []
         if name.startswith("pixel_values"):
-            image, frames = self.image(), self.number("num_frames", "frames_per_clip") or 1
-            shapes = [(batch, *image), (batch, frames, *image), (batch, image[0], frames, *image[1:])]
+            image, frames = self.image(), self.number("num_frames", "frames_per_clip")
+            shapes = [(batch, *image), (batch, frames or _TILES, *image), (batch, image[0], frames or 1, *image[1:])]
         elif name == "input_features":
             bins = self.number("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim", "feature_size")
             shapes = [(batch, bins, 2 * self.number("max_source_positions")), (batch, 128, bins), (batch, 1, 128, bins)]
