@@ -69,8 +69,15 @@ def format_quantized(results: Mapping[str, QuantizeResult], source: Path, output
         before, after = result.bytes_before / 1e6, result.bytes_after / 1e6
         lines.append(f"{name or result.path}: {after:,.1f} MB of weights, from {before:,.1f} MB")
         lines += [f"  {method}: {plural(count, 'node')}" for method, count in result.methods.items()]
-        if not result.methods:
+        if not result.changed:
             lines.append("  no node was quantized: the methods do not quantize what these modules consist of")
+        elif not result.methods:
+            lines.append(f"  no node was quantized: {plural(result.quantized_before, 'node')} are quantized already")
+        if result.left:
+            size, share = sum(result.left.values()), sum(result.left.values()) / max(result.bytes_after, 1)
+            lines.append(
+                f"  left in float: {size / 1e6:,.1f} MB, {share:.0%} of the bytes: {first_few(result.left, 3)}"
+            )
         if result.kept:
             lines.append(f"  kept, bit for bit: {first_few(result.kept, 3)}")
         lines += [f"  {shortened(line, 200)}" for line in result.joined[:10]]

@@ -155,6 +155,10 @@ def _stored(tagged: TaggedFile) -> tuple[dict[str, dict[ModuleCall, int]], list[
         by_path.setdefault(traced.call.path, []).append(traced.call)
     parameters: dict[ModuleCall, int] = {}
     sizes: dict[ModuleCall, int] = {}
+    for node in tagged.nodes:  # some exporters write all weights so
+        owner, constant = owner_of(node), ir.convenience.get_const_tensor(node.outputs[0])
+        if node.op_type == "Constant" and owner is not None and constant is not None:
+            sizes[owner.call] = sizes.get(owner.call, 0) + constant.nbytes
     bits: dict[ModuleCall, int] = {}
     held: dict[ModuleCall, int] = {}
     counted: set[str] = set()

@@ -6,7 +6,7 @@ in a graph. The inputs and outputs of a piece keep their types, so that casts an
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -20,13 +20,14 @@ from modelexport.graph.copies import copy_of, value_like
 from modelexport.graph.hidden_weights import bind_tensors, share_tensor
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.unique_names import free_name
+from modelexport.weights.recorded_transforms import run_operator, since_version, tensor_attributes
 
 
 def cut_piece(model: ir.Model, nodes: Sequence[ir.Node]) -> onnx.ModelProto:
     """A model of some nodes of the main graph, which have no nested graphs, with their weights in it.
 
     Its inputs are the values that the nodes take from others, its outputs the values that others take from them; every
-    value keeps its name. A weight that the graph transposes is in it as transposed: quantizers look for initializers.
+    value keeps its name. A weight that the graph transposes or cuts is in it as that: quantizers look for initializers.
     """
     own = set(nodes)
     inputs = (value for node in nodes for value in node.inputs)
@@ -36,31 +37,61 @@ def cut_piece(model: ir.Model, nodes: Sequence[ir.Node]) -> onnx.ModelProto:
     for value, copied in zip(taken, list(graph.inputs), strict=True):
         if weight_behind(value) is not None:
             graph.inputs.remove(copied)
-            bind_tensors({copied: _tensor(value)})
+            bind_tensors({copied: _tensor(value, model.opset_imports)})
             graph.register_initializer(copied)
     return to_proto(ir.Model(graph, ir_version=model.ir_version), {})
 
 
+_MOVES = ("Transpose", "Split", "Slice", "Concat", "Squeeze", "Unsqueeze", "Reshape", "Identity")
+"""Operators whose results have the elements of their first input, or of all inputs of ``Concat``, in another place."""
+
+
 def weight_behind(value: ir.Value | None) -> ir.Value | None:
-    """The initializer that a value is, or is a transposed copy of; ``None`` for any other value."""
-    while value is not None and (producer := value.producer()) is not None and producer.op_type == "Transpose":
-        value = producer.inputs[0]
-    if value is None or not value.is_initializer() or value.is_graph_input() or value.const_value is None:
-        return None
-    return value
+    """The first initializer whose elements a value has (:func:`weights_behind`); ``None`` for any other value."""
+    return next(iter(weights_behind(value)), None)
 
 
-def _tensor(value: ir.Value) -> ir.TensorProtocol:
-    """The tensor of a weight, transposed as the graph does."""
+def weights_behind(value: ir.Value | None) -> tuple[ir.Value, ...]:
+    """The initializers whose elements a value has, all or some of them, in any order; none if it is computed otherwise.
+
+    A layer may use its weight transposed, an expert a slice of one, an LSTM its gates in another order, an attention
+    its three weights as one.
+    """
+    if value is None:
+        return ()
     producer = value.producer()
-    if producer is None:
+    if producer is not None:
+        if producer.op_type not in _MOVES or producer.domain:
+            return ()
+        moved = producer.inputs if producer.op_type == "Concat" else producer.inputs[:1]
+        places = producer.inputs[len(moved) :]
+        if not all(place is None or ir.convenience.get_const_tensor(place) is not None for place in places):
+            return ()
+        behind = [weights_behind(source) for source in moved]
+        return tuple(dict.fromkeys(weight for weights in behind for weight in weights)) if all(behind) else ()
+    is_weight = value.is_initializer() and not value.is_graph_input() and value.const_value is not None
+    return (value,) if is_weight else ()
+
+
+def _tensor(value: ir.Value, opsets: Mapping[str, int]) -> ir.TensorProtocol:
+    """The tensor of a weight, with its elements where the graph puts them."""
+    if value.producer() is None:
         assert value.const_value is not None
         return inside_file(value.const_value, at_once=True)
-    source = producer.inputs[0]
-    assert source is not None
-    perm = producer.attributes.get("perm")
-    array = _tensor(source).numpy().transpose(perm.as_ints() if perm is not None else None)
-    return ir.tensor(np.ascontiguousarray(array), name=value.name)
+    return ir.tensor(np.ascontiguousarray(_elements(value, opsets)), name=value.name)
+
+
+def _elements(value: ir.Value, opsets: Mapping[str, int]) -> np.ndarray:
+    node = value.producer()
+    if node is None or node.op_type == "Constant":
+        tensor = ir.convenience.get_const_tensor(value)
+        assert tensor is not None
+        return tensor.numpy()
+    version = since_version(node.op_identifier(), opsets)
+    assert version is not None
+    inputs = [None if source is None else _elements(source, opsets) for source in node.inputs]
+    results = run_operator("", node.op_type, version, inputs, tensor_attributes(node.attributes))
+    return np.asarray(results[node.outputs.index(value)])
 
 
 def outputs_of(nodes: Collection[ir.Node]) -> list[ir.Value]:
@@ -134,26 +165,32 @@ class Pieces:
         arriving = [by_name[value.name] for value in leaving]
         ir.convenience.replace_nodes_and_values(graph, nodes[-1], list(nodes), made, leaving, arriving)
         for value in taken.values():
-            self._drop(value)
+            if weight_behind(value) is not None:
+                self._drop(value)
         for value in fresh:
             if (value.name or "") in graph.initializers:  # a kept node uses the one that has the name
                 value.name = f"{value.name}.{str(value.dtype).lower()}"
             graph.register_initializer(value)
 
     def _drop(self, value: ir.Value) -> None:
-        """Remove a weight that nothing uses any more."""
-        if weight_behind(value) is None or value.uses() or value.is_graph_output():
+        """Remove a weight that nothing uses any more, and what moved its elements."""
+        if value.uses() or value.is_graph_input() or value.is_graph_output():
             return
         producer = value.producer()
         if producer is None:
-            del self._model.graph.initializers[value.name or ""]
+            self._model.graph.initializers.pop(value.name or "", None)
             return
-        source = producer.inputs[0]
+        if producer.op_type not in (*_MOVES, "Constant") or any(
+            output.uses() or output.is_graph_output() for output in producer.outputs
+        ):
+            return
+        sources = [source for source in producer.inputs if source is not None]
         self._names.discard(producer.name)
-        del self._there[value.name]
+        for output in producer.outputs:
+            del self._there[output.name]
         self._model.graph.remove(producer, safe=True)
-        assert source is not None
-        self._drop(source)
+        for source in sources:
+            self._drop(source)
 
 
 def import_operators(model: ir.Model, piece: ir.Model) -> None:

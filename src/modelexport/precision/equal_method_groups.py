@@ -16,6 +16,7 @@ import msgspec
 import onnx
 import onnx_ir as ir
 
+from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.graph.node_owners import owner_of
 from modelexport.precision.cut_pieces import weight_behind
 from modelexport.tagged.file import TaggedFile
@@ -23,6 +24,7 @@ from modelexport.weights.recorded_transforms import parameter_plan
 
 WEIGHTS: Mapping[str, int] = {
     "MatMul": 1,
+    "FusedMatMul": 1,
     "Gemm": 1,
     "Conv": 1,
     "ConvTranspose": 1,
@@ -33,6 +35,8 @@ WEIGHTS: Mapping[str, int] = {
     "Attention": 1,
 }
 """Operators to the position of the input that holds their weight."""
+
+_PRODUCTS = ("MatMul", "FusedMatMul", "Einsum")
 
 Why = Literal["alone", "weight", "attention"]
 
@@ -95,11 +99,37 @@ def weighted_nodes(model: ir.Model) -> dict[ir.Node, ir.Value]:
         place = WEIGHTS.get(node.op_type)
         if place is None or place >= len(node.inputs):
             continue
-        weight = weight_behind(node.inputs[place])
+        weight = weight_behind(node.inputs[place]) if weight_behind(node.outputs[0]) is None else None
         tensor = weight.const_value if weight is not None else None
         if weight is not None and tensor is not None and tensor.dtype.is_floating_point() and len(tensor.shape) > 1:
             found[node] = weight
     return found
+
+
+def hold_weights(model: ir.Model) -> None:
+    """Make weights initializers that are ``Constant`` nodes, or inputs too (all are up to IR version 3), in place."""
+    graph = model.graph
+    if model.ir_version < _INPUTS_ALONE:
+        graph.inputs[:] = [value for value in graph.inputs if not value.is_initializer()]
+        model.ir_version = _INPUTS_ALONE
+    for node in [node for node in graph if node.op_type in WEIGHTS and len(node.inputs) > WEIGHTS[node.op_type]]:
+        value = node.inputs[WEIGHTS[node.op_type]]
+        while value is not None and (mover := value.producer()) is not None and mover.op_type == "Transpose":
+            value = mover.inputs[0]
+        constant = value.producer() if value is not None else None
+        if value is None or constant is None or constant.op_type != "Constant" or value.is_graph_output():
+            continue
+        tensor = ir.convenience.get_const_tensor(value)
+        if tensor is not None and tensor.dtype.is_floating_point() and len(tensor.shape) > 1:
+            held = ir.Value(name=value.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()))
+            bind_tensors({held: tensor})
+            ir.convenience.replace_all_uses_with(value, held)
+            graph.remove(constant, safe=True)
+            graph.register_initializer(held)
+
+
+_INPUTS_ALONE = 4
+"""The IR version from which initializers need not be inputs."""
 
 
 def _attentions(model: ir.Model, weighted: Mapping[ir.Node, ir.Value]) -> Iterator[list[ir.Node]]:
@@ -120,7 +150,7 @@ def _attentions(model: ir.Model, weighted: Mapping[ir.Node, ir.Value]) -> Iterat
             active += bool(before)
             found |= before
         behind[node] = frozenset(found)
-        if node in weighted or active < 2 or not (node.op_type in ("MatMul", "Einsum") or _is_fused_attention(node)):
+        if node in weighted or active < 2 or not (node.op_type in _PRODUCTS or _is_fused_attention(node)):
             continue
         by_input: dict[ir.Value | None, list[ir.Node]] = defaultdict(list)
         for projection in weighted:

@@ -66,6 +66,8 @@ class Row:
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """What an option may be, where not every text or number will do."""
     needs_data: bool = False
+    largest: float | None = None
+    """The largest number that it can hold, if weights may be larger; nodes with such weights stay as they are."""
 
 
 def parse_method(text: str) -> Method | None:
@@ -119,6 +121,8 @@ def apply_method(model: onnx.ModelProto, method: Method, ranges: Path | None = N
     """
     try:
         with collected(), _quiet():
+            if method.row.largest is None:
+                _unfuse_products(model)
             return method.row.apply(model, method, ranges)
     except ModelExportError:
         raise
@@ -144,6 +148,32 @@ def _quiet() -> Iterator[None]:
     finally:
         root.handlers[:] = handlers
         root.setLevel(level)
+
+
+def _unfuse_products(model: onnx.ModelProto) -> None:
+    """Make each ``FusedMatMul`` with a constant weight a ``MatMul``, which quantizers know, in place.
+
+    The weight becomes transposed and scaled as the node does.
+    """
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+        factor, transposed = attributes.pop("alpha", 1.0), attributes.pop("transB", 0)
+        if node.op_type != "FusedMatMul" or node.input[1] not in tensors or any(attributes.values()):
+            continue
+        array = onnx.numpy_helper.to_array(tensors[node.input[1]])
+        if transposed:
+            array = np.swapaxes(array, -1, -2)
+        name = f"{node.input[1]}.{'transposed' if transposed else 'plain'}{'' if factor == 1 else factor}"
+        if name not in tensors:
+            tensors[name] = onnx.numpy_helper.from_array(np.ascontiguousarray(array * array.dtype.type(factor)), name)
+            model.graph.initializer.append(tensors[name])
+        node.op_type, node.domain, node.input[1] = "MatMul", "", name
+        del node.attribute[:]
+    used = {name for node in model.graph.node for name in node.input}
+    unused = [tensor for tensor in model.graph.initializer if tensor.name not in used]
+    for tensor in unused:
+        model.graph.initializer.remove(tensor)
 
 
 def _dynamic(model: onnx.ModelProto, method: Method, ranges: Path | None) -> onnx.ModelProto:
@@ -250,7 +280,7 @@ def _rounded(tensor: ir.TensorProtocol | None) -> ir.TensorProtocol:
     return ir.tensor(clipped.astype(dtype), name=tensor.name)
 
 
-_MATRICES = {"MatMul": 1, "Gemm": 1}
+_MATRICES = {"MatMul": 1, "Gemm": 1, "FusedMatMul": 1}
 _BLOCKS: Mapping[str, Option] = {
     "algorithm": "rtn",
     "block": 32,
@@ -264,7 +294,7 @@ METHODS: Mapping[str, Row] = {
     "int8-dynamic": Row(
         "int8 weights, activations quantized at run time",
         _dynamic,
-        {"MatMul": 1, "Gemm": 1, "Conv": 1, "Gather": 0, "LSTM": 1, "Attention": 1},
+        {**_MATRICES, "Conv": 1, "Gather": 0, "LSTM": 1, "Attention": 1},
         {"per_channel": True, "reduce_range": False},
     ),
     "int8-static": Row(
@@ -276,6 +306,6 @@ METHODS: Mapping[str, Row] = {
     ),
     "int8-weights": Row("int8 weights by blocks, float activations", _blockwise(8), _MATRICES, _BLOCKS, _WORDS),
     "int4": Row("4-bit weights by blocks, float activations", _blockwise(4), _MATRICES, _BLOCKS, _WORDS),
-    "float16": Row("half precision, inputs and outputs unchanged", _float16),
+    "float16": Row("half precision, inputs and outputs unchanged", _float16, largest=float(np.finfo(np.float16).max)),
     "bfloat16": Row("bfloat16, inputs and outputs unchanged", _bfloat16),
 }

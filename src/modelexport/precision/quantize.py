@@ -22,16 +22,27 @@ from modelexport.files.onnx_models import save_model
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import documents
 from modelexport.graph.copies import copy_of
+from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers
 from modelexport.lineage.retagging import RetagReport, write_retagged
 from modelexport.precision.calibration_data import read_data
 from modelexport.precision.cut_pieces import Pieces, cut_piece, weight_behind
-from modelexport.precision.equal_method_groups import weighted_nodes
+from modelexport.precision.equal_method_groups import hold_weights, weighted_nodes
 from modelexport.precision.methods import Method, apply_method
-from modelexport.precision.recipes import Assignment, Recipe, Resolved, chosen_recipe, encode_recipe, resolve
+from modelexport.precision.recipes import (
+    Assignment,
+    Recipe,
+    Resolved,
+    chosen_recipe,
+    encode_recipe,
+    is_quantized,
+    resolve,
+    takes,
+)
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.weights.recorded_transforms import parameter_plan
 
 RECIPE_SUFFIX = ".recipe.yaml"
 """The end of the name of the recipe that is written beside a quantized file."""
@@ -58,6 +69,15 @@ class QuantizeResult(msgspec.Struct, frozen=True, kw_only=True):
     bytes_before: int
     """Of the weights."""
     bytes_after: int
+    left: dict[str, int]
+    """The modules whose weights stay floating-point numbers of the same type, to the bytes of these; the most first."""
+    quantized_before: int
+    """The number of nodes that were quantized in the source; they are left alone."""
+
+    @property
+    def changed(self) -> bool:
+        """Whether something is quantized."""
+        return bool(self.methods or self.quantized_before)
 
 
 def quantize(
@@ -120,6 +140,8 @@ def result_of(report: RetagReport, made: Quantized) -> QuantizeResult:
         joined=made.resolved.joined,
         bytes_before=made.bytes_before,
         bytes_after=weights_size(made.model),
+        left=made.left,
+        quantized_before=made.quantized_before,
     )
 
 
@@ -132,6 +154,8 @@ class Quantized:
     methods: dict[str, int]
     """Method to the number of nodes of the source that it has replaced."""
     bytes_before: int
+    left: dict[str, int]
+    quantized_before: int
 
 
 def quantized(
@@ -148,6 +172,7 @@ def quantized(
         FileFormatError: A weights file is missing or has changed.
     """
     check_files(tagged.model)
+    hold_weights(tagged.model)
     infer_types(tagged.model)
     resolved = resolve(recipe, tagged)
     measured = sorted({str(method) for method in resolved.assignment.values() if method.row.needs_data})
@@ -161,7 +186,29 @@ def quantized(
     counts: dict[str, int] = defaultdict(int)
     for name in _replaced(tagged.model, model, resolved.assignment):
         counts[str(resolved.assignment[name])] += 1
-    return Quantized(model, resolved, dict(counts), weights_size(tagged.model))
+    return Quantized(
+        model=model,
+        resolved=resolved,
+        methods=dict(counts),
+        bytes_before=weights_size(tagged.model),
+        left=_left(tagged.model, model),
+        quantized_before=sum(is_quantized(node) for node in tagged.model.graph),
+    )
+
+
+def _left(before: ir.Model, after: ir.Model) -> dict[str, int]:
+    """The modules whose weights have the type that they had, floating-point numbers, to the bytes of these."""
+    sizes: dict[str, int] = defaultdict(int)
+    for value in initializers(before):
+        tensor, now = value.const_value, after.graph.initializers.get(value.name or "")
+        same = tensor is not None and now is not None and now.dtype == tensor.dtype
+        if tensor is None or not same or not tensor.dtype.is_floating_point():
+            continue
+        plan, users = parameter_plan(value), value.consumers()
+        owner = next((owner for user in users if (owner := owner_of(user)) is not None), None)
+        module = plan.keys[0].rpartition(".")[0] if plan is not None else owner.call.path if owner is not None else ""
+        sizes[module or "the model"] += tensor.nbytes
+    return dict(sorted(sizes.items(), key=lambda entry: -entry[1]))
 
 
 def infer_types(model: ir.Model) -> None:
@@ -179,7 +226,8 @@ def infer_types(model: ir.Model) -> None:
         for found in open_session(copy).get_outputs():
             if (value := untyped.get(found.name)) is not None and found.type.startswith("tensor("):
                 value.dtype = ir.DataType[found.type.removeprefix("tensor(").removesuffix(")").upper()]
-                value.shape = ir.Shape(found.shape) if value.shape is None else value.shape
+                if value.shape is None and found.shape:  # it has [] for a scalar and for an unknown rank
+                    value.shape = ir.Shape(found.shape)
 
 
 def quantize_model(model: ir.Model, assignment: Assignment, *, ranges: Path | None = None) -> ir.Model:
@@ -210,20 +258,9 @@ def _parts(model: ir.Model, assignment: Assignment) -> list[tuple[Method, list[i
     parts: dict[tuple[Method, str | None], list[ir.Node]] = defaultdict(list)
     for node in model.graph:
         method = assignment.get(node.name or "")
-        if method is None:
-            continue
-        if (weights := method.row.weights) is None:
-            # A transposed weight is read where it is used; what computes in half precision already is left alone.
-            if weight_behind(node.outputs[0]) is None and not _is_half(node):
-                parts[method, None].append(node)
-        elif node in weighted and node.op_type in weights:
-            parts[method, weighted[node].name].append(node)
+        if method is not None and takes(method, node, weighted):
+            parts[method, None if method.row.weights is None else weighted[node].name].append(node)
     return [(method, nodes) for (method, _), nodes in parts.items()]
-
-
-def _is_half(node: ir.Node) -> bool:
-    half = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-    return any(value is not None and value.dtype in half for value in (*node.inputs, *node.outputs))
 
 
 def calibrate(model: ir.Model, data: Feeds, folder: Path) -> Path:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import onnx_ir as ir
 
 from modelexport.core.limits import SETTINGS_BYTES
@@ -14,7 +15,8 @@ from modelexport.errors import UsageError
 from modelexport.files.regular_files import read_regular
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import nested_graphs
-from modelexport.precision.equal_method_groups import Group, find_groups
+from modelexport.precision.cut_pieces import weight_behind, weights_behind
+from modelexport.precision.equal_method_groups import WEIGHTS, Group, find_groups
 from modelexport.precision.methods import KEEP, METHODS, Method, parse_method
 from modelexport.tagged.file import TaggedFile
 
@@ -164,6 +166,12 @@ def resolve(recipe: Recipe, tagged: TaggedFile, groups: Sequence[Group] | None =
             joined.append(f"{', '.join(group.calls)} {why}: all {'kept' if method is None else f'get {method}'}")
             of_node.update(dict.fromkeys(group.nodes, chosen))
     assignment = {name: method for name, index in of_node.items() if index < last and (method := methods[index])}
+    for node in tagged.model.graph:
+        if (method := assignment.get(node.name or "")) is not None and is_beyond(method, node):
+            del assignment[node.name or ""]
+            owner = owner_of(node)
+            calls = ", ".join(map(str, owner.calls)) if owner is not None else node.name
+            joined.append(f"{calls}: a weight of {node.name} is beyond the range of {method}: it stays in float32")
     kept = {call for call, index in of_call.items() if index == last or methods[index] is None}
     for traced in reversed(tagged.calls.calls):  # callees before callers
         if traced.call not in kept and traced.parent is not None:
@@ -173,10 +181,66 @@ def resolve(recipe: Recipe, tagged: TaggedFile, groups: Sequence[Group] | None =
 
 
 def is_quantized(node: ir.Node) -> bool:
-    """Whether a node takes or makes numbers of at most eight bits: it is quantized already, and is left alone."""
-    return node.op_type in _QUANTIZERS or any(
-        value is not None and value.dtype in _QUANTIZED for value in (*node.inputs, *node.outputs)
+    """Whether a node is quantized already, and is left alone.
+
+    It takes or makes numbers of at most eight bits, or its weight, or its input if it has none, comes from them.
+    """
+    place = WEIGHTS.get(node.op_type)
+    looked_at = node.inputs if place is None else node.inputs[place : place + 1]
+    return (
+        node.op_type in _QUANTIZERS
+        or any(value is not None and value.dtype in _QUANTIZED for value in (*node.inputs, *node.outputs))
+        or any(_is_dequantized(value) for value in looked_at)
     )
+
+
+def _is_dequantized(value: ir.Value | None) -> bool:
+    while value is not None and (producer := value.producer()) is not None and producer.op_type == "Transpose":
+        value = producer.inputs[0]
+    maker = value.producer() if value is not None else None
+    return maker is not None and maker.op_type == "DequantizeLinear"
+
+
+def takes(method: Method, node: ir.Node, weighted: Collection[ir.Node]) -> bool:
+    """Whether a method quantizes a node.
+
+    Args:
+        weighted: The nodes that have a weight (:func:`.weighted_nodes`).
+    """
+    if nested_graphs(node) or is_quantized(node):
+        return False
+    if (operators := method.row.weights) is not None:
+        return node in weighted and node.op_type in operators
+    # A weight whose elements are moved is read where it is used; what computes in half precision is left alone.
+    half = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+    values = [value for value in (*node.inputs, *node.outputs) if value is not None]
+    return weight_behind(node.outputs[0]) is None and all(value.dtype not in half for value in values)
+
+
+def is_beyond(method: Method, node: ir.Node) -> bool:
+    """Whether a weight of a node does not fit the range of a method's numbers.
+
+    The number by which a mask hides is none of them: the lowest one of the method hides too.
+    """
+    if (largest := method.row.largest) is None:
+        return False
+    taken = [*node.inputs, *(node.outputs if node.op_type == "Constant" else ())]
+    for weight in (weight for value in taken if value is not None for weight in weights_behind(value) or [value]):
+        tensor = ir.convenience.get_const_tensor(weight)
+        if tensor is None or not tensor.dtype.is_floating_point():
+            continue
+        numbers = tensor.numpy()
+        beyond = numbers[np.isfinite(numbers) & (np.abs(numbers) > largest)]
+        if beyond.size and not _hides(numbers, beyond):
+            return True
+    return False
+
+
+def _hides(numbers: np.ndarray, beyond: np.ndarray) -> bool:
+    """Whether numbers beyond a range are those of a mask: one that is below it, and one of what is seen, if any."""
+    lowest = beyond.min()
+    is_only = lowest < 0 and bool((beyond == lowest).all())
+    return is_only and (lowest == np.finfo(np.float32).min or np.unique(numbers).size <= 2)
 
 
 _QUANTIZERS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")

@@ -19,11 +19,11 @@ from modelexport.core.text import nearest
 from modelexport.errors import UsageError
 from modelexport.graph.copies import copy_of, value_like
 from modelexport.graph.node_owners import owner_of
-from modelexport.graph.nodes import all_nodes, nested_graphs, nodes_behind
-from modelexport.precision.cut_pieces import cut_piece, import_operators, weight_behind
+from modelexport.graph.nodes import all_nodes, nodes_behind
+from modelexport.precision.cut_pieces import cut_piece, import_operators, weight_behind, weights_behind
 from modelexport.precision.equal_method_groups import find_groups, weighted_nodes
 from modelexport.precision.methods import Method, apply_method
-from modelexport.precision.recipes import is_quantized
+from modelexport.precision.recipes import takes
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import TaggedFile
 
@@ -45,7 +45,7 @@ def find_units(tagged: TaggedFile, methods: Collection[Method]) -> list[Unit]:
     owners = {
         node.name or "": owner.calls
         for node in tagged.model.graph
-        if any(_takes(method, node, weighted) for method in methods) and (owner := owner_of(node)) is not None
+        if any(takes(method, node, weighted) for method in methods) and (owner := owner_of(node)) is not None
     }
     by_call: dict[object, list[str]] = defaultdict(list)
     for name, calls in owners.items():
@@ -57,15 +57,6 @@ def find_units(tagged: TaggedFile, methods: Collection[Method]) -> list[Unit]:
         Unit(tuple(names), tuple(dict.fromkeys(str(call) for name in names for call in owners[name])))
         for names in sorted(units, key=lambda names: list(owners).index(names[0]))
     ]
-
-
-def _takes(method: Method, node: ir.Node, weighted: Collection[ir.Node]) -> bool:
-    """Whether a method is for a node: as :func:`.quantize.quantize_model` decides it."""
-    if nested_graphs(node) or is_quantized(node):
-        return False
-    if (operators := method.row.weights) is None:
-        return weight_behind(node.outputs[0]) is None
-    return node in weighted and node.op_type in operators
 
 
 def _merged(lists: Iterable[Sequence[str]]) -> list[list[str]]:
@@ -109,12 +100,12 @@ class Switched:
         for index, unit in enumerate(units):
             held: dict[Method | None, dict[str | None, int]] = defaultdict(dict)
             for node in (nodes[name] for name in unit.nodes):
-                weights = (weight for value in node.inputs if (weight := weight_behind(value)) is not None)
+                weights = (weight for value in node.inputs for weight in weights_behind(value))
                 float_weights = _sizes(weight for weight in weights if users[weight.name].issubset(unit.nodes))
                 held[None] |= float_weights
                 branches: list[tuple[str, ir.Model]] = []
                 for method in methods:
-                    if not _takes(method, node, weighted):
+                    if not takes(method, node, weighted):
                         held[method] |= float_weights
                         continue
                     piece = ir.serde.deserialize_model(apply_method(cut_piece(model, [node]), method, ranges))

@@ -96,6 +96,8 @@ def quantize(
         print_json({"parts": results} if file.is_dir() else results[""])
     else:
         print(show_changed.format_quantized(results, file, output))
+    if not any(result.changed for result in results.values()):
+        raise typer.Exit(1)
 
 
 def _search(file: Path, output: Path, rules: Rules, bounds: Within, how: dict[str, Any], *, as_json: bool) -> None:
