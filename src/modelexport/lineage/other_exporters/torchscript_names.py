@@ -19,6 +19,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
+import onnx
 import onnx_ir as ir
 
 from modelexport.core.owners import Evidence
@@ -48,8 +49,11 @@ def read_scoped_names(model: ir.Model) -> dict[ir.Node, Found]:
 
 def _parts(node: ir.Node) -> _Parts | None:
     name = node.name or ""
-    if name.startswith("/") and re.fullmatch(rf"{re.escape(node.op_type)}(_\d+)?", name.rpartition("/")[2]):
-        return tuple(name.split("/")[1:-1])
+    if name.startswith("/"):
+        last = name.rpartition("/")[2]
+        # Quantizers name what they make after a node or its value: MatMul_quant, Relu_output_0_QuantizeLinear.
+        if re.fullmatch(rf"{re.escape(node.op_type)}(_\d+)?", last) or onnx.defs.has(last.partition("_")[0]):
+            return tuple(name.split("/")[1:-1])
     for value in node.outputs:
         if match := _VALUE.fullmatch(value.name or ""):
             return tuple((match[1] or "").split("/")[1:])
