@@ -137,7 +137,7 @@ def adapters_as_inputs(
         OutputError: ``output`` cannot be written. What was there before is still there.
     """
     path, output = as_path(path), Path(output)
-    work = AdaptedFile(path, adapters, output, None)
+    work = AdaptedFile(path, adapters, output, None, merged=False)
     names = [f"{output.stem}.{adapter.name}{ADAPTER_SUFFIX}" for adapter in work.changes.adapters]
     if len(set(names)) < len(names):
         raise UsageError("two of the adapters are folders of the same name: give one at a time, or rename a folder")
@@ -180,7 +180,7 @@ def write_adapter(path: Source, adapter: str | Path, output: str | Path) -> Adap
         OutputError: ``output`` cannot be written.
     """
     path, output = as_path(path), Path(output)
-    work = AdaptedFile(path, [adapter], output, None)
+    work = AdaptedFile(path, [adapter], output, None, merged=False)
     values = work.values(work.changes)
     with written_together(output.parent) as staging:
         size = _write(values, staging / output.name)

@@ -38,6 +38,10 @@ def low_rank_places(value: ir.Value, plan: ParameterPlan, pairs: Sequence[LowRan
     """The nodes that compute with a weight, if a pair can be added to what each of them computes."""
     if len(plan.keys) != 1 or value.is_graph_output() or value.shape is None:
         return None
+    if not plan.recorded:
+        quantized = [(node, index) for node, index in value.uses() if _is_quantized_product(node, pairs[0])]
+        whole = len(quantized) == len(value.uses()) and not any("magnitude" in pair.shapes for pair in pairs)
+        return [Place(node, "linear") for node, index in quantized if index == 1] if whole else None
     axes = transposition(plan.steps)
     if plan.steps and axes != [1, 0]:
         return None
@@ -72,6 +76,12 @@ def _places(value: ir.Value, pair: LowRank, *, flipped: bool, entry: tuple[int, 
         yield None
 
 
+def _is_quantized_product(node: ir.Node, pair: LowRank) -> bool:
+    """Whether a node is a product with the quantized weight that a pair is for."""
+    sizes = [_integer(node, name, 0) for name in ("N", "K")]
+    return node.op_type == "MatMulNBits" and not pair.is_table and sizes == [pair.shapes["b"][0], pair.shapes["a"][1]]
+
+
 def _is_plain(gemm: ir.Node) -> bool:
     """Whether a Gemm is the product and a bias, without factors."""
     factors = [gemm.attributes[name].as_float() for name in ("alpha", "beta") if name in gemm.attributes]
@@ -104,7 +114,10 @@ class PairInputs:
             scaled: For DoRA: the sum is multiplied as well.
         """
         if key not in self._inputs:
-            self._inputs[key] = tuple(self._make(key, weight, pair, places[0].kind, scaled))
+            numbers = (
+                places[0].node.inputs[2] if places[0].node.domain else weight
+            )  # scales have the type of the product
+            self._inputs[key] = tuple(self._make(key, numbers or weight, pair, places[0].kind, scaled))
         for place in places:
             self._branch(place, *self._inputs[key])
 

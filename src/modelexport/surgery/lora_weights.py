@@ -21,7 +21,7 @@ from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers
 from modelexport.graph.unique_names import free_name, names_in
 from modelexport.surgery.edited_tags import EditedTags
-from modelexport.surgery.lora_inputs import PairInputs, low_rank_places
+from modelexport.surgery.lora_inputs import PairInputs, Place, low_rank_places
 from modelexport.tagged.encodings.metadata import initializer_tags
 from modelexport.tagged.file import read_tagged
 from modelexport.weights.entries_from_file import recover
@@ -33,7 +33,20 @@ from modelexport.weights.weight_updates import WeightsInFile, check_fit
 class AdaptedFile:
     """One tagged file, in memory, and what adapters do to its initializers."""
 
-    def __init__(self, path: Path, adapters: Iterable[str | Path], output: Path, weights: str | Path | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        adapters: Iterable[str | Path],
+        output: Path,
+        weights: str | Path | None,
+        *,
+        merged: bool = True,
+    ) -> None:
+        """Read them.
+
+        Args:
+            merged: The adapters change the weights; otherwise nodes add to what they compute with them.
+        """
         self.path = path
         read = [read_adapter(folder) for folder in adapters]
         check_writable(output, [path, *([Path(weights)] if weights is not None else [])])
@@ -48,10 +61,12 @@ class AdaptedFile:
         if self._weights is not None:
             groups = dict.fromkeys(names for plan in self.plans.values() for names in plan.groups())
             check_fit(path, self.entries, groups.keys(), self._weights, strict=False)
-        if unknown := [value.name or "" for value in self.touched if not self.plans[value].recorded]:
+        changed = [value for value in self.touched if not self.plans[value].recorded]
+        if unknown := [value.name or "" for value in changed if merged or self._places(value) is None]:
+            way = " or let the file take it as inputs (--as-inputs)," if merged and not weights else ""
             raise WeightsError(
-                f"another tool has changed {', '.join(unknown[:5])} in {path}: apply the adapter to the file that it "
-                "was made from, and run the tool on that again",
+                f"{', '.join(unknown[:5])} of {path}: quantized, or changed by another tool; apply the adapter to the "
+                f"file before that,{way} and run `quantize` or the tool again",
                 missing=unknown,
             )
 
@@ -60,6 +75,14 @@ class AdaptedFile:
         """The initializers that depend on an entry that changes."""
         changed = set(self.changes.keys)
         return [value for value, plan in self.plans.items() if changed.intersection(plan.keys)]
+
+    def _places(self, value: ir.Value) -> list[Place] | None:
+        """The nodes that can add a pair to what they compute with an initializer; none if another one has them."""
+        key = next(key for key in self.plans[value].keys if key in self.changes.keys)
+        pairs = self.changes.pairs.get(key)
+        if pairs is None or (self.plans[value].recorded and self.replaces(key, value)):
+            return None
+        return low_rank_places(value, self.plans[value], pairs)
 
     def each(self) -> Iterator[Changes]:
         """What each adapter does alone."""
@@ -149,15 +172,12 @@ class AdaptedFile:
         pairs, whole = 0, []
         for value in self.touched:
             key = next(key for key in self.plans[value].keys if key in self.changes.keys)
-            found = self.changes.pairs.get(key)
-            places = None
-            if found is not None and not self.replaces(key, value):
-                places = low_rank_places(value, self.plans[value], found)
-            if found is None or places is None:
+            found, places = self.changes.pairs.get(key, ()), self._places(value)
+            if places is None:
                 value.metadata_props[keys.ADAPTER] = json.dumps({"entry": key, "part": "whole"})
                 self.model.graph.inputs.append(value)
                 whole.append(value.name or "")
-            else:
+            elif places:
                 scaled = any("magnitude" in pair.shapes for pair in found)
                 added.add(key, value, found[0], places, scaled=scaled)
                 pairs += 1
