@@ -90,7 +90,8 @@ def _elements(value: ir.Value, opsets: Mapping[str, int]) -> np.ndarray:
     version = since_version(node.op_identifier(), opsets)
     assert version is not None
     inputs = [None if source is None else _elements(source, opsets) for source in node.inputs]
-    results = run_operator("", node.op_type, version, inputs, tensor_attributes(node.attributes))
+    attributes = tensor_attributes(node.attributes) | {"n_outputs": len(node.outputs)}
+    results = run_operator("", node.op_type, version, inputs, attributes)
     return np.asarray(results[node.outputs.index(value)])
 
 

@@ -1,0 +1,215 @@
+"""Which nodes `quantize` quantizes, in every form that exporters write, and what it says of those left in float."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.quantization import quantize_dynamic
+
+import modelexport
+from commands import run
+from corpus import make_adapter, tiny
+from modelexport.format.keys import STATE_DICT
+
+RANDOM = np.random.default_rng(0)
+X = np.linspace(-1, 1, 128, dtype=np.float32).reshape(1, 4, 32)
+
+
+def numbers(*shape: int) -> np.ndarray:
+    return RANDOM.standard_normal(shape).astype(np.float32)
+
+
+def adopted(folder: Path, nodes: list[onnx.NodeProto], weights: dict[str, np.ndarray], **options: object) -> Path:
+    """A tagged file of nodes from ``x`` of (1, 4, 32) to ``y``; up to IR version 3 weights are inputs as well."""
+    tensors = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    ir_version = int(str(options.get("ir_version", 8)))
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4, 32])]
+    if ir_version < 4:
+        inputs += [helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims) for tensor in tensors]
+    more = options.get("inputs", [])
+    assert isinstance(more, list)
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    graph = helper.make_graph(nodes, "g", [*inputs, *more], outputs, tensors)
+    opsets = [helper.make_opsetid("", 13), helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=ir_version), folder / "other.onnx")
+    modelexport.adopt(folder / "other.onnx", folder / "a.onnx")
+    tagged = onnx.load(folder / "a.onnx")
+    if not any(entry.key == STATE_DICT for entry in tagged.metadata_props):
+        tagged.metadata_props.add(key=STATE_DICT, value="{}")
+        onnx.save(tagged, folder / "a.onnx")
+    return folder / "a.onnx"
+
+
+def outputs(path: Path, feeds: dict[str, np.ndarray] | None = None) -> np.ndarray:
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    result: np.ndarray = session.run(None, feeds or {"x": np.linspace(-1, 1, 128, dtype=np.float32).reshape(1, 4, 32)})[
+        0
+    ]
+    return result
+
+
+def distance(one: np.ndarray, two: np.ndarray) -> float:
+    return float(np.linalg.norm(one - two) / np.linalg.norm(two))
+
+
+def operators(path: Path) -> list[str]:
+    return [node.op_type for node in onnx.load(path).graph.node]
+
+
+@pytest.mark.parametrize("ir_version", [3, 8])
+@pytest.mark.parametrize("method", ["int8-weights", "int8-dynamic"])
+def test_a_product_is_quantized_however_its_weight_is_written(method: str, ir_version: int, tmp_path: Path) -> None:
+    constant = numpy_helper.from_array(numbers(32, 32))
+    file = adopted(
+        tmp_path,
+        [
+            helper.make_node(
+                "FusedMatMul", ["x", "f"], ["a"], "/fused/FusedMatMul", domain="com.microsoft", transB=1, alpha=0.5
+            ),
+            helper.make_node("Split", ["experts"], ["e0", "e1"], "/experts/Split", axis=0),
+            helper.make_node("Squeeze", ["e1", "zero"], ["e"], "/experts/Squeeze"),
+            helper.make_node("MatMul", ["a", "e"], ["b"], "/experts/MatMul"),
+            helper.make_node("Concat", ["q", "k"], ["qk"], "/packed/Concat", axis=1),
+            helper.make_node("MatMul", ["b", "qk"], ["c"], "/packed/MatMul"),
+            helper.make_node("Constant", [], ["w"], "/held/Constant", value=constant),
+            helper.make_node("MatMul", ["c", "w"], ["y"], "/held/MatMul"),
+        ],
+        {
+            "f": numbers(32, 32),
+            "experts": numbers(2, 32, 32),
+            "zero": np.array([0]),
+            "q": numbers(32, 16),
+            "k": numbers(32, 16),
+        },
+        ir_version=ir_version,
+    )
+    result = modelexport.quantize(file, tmp_path / "q.onnx", to=method)
+    assert result.methods == {method: 4}
+    assert not result.left
+    assert not {"FusedMatMul", "MatMul", "Split", "Concat", "Constant"}.intersection(operators(tmp_path / "q.onnx"))
+    assert distance(outputs(tmp_path / "q.onnx"), outputs(file)) < 0.05
+    assert modelexport.load(tmp_path / "q.onnx").coverage.untagged == 0
+
+
+def test_an_lstm_is_quantized_as_well_as_by_the_library(tmp_path: Path) -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = torch.nn.LSTM(16, 16, bidirectional=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.lstm(x)[0]
+
+    torch.manual_seed(0)
+    x = torch.randn(6, 1, 16)
+    modelexport.export(Net(), {"x": x}, tmp_path / "m.onnx", check=False)
+    modelexport.quantize(tmp_path / "m.onnx", tmp_path / "ours.onnx", to="int8-dynamic")
+    folded = onnxruntime.SessionOptions()  # the library quantizes an LSTM only if its weights are initializers
+    folded.optimized_model_filepath = str(tmp_path / "folded.onnx")
+    folded.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    onnxruntime.InferenceSession(tmp_path / "m.onnx", folded)
+    quantize_dynamic(onnx.load(tmp_path / "folded.onnx"), tmp_path / "theirs.onnx")
+    right, feeds = outputs(tmp_path / "m.onnx", {"x": x.numpy()}), {"x": x.numpy()}
+    ours, theirs = (distance(outputs(tmp_path / f"{name}.onnx", feeds), right) for name in ("ours", "theirs"))
+    for name in ("ours", "theirs"):
+        assert "DynamicQuantizeLSTM" in operators(tmp_path / f"{name}.onnx")
+    assert ours < 1.5 * theirs
+
+
+def test_what_stays_in_float_is_named_and_nothing_quantized_is_status_1(tmp_path: Path) -> None:
+    modelexport.export(
+        torch.nn.Sequential(torch.nn.Embedding(64, 32), torch.nn.Linear(32, 32)),
+        {"input": torch.zeros(1, 4, dtype=torch.int64)},
+        tmp_path / "m.onnx",
+        check=False,
+    )
+    done = run("quantize", tmp_path / "m.onnx", "-o", tmp_path / "q.onnx", "--to", "int8-weights")
+    assert done.returncode == 0 and "left in float: 0.0 MB, 88% of the bytes: 0, 1" in done.stdout
+    done = run("quantize", tmp_path / "m.onnx", "-o", tmp_path / "e.onnx", "--to", "int4", "--only", "0", "--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["left"] == {"0": 64 * 32 * 4, "1": 33 * 32 * 4}
+
+
+def test_what_is_quantized_is_left_alone(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+    modelexport.export(model, {"input": torch.randn(2, 16)}, tmp_path / "m.onnx", check=False)
+    data = [{"input": numbers(2, 16)}]
+    modelexport.quantize(tmp_path / "m.onnx", tmp_path / "q.onnx", to="int8-static", data=data, only=["0"])
+    np.savez(tmp_path / "x.npz", **data[0])
+    for source, output, pairs in (("q", "all", True), ("all", "same", False)):
+        words = ["--to", "int8-static", "--data", tmp_path / "x.npz"]
+        done = run("quantize", tmp_path / f"{source}.onnx", "-o", tmp_path / f"{output}.onnx", *words)
+        before, after = (operators(tmp_path / f"{name}.onnx").count("QuantizeLinear") for name in (source, output))
+        assert (after > before) == pairs and done.returncode == 0
+    assert "quantized already" in done.stdout
+
+
+def test_numbers_beyond_half_precision_stay_in_float32_and_masks_hide(tmp_path: Path) -> None:
+    variance = np.array([1e7] * 4, np.float32)
+    mask = np.array([[0, -1e9] * 16] * 4, np.float32)
+    file = adopted(
+        tmp_path,
+        [
+            helper.make_node("Add", ["x", "mask"], ["m"], "/hidden/Add"),
+            helper.make_node("Softmax", ["m"], ["s"], "/hidden/Softmax"),
+            helper.make_node(
+                "BatchNormalization", ["s", "ones", "zeros", "zeros", "v"], ["b"], "/n/BatchNormalization"
+            ),
+            helper.make_node("Mul", ["b", "thousands"], ["y"], "/n/Mul"),
+        ],
+        {
+            "mask": mask,
+            "ones": np.ones(4, np.float32),
+            "zeros": np.zeros(4, np.float32),
+            "v": variance,
+            "thousands": np.array(3000, np.float32),
+        },
+    )
+    result = modelexport.quantize(file, tmp_path / "h.onnx", to="float16")
+    assert [line for line in result.joined if "/n/BatchNormalization is beyond the range of float16" in line]
+    assert distance(outputs(tmp_path / "h.onnx"), outputs(file)) < 0.01
+    tensors = {tensor.name: tensor.data_type for tensor in onnx.load(tmp_path / "h.onnx").graph.initializer}
+    assert tensors["v"] == TensorProto.FLOAT and tensors["mask"] == TensorProto.FLOAT16
+
+
+@pytest.mark.parametrize("method", ["int8-weights", "float16"])
+def test_values_of_unknown_rank_stay_of_unknown_rank(method: str, tmp_path: Path) -> None:
+    file = adopted(
+        tmp_path,
+        [
+            helper.make_node("Reshape", ["x", "sizes"], ["z"], "/a/Reshape"),
+            helper.make_node("MatMul", ["z", "w"], ["y"], "/a/MatMul"),
+        ],
+        {"w": numbers(32, 32)},
+        inputs=[helper.make_tensor_value_info("sizes", TensorProto.INT64, ["rank"])],
+    )
+    modelexport.quantize(file, tmp_path / "q.onnx", to=method)
+    feeds = {"x": np.ones((1, 4, 32), np.float32), "sizes": np.array([2, 2, 32])}
+    assert distance(outputs(tmp_path / "q.onnx", feeds), outputs(file, feeds)) < 0.02
+
+
+def test_a_quantized_file_takes_adapters_as_inputs(tmp_path: Path) -> None:
+    model, inputs = tiny()
+    modelexport.export(model, inputs, tmp_path / "m.onnx", check=False)
+    make_adapter(tmp_path / "adapter")
+    modelexport.quantize(tmp_path / "m.onnx", tmp_path / "q.onnx", to="int8-weights")
+    words = ["--adapter", tmp_path / "adapter"]
+    done = run("update-weights", tmp_path / "q.onnx", *words, "-o", tmp_path / "merged.onnx")
+    assert done.returncode == 2 and "--as-inputs" in done.stderr
+    assert run("update-weights", tmp_path / "q.onnx", *words, "--as-inputs", "-o", tmp_path / "in.onnx").returncode == 0
+    assert run("update-weights", tmp_path / "m.onnx", *words, "-o", tmp_path / "true.onnx").returncode == 0
+    adapter, options = onnxruntime.LoraAdapter(), onnxruntime.RunOptions()
+    adapter.Load(str(tmp_path / "in.adapter.onnx_adapter"))
+    options.add_active_adapter(adapter)
+    feeds = {"x": inputs["x"].numpy()}
+    session = onnxruntime.InferenceSession(tmp_path / "in.onnx", providers=["CPUExecutionProvider"])
+    assert distance(session.run(None, feeds, options)[0], outputs(tmp_path / "true.onnx", feeds)) < 0.05
+    assert distance(session.run(None, feeds)[0], outputs(tmp_path / "q.onnx", feeds)) < 0.01
