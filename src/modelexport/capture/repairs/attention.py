@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from modelexport.core.replaced_attributes import attribute_set
 
-ATTENTION = functional.scaled_dot_product_attention
+ATTENTION: Any = functional.scaled_dot_product_attention
 """As it is outside of an export."""
 _AXES = 4
 _is_masked: ContextVar[bool] = ContextVar("modelexport.attention", default=False)
