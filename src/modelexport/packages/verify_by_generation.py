@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from modelexport.core.result_display import Rows, Shown, error_text
-from modelexport.errors import UsageError
+from modelexport.core.text import error_line
+from modelexport.errors import ModelExportError, UsageError
 from modelexport.format.package_manifest import Manifest
 from modelexport.packages.generation_loop import CACHE_POSITION, Generator, Step
 from modelexport.packages.greedy_reference import compared, first_difference, generate_greedily
@@ -190,7 +191,15 @@ def generation_fault(model: nn.Module, manifest: Manifest, folder: Path, given: 
         alone = [prompts[:1]]
     together = {"padded": [prompts], "equal": [prompts[:1] * 3], "one": []}[how.rows]
     for batch in filter(None, [*together, *alone]):
-        if told := first_difference(generator, generate_greedily(model, batch, _NEW_TOKENS)):
-            sizes = ", ".join(str(len(next(iter(prompt.values()))[0])) for prompt in batch)
-            return f"{told} (prompts of {sizes} tokens)"
+        sizes = ", ".join(str(len(next(iter(prompt.values()))[0])) for prompt in batch)
+        reference = generate_greedily(model, batch, _NEW_TOKENS)
+        try:
+            told = first_difference(generator, reference)
+        except ModelExportError as error:
+            told = (
+                "the model's code does something else for these lengths than for that of the example, or an axis of "
+                f"size one has another size: {error_line(error)}"
+            )
+        if told:
+            return f"prompts of {sizes} tokens: {told}"
     return ""
