@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import modelexport
@@ -147,8 +147,6 @@ def test_a_package_pools_what_follows_the_prompt_with_padding_on_either_side(mix
 
 
 def _weights(path: Path) -> list[dict[str, torch.Tensor]]:
-    from safetensors.torch import load_file
-
     return [load_file(path / f"{index}_Dense" / "model.safetensors") for index in (2, 3)]
 
 
@@ -178,6 +176,16 @@ def test_older_settings_name_the_modes_of_pooling_one_by_one(tmp_path: Path) -> 
         path = folder(tmp_path / modes[0], bert, [("Pooling", settings)])
         pooling = [one for one in load_pipeline(path).model.children() if isinstance(one, Pooling)]
         assert [one.modes for one in pooling] == [modes]
+
+
+def test_older_folders_have_the_weights_of_a_layer_in_a_pickle_of_tensors(tmp_path: Path) -> None:
+    path = folder(tmp_path / "model", bert, [("Pooling", {}), ("Dense", DENSE)])
+    kept = path / "2_Dense" / "model.safetensors"
+    weights = load_file(kept)
+    torch.save(weights, kept.with_name("pytorch_model.bin"))
+    kept.unlink()
+    found = load_pipeline(path).model.state_dict()
+    assert torch.equal(found["2.linear.weight"], weights["linear.weight"])
 
 
 def test_a_cross_encoder_is_one_model_with_its_head(tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ CACHE_POSITION = "cache_position"
 ENCODERS = ("encoder", "vision", "speech")
 """Parts that run once, before the first step."""
 _BEFORE = (*ENCODERS, "positions")
-_TOKENS = ("decoder_input_ids", "input_ids", "inputs_embeds")
+TOKENS = ("decoder_input_ids", "input_ids", "inputs_embeds")
+"""The input that has the tokens of a step, or their embeddings: the first two axes are the batch and the tokens."""
 _PAST_AXIS = 2
 BATCH = "batch"
 _DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(double)": "float64"}
@@ -62,7 +63,7 @@ def generation_of(
         for port in inputs[first]
         if port.name.startswith(PAST) and port.name not in known
     }
-    tokens = next((name for name in _TOKENS if name in given), _TOKENS[0])
+    tokens = next((name for name in TOKENS if name in given), TOKENS[0])
     sizes = {
         part: [p.shape[1] for p in inputs[part] if p.name == tokens and len(p.shape) > 1] for part in (first, step)
     }

@@ -20,7 +20,7 @@ from modelexport.files.path_or_model import Source, as_path
 from modelexport.measure.costs import CostTable, cost
 from modelexport.measure.profiles import ModuleProfile, profile
 from modelexport.measure.run_inputs import random_feeds, read_feeds
-from modelexport.packages.generation_loop import ENCODERS, PAST, Generator
+from modelexport.packages.generation_loop import ENCODERS, PAST, TOKENS, Generator
 from modelexport.runtime.sessions import CPU, Level, open_session, run_session
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.package import read_package
@@ -28,8 +28,6 @@ from modelexport.tagged.package import read_package
 PREFILL, DECODE = "prefill", "decode"
 _PROMPT = 32
 """Tokens of a prompt whose length is not given."""
-_TOKENS = ("decoder_input_ids", "input_ids", "inputs_embeds")
-"""The input that has the tokens of a step, or their embeddings: the first two axes are the batch and the tokens."""
 _IDS = 4096
 """How many tokens are embedded at once."""
 
@@ -56,7 +54,7 @@ def cache_axes(tagged: TaggedFile) -> tuple[str, list[str]]:
 
 def _token_axes(tagged: TaggedFile) -> list[str]:
     names = {value.name for value in tagged.model.graph.inputs}
-    return next((_open(tagged, name) for name in _TOKENS if name in names), [])
+    return next((_open(tagged, name) for name in TOKENS if name in names), [])
 
 
 def generation_feeds(

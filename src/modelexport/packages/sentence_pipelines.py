@@ -162,13 +162,6 @@ class LayerNorm(nn.Module):
         return {SENTENCE: self.norm(features[SENTENCE])}
 
 
-class Unchanged(nn.Module):
-    """Does nothing: dropout that is switched off, or a mask for scores that keeps every token of the text."""
-
-    def forward(self, features: Features) -> dict[str, torch.Tensor]:
-        return {}
-
-
 def is_pipeline(directory: Path) -> bool:
     """Whether a folder holds a pipeline. A cross encoder, which has the same files, is one model with its head."""
     if not (directory / SENTENCE_TRANSFORMER).is_file():
@@ -194,7 +187,7 @@ def load_pipeline(
         module = _module(entry.type, folder, trust_remote_code, weights)
         if isinstance(module, LoadedModel):
             loaded[entry.name], module = module, Transformer(module.model)
-        modules[entry.name] = module
+        modules |= {} if module is None else {entry.name: module}
     apart = [(f"{name}.auto_model.", one.weights) for name, one in loaded.items() if one.weights is not None]
     weights_apart = None
     if len(apart) == 1:
@@ -237,8 +230,12 @@ def _folder(directory: Path, entry: Entry) -> Path:
 
 def _module(
     kind: str, folder: Path, trust_remote_code: bool, weights: Literal["memory", "files", "auto"]
-) -> nn.Module | LoadedModel:
-    """A module of a type, or the model of a ``Transformer``."""
+) -> nn.Module | LoadedModel | None:
+    """A module of a type, or the model of a ``Transformer``.
+
+    Returns:
+        ``None`` for a module that does nothing: dropout in eval mode, a mask that keeps every token of a text.
+    """
     own, path = kind.startswith("sentence_transformers."), folder / "config.json"
     match kind.rpartition(".")[2] if own else kind:
         case "Transformer":
@@ -265,15 +262,12 @@ def _module(
             return _with_weights(folder, lambda: LayerNorm(dimension))
         case "Normalize":
             return Normalize(read_if_there(path, NormalizeConfig()))
-        case "Dropout":
-            read_if_there(path, DropoutConfig())
-        case "MultiVectorMask":
-            read_if_there(path, MaskConfig())
-        case _:
-            raise ModelLoadError(
-                f"{folder} is a module of the unsupported type {kind}: export its transformer with --parts whole"
-            )
-    return Unchanged()
+        case "Dropout" | "MultiVectorMask" as name:
+            read_if_there(path, DropoutConfig() if name == "Dropout" else MaskConfig())
+            return None
+    raise ModelLoadError(
+        f"{folder} is a module of the unsupported type {kind}: export its transformer with --parts whole"
+    )
 
 
 def _class_without_head(kind: Any) -> Any:
@@ -294,11 +288,14 @@ def _has_decoder(kind: type[nn.Module]) -> bool:
 def _with_weights(folder: Path, make: Callable[[], nn.Module]) -> nn.Module:
     from safetensors.torch import load_file
 
-    weights = folder / "model.safetensors"
+    weights, older = folder / "model.safetensors", folder / "pytorch_model.bin"
     told = f"{folder} cannot be loaded"
     with raised_as(lambda error: ModelLoadError(f"{told}: {error_line(error)}; copy or download it again")):
-        read_header(weights)
         with torch.device("meta"):  # the sizes may be any; the weights have theirs
             layer = make()
-        layer.load_state_dict(load_file(weights), assign=True)
+        if older.is_file() and not weights.exists():
+            layer.load_state_dict(torch.load(older, map_location="cpu", weights_only=True), assign=True)
+        else:
+            read_header(weights)
+            layer.load_state_dict(load_file(weights), assign=True)
     return layer
