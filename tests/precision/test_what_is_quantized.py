@@ -137,6 +137,15 @@ def test_what_stays_in_float_is_named_and_nothing_quantized_is_status_1(tmp_path
     assert json.loads(done.stdout)["left"] == {"0": 64 * 32 * 4, "1": 33 * 32 * 4}
 
 
+def test_tables_are_quantized_where_that_is_asked_for(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Embedding(64, 32), torch.nn.Linear(32, 32, bias=False))
+    inputs = {"input": torch.zeros(1, 4, dtype=torch.int64)}
+    modelexport.export(model, inputs, tmp_path / "m.onnx", check=False, opset=21)
+    result = modelexport.quantize(tmp_path / "m.onnx", tmp_path / "q.onnx", to="int4:embeddings=true")
+    assert sum(result.methods.values()) == 2 and not result.left
+    assert operators(tmp_path / "q.onnx") == ["GatherBlockQuantized", "MatMulNBits"]
+
+
 def test_what_is_quantized_is_left_alone(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))

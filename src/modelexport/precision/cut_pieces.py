@@ -42,7 +42,7 @@ def cut_piece(model: ir.Model, nodes: Sequence[ir.Node]) -> onnx.ModelProto:
     return to_proto(ir.Model(graph, ir_version=model.ir_version), {})
 
 
-_MOVES = ("Transpose", "Split", "Slice", "Concat", "Squeeze", "Unsqueeze", "Reshape", "Identity")
+MOVES = ("Transpose", "Split", "Slice", "Concat", "Squeeze", "Unsqueeze", "Reshape", "Identity")
 """Operators whose results have the elements of their first input, or of all inputs of ``Concat``, in another place."""
 
 
@@ -61,7 +61,7 @@ def weights_behind(value: ir.Value | None) -> tuple[ir.Value, ...]:
         return ()
     producer = value.producer()
     if producer is not None:
-        if producer.op_type not in _MOVES or producer.domain:
+        if producer.op_type not in MOVES or producer.domain:
             return ()
         moved = producer.inputs if producer.op_type == "Concat" else producer.inputs[:1]
         places = producer.inputs[len(moved) :]
@@ -181,7 +181,7 @@ class Pieces:
         if producer is None:
             self._model.graph.initializers.pop(value.name or "", None)
             return
-        if producer.op_type not in (*_MOVES, "Constant") or any(
+        if producer.op_type not in (*MOVES, "Constant") or any(
             output.uses() or output.is_graph_output() for output in producer.outputs
         ):
             return

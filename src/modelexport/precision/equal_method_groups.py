@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.graph.node_owners import owner_of
-from modelexport.precision.cut_pieces import weight_behind
+from modelexport.precision.cut_pieces import MOVES, weight_behind
 from modelexport.tagged.file import TaggedFile
 from modelexport.weights.recorded_transforms import parameter_plan
 
@@ -114,7 +114,7 @@ def hold_weights(model: ir.Model) -> None:
         model.ir_version = _INPUTS_ALONE
     for node in [node for node in graph if node.op_type in WEIGHTS and len(node.inputs) > WEIGHTS[node.op_type]]:
         value = node.inputs[WEIGHTS[node.op_type]]
-        while value is not None and (mover := value.producer()) is not None and mover.op_type == "Transpose":
+        while value is not None and (mover := value.producer()) is not None and mover.op_type in MOVES:
             value = mover.inputs[0]
         constant = value.producer() if value is not None else None
         if value is None or constant is None or constant.op_type != "Constant" or value.is_graph_output():

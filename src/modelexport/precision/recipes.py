@@ -205,12 +205,13 @@ def takes(method: Method, node: ir.Node, weighted: Collection[ir.Node]) -> bool:
     """Whether a method quantizes a node.
 
     Args:
-        weighted: The nodes that have a weight (:func:`.weighted_nodes`).
+        weighted: The nodes that have a weight (:func:`modelexport.precision.equal_method_groups.weighted_nodes`).
     """
     if nested_graphs(node) or is_quantized(node):
         return False
     if (operators := method.row.weights) is not None:
-        return node in weighted and node.op_type in operators
+        is_table = node.op_type == "Gather" and "embeddings" in method.row.options and method.option("embeddings")
+        return node in weighted and (node.op_type in operators or is_table)
     # A weight whose elements are moved is read where it is used; what computes in half precision is left alone.
     half = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
     values = [value for value in (*node.inputs, *node.outputs) if value is not None]

@@ -21,7 +21,7 @@ from modelexport.graph.copies import copy_of, value_like
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, nodes_behind
 from modelexport.precision.cut_pieces import cut_piece, import_operators, weight_behind, weights_behind
-from modelexport.precision.equal_method_groups import find_groups, weighted_nodes
+from modelexport.precision.equal_method_groups import find_groups, hold_weights, weighted_nodes
 from modelexport.precision.methods import Method, apply_method
 from modelexport.precision.recipes import takes
 from modelexport.runtime.sessions import open_session, run_session
@@ -41,6 +41,7 @@ class Unit(msgspec.Struct, frozen=True):
 
 def find_units(tagged: TaggedFile, methods: Collection[Method]) -> list[Unit]:
     """The units of a file, of the nodes that one of the methods can quantize; graph order."""
+    hold_weights(tagged.model)
     weighted = weighted_nodes(tagged.model)
     owners = {
         node.name or "": owner.calls
