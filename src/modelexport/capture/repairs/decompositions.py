@@ -16,7 +16,16 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, TensorArgument
 
 from modelexport.capture.patches import private, replaced, usable
-from modelexport.capture.repairs import attention, linear_algebra, losses, pooling, sorting, special_functions
+from modelexport.capture.repairs import (
+    attention,
+    exponentials,
+    linear_algebra,
+    losses,
+    pooling,
+    quotients,
+    sorting,
+    special_functions,
+)
 from modelexport.capture.repairs.complex_numbers import complex_decompositions
 from modelexport.capture.repairs.singular_values import eigenvalues, singular_values
 from modelexport.capture.shared_memory import views_made_again
@@ -234,13 +243,28 @@ def decompositions() -> Decompositions:
         aten._cdist_forward.default: linear_algebra.distances,
         aten._pdist_forward.default: linear_algebra.distances_within,
         aten.prod.default: special_functions.product,
-        aten.hypot.default: special_functions.hypotenuse,
+        aten.log1p.default: exponentials.log_plus_one,
+        aten.expm1.default: exponentials.exponential_minus_one,
+        aten.logaddexp.default: exponentials.log_of_sum,
+        aten.logaddexp2.default: exponentials.binary_log_of_sum,
+        aten.logcumsumexp.default: exponentials.running_log_of_sum,
+        aten.erfc.default: exponentials.error_complement,
+        aten.special_erfcx.default: exponentials.scaled_error_complement,
+        aten.remainder.Tensor: quotients.remainder,
+        aten.remainder.Scalar: quotients.remainder,
+        aten.floor_divide.default: quotients.floored_quotient,
+        aten.floor_divide.Scalar: quotients.floored_quotient,
+        aten.div.Tensor_mode: quotients.quotient,
+        aten.div.Scalar_mode: quotients.quotient,
+        aten.atan2.default: quotients.angle,
+        aten.hypot.default: quotients.hypotenuse,
         aten.digamma.default: special_functions.digamma,
         aten.lgamma.default: special_functions.log_gamma,
         aten.erfinv.default: special_functions.error_inverse,
         aten.log_sigmoid.default: special_functions.log_sigmoid,
         aten.histc.default: special_functions.histogram,
         prims.signbit.default: special_functions.is_negative,
+        aten.signbit.default: special_functions.is_negative,
     }
 
 

@@ -75,14 +75,6 @@ def _polynomial(coefficients: Sequence[float], x: Any) -> Any:
     return total
 
 
-def hypotenuse(self: Any, other: Any) -> Any:
-    """Without squares of large numbers."""
-    self, other = torch.abs(self), torch.abs(other)
-    longer = torch.maximum(self, other)
-    share = torch.minimum(self, other) / torch.where(longer == 0, 1, longer)
-    return longer * torch.sqrt(1 + share * share)
-
-
 def digamma(self: Any) -> Any:
     """Its asymptotic series beyond 6; recurrence below; reflection for negative numbers."""
     x = self.to(torch.float64)
