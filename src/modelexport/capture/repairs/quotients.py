@@ -44,7 +44,7 @@ def angle(self: Any, other: Any) -> Any:
     """``atan2``, which is pi, not -pi, for zero and a negative number."""
     slope = torch.where(self == other, 1.0, torch.where(self == -other, -1.0, self / other))  # also of infinities
     within = torch.atan(torch.where((self == 0) & (other == 0), self, slope))
-    half_turn = torch.where(is_negative(self), -math.pi, math.pi)
+    half_turn = torch.where(is_negative(self), -math.pi, math.pi).to(within.dtype)
     return torch.where(is_negative(other), within + half_turn, within)
 
 
