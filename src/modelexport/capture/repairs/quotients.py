@@ -15,7 +15,7 @@ def remainder(self: Any, other: Any) -> Any:
     if not _has_fractions(self, other):
         return NotImplemented
     rest = torch.fmod(self, other)
-    return torch.where((rest != 0) & ((rest < 0) != (other < 0)), rest + other, rest)
+    return torch.where(_has_other_sign(rest, other), rest + other, rest)
 
 
 def quotient(self: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
@@ -31,9 +31,15 @@ def floored_quotient(self: Any, other: Any) -> Any:
         return NotImplemented
     rest = torch.fmod(self, other)
     whole = (self - rest) / other
-    whole = torch.where((rest != 0) & ((rest < 0) != (other < 0)), whole - 1, whole)
-    is_zero = torch.full_like(rest, other) == 0 if isinstance(other, (int, float)) else other == 0
-    return torch.where(is_zero, self / other, torch.round(whole))
+    whole = torch.where(_has_other_sign(rest, other), whole - 1, whole)
+    whole = torch.round(whole)
+    return torch.where(other == 0, self / other, whole) if isinstance(other, torch.Tensor) else whole
+
+
+def _has_other_sign(rest: Any, other: Any) -> Any:
+    if isinstance(other, torch.Tensor):
+        return (rest != 0) & ((rest < 0) != (other < 0))
+    return rest > 0 if other < 0 else rest < 0
 
 
 def _has_fractions(self: Any, other: Any) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from modelexport.capture.patches import replaced
-from modelexport.capture.repairs import attention, special_functions
+from modelexport.capture.repairs import attention, quotients, special_functions
 from modelexport.capture.repairs.packed_sequences import packed_sequences, unless_packed
 
 
@@ -138,7 +138,30 @@ def running_sum(input: Any, dim: int, **kwargs: Any) -> Any:
     return torch.cumsum(input.long() if input.dtype == torch.bool else input, dim, **kwargs)
 
 
+def floored_quotient(input: Any, other: Any) -> Any:
+    """``torch.floor_divide``, which is truncated; but for sizes, which are scalars of a trace and not negative."""
+    found = quotients.floored_quotient(input, other)
+    if found is not NotImplemented:
+        return found
+    return torch.div(input, other, rounding_mode="floor") if input.dim() else input // other
+
+
+def remainder(input: Any, other: Any) -> Any:
+    """``torch.remainder``, for which the quotient is rounded."""
+    found = quotients.remainder(input, other)
+    return torch.remainder(input, other) if found is NotImplemented else found
+
+
+def any_of(input: Any, *args: Any, **kwargs: Any) -> Any:
+    """``torch.any``, which numbers below one are not true for."""
+    return torch.any(input != 0, *args, **kwargs)
+
+
 _TRANSLATABLE: Mapping[Any, Callable[..., Any]] = {
+    **dict.fromkeys((torch.floor_divide, torch.Tensor.floor_divide, torch.Tensor.__floordiv__), floored_quotient),
+    **dict.fromkeys((torch.remainder, torch.Tensor.remainder), remainder),
+    **dict.fromkeys((torch.atan2, torch.Tensor.atan2, torch.arctan2, torch.Tensor.arctan2), quotients.angle),
+    **dict.fromkeys((torch.any, torch.Tensor.any), any_of),
     torch.diff: difference,
     torch.Tensor.diff: difference,
     torch.bilinear: bilinear,
