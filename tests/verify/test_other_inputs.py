@@ -140,3 +140,22 @@ def test_queries_without_keys(mask: torch.Tensor, tmp_path: Path) -> None:
     report = verify(model, inputs, tmp_path / "faulty.onnx")
     wanted = "agree" if mask.min() == -1e9 else "differ"
     assert [one.status for one in report.others if "row" in one.what] == [wanted]
+
+
+class LogOfSum(nn.Module):
+    """Adds numbers by their logarithms; a file has the exponentials."""
+
+    def __init__(self, naive: bool) -> None:
+        super().__init__()
+        self.naive = naive
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.exp(x).sum(-1).log() if self.naive else x.logsumexp(-1)
+
+
+def test_formulas_that_overflow(tmp_path: Path) -> None:
+    x = (torch.linspace(-2, 3, 12).sin().reshape(3, 4),)
+    export(LogOfSum(naive=True), x, tmp_path / "x.onnx", frontend="dynamo")
+    assert verify(LogOfSum(naive=True), x, tmp_path / "x.onnx").agrees  # in PyTorch as well
+    report = verify(LogOfSum(naive=False), x, tmp_path / "x.onnx")
+    assert [one.what for one in report.others if one.status == "differ"] == ["numbers a thousand times as large"]

@@ -18,6 +18,7 @@ from modelexport.pytorch.inputs.variations import (
     PADDED_AT_THE_END,
     all_at_once,
     beyond_example,
+    magnified,
     padded_at_the_end,
     telling_inputs,
     uniform,
@@ -47,17 +48,22 @@ def compare_others(sides: Sides, inputs: Inputs, kept: frozenset[str], *, select
     """
     others, tagged = Others(), sides.tagged
 
-    def compared(what: str, other: Inputs) -> OtherInputs:
+    def compared(what: str, other: Inputs, *, finite: bool = False) -> OtherInputs:
+        """Compare on some inputs; or only whether what is finite in PyTorch is so in the file."""
         try:
             right = sides.returned(other)
         except Exception as error:  # a model may raise anything for inputs that it does not accept
             return OtherInputs(
                 what=what, status="not compared", reason=f"the model does not accept them ({type(error).__name__})"
             )
+        if finite and not all(np.isfinite(one).all() for one in right):
+            return OtherInputs(what=what, status="not compared", reason="the model overflows")
         if sides.agrees(other, right):
             return OtherInputs(what=what, status="agree")
         found = sides.compare(other, {})  # choices among equal scores and random numbers are told apart here
         one = _verdict(what, found)
+        if finite and all(output.relative != float("inf") for output in one.outputs):
+            return OtherInputs(what=what, status="not compared", reason="rounding grows")
         if one.status == "differ" and _is_of_empty_rows(what, right):
             return OtherInputs(what=what, status="not compared", reason="the model returns NaN for rows without tokens")
         if one.status == "differ" and others.wrong is None:
@@ -83,6 +89,7 @@ def compare_others(sides: Sides, inputs: Inputs, kept: frozenset[str], *, select
     limits = sizes_at_limits(inputs, tagged.model)
     rare = chain(limits, beyond_example(inputs, tagged.model, kept), uniform(inputs, kept) if selects else ())
     beyond = [compared(what, other) for what, other in rare]
+    beyond += [compared(what, other, finite=True) for what, other in magnified(inputs, kept)]
     others.compared += [one for one in beyond if one.status != "not compared"]
     return others
 

@@ -94,6 +94,21 @@ def beyond_example(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) 
         )
 
 
+def magnified(inputs: Inputs, kept: Collection[str] = ()) -> Iterator[tuple[str, Inputs]]:
+    """Numbers that overflow in formulas such as ``log(exp(x))``, also in float64; not those of masks.
+
+    Args:
+        kept: As in :func:`telling_inputs`.
+    """
+    names = [name for name, tensor in tensors_in(inputs) if name not in kept and tensor.is_floating_point()]
+    tensors = dict(tensors_in(inputs))
+    if names := [name for name in names if _hidden_by(tensors[name]) is None]:
+        yield (
+            "numbers a thousand times as large",
+            changed(inputs, [lambda name, t: torch.where(t.abs() < _HUGE, 1000 * t, t) if name in names else t]),
+        )
+
+
 def uniform(inputs: Inputs, kept: Collection[str] = ()) -> Iterator[tuple[str, Inputs]]:
     """The same number everywhere: little is selected of these, or all. So of masks.
 
