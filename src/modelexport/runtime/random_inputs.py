@@ -18,6 +18,14 @@ from modelexport.runtime.sessions import run_session
 
 _BOUNDS = (1000, 100, 10)
 """Upper bounds of integers, tried in turn (they may be indices into something of unknown size); then all are 1."""
+_LARGEST_SIZE = 8
+"""The upper bound of integers that are sizes of tensors: three sizes of 1000 are gigabytes."""
+_TAKE_SIZES = {
+    "AffineGrid": (1,), "CenterCropPad": (1,), "Col2Im": (1, 2), "ConstantOfShape": (0,), "Expand": (1,),
+    "MaxUnpool": (2,), "OneHot": (1,), "Pad": (1,), "Range": (0, 1, 2), "Reshape": (1,), "Resize": (3,), "Tile": (1,),
+    "TopK": (1,),
+}  # fmt: skip
+"""Operators to their inputs that are sizes of what they give."""
 _SIZES = ((2, 8), (2, 32), (1, 64), (1, 224), (1, 1))
 """The sizes for a dynamic first axis and for every other dynamic axis."""
 
@@ -36,7 +44,7 @@ def make_random_inputs(
     Raises:
         InputsError: The file does not run with any of the inputs that were tried.
     """
-    reason = ""
+    reason, sizes = "", _inputs_that_are_sizes(model)
     for first, other in _SIZES:
         shapes = _shapes(model, first, other)
         if sum(prod(shape) for shape in shapes.values()) > RANDOM_ELEMENTS or any(
@@ -50,7 +58,7 @@ def make_random_inputs(
             reason = reason or misfit
             if not misfit:
                 for name in draw.whole_numbers:
-                    for bound in _BOUNDS:
+                    for bound in (_LARGEST_SIZE,) if name in sizes else _BOUNDS:
                         if not _misfit(runs, draw({**whole, name: bound})):
                             whole[name] = bound
                             break
@@ -60,6 +68,23 @@ def make_random_inputs(
     raise InputsError(
         f"none of the random inputs fit ({names}): {reason}; export with --reference, which stores inputs that fit"
     )
+
+
+def _inputs_that_are_sizes(model: ir.Model) -> set[str]:
+    """The names of the inputs of integers from which sizes of tensors are computed."""
+    found = set()
+    for one in required_inputs(model):
+        pending, seen = [one], {one}
+        while pending:
+            value = pending.pop()
+            if value.dtype is not None and not value.dtype.is_integer():
+                continue
+            for user, index in value.uses():
+                if index in _TAKE_SIZES.get(user.op_type, ()):
+                    found.add(one.name or "")
+                pending += [output for output in user.outputs if output not in seen]
+                seen.update(user.outputs)
+    return found
 
 
 class _Draw:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from modelexport.core.calls import ModuleCall, Side
 from modelexport.traces.fingerprints import Fingerprint, fingerprint_of
+from modelexport.traces.kept_arrays import KeptArrays
 from modelexport.traces.tolerances import AGREE
 
 
@@ -100,6 +101,7 @@ class Index:
         self._contents: list[Content] = []
         self._sorted = True
         self._known: dict[Fingerprint, Content] = {}
+        self.kept = KeptArrays()
 
     def __iter__(self) -> Iterator[Content]:
         return iter(self._contents)
@@ -112,7 +114,7 @@ class Index:
         """
         content = self.known(fingerprint_of(array))
         if keep and content.array is None:
-            content.array = array.copy()
+            content.array = self.kept.copy(array)
         return content
 
     def known(self, fingerprint: Fingerprint) -> Content:

@@ -172,10 +172,10 @@ class _Recording:
             array = as_array(tensor)
             content = self.trace.contents.add(array, keep=keep)
             if content.array is None and self._kept.same(content.fingerprint, _ROUNDED):
-                content.array = array.copy()
+                content.array = self.trace.contents.kept.copy(array)
             self._known[id(tensor)] = weakref.ref(tensor), version, content
         elif keep and content.array is None:
-            content.array = as_array(tensor).copy()
+            content.array = self.trace.contents.kept.copy(as_array(tensor))
         return content
 
     def see(self, func: Any, given: Sequence[Any], output: Any, parameters: Collection[int | None]) -> None:

@@ -1,0 +1,33 @@
+"""Copies of the arrays of a run: in memory as long as they are few, in a temporary file beyond that."""
+
+from __future__ import annotations
+
+from tempfile import TemporaryFile
+from typing import IO, Any
+
+import numpy as np
+
+_IN_MEMORY = 1 << 28
+"""The bytes that are kept in memory."""
+_SMALL = 1 << 16
+"""Arrays of fewer bytes are always kept in memory."""
+
+
+class KeptArrays:
+    """Copies arrays and counts their bytes."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+        self._file: IO[bytes] | None = None
+
+    def copy(self, array: Any) -> Any:
+        """A copy of an array, which is only read if it is in the file."""
+        self._bytes += array.nbytes
+        if array.nbytes < _SMALL or self._bytes <= _IN_MEMORY:
+            return array.copy()
+        if self._file is None:
+            self._file = TemporaryFile()  # noqa: SIM115 - it is deleted with the last array that is in it
+        place = self._file.seek(0, 2)
+        self._file.write(np.ascontiguousarray(array).data)
+        self._file.flush()
+        return np.memmap(self._file, array.dtype, "r", place, array.shape)
