@@ -28,6 +28,7 @@ ALONG = np.array([[3, 0, 1], [1, 2, 0], [3, 3, 0]])
 # fmt: off
 CASES: tuple[tuple[str, tuple[Any, ...], dict[str, Any]], ...] = (
     ("Conv", (X, numbers(6, 4, 3, 3), numbers(6)), {}),
+    ("Conv", (X[:0], numbers(6, 4, 3, 3), numbers(6)), {}),
     ("Conv", (X, numbers(6, 2, 3, 2)), {"group": 2, "strides": [2, 1], "pads": [1, 0, 2, 1]}),
     ("Conv", (X, numbers(4, 1, 3, 3)), {"group": 4, "dilations": [2, 3], "pads": [2, 3, 2, 3]}),
     ("Conv", (X, numbers(5, 4, 4, 3)), {"auto_pad": "SAME_UPPER", "strides": [2, 3]}),

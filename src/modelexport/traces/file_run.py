@@ -261,14 +261,13 @@ class _Run:
         return self._of.nodes.compute(node, [*map(rounded, given)])
 
     def _with_graphs(self, node: ir.Node, given: Sequence[Any]) -> list[Any]:
-        if node.op_type == "If":
-            return self._if(node, given)
-        if node.op_type == "Loop":
-            return self._loop(node, given)
-        if node.op_type == "Scan":
-            return self._scan(node, given)
-        error = NotImplementedError(f"{node.op_type} with a nested graph")
-        raise NodeError(node, error)
+        walks = {"If": self._if, "Loop": self._loop, "Scan": self._scan, "SequenceMap": self._sequence_map}
+        try:
+            return walks[node.op_type](node, given)
+        except UsageError:
+            raise
+        except Exception as error:  # a variant of an operator that is not walked here, as Scan of opset 8
+            raise NodeError(node, NotImplementedError(str(error))) from error
 
     def _body(self, graph: ir.Graph | ir.Function, given: Sequence[Any]) -> list[Any]:
         for value, array in zip(graph.inputs, given, strict=True):
@@ -321,6 +320,12 @@ class _Run:
                 kept.append(one)
         stacked = [np.stack(kept[::-1] if turned else kept) for kept, turned in zip(scanned, out_back, strict=True)]
         return [*states, *(np.moveaxis(one, 0, axis) for one, axis in zip(stacked, out_axes, strict=True))]
+
+    def _sequence_map(self, node: ir.Node, given: Sequence[Any]) -> list[Any]:
+        body = node.attributes["body"].as_graph()
+        each = [[one[i] if isinstance(one, list) else one for one in given] for i in range(len(given[0]))]
+        results = [self._body(body, taken) for taken in each]
+        return [[result[i] for result in results] for i in range(len(body.outputs))]
 
 
 def _is_number_of_the_file(value: ir.Value) -> bool:

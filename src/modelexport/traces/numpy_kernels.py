@@ -156,13 +156,13 @@ class Conv(OpRun):
         strides: Any = None,
     ) -> tuple[Any, ...]:
         windows = _Windows(x.shape[2:], w.shape[2:], strides, dilations, pads, auto_pad)
-        grouped = windows.padded(x, 0).reshape(x.shape[0], group, -1, *windows.padded_sizes)
+        grouped = windows.padded(x, 0).reshape(x.shape[0], group, x.shape[1] // group, *windows.padded_sizes)
         kernels = w.reshape(group, w.shape[0] // group, *w.shape[1:])
         result = np.zeros((x.shape[0], group, kernels.shape[1], math.prod(windows.sizes)), np.result_type(x, w))
         for offset, seen in windows:
-            part = grouped[(..., *seen)].reshape(*grouped.shape[:3], -1)
+            part = grouped[(..., *seen)].reshape(*grouped.shape[:3], result.shape[-1])
             result += kernels[(slice(None),) * 3 + offset] @ part
-        result = result.reshape(x.shape[0], -1, *windows.sizes)
+        result = result.reshape(x.shape[0], w.shape[0], *windows.sizes)
         return (result if b is None else result + b.reshape(-1, *[1] * len(windows.sizes)),)
 
 
@@ -194,7 +194,7 @@ class ConvTranspose(OpRun):
         else:
             before = list(pads or [0] * 2 * n)[:n]
             total = [a + b for a, b in zip(before, list(pads or [0] * 2 * n)[n:], strict=True)]
-        grouped = x.reshape(x.shape[0], group, -1, math.prod(x.shape[2:]))
+        grouped = x.reshape(x.shape[0], group, x.shape[1] // group, math.prod(x.shape[2:]))
         kernels = w.reshape(group, -1, *w.shape[1:])
         result = np.zeros((x.shape[0], group, w.shape[1], *whole), np.result_type(x, w))
         for offset in product(*map(range, w.shape[2:])):
@@ -206,7 +206,7 @@ class ConvTranspose(OpRun):
             ]
             result[(..., *seen)] += part.reshape(*result.shape[:3], *x.shape[2:])
         kept: list[Any] = [slice(a, a + have - cut) for a, have, cut in zip(before, whole, total, strict=True)]
-        result = result.reshape(x.shape[0], -1, *whole)[(..., *kept)]
+        result = result.reshape(x.shape[0], group * w.shape[1], *whole)[(..., *kept)]
         return (result if b is None else result + b.reshape(-1, *[1] * n),)
 
 

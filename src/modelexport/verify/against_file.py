@@ -148,7 +148,7 @@ def verify_against(
         raise UsageError(f"{two.path} has no value of a module in common with {one.path}: it was not made from it")
     outputs = _outputs(one, two, given, fed, provider)
     right = _values(one, given, pairs.values())
-    end_to_end, per_module = _losses(two, fed, {b: right[a] for b, a in pairs.items()})
+    end_to_end, per_module = _losses(two, fed, {b: right[a] for b, a in pairs.items() if a in right})
     calls = list(_calls(one, two, pairs, end_to_end, per_module, chosen))
     beyond = {ModuleCall.parse(call.address) for call in calls if _weight(call.end_to_end) > bound}
     return AgainstReport(
@@ -200,7 +200,10 @@ def _outputs(
     found = []
     for tagged, inputs in ((one, given), (two, fed)):
         with runnable(tagged.path, tagged.encoding) as file:
-            found.append(run_session(open_session(file, provider=provider), inputs))
+            results = run_session(open_session(file, provider=provider), inputs)
+            sequences = {name: one for name, one in results.items() if isinstance(one, list)}
+            parts = {f"{name}[{i}]": one for name, parts in sequences.items() for i, one in enumerate(parts)}
+            found.append({name: one for name, one in results.items() if name not in sequences} | parts)
     if len(found[0]) != len(found[1]):
         raise UsageError(f"{one.path} and {two.path} have different numbers of outputs: they are not of one model")
     pairs = zip(found[0].items(), found[1].values(), strict=True)
