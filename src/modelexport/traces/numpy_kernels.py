@@ -92,6 +92,8 @@ class Resize(ResizeByExactScales):
             whole = np.ones(x.ndim)
             whole[list(axes) if axes is not None else slice(None)] = scales
             scales, axes = whole.view(_Scales), None
+            if how.get("coordinate_transformation_mode") == "align_corners":  # places depend on the sizes alone
+                scales, sizes = None, (scales * np.array(x.shape)).astype(np.int64)
         return super()._run(x, roi, scales, sizes, axes=axes, **how)  # type: ignore[no-any-return]
 
 

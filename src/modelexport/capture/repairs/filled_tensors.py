@@ -24,5 +24,10 @@ def full_like(self: Any, fill_value: Any, dtype: int = -1, **options: Any) -> An
     return aten_full_like(self, _number(fill_value, dtype), dtype=dtype)
 
 
+def new_full(self: Any, size: Any, fill_value: Any, dtype: int = -1, **options: Any) -> Any:
+    dtype = self.dtype if dtype in (None, -1) else dtype
+    return aten_full(size, _number(fill_value, dtype), dtype=dtype)
+
+
 def _number(number: Any, dtype: int | None) -> Any:
     return table(np.array(number)) if isinstance(number, float) and dtype == ir.DataType.DOUBLE else number

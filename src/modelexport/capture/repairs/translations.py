@@ -27,6 +27,7 @@ def translations(form: QuantizedForm = USUAL_FORM) -> Table:
         aten.unique_consecutive.default: indexing.unique_in_turn,
         aten.scalar_tensor.default: filled_tensors.scalar_tensor,
         aten.full.default: filled_tensors.full,
+        aten.new_full.default: filled_tensors.new_full,
         aten.full_like.default: filled_tensors.full_like,
         aten.arange.start: indexing.numbers_from,
         aten.arange.start_step: indexing.numbers_by_step,

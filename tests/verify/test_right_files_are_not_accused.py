@@ -1,0 +1,165 @@
+"""What the evaluator or the translation of an operator lacks accuses no right file and fixes no axis."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from onnx import parser
+from torch import nn
+from torch.nn import functional
+
+import modelexport
+from modelexport.exporting.fixed_axes import Tried, _Search
+from modelexport.runtime.random_inputs import make_random_inputs
+from modelexport.runtime.sessions import open_session
+from modelexport.verify.against_file import verify_against
+
+
+class Fourier(nn.Module):
+    """A Fourier unit, whose transforms have half of a dynamic axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(6, 6, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        spectrum = torch.fft.rfftn(x, dim=(-2, -1), norm="ortho")
+        parts = torch.relu(self.conv(torch.cat([spectrum.real, spectrum.imag], 1)))
+        return torch.fft.irfftn(torch.complex(*parts.chunk(2, 1)), s=x.shape[-2:], dim=(-2, -1), norm="ortho")
+
+
+class Mixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fourier, self.norm = Fourier(), nn.RMSNorm(8)
+        self.gate, self.scale = nn.Parameter(torch.tensor(0.7)), nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (
+            self.fourier(x),
+            self.norm(x),
+            functional.pad(x, (2, -2, -1, 1)),
+            torch.erfinv(torch.tanh(x)),
+            torch.lgamma(x.abs() + 0.5),
+            (x.double() * 0.1 + 1 / x.shape[2]).float(),
+            x * self.gate.detach().sigmoid().item() + float(self.scale.detach().exp()),
+            functional.scaled_dot_product_attention(x, x, x),
+            functional.interpolate(x, scale_factor=0.7, mode="bilinear"),
+            functional.interpolate(x, scale_factor=1.7, mode="bilinear", align_corners=True),
+            functional.conv1d(x.mean(2)[1:], torch.ones(4, 3, 3)).sum(0),
+        )
+
+
+def test_what_numpy_or_the_standard_lacks_accuses_no_file(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Mixed().eval(), torch.randn(2, 3, 10, 8)
+    result = modelexport.export(model, {"x": x}, tmp_path / "x.onnx", opset=23, dynamic=True)
+    assert not result.fixed
+    report = modelexport.verify(model, {"x": x}, tmp_path / "x.onnx")
+    assert report.agrees, report
+    assert {one.status for one in report.others} == {"agree"}
+    other = torch.randn(3, 3, 20, 8)
+    for right, found in zip(model(other), result.session().run(None, {"x": other.numpy()}), strict=True):
+        torch.testing.assert_close(torch.from_numpy(found), right, rtol=1e-4, atol=1e-5)
+
+
+def test_numbers_in_float64_keep_their_digits(tmp_path: Path) -> None:
+    class Filled(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 0.1 + torch.full_like(x, 0.3) + x.new_full((3,), 0.7)
+
+    x = torch.randn(2, 3, dtype=torch.float64)
+    result = modelexport.export(Filled(), {"x": x}, tmp_path / "x.onnx", frontend="dynamo")
+    np.testing.assert_allclose(result.session().run(None, {"x": x.numpy()})[0], Filled()(x), rtol=1e-15)
+
+
+# --- what is due to a size --------------------------------------------------------------------------------------------
+
+SIZES = {"batch": 2, "length": 5, "height": 8, "width": 8}
+
+
+def differs_if(symbols: Collection[str], *, always: bool = False) -> _Search:
+    """A search in a file that differs if all of some symbols have other sizes."""
+    return _Search(lambda changed: Tried("differ" if always or set(symbols) <= set(changed) else "agree", "it differs"))
+
+
+@pytest.mark.parametrize("guilty", [["length"], ["width"]])
+def test_only_the_size_that_does_it_is_fixed(guilty: list[str]) -> None:
+    search = differs_if(guilty)
+    assert search.symbols(SIZES)
+    assert set(search.closed) == set(guilty)
+
+
+@pytest.mark.parametrize("guilty", [["length", "width"], ["height", "width"]])
+def test_of_several_sizes_that_do_it_together_one_is_fixed(guilty: list[str]) -> None:
+    search = differs_if(guilty)
+    assert search.symbols(SIZES)
+    assert set(search.closed) == {"width"}
+
+
+def test_sizes_that_a_model_accepts_only_together_are_fixed_together() -> None:
+    def tried(changed: Collection[str]) -> Tried:
+        both = {"height", "width"} & set(changed)
+        return Tried("agree" if not both else "differ" if len(both) > 1 else "not compared")
+
+    search = _Search(tried)
+    assert search.symbols(SIZES)
+    assert set(search.closed) == {"height", "width"}
+
+
+def test_what_differs_with_the_sizes_of_the_example_fixes_none() -> None:
+    assert not differs_if([], always=True).symbols(SIZES)
+
+
+def test_what_cannot_be_compared_fixes_none() -> None:
+    assert not _Search(lambda changed: Tried("not compared")).symbols(SIZES)
+
+
+# --- files of others --------------------------------------------------------------------------------------------------
+
+OTHERS = {
+    "sequences": "g (float[2, 6] x) => (float[2, 6] y, seq(float[2, n]) s) "
+    "{ s = SplitToSequence <axis = 1> (x)  y = ConcatFromSequence <axis = 1> (s) }",
+    "SequenceMap": "g (float[2, 6] x) => (float[2, 6] y) { s = SplitToSequence <axis = 1> (x) "
+    "  m = SequenceMap <body = b (float[2, n] e) => (float[2, n] f) { f = Neg (e) }> (s) "
+    "  y = ConcatFromSequence <axis = 1> (m) }",
+    "Scan": "g (float[5, 3] x) => (float[3] t, float[5, 3] y) <float[3] z = {0, 0, 0}> { w = Neg (x) "
+    "  t, y = Scan <num_scan_inputs = 1, body = b (float[3] s, float[3] e) => (float[3] a, float[3] o) "
+    "  { a = Add (s, e)  o = Identity (a) }> (z, w) }",
+    "sizes": "g (int64[3] size, float[1] x) => (float[a, b, c] y) "
+    "{ one = Shape (x)  more = Add (size, one)  y = Expand (x, more) }",
+    "quantized": "g (float[1, 2, 6, 6] x) => (float[1, 2, 4, 4] y) <float s = {0.1}, uint8 z = {3}, "
+    "  int8[2, 2, 3, 3] w = {1, -2, 3, 4, 5, -6, 7, 8, 9, 1, 2, 3, -4, 5, 6, 7, 8, 9, "
+    "  1, -2, 3, 4, 5, -6, 7, 8, 9, 1, 2, 3, -4, 5, 6, 7, 8, 9}> "
+    "{ q = QuantizeLinear (x, s, z)  i = ConvInteger (q, w, z)  f = Cast <to = 1> (i)  d = DequantizeLinear (q, s, z) "
+    "  m = ReduceMean (d)  y = Add (f, m) }",
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_files_of_others_are_compared(name: str, tmp_path: Path) -> None:
+    version = 13 if name == "quantized" else 18
+    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : {version}]> {OTHERS[name]}')
+    for number, node in enumerate(proto.graph.node):
+        node.name = f"/{'first' if number == 0 else 'second'}/{node.op_type}"
+    onnx.save(proto, tmp_path / "m.onnx")
+    modelexport.adopt(tmp_path / "m.onnx", output=tmp_path / "a.onnx")
+    report = verify_against(tmp_path / "a.onnx", tmp_path / "a.onnx")
+    assert report.agrees
+    assert "agree" in {call.status for call in report.calls}
+
+
+def test_random_sizes_are_small() -> None:
+    proto = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 18]> g (int64[3] size, int64[9] ids) => (float[a, b, c] y, int64[9] z) '
+        "{ y = ConstantOfShape (size)  z = Neg (ids) }"
+    )
+    model = ir.serde.deserialize_model(proto)
+    found = make_random_inputs(model, open_session(model))
+    assert found["size"].max() <= 8 < found["ids"].max()
