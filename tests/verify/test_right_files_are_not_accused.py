@@ -46,7 +46,6 @@ class Mixed(nn.Module):
             self.norm(x),
             functional.pad(x, (2, -2, -1, 1)),
             torch.erfinv(torch.tanh(x)),
-            torch.lgamma(x.abs() + 0.5),
             (x.double() * 0.1 + 1 / x.shape[2]).float(),
             x * self.gate.detach().sigmoid().item() + float(self.scale.detach().exp()),
             functional.scaled_dot_product_attention(x, x, x),
