@@ -201,3 +201,12 @@ def test_a_model_without_weights_to_quantize_is_refused(exported: Exporter) -> N
         modelexport.sensitivity(case.path, to="int4:embeddings=true", data=feeds_of(case, 1)[:1])
     with pytest.raises(InputsError, match="no inputs"):
         modelexport.sensitivity(case.path, to="int8-dynamic", data=[])
+
+
+def test_values_without_types_get_them(exported: Exporter) -> None:
+    case, method = exported("tied-weights"), method_of("int8-dynamic")
+    tagged, feeds = read_tagged(case.path), feeds_of(case, 1)
+    for value in (value for node in tagged.model.graph for value in node.outputs if not value.is_graph_output()):
+        value.type = None
+    switched = open_switched(tagged, find_units(tagged, [method]), [method], feeds, None)
+    assert np.isfinite(switched.run(feeds[0], {0: method})).all()

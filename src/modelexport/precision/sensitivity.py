@@ -22,7 +22,7 @@ from modelexport.measure.table import NodeFigures, Table, share_out
 from modelexport.precision.calibration_data import read_data
 from modelexport.precision.methods import Method, parse_method
 from modelexport.precision.metrics_and_bounds import Metric, find_metric
-from modelexport.precision.quantize import Feeds, calibrate
+from modelexport.precision.quantize import Feeds, calibrate, infer_types
 from modelexport.precision.switched_model import Switched, Unit, find_units
 from modelexport.tagged.file import TaggedFile, read_tagged
 
@@ -131,6 +131,7 @@ def open_switched(
     if not units:
         names = ", ".join(map(str, methods))
         raise UsageError(f"{tagged.path} has no module that {names} can quantize: no node has a weight it is for")
+    infer_types(tagged.model)
     with scratch(tagged.path.parent) as folder:
         measured = any(method.row.needs_data for method in methods)
         ranges = calibrate(tagged.model, feeds, folder) if measured else None
