@@ -25,15 +25,15 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors(part)
 
 
-def wrong(path: Path, model: nn.Module, inputs: Sequence[Any]) -> str:
+def wrong(path: Path, model: nn.Module, inputs: Sequence[Any] | Mapping[str, Any]) -> str:
     """What is wrong with a file; empty if it is valid, loads, and computes what the model does."""
     onnx.checker.check_model(str(path), full_check=True)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_inputs()]
-    feeds = dict(zip(names, (one.numpy() for one in tensors(list(inputs))), strict=True))
+    feeds = dict(zip(names, (one.numpy() for one in tensors(inputs)), strict=True))
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings of some losses about their own defaults
-        expected = [one.numpy() for one in tensors(model(*inputs))]
+        expected = [one.numpy() for one in tensors(model(**inputs) if isinstance(inputs, Mapping) else model(*inputs))]
     actual = session.run(None, feeds)
     if len(expected) != len(actual):
         return f"{len(expected)} outputs, and the file has {len(actual)}"

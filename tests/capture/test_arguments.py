@@ -16,6 +16,7 @@ from modelexport import export, verify
 from modelexport.capture.value_decisions import inputs_read
 from modelexport.errors import CaptureError, UsageError
 from modelexport.pytorch.inputs.prepared_inputs import prepare_inputs
+from truth import wrong
 
 X = torch.linspace(-1, 1, 48).reshape(2, 6, 4).sin()
 LENGTH = torch.tensor([2, 4])
@@ -209,3 +210,29 @@ def test_example_inputs_are_not_changed() -> None:
     prepared = prepare_inputs(_tiny_bert(), inputs)
     assert list(inputs) == ["input_ids", "labels"]
     assert list(prepared.inputs) == ["input_ids"]
+
+
+class Passes(nn.Module):
+    """Its arguments have no names of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 3)
+
+    def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
+        return self.inner(*args[:1]) + sum(args[1:]) if args else self.inner(kwargs["input"]) - kwargs["more"]
+
+
+def test_arguments_without_names_have_dynamic_axes(tmp_path: Path) -> None:
+    def given(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randn(batch, 4), torch.randn(batch, 3)
+
+    cases: list[tuple[nn.Module, Any]] = [
+        (Passes(), given),
+        (Passes(), lambda batch: dict(zip(("input", "more"), given(batch), strict=True))),
+        (torch.compile(nn.Sequential(nn.Linear(4, 3)), backend="eager"), lambda batch: given(batch)[:1]),
+    ]
+    for model, inputs in cases:
+        model.eval()
+        export(model, inputs(2), tmp_path / "m.onnx", frontend="dynamo", dynamic=True)
+        assert wrong(tmp_path / "m.onnx", model, inputs(5)) == ""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -199,9 +200,13 @@ def _lacks_calls(seen: Sequence[TracedCall], model: nn.Module, inputs: Mapping[s
 def _bound(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], constants: Collection[str]
 ) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-    """The model and its arguments, or, if some of them are constants, a module that has those, and the others."""
+    """The model and its arguments, or, if some of them are constants, a module that has those, and the others.
+
+    ``torch.export`` finds no dynamic sizes for what goes into ``**kwargs``: it has names in that module, too.
+    """
     register_caches(model)
-    if not needs_binding(args, kwargs, constants):
+    unnamed = not is_pretrained(model) and kwargs.keys() - inspect.signature(model.forward).parameters.keys()
+    if not (unnamed or needs_binding(args, kwargs, constants)):
         return model, args, kwargs
     bound = Bound(model, args, kwargs, constants)
     return bound, (), bound.given
@@ -329,7 +334,8 @@ def _translate(
     """The translated graph, and the names of its outputs if the exporter knows them."""
     if is_pretrained(model) and not args:
         return export_pretrained(model, kwargs, dynamic=dynamic, opset=opset)
-    shapes = _dynamic_axes(args or kwargs) if dynamic else None
+    arguments = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    shapes = _dynamic_axes(arguments) if dynamic else None
     if has_transformers_inside(model):
         exported = export_around_pretrained(model, args, kwargs, shapes, opset)
     else:

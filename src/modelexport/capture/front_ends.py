@@ -24,6 +24,7 @@ from modelexport.graph.narrow_to_float32 import compute_in_float32
 from modelexport.pytorch.calls.traced_tree import has_narrow_weights
 from modelexport.pytorch.inputs.other_sizes import fix_broadcast_axes
 from modelexport.pytorch.inputs.prepared_inputs import AUTO, prepare_inputs
+from modelexport.runtime.wider_integers import compute_in_wider_integers
 
 _T = TypeVar("_T")
 
@@ -162,6 +163,7 @@ def _capture_with(
         exported = _captured(FRONT_ENDS[frontend], captured, inputs, constants=constants, **options)
     if not has_narrow_weights(model):
         compute_in_float32(exported.model)
+    compute_in_wider_integers(exported.model)
     prepared = prepare_inputs(model, inputs, constants)
     fix_broadcast_axes(exported.model, prepared.inputs)
     return dataclasses.replace(exported, constants=prepared.constants)

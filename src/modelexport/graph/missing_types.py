@@ -1,15 +1,15 @@
-"""Element types of values that a rewrite left without one, by the schemas of their operators."""
+"""Element types of values that an exporter or a rewrite left without one, by the schemas of their operators."""
 
 from __future__ import annotations
 
 import onnx
 import onnx_ir as ir
 
-from modelexport.graph.nodes import initializers
+from modelexport.graph.nodes import all_nodes, initializers
 
 
 def fill_types(model: ir.Model) -> None:
-    """Assign values of the main graph without an element type the type that their operator defines, in place.
+    """Assign values without an element type the type that their operator defines, in place.
 
     The outputs of an operator that is not in the standard have the type of its first input. Initializers get the type
     and the shape of their tensors.
@@ -17,7 +17,7 @@ def fill_types(model: ir.Model) -> None:
     for value in initializers(model):
         if value.const_value is not None:
             value.shape, value.dtype = ir.Shape(value.const_value.shape.numpy()), value.const_value.dtype
-    for node in model.graph:
+    for node in all_nodes(model):
         untyped = [value for value in node.outputs if value.dtype is None and value.name != ""]
         if untyped:
             schema = schema_of(node, model.opset_imports.get(node.domain, 0))
@@ -36,6 +36,8 @@ def schema_of(node: ir.Node, version: int) -> onnx.defs.OpSchema | None:
 def _type_of(node: ir.Node, value: ir.Value, schema: onnx.defs.OpSchema | None) -> ir.DataType | None:
     if "to" in node.attributes:
         return ir.DataType(node.attributes.get_int("to"))
+    if isinstance(tensor := getattr(node.attributes.get("value"), "value", None), ir.TensorProtocol):
+        return tensor.dtype
     if schema is None:
         return next((given.dtype for given in node.inputs if given is not None), None)
     outputs = schema.outputs

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from modelexport.graph.copies import copy_of
 from modelexport.graph.hidden_weights import bind_tensors
+from modelexport.graph.missing_types import fill_types
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes, initializers, inputs_and_results, nested_graphs
 
@@ -57,10 +58,9 @@ def compute_in_float32(model: ir.Model) -> None:
     ONNX Runtime's CPU provider has no kernels for them, but for conversions. What the nodes of one operation of the
     model pass to each other is not rounded, nor are the numbers of Python that it takes: its kernel rounds neither.
     """
+    fill_types(model)
     before_rounding: dict[ir.Value, ir.Value] = {}
     for node in list(all_nodes(model)):
-        if node.outputs and node.outputs[0].dtype is None and (dtype := _named_type(node)) is not None:
-            node.outputs[0].type = ir.TensorType(dtype)
         operation = node.meta.get(OPERATION, node)
         if node.op_type == "Cast" and node.inputs[0] is not None and node.inputs[0].dtype is ir.DataType.FLOAT:
             before_rounding[node.outputs[0]] = node.inputs[0]
@@ -70,31 +70,23 @@ def compute_in_float32(model: ir.Model) -> None:
             if value is not None and value.dtype is ir.DataType.BFLOAT16:
                 wide, maker = before_rounding.get(value), value.producer()
                 if wide is None or maker is None or maker.meta.get(OPERATION, maker) != operation:
-                    up = _cast(value, ir.DataType.FLOAT, f"{node.name}.{index}", node)
-                    _graph_of(node).insert_before(node, up)
+                    up = cast(value, ir.DataType.FLOAT, f"{node.name}.{index}", node)
+                    graph_of(node).insert_before(node, up)
                     wide = up.outputs[0]
                 node.replace_input_with(index, wide)
         _widen_attributes(node, (ir.DataType.BFLOAT16,))
         for value in node.outputs:
             if value.dtype is ir.DataType.BFLOAT16:
-                down = _cast(value, value.dtype, value.name or "", node)
+                down = cast(value, value.dtype, value.name or "", node)
                 down.meta[OPERATION] = operation
-                _graph_of(node).insert_after(node, down)
-                _put_in_place_of(value, down.outputs[0], down)
+                graph_of(node).insert_after(node, down)
+                put_in_place_of(value, down.outputs[0], down)
                 value.name, value.type = f"{value.name}.unrounded", ir.TensorType(ir.DataType.FLOAT)
                 before_rounding[down.outputs[0]] = value
 
 
 _ANY_TYPE = ("Cast", "Shape", "Size")
 """Operators that every runtime has for these types."""
-
-
-def _named_type(node: ir.Node) -> ir.DataType | None:
-    """The type of a result, where an attribute names it: within operations, exporters give none."""
-    if node.op_type == "Cast":
-        return ir.DataType(node.attributes.get_int("to"))
-    tensor = node.attributes.get("value") if node.op_type == "Constant" else None
-    return None if tensor is None else tensor.as_tensor().dtype
 
 
 def _wide(tensor: ir.TensorProtocol, name: str | None) -> ir.TensorProtocol:
@@ -112,14 +104,14 @@ def _widen_attributes(node: ir.Node, narrow: Sequence[ir.DataType]) -> None:
 def _round(node: ir.Node, value: ir.Value, dtype: ir.DataType) -> None:
     """Put the rounding of a value behind its node; the rounded one gets its name, users and place among the outputs."""
     name = value.name or ""
-    down = _cast(value, dtype, f"{name}.narrow", node)
-    up = _cast(down.outputs[0], ir.DataType.FLOAT, name, node)
-    _graph_of(node).insert_after(node, [down, up])
-    _put_in_place_of(value, up.outputs[0], down)
+    down = cast(value, dtype, f"{name}.narrow", node)
+    up = cast(down.outputs[0], ir.DataType.FLOAT, name, node)
+    graph_of(node).insert_after(node, [down, up])
+    put_in_place_of(value, up.outputs[0], down)
     value.name = f"{name}.wide"
 
 
-def _cast(value: ir.Value, dtype: ir.DataType, name: str, beside: ir.Node) -> ir.Node:
+def cast(value: ir.Value, dtype: ir.DataType, name: str, beside: ir.Node) -> ir.Node:
     """A conversion of a value, whose result has a name; it belongs to the call of another node."""
     node = ir.Node("", "Cast", [value], [ir.AttrInt64("to", dtype.value)], name=f"{name}.to_{dtype.name.lower()}")
     (made,) = node.outputs
@@ -128,12 +120,12 @@ def _cast(value: ir.Value, dtype: ir.DataType, name: str, beside: ir.Node) -> ir
     return node
 
 
-def _put_in_place_of(value: ir.Value, other: ir.Value, rounding: ir.Node) -> None:
+def put_in_place_of(value: ir.Value, other: ir.Value, rounding: ir.Node) -> None:
     """Let all that used a value, but for the node that rounds it, use another one."""
     ir.convenience.replace_all_uses_with(value, other, replace_graph_outputs=True)
     rounding.replace_input_with(0, value)
 
 
-def _graph_of(node: ir.Node) -> ir.Graph:
+def graph_of(node: ir.Node) -> ir.Graph:
     assert isinstance(node.graph, ir.Graph)
     return node.graph

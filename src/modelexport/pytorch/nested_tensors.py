@@ -156,7 +156,7 @@ def _deep_copy(value: Any, memo: dict[int, Any]) -> Any:
 def as_array(tensor: torch.Tensor) -> Any:
     """A tensor as a NumPy array, as a file has it: complex numbers are pairs of numbers, in a last axis.
 
-    ``bfloat16``, which NumPy does not have, uses ``ml_dtypes``.
+    ``bfloat16`` and ``float8``, which NumPy does not have, use ``ml_dtypes``.
 
     Raises:
         UsageError: The tensor is nested or sparse.
@@ -168,8 +168,9 @@ def as_array(tensor: torch.Tensor) -> Any:
     if tensor.device.type != "cpu":
         tensor = tensor.cpu()
     tensor = as_stored(tensor)
-    if tensor.dtype is torch.bfloat16:
+    if tensor.is_floating_point() and tensor.itemsize < 4 and tensor.dtype is not torch.float16:
         import ml_dtypes
 
-        return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+        bits = tensor.view(torch.uint16 if tensor.itemsize == 2 else torch.uint8).numpy()
+        return bits.view(getattr(ml_dtypes, str(tensor.dtype).removeprefix("torch.")))
     return tensor.numpy()

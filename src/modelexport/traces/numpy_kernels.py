@@ -15,6 +15,7 @@ import numpy as np
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops.op_cum_sum import CumSum as ScalarCumSum
 from onnx.reference.ops.op_resize import Resize as ResizeByExactScales
+from onnx.reference.ops.op_rnn import RNN_14
 
 
 class Erf(OpRun):
@@ -49,6 +50,15 @@ class CumSum(ScalarCumSum):
 
     def _run(self, x: Any, axis: Any, exclusive: Any = None, reverse: Any = None) -> tuple[Any, ...]:
         return super()._run(x, axis.reshape(()), exclusive, reverse)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class RNN(RNN_14):
+    """With the activation Relu, too."""
+
+    def choose_act(self, name: Any, alpha: Any, beta: Any) -> Any:
+        if name == "Relu":
+            return lambda x: np.maximum(x, 0)
+        return super().choose_act(name, alpha, beta)  # type: ignore[no-untyped-call]
 
 
 class GroupNormalization(OpRun):
@@ -362,8 +372,8 @@ KERNELS = {
     one.__name__: one
     for one in (
         AveragePool, Conv, ConvTranspose, CumSum, Erf, GatherElements, GatherND, Gelu, GlobalLpPool, GlobalMaxPool,
-        GroupNormalization, HardSwish, LpPool, MaxPool, MeanVarianceNormalization, Mish, Resize, ScatterElements,
-        ScatterND, Softplus,
+        GroupNormalization, HardSwish, LpPool, MaxPool, MeanVarianceNormalization, Mish, RNN, Resize,
+        ScatterElements, ScatterND, Softplus,
     )
 }  # fmt: skip
 """The kernels of this file by the names of their operators, in the standard domain."""

@@ -28,6 +28,18 @@ def squeeze(self: Any, dim: int) -> Any:
     return op.Squeeze(self, ints(dim))
 
 
+def split(self: Any, split_size: Any, dim: int = 0) -> Any:
+    """``split``, as in ``chunk``, of dynamic sizes: by the sizes of its parts, so that the graph knows their number.
+
+    The optimizer of onnxscript fails on a sequence of unknown length.
+    """
+    size = self.shape[dim]
+    if isinstance(split_size, int) and isinstance(size, int):
+        return NotImplemented
+    whole = int((size + split_size - 1) // split_size) - 1
+    return torch.split_with_sizes(self, [*[split_size] * whole, size - whole * split_size], dim)
+
+
 def masked_scatter(self: Any, mask: Any, source: Any) -> Any:
     """The n-th masked element is the n-th of the source; of those that are not masked, nothing is read."""
     shape = op.Max(op.Shape(self), op.Shape(op.Expand(mask, op.Shape(self))))

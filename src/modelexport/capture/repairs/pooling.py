@@ -70,6 +70,37 @@ def adaptive_average_pool(self: Any, output_size: Sequence[int]) -> Any:
     return self
 
 
+def average_with_divisor(pool: Callable[..., Any], axes: int) -> Callable[..., Any]:
+    """Average pooling with ``divisor_override``, which torchlib ignores: averages of whole windows, multiplied."""
+
+    def averaged(
+        self: Any,
+        kernel_size: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Any:
+        if divisor_override is None:
+            return NotImplemented
+        lengths, steps, pads = (_each(given, axes) for given in (kernel_size, stride or kernel_size, padding))
+        ends = [pad + step - 1 if ceil_mode else pad for pad, step in zip(pads, steps, strict=True)]
+        around = [size for sides in reversed([*zip(pads, ends, strict=True)]) for size in sides]
+        found = pool(torch.nn.functional.pad(self, around), lengths, steps) * (math.prod(lengths) / divisor_override)
+        for axis, step, pad in zip(range(-axes, 0), steps, pads, strict=True):
+            if ceil_mode:  # no window begins behind the input
+                count = torch.sym_min(found.shape[axis], (self.shape[axis] + pad - 1) // step + 1)
+                found = found.index_select(axis, torch.arange(count))
+        return found
+
+    return averaged
+
+
+def _each(given: Sequence[int], axes: int) -> list[int]:
+    return list(given) * (axes if len(given) == 1 else 1)
+
+
 def fractional_max_pool(self: Any, kernel_size: Sequence[int], output_size: Sequence[int], samples: Any) -> Any:
     """torch.onnx does not translate it. The windows begin at the random samples, an input of the operator."""
     axes = len(kernel_size)

@@ -26,7 +26,9 @@ def quotient(self: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
 
 
 def floored_quotient(self: Any, other: Any) -> Any:
-    """``floor_divide`` of numbers with fractions, from the same remainder."""
+    """``floor_divide`` of numbers with fractions, from the same remainder; also of a number of Python by a tensor."""
+    if not isinstance(self, torch.Tensor):
+        return torch.floor_divide(torch.full((), self, dtype=torch.result_type(self, other)), other)
     if not _has_fractions(self, other):
         return NotImplemented
     rest = torch.fmod(self, other)

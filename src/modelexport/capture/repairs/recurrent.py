@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import torch
 from onnxscript import opset18 as op
-from onnxscript.function_libs.torch_lib.ops.core import aten_lstm
+from onnxscript.function_libs.torch_lib.ops.core import aten_gru, aten_lstm
 
 from modelexport.capture.patches import private, usable
 from modelexport.capture.repairs.translation_constants import ints
@@ -35,6 +36,8 @@ def lstm(
     the same states before they are projected, except in the first step, whose state is given projected: that step is
     written out. No issue of torch.onnx is known; https://github.com/k2-fsa/icefall/pull/621 works around the same gap.
     """
+    _set_width(hx[0], params[1].shape[1])
+    _set_width(hx[1], params[0].shape[0] // 4)
     directions = 2 if bidirectional else 1
     each = len(params) // (num_layers * directions)
     if each == (4 if has_biases else 2):
@@ -55,6 +58,18 @@ def lstm(
         given = made[0] if directions == 1 else op.Concat(*made, axis=-1)
     output = op.Transpose(given, perm=[1, 0, 2]) if batch_first else given
     return output, op.Concat(*states, axis=0), op.Concat(*cells, axis=0)
+
+
+def gru(input: Any, hx: Any, params: Sequence[Any], *options: Any) -> Any:
+    """Torchlib reads the width from the state, whose sizes are symbols where it is an argument of the model."""
+    _set_width(hx, params[1].shape[1])
+    return aten_gru(input, hx, params, *options)
+
+
+def _set_width(state: Any, width: int) -> None:
+    """Write the size that the weights tell into the shape of a state; PyTorch has refused others."""
+    if state.shape is not None and not isinstance(state.shape[2], int):
+        state.shape = ir.Shape([*state.shape.dims[:2], width])
 
 
 def _projected(x: Any, state: Any, cell: Any, weights: Sequence[Any], *, reverse: bool) -> tuple[Any, Any, Any]:
@@ -102,6 +117,50 @@ def _reordered(weights: Any, hidden: int) -> Any:
     return op.Concat(*parts, axis=0)
 
 
+def rnn(activation: str) -> Callable[..., Any]:
+    """``nn.RNN``, which torch.onnx writes step by step, for as many steps as the example has."""
+
+    def translated(
+        input: Any,
+        hx: Any,
+        params: Sequence[Any],
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
+    ) -> Any:
+        directions, each, hidden = (2 if bidirectional else 1), (4 if has_biases else 2), params[1].shape[1]
+        given, last = op.Transpose(input, perm=[1, 0, 2]) if batch_first else input, []
+        for layer in range(num_layers):
+            first = layer * directions
+            ways = [params[way * each : (way + 1) * each] for way in range(first, first + directions)]
+            weights, recurrent = (_stacked([way[index] for way in ways]) for index in (0, 1))
+            biases = _stacked([op.Concat(*way[2:], axis=0) for way in ways]) if has_biases else None
+            steps, state = op.RNN(
+                given,
+                weights,
+                recurrent,
+                biases,
+                None,
+                op.Slice(hx, ints(first), ints(first + directions), ints(0)),
+                activations=[activation] * directions,
+                direction="bidirectional" if bidirectional else "forward",
+                hidden_size=hidden,
+            )
+            given = op.Reshape(op.Transpose(steps, perm=[0, 2, 1, 3]), ints(0, 0, -1))
+            last.append(state)
+        output = op.Transpose(given, perm=[1, 0, 2]) if batch_first else given
+        return output, op.Concat(*last, axis=0)
+
+    return translated
+
+
+def _stacked(values: Sequence[Any]) -> Any:
+    return op.Concat(*(op.Unsqueeze(value, ints(0)) for value in values), axis=0)
+
+
 def _shapes(operator: Any) -> Callable[..., Any]:
     names = [argument.name for argument in schema_of(operator).arguments]
 
@@ -125,7 +184,9 @@ def steps_open() -> Iterator[None]:
         yield
         return
     table = private("definitions")
-    operators = [one for one in (torch.ops.aten.lstm.input, torch.ops.aten.gru.input) if one in table]
+    aten = torch.ops.aten
+    known = (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
+    operators = [operator for operator in known if operator in table]
     before = {operator: (table[operator], dict(operator.py_kernels)) for operator in operators}
     dispatch = private("dispatch keys")
     keys = (dispatch.CompositeImplicitAutograd, dispatch.Autograd)

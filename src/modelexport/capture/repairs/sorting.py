@@ -8,6 +8,11 @@ from typing import Any
 import torch
 
 
+def stable(self: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
+    """``TopK`` gives equal elements in their order."""
+    return torch.sort(self, dim, descending)
+
+
 def median(self: Any, dim: int = -1, keepdim: bool = False) -> Any:
     """Of an even number of elements it is the lower of the middle two."""
     return kth_value(self, (self.shape[dim] + 1) // 2, dim, keepdim)

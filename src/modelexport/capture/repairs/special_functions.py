@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from modelexport.capture.patches import private
+
 _LANCZOS = (
     0.99999999999980993, 676.5203681218851, -1259.1392167224028, 771.32342877765313, -176.61502916214059,
     12.507343278686905, -0.13857109526572012, 9.9843695780195716e-6, 1.5056327351493116e-7,
@@ -18,6 +20,20 @@ _LANCZOS = (
 def product(self: Any, *, dtype: Any = None) -> Any:
     """``prod`` of all elements is decomposed into an operator that nothing translates."""
     return torch.prod(self.reshape(-1), 0, dtype=dtype)
+
+
+def product_along(self: Any, dims: Sequence[int] | None, *, output_dtype: Any = None) -> Any:
+    """``prims.prod``, into which ``cumprod`` is decomposed."""
+    for dim in sorted(range(self.dim()) if dims is None else dims, reverse=True):
+        self = torch.prod(self, dim, dtype=output_dtype)
+    return self
+
+
+def weight_normalized(v: Any, g: Any, dim: int = 0) -> Any:
+    """Weight normalization of a vector by the norm of each element: PyTorch's definition takes that of all of them."""
+    if v.dim() == 1 and dim == 0:
+        return v * (g / v.abs()), v.abs()
+    return private("definitions")[torch.ops.aten._weight_norm_interface.default](v, g, dim)
 
 
 def is_negative(x: Any) -> Any:

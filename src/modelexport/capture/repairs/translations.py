@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from modelexport.capture.quantized_form import USUAL_FORM, QuantizedForm
-from modelexport.capture.repairs import filled_tensors, indexing, packed_linear, pooling, recurrent
+from modelexport.capture.repairs import filled_tensors, fourier, indexing, packed_linear, pooling, recurrent
 
 Table = dict[Callable[..., Any], Callable[..., Any]]
 
@@ -31,8 +31,12 @@ def translations(form: QuantizedForm = USUAL_FORM) -> Table:
         aten.full_like.default: filled_tensors.full_like,
         aten.arange.start: indexing.numbers_from,
         aten.arange.start_step: indexing.numbers_by_step,
+        aten._fft_r2c.default: fourier.spectrum,
         **pooling.max_pools(),
         aten.lstm.input: recurrent.lstm,
+        aten.gru.input: recurrent.gru,
+        aten.rnn_tanh.input: recurrent.rnn("Tanh"),
+        aten.rnn_relu.input: recurrent.rnn("Relu"),
         **packed_linear.linear(form),
     }
 

@@ -1,0 +1,58 @@
+"""Fourier transforms of dynamic sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from onnxscript.function_libs.torch_lib.ops.fft import aten__fft_r2c
+
+
+def rolled(self: Any, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Any:
+    """``roll``, as in ``fftshift``: torch.onnx lacks shifts by dynamic sizes, and confuses axes of complex numbers."""
+    if not self.is_complex() and all(isinstance(shift, int) for shift in shifts):
+        return NotImplemented
+    if not dims:
+        return rolled(self.reshape(-1), shifts, (0,)).reshape(self.shape)
+    for shift, dim in zip(shifts, dims, strict=True):
+        size = self.shape[dim]
+        moved = shift % size
+        self = self.index_select(dim, torch.cat([torch.arange(size - moved, size), torch.arange(size - moved)]))
+    return self
+
+
+def real_signal(self: Any, dim: Sequence[int], normalization: int, last_dim_size: Any) -> Any:
+    """``irfft`` of a dynamic size, of the whole spectrum: ONNX Runtime confuses shapes of half of it."""
+    if isinstance(last_dim_size, int):
+        return NotImplemented
+    if len(dim) > 1:
+        self = torch.ops.aten._fft_c2c(self, list(dim[:-1]), normalization, False)
+    axis, parts = dim[-1], torch.view_as_real(self)
+    mirrored = parts.index_select(axis, torch.arange(last_dim_size - last_dim_size // 2 - 1, 0, -1))
+    real = torch.cat([parts.select(-1, 0), mirrored.select(-1, 0)], axis)
+    imaginary = torch.cat([parts.select(-1, 1), -mirrored.select(-1, 1)], axis)
+    whole = torch.ops.aten._fft_c2c(torch.complex(real, imaginary), [axis], normalization, False)
+    return torch.view_as_real(whole).select(-1, 0)
+
+
+def frequencies(n: Any, d: float = 1.0, **options: Any) -> Any:
+    """``fftfreq``, which nothing translates."""
+    places = torch.arange(n, dtype=options.get("dtype") or torch.get_default_dtype())
+    return torch.where(places < (n + 1) // 2, places, places - n) / (n * d)
+
+
+def half_the_frequencies(n: Any, d: float = 1.0, **options: Any) -> Any:
+    """``rfftfreq``, which nothing translates."""
+    return torch.arange(n // 2 + 1, dtype=options.get("dtype") or torch.get_default_dtype()) / (n * d)
+
+
+def spectrum(self: Any, dim: Sequence[int], normalization: int, onesided: bool) -> Any:
+    """Torchlib's ``rfft`` without the lengths of axes: with them ONNX infers that half a spectrum has a whole one's."""
+    found = aten__fft_r2c(self, dim, normalization, onesided)
+    node = found.producer()
+    while node is not None and node.op_type in ("DFT", "Div", "Squeeze"):
+        if node.op_type == "DFT":
+            node.replace_input_with(1, None)
+        node = node.inputs[0].producer()
+    return found

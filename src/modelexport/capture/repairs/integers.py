@@ -1,0 +1,43 @@
+"""Operators of integers that torch.onnx lacks, or whose results it gives another type or value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def shifted_left(self: Any, other: Any) -> Any:
+    """``<<`` as a product, which wraps: torch.onnx shifts uint8 as int8, and ONNX has no shifts of signed integers."""
+    number, first, second, inside = _halves(self, other)
+    return torch.where(inside, number * first * second, 0).to(torch.result_type(self, other))
+
+
+def shifted_right(self: Any, other: Any) -> Any:
+    """``>>`` as a division, rounded down."""
+    number, first, second, inside = _halves(self, other)
+    halved = torch.div(torch.div(number, first, rounding_mode="floor"), second, rounding_mode="floor")
+    return torch.where(inside, halved, torch.where(number < 0, -1, 0)).to(torch.result_type(self, other))
+
+
+def _halves(self: Any, other: Any) -> tuple[Any, Any, Any, Any]:
+    """The number, two powers of two whose product it is shifted by, and whether it has so many bits."""
+    number, count = (
+        one.long() if isinstance(one, torch.Tensor) else torch.full((), one, dtype=torch.long) for one in (self, other)
+    )
+    inside = (count >= 0) & (count < torch.iinfo(torch.result_type(self, other)).bits)
+    count = torch.where(inside, count, 0)
+    first = torch.div(count, 2, rounding_mode="floor")
+    two = torch.full((), 2, dtype=torch.long)
+    return number, two**first, two ** (count - first), inside
+
+
+def taken_from(self: Any, other: Any, alpha: Any = 1) -> Any:
+    """``rsub``, as in ``1.0 - mask``: torch.onnx cannot convert a number of Python and an integer to one type."""
+    dtype = torch.result_type(self, other)
+    return torch.sub(torch.full((), other, dtype=dtype), self.to(dtype), alpha=alpha)
+
+
+def without_negative(self: Any) -> Any:
+    """``relu`` of integers: ONNX Runtime has no ``Relu`` of int64."""
+    return NotImplemented if self.is_floating_point() else self.clamp(min=0)

@@ -1,0 +1,138 @@
+"""Operators of integers and of dynamic sizes that torch.onnx refuses, writes wrongly, or writes for one size alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from modelexport import export
+from truth import wrong
+
+I16, U8 = torch.int16, torch.uint8
+
+
+class Computes(nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(x)
+
+
+def assert_right(function: Callable[[torch.Tensor], Any], tmp_path: Path) -> onnx.ModelProto:
+    """Export with dynamic sizes by `dynamo`, and compare at two sizes; the file."""
+    model = Computes(function).eval()
+    first, other = (
+        torch.arange(-rows * 3, rows * 3).reshape(rows, 6)[:, :columns] for rows, columns in ((2, 5), (3, 6))
+    )
+    export(model, (first,), tmp_path / "m.onnx", frontend="dynamo", dynamic=True)
+    assert [wrong(tmp_path / "m.onnx", model, (x,)) for x in (first, other)] == ["", ""]
+    return onnx.load(tmp_path / "m.onnx")
+
+
+def test_operators_without_kernels_compute_in_wider_integers(tmp_path: Path) -> None:
+    def function(x: torch.Tensor) -> Any:
+        short, byte, some = x.to(I16), x.to(U8), x > 1
+        return (
+            *(torch.where(some, short, short.flip(1)), short.masked_fill(some, 3), torch.maximum(short, short * 2)),
+            *(short.amax(1), short**2, short.triu(), nn.functional.pad(short, (1, 2), value=7), short.clamp(-2, 2)),
+            *(short @ short.T, short.nonzero(), short.sort(1)[0], x.relu()),
+            *(-byte, byte**3, byte.relu(), byte.tril(), byte @ byte.T),  # these wrap
+            *(some + some.flip(1), torch.where(some, some.flip(1), some), some.masked_fill(x > 3, True)),
+            *(some.sort(dim=1, stable=True), x.cumprod(1), (x * 0.5).cumprod(0)),
+        )
+
+    file = assert_right(function, tmp_path)
+    assert {node.op_type for node in file.graph.node} >= {"Where", "Trilu", "Pow", "MatMul"}
+
+
+def test_integers_are_shifted_as_in_pytorch(tmp_path: Path) -> None:
+    def function(x: torch.Tensor) -> Any:
+        kinds = [x.to(dtype) for dtype in (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)]
+        by = x.abs() % 9
+        return [
+            part for one in kinds for part in (one >> 1, one << 3, one << by.to(one.dtype), one >> by.to(one.dtype))
+        ]
+
+    assert_right(function, tmp_path)
+    assert_right(lambda x: (x << 63, x >> 63, (x.to(U8) << 4) | (x.to(U8) & 15)), tmp_path)
+
+
+def test_integers_meet_numbers_of_python(tmp_path: Path) -> None:
+    """Both exporters of torch fail here; inside a branch no trace can help."""
+
+    def function(x: torch.Tensor) -> Any:
+        bias = torch.cond(x.sum() > 0, lambda y: 1.0 - y, lambda y: (1.0 - y) * -10000.0, (x,))
+        return bias, torch.rsub(x, 1.5, alpha=2), x // 2.0, 7 // (x.abs() + 1), 7.5 // (x.abs() + 1)
+
+    assert_right(function, tmp_path)
+
+
+def test_rolls_and_spectra_of_dynamic_sizes(tmp_path: Path) -> None:
+    fft = torch.fft
+
+    def function(x: torch.Tensor) -> Any:
+        y = (x * 0.7).sin()
+        return (
+            *(y.roll(y.shape[1] // 2, 1), fft.ifftshift(y), fft.fftshift(fft.fft(y)).abs(), y.roll(2)),
+            *(fft.fftn(y).roll(1, 1).imag, fft.fftn(y).roll(2).real),
+            *(fft.irfft(fft.rfft(y) * 2, n=y.shape[1]), fft.irfft2(fft.rfft2(y), s=y.shape, norm="ortho")),
+        )
+
+    assert_right(function, tmp_path)
+
+
+class Layers(nn.Module):
+    """Recurrent layers, one with a given state, pooling, parts of a dynamic axis, and normalized weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = nn.RNN(4, 3, 1, nonlinearity="relu", bidirectional=True, batch_first=True)
+        self.rnn, self.gru, self.lstm = nn.RNN(6, 3, bias=False), nn.GRU(6, 3), nn.LSTM(6, 3)
+        self.scale = nn.Parameter(torch.linspace(-1, 1, 4))
+        nn.utils.parametrizations.weight_norm(self, "scale")
+        self.linear = nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))
+
+    def forward(self, x: torch.Tensor, state: torch.Tensor) -> Any:
+        first, second = x.chunk(2, 1)
+        parts = x.split(x.shape[0] // 2)
+        steps, last = self.plain(x * self.scale)
+        pool = nn.functional.avg_pool2d
+        return (
+            *(first * 2, second, parts[0] + parts[1], self.linear(x), last),
+            *(self.rnn(steps, state)[0], self.gru(steps, state)[0], self.lstm(steps, (state, state))[0]),
+            *(pool(x, 2, divisor_override=3), pool(x, 3, 2, 1, ceil_mode=True, divisor_override=5)),
+            pool(x, (1, 2), (3, 2), ceil_mode=True, divisor_override=1),
+        )
+
+
+def test_recurrent_layers_pooling_and_parts_of_dynamic_axes(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Layers().eval()
+    first, other = ((torch.randn(batch, length, 4), torch.randn(1, length, 3)) for batch, length in ((2, 6), (4, 10)))
+    export(model, first, tmp_path / "m.onnx", frontend="dynamo", dynamic=True)
+    assert [wrong(tmp_path / "m.onnx", model, inputs) for inputs in (first, other)] == ["", ""]
+
+
+class Eight(nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-2, 2, 16).reshape(4, 4).to(dtype), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight.to(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_weights_may_be_in_float8(dtype: torch.dtype, tmp_path: Path) -> None:
+    model, inputs = Eight(dtype).eval(), (torch.eye(4),)
+    result = export(model, inputs, tmp_path / "m.onnx", verify=True)
+    assert result.verified is not None and result.verified.agrees
+    assert wrong(tmp_path / "m.onnx", model, inputs) == ""
