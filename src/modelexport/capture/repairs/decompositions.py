@@ -6,7 +6,6 @@ They are handed over to ``ExportedProgram.run_decompositions``, which every way 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -99,14 +98,6 @@ def put(self: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
     return torch.index_put(flat, (index,), source.reshape(-1), accumulate).reshape(self.shape)
 
 
-def windows_added(grad: Any, input_size: Any, dim: int, size: int, step: int) -> Any:
-    """``unfold_backward``, as in ``istft``: PyTorch's own decomposition writes once for each place in a window."""
-    places = torch.arange(grad.shape[dim]).unsqueeze(1) * step + torch.arange(size)
-    windows = grad.movedim((dim, -1), (0, 1)).flatten(0, 1)
-    zeros = grad.new_zeros(input_size).movedim(dim, 0)
-    return torch.index_put(zeros, (places.reshape(-1),), windows, accumulate=True).movedim(0, dim)
-
-
 def random_order(n: int, **options: Any) -> Any:
     """``randperm``, which nothing translates: the order of random numbers."""
     return torch.rand(n).argsort().to(options.get("dtype") or torch.long)
@@ -167,23 +158,6 @@ def embedding_bag(
     return result, positions, sizes, sizes.clone()
 
 
-def hamming_window(
-    window_length: int,
-    periodic: bool = True,
-    alpha: float = 0.54,
-    beta: float = 0.46,
-    *,
-    dtype: torch.dtype | None = None,
-    **options: Any,
-) -> Any:
-    """ONNX's has other coefficients, 25/46 and 21/46."""
-    dtype = dtype or torch.get_default_dtype()
-    if window_length == 1:
-        return torch.ones(1, dtype=dtype)
-    places = torch.arange(window_length, dtype=dtype)
-    return alpha - beta * torch.cos(places * (2 * math.pi / (window_length - (0 if periodic else 1))))
-
-
 def decompositions() -> Decompositions:
     """FX operator to what it is in other operators. Most of them nothing translates."""
     aten, prims = torch.ops.aten, torch.ops.prims
@@ -195,7 +169,7 @@ def decompositions() -> Decompositions:
         aten.diagonal_scatter.default: diagonal_written,
         aten.as_strided_scatter.default: strided_written,
         aten.put.default: put,
-        aten.unfold_backward.default: windows_added,
+        aten.unfold_backward.default: fourier.windows_added,
         aten._native_batch_norm_legit_functional.default: batch_normalized,
         aten.scaled_dot_product_attention.default: attention.attention,
         aten.split.Tensor: indexing.split,
@@ -208,10 +182,10 @@ def decompositions() -> Decompositions:
         aten.randperm.default: random_order,
         aten.randn.generator: randn,
         aten.rand.generator: rand,
-        aten.hamming_window.default: hamming_window,
-        aten.hamming_window.periodic: hamming_window,
-        aten.hamming_window.periodic_alpha: hamming_window,
-        aten.hamming_window.periodic_alpha_beta: hamming_window,
+        aten.hamming_window.default: fourier.hamming_window,
+        aten.hamming_window.periodic: fourier.hamming_window,
+        aten.hamming_window.periodic_alpha: fourier.hamming_window,
+        aten.hamming_window.periodic_alpha_beta: fourier.hamming_window,
         aten.__lshift__.Tensor: integers.shifted_left,
         aten.__lshift__.Scalar: integers.shifted_left,
         aten.bitwise_left_shift.Tensor: integers.shifted_left,
