@@ -146,6 +146,20 @@ def test_tables_are_quantized_where_that_is_asked_for(tmp_path: Path) -> None:
     assert operators(tmp_path / "q.onnx") == ["GatherBlockQuantized", "MatMulNBits"]
 
 
+@pytest.mark.parametrize("method", ["int4", "int4:symmetric=true", "int8-weights"])
+def test_a_tied_table_has_the_codes_of_the_product(method: str, tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Embedding(32, 64), torch.nn.Linear(64, 32, bias=False))
+    model[1].weight = model[0].weight
+    inputs = {"input": torch.arange(8).reshape(2, 4)}
+    modelexport.export(model, inputs, tmp_path / "m.onnx", check=False)
+    options = f"{method}{',' if ':' in method else ':'}embeddings=true"
+    result = modelexport.quantize(tmp_path / "m.onnx", tmp_path / "q.onnx", to=options)
+    bits = 4 if method.startswith("int4") else 8
+    assert not result.left and result.bytes_after < 32 * 64 * (bits / 8 + 5 / 32) + 32
+    feeds = {"input": inputs["input"].numpy()}
+    assert distance(outputs(tmp_path / "q.onnx", feeds), outputs(tmp_path / "m.onnx", feeds)) < 2.5 / 2**bits
+
+
 def test_what_is_quantized_is_left_alone(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))

@@ -216,7 +216,11 @@ def _blockwise(bits: int) -> Callable[[onnx.ModelProto, Method, Path | None], on
         whole = ONNXModel(model)
         whole.replace_gemm_with_matmul()
         block, symmetric, level = map(method.option, ("block", "symmetric", "accuracy_level"))
-        operators = ("MatMul", "Gather") if method.option("embeddings") else ("MatMul",)
+        tied = _tied_tables(whole.model) if method.option("embeddings") else {}
+        alone = method.option("embeddings") and any(
+            node.op_type == "Gather" and node.name not in tied for node in whole.model.graph.node
+        )
+        operators = ("MatMul", "Gather") if alone else ("MatMul",)  # the library needs opset 21 for these
         kind = method.option("algorithm")
         config: library.WeightOnlyQuantConfig
         if kind == "rtn":
@@ -230,13 +234,59 @@ def _blockwise(bits: int) -> Callable[[onnx.ModelProto, Method, Path | None], on
                 customized_weight_config={node.name: {"bits": bits} for node in whole.model.graph.node}
             )
         quantizer = library.MatMulNBitsQuantizer(
-            whole.model, bits, block, is_symmetric=symmetric, accuracy_level=level, algo_config=config
+            whole.model,
+            bits,
+            block,
+            is_symmetric=symmetric,
+            accuracy_level=level,
+            algo_config=config,
+            nodes_to_exclude=list(tied),
         )
         quantizer.process()
         result: onnx.ModelProto = quantizer.model.model
+        _read_codes(result, tied)
         return result
 
     return run
+
+
+def _tied_tables(model: onnx.ModelProto) -> dict[str, str]:
+    """The names of ``Gather`` nodes whose table is the transposed weight of a ``MatMul``, to the output of that."""
+    arrays = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    products = [node for node in model.graph.node if node.op_type == "MatMul" and node.input[1] in arrays]
+    return {
+        node.name: product.output[0]
+        for node in model.graph.node
+        for product in products
+        if node.op_type == "Gather" and np.array_equal(arrays[node.input[0]].T, arrays[product.input[1]])
+    }
+
+
+def _read_codes(model: onnx.ModelProto, tied: Mapping[str, str]) -> None:
+    """Let tables read the codes of the products that they are tied to, in place: both have one set."""
+    products = {node.output[0]: node for node in model.graph.node if node.op_type == "MatMulNBits"}
+    for table in [node for node in model.graph.node if tied.get(node.name) in products]:
+        product = products[tied[table.name]]
+        codes, shape = f"{product.input[1]}_rows", f"{product.input[1]}_shape"
+        sizes = {attribute.name: attribute.i for attribute in product.attribute}
+        rows = onnx.helper.make_node("Reshape", [product.input[1], shape], [codes], name=f"{table.name}_Reshape")
+        lookup = onnx.helper.make_node(
+            "GatherBlockQuantized",
+            [codes, table.input[1], *product.input[2:4]],
+            table.output,
+            name=f"{table.name}_Q{sizes['bits']}",
+            domain="com.microsoft",
+            gather_axis=0,
+            quantize_axis=1,
+            block_size=sizes["block_size"],
+            bits=sizes["bits"],
+        )
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0, -1]), shape))
+        model.graph.node.remove(table)
+        model.graph.node.extend([rows, lookup])
+        unused = [tensor for tensor in model.graph.initializer if tensor.name == table.input[0]]
+        for tensor in unused if not any(table.input[0] in node.input for node in model.graph.node) else ():
+            model.graph.initializer.remove(tensor)
 
 
 def _float16(model: onnx.ModelProto, method: Method, ranges: Path | None) -> onnx.ModelProto:
