@@ -31,6 +31,8 @@ class Decides(nn.Module):
         x = x * (2.0 if n >= 24 else 1.0)
         if h % 4:
             x = functional.pad(x, (0, 4 - h % 4)) + 1
+        if h % 2:  # follows from the other
+            x = x + 1
         if n > m:
             x = x + 1
         if m % 2 == 0:  # both sides compute the same
@@ -72,7 +74,7 @@ def test_verify_tries_sizes_for_which_the_conditions_hold_up_to_their_limits(exp
 def test_a_file_that_is_not_run_states_what_the_code_of_the_model_decides(tmp_path: Path) -> None:
     export(Decides().eval(), INPUTS, tmp_path / "x.onnx", frontend="dynamo", dynamic=True, check=False)
     properties = {one.key: one.value for one in onnx.load(tmp_path / "x.onnx").metadata_props}
-    assert len(json.loads(properties["modelexport.valid_if"])) == 4
+    assert len(json.loads(properties["modelexport.valid_if"])) == 5
 
 
 def test_a_named_axis_with_a_condition_is_refused_with_the_line_that_decides(tmp_path: Path) -> None:

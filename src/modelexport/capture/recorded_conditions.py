@@ -61,7 +61,7 @@ class RecordedConditions:
             where, source = line_of_code(file, number)
             for one in expression.args if isinstance(expression, And) else [expression]:
                 if one.free_symbols:
-                    formula = re.sub(r"(\d+\.\d+?)0+\b", r"\1", printer.doprint(one))
+                    formula = re.sub(r"\d+\.\d+(e-?\d+)?", lambda number: repr(float(number[0])), printer.doprint(one))
                     yield SizeCondition(formula, where, source, in_model)
 
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from modelexport.capture.exported_graph import Exported
 from modelexport.core.calls import ROOT
 from modelexport.core.collected_messages import collected
@@ -251,30 +253,46 @@ def settle_conditions(
     pending = [one for one in simplified([*asked, *ones]) if one.holds(sizes)]
     settled = Settled()
 
-    def drop_at(other: Mapping[str, int]) -> bool:
-        """Whether the file agrees at other sizes; the conditions that do not hold for these are dropped."""
-        agrees = (found := run(other)) is not None and found.status in ("agree", "tie")
-        pending[:] = [one for one in pending if not agrees or one.in_model or one.holds(other)]
-        return agrees
-
     equal = [one for one in pending if _EQUAL.fullmatch(one.formula)]
-    settled.varies = drop_at(_against_most(pending, sizes, changeable))
-    drop_at({symbol: 1 if symbol in changeable else size for symbol, size in sizes.items()})
-    for condition in sorted(pending, key=lambda one: not one.in_model):
-        others = [one for one in pending if one is not condition]
+
+    def try_most(conditions: Sequence[SizeCondition]) -> bool:
+        """Whether the file agrees at sizes at which most conditions do not hold; these are dropped then."""
+        other = fitting(settled.kept, _against_most(conditions, sizes, changeable), changeable)
+        if other is None or (found := run(other)) is None or found.status not in ("agree", "tie"):
+            return False
+        pending[:] = [one for one in pending if one.in_model or one.holds(other)]
+        return all(other[symbol] != sizes[symbol] for symbol in changeable)
+
+    def try_alone(condition: SizeCondition) -> None:
         against = list(islice(sizes_against(condition, sizes), _LOOKED_AT))
         if condition not in equal:
             against = [_with_equal(other, sizes, equal) for other in against]
-        candidates = [
+        against = [
             other for other in against if all(other[name] == sizes[name] or name in changeable for name in sizes)
         ]
-        candidates.sort(key=lambda one: bool(broken(others, one)))
-        found = _tried([one for one in candidates if not broken(settled.kept, one)], run)
-        if found is None and candidates and condition.in_model and not broken(settled.kept, candidates[0]):
+        against = [other for other in against if not broken(settled.kept, other)]
+        others = [one for one in pending if one is not condition]
+        against.sort(key=lambda other: bool(broken(others, other)))
+        found = _tried(against, run)
+        if found is None and against and condition.in_model:
             settled.kept.append(condition)
         elif found is not None and found.status == "differ" and (as_is := run(sizes)) and as_is.status != "differ":
             settled.kept.append(condition)
             settled.reasons[condition.formula] = found
+
+    settled.varies = try_most(pending)
+    for condition in [one for one in pending if one.in_model]:
+        try_alone(condition)
+        pending.remove(condition)
+    settled.varies |= try_most(pending)
+    pending[:] = [one for one in pending if not _always_with(settled.kept, one)]
+    smallest = {symbol: 1 if symbol in changeable else size for symbol, size in sizes.items()}
+    if (found := run(smallest)) is not None and found.status in ("agree", "tie"):
+        pending[:] = [one for one in pending if one.holds(smallest)]
+    for condition in list(pending):
+        if condition in pending:
+            try_alone(condition)
+            pending.remove(condition)
     settled.kept = _without_implied(settled.kept)
     return settled
 
@@ -321,11 +339,22 @@ def _against_most(
     return chosen
 
 
+def _always_with(kept: Sequence[SizeCondition], condition: SizeCondition) -> bool:
+    """Whether a condition of one axis always holds where those of the same axis do that are kept."""
+    about = [one for one in kept if one.symbols == condition.symbols]
+    return len(condition.symbols) == 1 and bool(about) and follows(condition, about)
+
+
 def _without_implied(conditions: Sequence[SizeCondition]) -> list[SizeCondition]:
     """Conditions without those that hold wherever the others of the same axis do."""
     kept = list(conditions)
     for one in conditions:
-        others = [other for other in kept if other is not one and other.symbols == one.symbols]
-        if len(one.symbols) == 1 and others and follows(one, others):
+        if _always_with([other for other in kept if other is not one], one):
             kept.remove(one)
+    for symbols in {one.symbols for one in kept if len(one.symbols) == 1}:
+        same = [one for one in kept if one.symbols == symbols]
+        both = simplified([msgspec.structs.replace(same[0], formula=" and ".join(f"({one.formula})" for one in same))])
+        if len(same) > 1 and len(both) == 1 and len(both[0].formula) <= max(len(one.formula) for one in same):
+            kept[kept.index(same[0])] = both[0]
+            kept = [one for one in kept if one not in same[1:]]
     return kept

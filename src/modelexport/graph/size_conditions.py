@@ -1,16 +1,17 @@
 """Conditions of sizes: formulas in the names of a file's dynamic axes, such as ``n < 24`` or ``h % 4 == 0``.
 
 A formula is Python: integers, names, ``+ - * // / % **``, comparisons, ``and or not``, ``min``, ``max``, ``abs`` and
-``math.ceil``, ``math.floor``, ``math.trunc``. It is evaluated for arrays of sizes, never executed.
+``math.ceil``, ``math.floor``, ``math.trunc``. Nothing else is evaluated.
 """
 
 from __future__ import annotations
 
 import ast
 import itertools
+import operator
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from typing import Any
 
 import msgspec
@@ -39,9 +40,31 @@ class SizeCondition(ValidIf, frozen=True):
         """Whether the condition holds for sizes, or for arrays of sizes. True if the formula cannot be evaluated."""
         try:
             with np.errstate(all="ignore"):
-                return _value(_parsed(self.formula), sizes)
-        except (ArithmeticError, LookupError, ValueError, TypeError, SyntaxError, RecursionError):
+                return eval(_compiled(self.formula), _KNOWN, {name: sizes[name] for name in self.symbols})
+        except (
+            ArithmeticError,
+            LookupError,
+            NameError,
+            ValueError,
+            TypeError,
+            SyntaxError,
+            RecursionError,
+            MemoryError,
+        ):
             return True
+
+
+_NOT_EVALUATED = (
+    ArithmeticError,
+    LookupError,
+    NameError,
+    ValueError,
+    TypeError,
+    SyntaxError,
+    RecursionError,
+    MemoryError,
+)
+"""What evaluating raises for a formula that a file should not have."""
 
 
 def conditions_of(model: ir.Model) -> list[SizeCondition]:
@@ -158,10 +181,15 @@ def _values(formula: str, size: int = 1) -> Any:
     return np.array([*range(1, _DENSE + 1), *sorted(some)], dtype=np.int64)
 
 
+_PADDING = re.compile(r"\(\((\d+) \+ \(-1\)\*\((.+) % \1\)\) % \1\) (?:<=|==) 0")
+
+
 @cache
 def _simplest(condition: SizeCondition) -> str:
     """The simplest formula that is the same for all sizes; empty if it always holds."""
     formula, names = condition.formula, condition.symbols
+    if (padding := _PADDING.fullmatch(formula)) is not None and len(names) == 1:  # (k - x % k) % k is 0 if x % k is
+        return _simplest(SizeCondition(f"{padding[2]} % {padding[1]} == 0"))
     if len(names) != 1:
         return "" if not names else formula
     name, values = names[0], _values(formula)
@@ -192,45 +220,51 @@ def _simplest(condition: SizeCondition) -> str:
 
 
 @cache
-def _parsed(formula: str) -> ast.expr:
-    return ast.parse(formula, mode="eval").body
-
-
-@cache
 def _symbols(formula: str) -> tuple[str, ...]:
     try:
-        names = (node.id for node in ast.walk(_parsed(formula)) if isinstance(node, ast.Name))
+        names = (node.id for node in ast.walk(ast.parse(formula, mode="eval")) if isinstance(node, ast.Name))
         return tuple(dict.fromkeys(name for name in names if name not in _FUNCTIONS and name != "math"))
     except (SyntaxError, ValueError, RecursionError):
         return ()
 
 
-def _value(node: ast.expr, sizes: Mapping[str, Any]) -> Any:
-    """The value of a formula.
+@cache
+def _compiled(formula: str) -> Any:
+    """The code of a formula, in which arithmetic is that of NumPy.
 
     Raises:
-        KeyError: It has an axis without a size, or a function that formulas do not have.
         TypeError: It has something that formulas do not have.
+        SyntaxError: It is not one.
     """
+    body = _of_numpy(ast.parse(formula, mode="eval").body)
+    return compile(ast.fix_missing_locations(ast.Expression(body)), "<formula>", "eval")
+
+
+def _of_numpy(node: ast.expr) -> ast.expr:
+    """A formula made of nothing but calls of known functions, numbers and names of axes."""
+
+    def call(name: str, *nodes: ast.expr) -> ast.expr:
+        return ast.Call(ast.Name(f"_{name}", ast.Load()), list(nodes), [])
+
     match node:
-        case ast.Constant(value=int() | float()):
-            return node.value
-        case ast.Name():
-            return sizes[node.id]
+        case ast.Constant(value=int() | float()) | ast.Name():
+            return node
         case ast.UnaryOp():
-            return _OPERATORS[type(node.op)](_value(node.operand, sizes))
+            return call(type(node.op).__name__, _of_numpy(node.operand))
         case ast.BinOp():
-            return _OPERATORS[type(node.op)](_value(node.left, sizes), _value(node.right, sizes))
+            return call(type(node.op).__name__, _of_numpy(node.left), _of_numpy(node.right))
         case ast.BoolOp():
-            return reduce(_OPERATORS[type(node.op)], [_value(one, sizes) for one in node.values])
+            return reduce(partial(call, type(node.op).__name__), map(_of_numpy, node.values))
         case ast.Compare():
-            terms = [_value(one, sizes) for one in (node.left, *node.comparators)]
-            pairs = zip(node.ops, terms, terms[1:], strict=False)
-            return reduce(np.logical_and, [_OPERATORS[type(op)](left, right) for op, left, right in pairs])
-        case ast.Call(func=ast.Name(id=name) | ast.Attribute(value=ast.Name(id="math"), attr=name), keywords=[]):
-            return reduce(_FUNCTIONS[name], [_value(one, sizes) for one in node.args]) if len(node.args) > 1 else (
-                _FUNCTIONS[name](_value(node.args[0], sizes)))  # fmt: skip
-    raise TypeError
+            terms = [_of_numpy(one) for one in (node.left, *node.comparators)]
+            pairs = [call(type(op).__name__, *terms[index : index + 2]) for index, op in enumerate(node.ops)]
+            return reduce(partial(call, "And"), pairs)
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(value=ast.Name(id="math"), attr=name), keywords=[]) if (
+            name in _FUNCTIONS and node.args
+        ):
+            arguments = [_of_numpy(one) for one in node.args]
+            return reduce(partial(call, name), arguments) if len(arguments) > 1 else call(name, arguments[0])
+    raise TypeError(f"formulas do not have {ast.dump(node)}")
 
 
 def _power(base: Any, exponent: Any) -> Any:
@@ -240,16 +274,17 @@ def _power(base: Any, exponent: Any) -> Any:
 
 
 _HIGHEST_POWER = 8
-_OPERATORS: Mapping[type, Callable[..., Any]] = {
-    ast.Add: np.add, ast.Sub: np.subtract, ast.Mult: np.multiply, ast.FloorDiv: np.floor_divide,
-    ast.Div: np.true_divide, ast.Mod: np.mod, ast.Pow: _power, ast.USub: np.negative, ast.Not: np.logical_not,
-    ast.And: np.logical_and, ast.Or: np.logical_or, ast.Lt: np.less, ast.LtE: np.less_equal, ast.Gt: np.greater,
-    ast.GtE: np.greater_equal, ast.Eq: np.equal, ast.NotEq: np.not_equal,
-}  # fmt: skip
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "min": np.minimum, "max": np.maximum, "abs": np.abs, "float": np.asarray, "int": np.trunc, "ceil": np.ceil,
     "floor": np.floor, "trunc": np.trunc, "sqrt": np.sqrt, "round": np.round,
 }  # fmt: skip
+_OPERATORS: Mapping[str, Callable[..., Any]] = {
+    "Add": operator.add, "Sub": operator.sub, "Mult": operator.mul, "FloorDiv": operator.floordiv,
+    "Div": operator.truediv, "Mod": operator.mod, "Pow": _power, "USub": operator.neg, "Not": np.logical_not,
+    "And": np.logical_and, "Or": np.logical_or, "Lt": operator.lt, "LtE": operator.le, "Gt": operator.gt,
+    "GtE": operator.ge, "Eq": operator.eq, "NotEq": operator.ne,
+}  # fmt: skip
+_KNOWN = {"__builtins__": {}, **{f"_{name}": one for name, one in (*_FUNCTIONS.items(), *_OPERATORS.items())}}
 
 
 def told_of_conditions(conditions: Sequence[ValidIf]) -> str:
