@@ -7,17 +7,20 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from modelexport import export, verify
+from modelexport import cost, export, profile, verify
 from modelexport.cli.show_export import format_export
 from modelexport.errors import CheckError, UsageError
 from modelexport.exporting.input_output_axis_names import Interface
 from modelexport.graph.size_conditions import SizeCondition, fitting, renamed, simplified, sizes_against
+from modelexport.runtime.random_inputs import make_random_inputs
+from modelexport.runtime.sessions import run_session
 from modelexport.tagged.file import read_tagged
 
 NAMES = Interface(axes={("x", 1): "n", ("x", 2): "h", ("y", 1): "m"})
@@ -69,6 +72,20 @@ def test_verify_tries_sizes_for_which_the_conditions_hold_up_to_their_limits(exp
     report = verify(Decides().eval(), INPUTS, exported.path)
     assert report.agrees
     assert any("23" in one.what for one in report.others)
+
+
+def test_what_runs_a_file_refuses_or_avoids_sizes_that_it_excludes(exported: Any) -> None:
+    file = read_tagged(exported.path)
+    n = str((file.model.graph.inputs[0].shape or ())[1])
+    feeds = make_random_inputs(file.model, exported.session())
+    assert feeds["x"].shape[1] < 24
+    run_session(exported.session(), feeds)
+    refusal = f"the file is right only for {n} < 24, and {n} is 30"
+    with pytest.raises(UsageError, match=refusal):
+        run_session(exported.session(), {**feeds, "x": np.zeros((2, 30, 8), np.float32)})
+    for run in (cost, profile):
+        with pytest.raises(UsageError, match=refusal):
+            run(exported.path, sizes={n: 30})
 
 
 def test_a_file_that_is_not_run_states_what_the_code_of_the_model_decides(tmp_path: Path) -> None:

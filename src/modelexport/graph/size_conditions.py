@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 
+from modelexport.errors import UsageError
 from modelexport.format import keys
 from modelexport.format.documents import ValidIf
 from modelexport.graph.size_symbols import SYMBOL
@@ -69,11 +70,30 @@ _NOT_EVALUATED = (
 
 def conditions_of(model: ir.Model) -> list[SizeCondition]:
     """The conditions in the metadata of a file; none if they cannot be read."""
+    return read_conditions(model.metadata_props)
+
+
+def read_conditions(properties: Mapping[str, str]) -> list[SizeCondition]:
+    """The conditions in the metadata of a file; none if they cannot be read."""
     try:
-        formulas = msgspec.json.decode(model.metadata_props.get(keys.VALID_IF, "[]"), type=list[str])
+        formulas = msgspec.json.decode(properties.get(keys.VALID_IF, "[]"), type=list[str])
     except msgspec.MsgspecError:
         return []
     return [SizeCondition(formula) for formula in formulas if len(formula) <= _LONGEST]
+
+
+def check_sizes(conditions: Collection[SizeCondition], sizes: Sizes) -> None:
+    """Refuse sizes for which a file is not right.
+
+    Raises:
+        UsageError: A condition does not hold.
+    """
+    if failing := broken(conditions, sizes):
+        given = ", ".join(f"{symbol} is {sizes[symbol]}" for symbol in failing[0].symbols)
+        raise UsageError(
+            f"the file is right only for {failing[0].formula}, and {given}: give other sizes, or export with an example"
+            " of these"
+        )
 
 
 def put_conditions(model: ir.Model, conditions: Collection[SizeCondition]) -> None:

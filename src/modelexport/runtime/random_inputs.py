@@ -13,6 +13,7 @@ import onnxruntime
 from modelexport.core.limits import RANDOM_ELEMENTS
 from modelexport.errors import InputsError, UsageError
 from modelexport.graph.nodes import required_inputs
+from modelexport.graph.size_conditions import conditions_of, fitting
 from modelexport.graph.size_symbols import SYMBOL, put_size
 from modelexport.runtime.sessions import run_session
 
@@ -121,16 +122,17 @@ class _Draw:
 
 def _shapes(model: ir.Model, first: int, other: int) -> dict[str, tuple[int, ...]]:
     """The shapes of the inputs: a symbol has one size wherever it is, and a sum of symbols is theirs."""
-    symbols: dict[str, str] = {}
+    symbols: dict[str, int] = {}
     for value in required_inputs(model):
         for axis, size in enumerate(value.shape or ()):
             if isinstance(size, ir.SymbolicDim) and size.value is not None and SYMBOL.fullmatch(size.value):
-                symbols.setdefault(size.value, str(other if axis else first))
+                symbols.setdefault(size.value, other if axis else first)
+    numbers = {name: str(size) for name, size in (fitting(conditions_of(model), symbols, symbols) or symbols).items()}
 
     def sized(size: int | ir.SymbolicDim, axis: int) -> int:
         if isinstance(size, int):
             return size
-        terms = [str(put_size(term.strip(), symbols)) for term in (size.value or "").split("+")]
+        terms = [str(put_size(term.strip(), numbers)) for term in (size.value or "").split("+")]
         return sum(map(int, terms)) if all(term.isdecimal() for term in terms) else other if axis else first
 
     return {

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
@@ -22,6 +23,7 @@ from modelexport.files.onnx_models import load_onnx
 from modelexport.files.protobuf_writing import to_proto
 from modelexport.graph.narrow_to_float32 import narrow_values, widened
 from modelexport.graph.nodes import initializers
+from modelexport.graph.size_conditions import SizeCondition, check_sizes, read_conditions
 
 Level = Literal["all", "extended", "basic", "none"]
 _LEVELS = {
@@ -230,6 +232,25 @@ class Session(onnxruntime.InferenceSession):
         types = (self.narrow.get(name) for name in names)
         return [array if dtype is None else array.astype(dtype) for array, dtype in zip(found, types, strict=True)]
 
+    @cached_property
+    def _conditions(self) -> Sequence[SizeCondition]:
+        return read_conditions(self.get_modelmeta().custom_metadata_map)
+
+    @cached_property
+    def _shapes(self) -> Mapping[str, Sequence[int | str | None]]:
+        return {value.name: value.shape for value in self.get_inputs()}
+
+    def check_sizes(self, feeds: Mapping[str, Any]) -> None:
+        """Refuse inputs with sizes that the conditions of the model exclude.
+
+        Raises:
+            UsageError: A condition does not hold.
+        """
+        if self._conditions:
+            pairs = [zip(self._shapes[name], np.shape(array), strict=False) for name, array in feeds.items()]
+            sizes = {symbol: size for pair in pairs for symbol, size in pair if isinstance(symbol, str)}
+            check_sizes(self._conditions, sizes)
+
 
 def _without_weights(model: ir.Model, weights: dict[str, ir.TensorProtocol], place: str) -> bytes:
     """Serialize a model in memory without its large weights, which are put into ``weights``.
@@ -263,7 +284,10 @@ def run_session(model: onnxruntime.InferenceSession, feeds: Mapping[str, Any]) -
 
     Raises:
         RunError: The inputs do not have the model's names, types or shapes, or a node fails.
+        UsageError: They have sizes that the conditions of the model exclude.
     """
+    if isinstance(model, Session):
+        model.check_sizes(feeds)
     with RunningSession(model, feeds) as run:
         return run.result()
 
