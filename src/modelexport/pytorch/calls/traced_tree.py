@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -125,7 +127,39 @@ def as_exported(model: nn.Module, *, but: str = "") -> Iterator[None]:
             if what != but:
                 stack.enter_context(made)
         stack.enter_context(experts_at_once(model))
+        stack.enter_context(frequencies_of_length(model))
         yield
+
+
+@contextmanager
+def frequencies_of_length(model: nn.Module) -> Iterator[None]:
+    """Inside, rotary embeddings of transformers that scale with the length compute their frequencies in every run.
+
+    Theirs decide by the length in Python, and keep the frequencies of the longest text so far. The result is the same
+    for the first text, and for one that grows.
+    """
+    with ExitStack() as stack:
+        for module in model.modules():
+            if "dynamic" in str(getattr(module, "rope_type", "")) and hasattr(type(module).forward, "__wrapped__"):
+                stack.enter_context(attribute_set(module, "forward", partial(_rotary, module)))
+        yield
+
+
+def _rotary(module: Any, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None) -> Any:
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    layer = {} if layer_type is None else {"layer_type": layer_type}
+    kind, prefix = (module.rope_type, "") if layer_type is None else (module.rope_type[layer_type], f"{layer_type}_")
+    if "dynamic" not in kind:
+        return type(module).forward(module, x, position_ids, **layer)
+    length, before = position_ids.max() + 1, getattr(module, f"{prefix}inv_freq")
+    longer, _ = ROPE_INIT_FUNCTIONS[kind](module.config, x.device, seq_len=length, **layer)
+    usual = getattr(module, f"{prefix}original_inv_freq").to(x.device)
+    setattr(module, f"{prefix}inv_freq", torch.where(length > module.original_max_seq_len, longer, usual))
+    try:
+        return inspect.unwrap(type(module).forward)(module, x, position_ids, **layer)
+    finally:
+        setattr(module, f"{prefix}inv_freq", before)
 
 
 @contextmanager
