@@ -26,6 +26,8 @@ ENCODERS = ("encoder", "vision", "speech")
 _BEFORE = (*ENCODERS, "positions")
 TOKENS = ("decoder_input_ids", "input_ids", "inputs_embeds")
 """The input that has the tokens of a step, or their embeddings: the first two axes are the batch and the tokens."""
+STEPWISE = frozenset({*TOKENS, "attention_mask", "position_ids", CACHE_POSITION})
+"""Inputs to which the loop gives other values in each step."""
 _PAST_AXIS = 2
 BATCH = "batch"
 _DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(double)": "float64"}

@@ -25,7 +25,7 @@ from modelexport.files.output_folders import check_package_folder
 from modelexport.format.package_manifest import PACKAGE_VERSION, Kind, Manifest, PartEntry
 from modelexport.packages.configs_and_tokenizers import write_layouts
 from modelexport.packages.diffusion.components_module import PipelineModules, as_module, is_diffusion_pipeline
-from modelexport.packages.generation_loop import BATCH, generation_of
+from modelexport.packages.generation_loop import BATCH, STEPWISE, generation_of
 from modelexport.packages.model_parts import ModelPart
 from modelexport.packages.observed_state import restart_length
 from modelexport.packages.package_kinds import parts_of
@@ -205,14 +205,18 @@ def _export_each(
     """Name of a part to its export; stage to wall time, of all parts together and of what came before them; notes on
     optional parts that cannot be captured.
     """
-    notes: list[str] = []
+    stepwise = STEPWISE.intersection(options.capture.constants) if kind == "generate" else frozenset[str]()
+    notes = [
+        f"{one} is an input all the same: generation gives it other values in each step" for one in sorted(stepwise)
+    ]
+    constants = [one for one in options.capture.constants if one not in stepwise]
     seconds: dict[str, float] = dict(stages.seconds)
     results: dict[str, ExportResult] = {}
     for part in parts:
         own = stages.within(part.name)
         keywords: Keywords = {
             "interface": partial(name_axes, axes=part.axes) if part.axes else _INTERFACES.get(kind),
-            "constants": [*options.capture.constants, *part.constants],
+            "constants": [*constants, *part.constants],
             "dynamic": not part.constants,  # what depends on the values of constants has their sizes
             "weights": "link",
             "source": shared[part.name],
