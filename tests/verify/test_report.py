@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,23 @@ import torch
 from torch import nn
 
 from exports import Exporter
-from modelexport import export, verify, verify_reference
+from modelexport import export, export_package, verify, verify_reference
+from modelexport.core.text import shortened
 from modelexport.errors import FileFormatError, InputsError, UsageError
+from modelexport.packages.verify_by_generation import GenerationReport, GenerationRun
+from modelexport.packages.verify_by_pipeline import PipelineReport
+from modelexport.packages.verify_file_or_package import PartReports, StagesReport
 from modelexport.traces.array_differences import Difference, Verdict
 from modelexport.verify import onnxruntime_outputs
 from modelexport.verify.sampled_calls import verify_sample
-from modelexport.verify.verify_report import CallStatus, CallVerdict, OtherInputs, ParameterReport, VerifyReport
+from modelexport.verify.verify_report import (
+    CallStatus,
+    CallVerdict,
+    FalseClaim,
+    OtherInputs,
+    ParameterReport,
+    VerifyReport,
+)
 
 MISSED = ParameterReport(used=1, transformed=0, unaccounted=["w"], differing=[])
 PARAMETERS = ParameterReport(used=1, transformed=0, unaccounted=[], differing=[])
@@ -28,6 +40,10 @@ def output(status: Verdict) -> Difference:
 
 def call(status: CallStatus, position: int | None = None, address: str = "a") -> CallVerdict:
     return CallVerdict(address=address, tag="/M", status=status, position=position)
+
+
+def claim(document: str) -> FalseClaim:
+    return FalseClaim(document=document, where="a", claimed="1", found="2")
 
 
 def report(**parts: Any) -> VerifyReport:
@@ -44,6 +60,10 @@ def report(**parts: Any) -> VerifyReport:
         ({"outputs": [output("agree")], "calls": [call("differ")]}, "differ"),
         ({"outputs": [output("agree")], "others": [OtherInputs(what="one row", status="differ")]}, "differ"),
         ({"outputs": [output("agree")], "parameters": MISSED}, "differ"),
+        ({"outputs": [output("agree")], "claims": [claim("metadata")]}, "differ"),
+        ({"outputs": [output("agree")], "claims": [claim("hierarchy")]}, "agree"),
+        ({"outputs": [output("agree")], "calls": [call("no nodes")], "selected": True}, "not compared"),
+        ({"outputs": [output("agree")], "calls": [call("agree")], "selected": True}, "agree"),
     ],
 )  # fmt: skip
 def test_the_verdict_is_that_of_the_worst_part(parts: dict[str, Any], verdict: str) -> None:
@@ -140,3 +160,25 @@ def test_inputs_that_do_not_fit_are_refused(exported: Exporter) -> None:
         verify(one.case.build(), {"input_ids": one.case.inputs()["input_ids"]}, one.path)
     with pytest.raises(UsageError):
         verify(one.case.build(), {name: tensor[:, :5] for name, tensor in one.case.inputs().items()}, one.path)
+
+
+def test_nothing_compared_is_not_agreement(tmp_path: Path) -> None:
+    assert not PartReports({}).agrees and not StagesReport([]).agrees
+    assert not GenerationReport(runs=[], parameters_wrong=[]).agrees
+    assert not GenerationRun(name="prompt 0", prompts=[3], steps=0, tokens=[[]]).agrees
+    assert not PipelineReport(calls=[], results=[], parameters_wrong=[]).agrees
+    model, inputs = nn.Linear(3, 2).eval(), {"input": torch.randn(2, 3)}
+    export_package(model, tmp_path / "package", inputs=inputs)
+    manifest = tmp_path / "package" / "modelexport.json"
+    content = json.loads(manifest.read_text())
+    content["parts"][0]["name"] = "network"
+    manifest.write_text(json.dumps(content))
+    with pytest.raises(UsageError, match="has the part network, and the model gives model: give the model"):
+        verify(nn.Linear(3, 2).eval(), inputs, tmp_path / "package")
+
+
+def test_a_reason_that_does_not_fit_keeps_its_beginning() -> None:
+    assert shortened("a reason, " + "without commas " * 20, 60).startswith("a reason, without commas without")
+    long = "layer, which has no end " * 20
+    assert shortened(long, 60) == "layer, which has no end layer, which has no end layer, ..."
+    assert shortened("a, " * 40, 20) == "a, a, a, a, a, ..." and shortened("short", 60) == "short"

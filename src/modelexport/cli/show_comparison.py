@@ -80,7 +80,14 @@ def _values(facts: object) -> dict[str, str]:
     if facts is None:
         return {}
     plain = msgspec.to_builtins(facts)
-    return {str(name): ", ".join(value) if isinstance(value, list) else str(value) for name, value in plain.items()}
+    return {str(name): _value(value) for name, value in plain.items()}
+
+
+def _value(value: Any) -> str:
+    """A setting: of a list its entries, and of an object in it the first field, which says what it is."""
+    if not isinstance(value, list):
+        return str(value)
+    return ", ".join(str(next(iter(entry.values()))) if isinstance(entry, dict) else str(entry) for entry in value)
 
 
 def _held(held: Mapping[str, Held]) -> str:
@@ -121,7 +128,7 @@ def _change(change: CallChange) -> str:
     path = ModuleCall.parse(change.address).path
     for key, held in change.parameters.items():
         own = key.removeprefix(f"{path}.") if path else key
-        parts.append(f"{own if own != key else _pattern(key)[0]} {_arrow(*held)}")
+        parts.append(f"{own if own != key else _pattern(key)[0].replace(_NUMBER, '*')} {_arrow(*held)}")
     return "; ".join(parts)
 
 
@@ -153,19 +160,25 @@ def _grouped(items: Iterable[T], name: Callable[[T], str], what: Callable[[T], s
 
 
 def _pattern(name: str) -> tuple[str, list[int]]:
-    """A dotted name with its numbers replaced, and the numbers: ``layer.*.out@*`` and 3, 1 for ``layer.3.out@1``."""
-    path, _, index = name.rpartition("@") if "@" in name else (name, "", "")
-    parts = path.split(".")
+    """An address with its numbers replaced, and the numbers: ``layer.*.out@*`` and 3, 1 for ``layer.3.out@1``.
+
+    The numbers are replaced by a character that no name has; only a reader sees an asterisk.
+    """
+    call = ModuleCall.parse(name)
+    parts = call.path.split(".")
     numbers = [int(part) for part in parts if part.isdecimal()]
-    text = ".".join("*" if part.isdecimal() else part for part in parts)
-    return (f"{text}@*", [*numbers, int(index)]) if index else (text, numbers)
+    text = ".".join(_NUMBER if part.isdecimal() else part for part in parts)
+    return (f"{text}@{_NUMBER}", [*numbers, call.index]) if call.index else (text, numbers)
+
+
+_NUMBER = "\0"
 
 
 def _span(names: Sequence[str]) -> str:
     """One name for several that differ only in numbers: ``encoder.layer.0…11.output (12)``."""
     pattern, _ = _pattern(names[0])
     columns = list(zip(*(_pattern(name)[1] for name in names), strict=True))
-    pieces = pattern.split("*")
+    pieces = pattern.split(_NUMBER)
     text = pieces[0] + "".join(_ranges(column) + piece for column, piece in zip(columns, pieces[1:], strict=True))
     return (text or ".") + (f" ({len(names)})" if len(names) > 1 else "")
 

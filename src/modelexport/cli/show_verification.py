@@ -13,7 +13,7 @@ from modelexport.core.text import align, indent, plural, shortened
 if TYPE_CHECKING:
     from modelexport.traces.array_differences import Difference
     from modelexport.verify.against_file import AgainstReport, CallLoss, Loss
-    from modelexport.verify.verify_report import CallVerdict, VerifyReport
+    from modelexport.verify.verify_report import CallVerdict, FalseClaim, VerifyReport
 
 _CLAIMS = 10
 _ERRORS = (
@@ -46,12 +46,9 @@ def format_verify(report: VerifyReport) -> str:
         lines.append(f"the file is right, but {report.cause} makes its outputs wrong")
     lines += [f"{o.name}: {o.status} ({o.reason})" for o in report.outputs if o.status != "agree"]
     lines += [f"with {o.what}: {o.status} ({o.reason})" for o in report.others if o.status != "agree"]
-    lines += [
-        f"{claim.document}, {claim.where}: says {shortened(claim.claimed, 80)}, but it is {shortened(claim.found, 80)}"
-        for claim in report.claims[:_CLAIMS]
-    ]
+    lines += [_claim(claim) for claim in report.claims[:_CLAIMS]]
     if len(report.claims) > _CLAIMS:
-        lines.append(f"{plural(len(report.claims) - _CLAIMS, 'false claim')} more")
+        lines.append(f"{plural(len(report.claims) - _CLAIMS, 'claim')} more")
     lines += report.notes
     rows = [("MODULE", "CALL", "STATUS", "END TO END", "PER MODULE", "")]
     rows += [
@@ -63,6 +60,14 @@ def format_verify(report: VerifyReport) -> str:
         lines += ["", align(rows, right={3, 4}), _ERRORS, ""]
     colour: Style = "green" if report.agrees else "red" if report.verdict == "differ" else "yellow"
     return "\n".join([*lines, styled(_summary(report), colour)])
+
+
+def _claim(claim: FalseClaim) -> str:
+    """A false statement of the file's metadata, or a note on a document that would be written otherwise."""
+    claimed, found = shortened(claim.claimed, 80), shortened(claim.found, 80)
+    if claim.document == "metadata":
+        return f"metadata, {claim.where}: says {claimed}, but it is {found}"
+    return f"note: the document {claim.document} says of {claim.where}: {claimed}; it would be written as {found}"
 
 
 def _summary(report: VerifyReport) -> str:

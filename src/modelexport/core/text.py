@@ -86,7 +86,12 @@ def align(rows: Sequence[Sequence[object]], right: Collection[int] = ()) -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 3].rpartition(',')[0]}, ..."
+    """A text, or so much of it as fits: a list ends with a whole entry if most of it does."""
+    if len(text) <= width:
+        return text
+    begin = text[: width - 4]
+    entries = begin.rpartition(",")[0]
+    return f"{entries}, ..." if len(entries) > width // 2 else f"{begin.rstrip()} ..."
 
 
 def first_few(names: Iterable[object], most: int = 5) -> str:

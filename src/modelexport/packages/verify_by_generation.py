@@ -52,8 +52,8 @@ class GenerationRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def agrees(self) -> bool:
-        """Whether every token and every logit agrees."""
-        return self.first_wrong_token is None and self.first_wrong_logits is None
+        """Whether there are tokens, and each of them and every logit agrees."""
+        return self.steps > 0 and self.first_wrong_token is None and self.first_wrong_logits is None
 
 
 class GenerationReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
@@ -69,8 +69,8 @@ class GenerationReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def agrees(self) -> bool:
-        """Whether every run and every parameter agrees."""
-        return not self.parameters_wrong and all(run.agrees for run in self.runs)
+        """Whether there are runs, and every one of them and every parameter agrees."""
+        return not self.parameters_wrong and bool(self.runs) and all(run.agrees for run in self.runs)
 
 
 def verify_generation(

@@ -60,9 +60,9 @@ class PipelineReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def agrees(self) -> bool:
-        """Whether every call, every result and every parameter agrees."""
+        """Whether there are calls, and every one of them, every result and every parameter agrees."""
         statuses = [*(call.status for call in self.calls), *(result.status for result in self.results)]
-        return all(status == "agree" for status in statuses) and not self.parameters_wrong
+        return bool(self.calls) and all(status == "agree" for status in statuses) and not self.parameters_wrong
 
 
 def verify_pipeline(

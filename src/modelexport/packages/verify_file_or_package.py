@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from modelexport.core.result_display import Rows, Shown
+from modelexport.core.text import first_few
 from modelexport.errors import UsageError
 from modelexport.files.path_or_model import Source, as_path
 
@@ -28,7 +29,7 @@ class PartReports(Shown):
     @property
     def agrees(self) -> bool:
         """Whether every part agrees."""
-        return all(report.agrees for report in self.parts.values())
+        return bool(self.parts) and all(report.agrees for report in self.parts.values())
 
     def _table(self) -> Rows:
         yield "part", "what"
@@ -44,7 +45,7 @@ class StagesReport(Shown):
     @property
     def agrees(self) -> bool:
         """Whether every output agrees."""
-        return all(one.status == "agree" for one in self.outputs)
+        return bool(self.outputs) and all(one.status == "agree" for one in self.outputs)
 
     def _table(self) -> Rows:
         yield "output", "status", "largest difference"
@@ -147,5 +148,9 @@ def _package(model: Any, inputs: Any, folder: Path, how: dict[str, Any]) -> Repo
             raise UsageError(f"{folder} is a package of kind {kind}: give the split file with --against")
     from modelexport.verify.verify import verify as with_model
 
-    found = {name: with_model(model, parts[name], file, **how) for name, file in package.files.items() if name in parts}
-    return PartReports(found)
+    if unknown := [name for name in package.files if name not in parts]:
+        raise UsageError(
+            f"{folder} has the part {first_few(unknown)}, and the model gives {first_few(parts)}: give the model that "
+            "it was exported from"
+        )
+    return PartReports({name: with_model(model, parts[name], file, **how) for name, file in package.files.items()})

@@ -80,14 +80,14 @@ def _compare(
     trace = trace_file(run, inputs, truth, constants=constants)
 
     def compared(noise: Mapping[ir.Value, float], rounding: Mapping[ir.Value, float]) -> Compared:
-        matches = Matches(tagged, truth, trace, noise, rounding)
+        matches = Matches(tagged, truth, trace, noise, rounding, constants)
         pairs = find_pairs(matches, outputs_of(tagged, truth))
         if trace.failed is not None and trace.failed.of_evaluator:
             pairs = {value: wrong for value, wrong in pairs.items() if value in trace.prints}
         again = matches
         if pairs:
             replaced = trace_file(run, inputs, truth, constants=constants, replace=replacements(pairs))
-            again = Matches(tagged, truth, replaced, noise, rounding)
+            again = Matches(tagged, truth, replaced, noise, rounding, constants)
         located = locate(again, pairs)
         owners, contradictions = check_owners(again)
         # What follows from a wrong node tells nothing of owners.

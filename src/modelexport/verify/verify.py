@@ -120,6 +120,7 @@ def verify(
             claims=claims,
             others=varied.compared,
             perturbed=bool(changed),
+            selected=bool(modules),
             cause=run.cause,
             notes=[*sides.notes, *run.notes],
         )

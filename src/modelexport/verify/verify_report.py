@@ -100,6 +100,9 @@ class VerifyReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
     """``None`` if there is no model to compare them with."""
     owners: OwnerCounts = OwnerCounts()
     claims: list[FalseClaim] = []
+    """Those of the file's metadata are faults of the file. Documents that would be written otherwise are notes."""
+    selected: bool = False
+    """Whether only some calls were asked for: then it is they that agree, or nothing."""
     others: list[OtherInputs] = []
     perturbed: bool = False
     """Whether the calls were compared with changed weights on both sides, to distinguish equal ones."""
@@ -132,9 +135,10 @@ class VerifyReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
     def verdict(self) -> Verdict:
         """``differ`` if anything does, ``not compared`` if nothing was, else ``agree``."""
         statuses = {o.status for o in self.outputs} | {c.status for c in self.calls} | {o.status for o in self.others}
-        if "differ" in statuses or self.claims or (self.parameters is not None and not self.parameters.agrees):
+        false = any(claim.document == "metadata" for claim in self.claims)
+        if "differ" in statuses or false or (self.parameters is not None and not self.parameters.agrees):
             return "differ"
-        if not statuses & {"agree", "tie"}:
+        if not ({c.status for c in self.calls} if self.selected else statuses) & {"agree", "tie"}:
             return "not compared"
         return "agree"
 

@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.graph.node_owners import owner_of
+from modelexport.tagged.file import TaggedFile
 from modelexport.traces.tolerances import INFINITE, NEAR
 from modelexport.traces.trace import Content, SeenTensor
 from modelexport.verify.matched_values import Matches, telling_outputs
@@ -65,7 +66,10 @@ def find_pairs(matches: Matches, outputs: Sequence[tuple[ir.Value, SeenTensor]])
         candidates = [
             value
             for value in matches.tagged.boundaries[call].outputs
-            if value in matches.trace.prints and value not in pairs and not matches.is_random(value)
+            if value in matches.trace.prints
+            and value not in pairs
+            and not matches.is_random(value)
+            and _may_return(matches.tagged, call, value)
         ]
         suspects = [value for value in candidates if value not in matches.right]
         for tensor in missing[call]:
@@ -80,6 +84,24 @@ def find_pairs(matches: Matches, outputs: Sequence[tuple[ir.Value, SeenTensor]])
                 pairs[fitting[0]] = Wrong(fitting[0], tensor, call)
                 taken.add(tensor.content)
     return pairs
+
+
+def _may_return(tagged: TaggedFile, call: ModuleCall, value: ir.Value) -> bool:
+    """Whether a value can be what a call returns: not where the call ends inside of a fused node.
+
+    Such a node is of several calls. Its result is that of the first, and what it takes of another is a step inside of
+    that one: a product to which it adds the bias.
+    """
+    node = value.producer()
+    owner = owner_of(node) if node is not None else None
+    if owner is not None and call not in tagged.calls.stack(owner.call):
+        return False
+    return value.is_graph_output() or any(not _is_of(tagged, call, user) for user, _ in value.uses())
+
+
+def _is_of(tagged: TaggedFile, call: ModuleCall, node: ir.Node) -> bool:
+    owner = owner_of(node)
+    return owner is not None and any(call in tagged.calls.stack(one) for one in owner.calls)
 
 
 def _fits(matches: Matches, value: ir.Value, tensor: SeenTensor) -> bool:
