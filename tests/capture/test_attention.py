@@ -59,16 +59,18 @@ def test_rows_without_keys_are_what_they_are_in_pytorch(frontend: Any, opset: in
 
 
 class Lowest(nn.Module):
-    def forward(self, x: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
-        return attend(x, x, x, added)
+    def forward(self, x: torch.Tensor, added: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return attend(x, x, x, added), attend(x, x, x, added[1:2])
 
 
-def test_rows_of_the_smallest_number_are_averages(tmp_path: Path) -> None:
+@pytest.mark.parametrize("opset", [18, 23])
+def test_rows_of_the_smallest_number_are_averages(opset: int, tmp_path: Path) -> None:
+    """ONNX Runtime's own Attention would give zeros, and takes no mask with one row for all queries."""
     x = torch.linspace(-2, 3, 96).sin().reshape(1, 3, 4, 8)
-    export(Lowest(), (x, torch.zeros(4, 4)), tmp_path / "m.onnx", frontend="dynamo", check=False)
+    export(Lowest(), (x, torch.zeros(4, 4)), tmp_path / "m.onnx", frontend="dynamo", opset=opset)
     added = torch.zeros(4, 4)
     added[1] = LOWEST
-    assert torch.allclose(Lowest()(x, added)[:, :, 1], x.mean(2))
+    assert torch.allclose(Lowest()(x, added)[0][:, :, 1], x.mean(2))
     assert wrong(tmp_path / "m.onnx", Lowest(), (x, added)) == ""
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import Any
 
+import numpy as np
 import torch
+from onnxscript import opset18 as op
 from torch.nn import functional
 
+from modelexport.capture.patches import private, usable
+from modelexport.capture.repairs.translation_constants import table
 from modelexport.core.replaced_attributes import attribute_set
 
 ATTENTION: Any = functional.scaled_dot_product_attention
@@ -51,6 +55,39 @@ def _with_empty_rows(query: Any, key: Any, value: Any, mask: Any, *args: Any, **
     else:
         is_empty = mask.amax(-1, keepdim=True) == float("-inf")
     return ATTENTION(query, key, value, mask, *args, **kwargs).masked_fill(is_empty, 0)
+
+
+def translated_attention(opset: int | None) -> dict[Any, Any]:
+    """The translation to ONNX's ``Attention`` with masks as ONNX Runtime takes them; none for opsets without it.
+
+    It asks for a row for each query, and takes the smallest finite number for a key that is hidden in any case.
+    """
+    operator = torch.ops.aten.scaled_dot_product_attention.default
+    if opset is None or opset < _FIRST_OPSET or not usable("registry"):
+        return {}
+    translate = private("registry")(opset).get_decomps(operator)[0].onnx_function
+
+    def attention_of_rows(
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Any:
+        if attn_mask is not None:
+            least = float(np.finfo(np.float16 if attn_mask.dtype.itemsize == 2 else attn_mask.dtype.numpy()).min) / 2
+            attn_mask = op.Max(attn_mask, op.CastLike(table(np.array(least, np.float64)), attn_mask))
+            rows = op.Concat(op.Shape(query, start=2, end=3), op.Shape(key, start=2, end=3), axis=0)
+            attn_mask = op.Expand(attn_mask, rows)
+        return translate(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+    return {operator: attention_of_rows}
+
+
+_FIRST_OPSET = 23
 
 
 def traced_attention(

@@ -13,6 +13,7 @@ import torch
 
 from modelexport.capture.quantized_form import USUAL_FORM, QuantizedForm
 from modelexport.capture.repairs import filled_tensors, fourier, indexing, packed_linear, pooling, recurrent
+from modelexport.capture.repairs.attention import translated_attention
 
 Table = dict[Callable[..., Any], Callable[..., Any]]
 
@@ -60,6 +61,7 @@ def with_translations(export: Callable[..., Any], programs: list[Any], ours: Tab
 
     def with_more(*args: Any, custom_translation_table: Table | None = None, **kwargs: Any) -> Any:
         table = {**ours, **(custom_translation_table or {}), **overriding()}
+        table.update(translated_attention(kwargs.get("opset_version")))
         programs.append(export(*args, custom_translation_table=table, **kwargs))
         return programs[-1]
 
