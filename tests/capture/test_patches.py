@@ -5,6 +5,9 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib.metadata
+import os
+import subprocess
+import sys
 import tomllib
 import warnings
 from collections.abc import Iterator
@@ -232,3 +235,29 @@ def test_lazy_graphs_become_code_when_they_run_and_strict_ones_at_once() -> None
     assert kinds == [True, False]
     assert type(module) is not torch.fx.symbolic_trace(nn.ReLU()).__class__
     assert module(torch.tensor(-1.0)) == 0
+
+
+BROKEN = 'def __getattr__(name):\n    raise (AttributeError if name[:2] == "__" else RuntimeError)(f"operator torchvision::nms does not exist ({name})")\n'
+
+
+def test_transformers_that_cannot_be_imported_does_not_stop_other_models(tmp_path: Path) -> None:
+    """As with a torchvision that does not fit torch: its names are read when they are used, and raise then."""
+    (tmp_path / "transformers").mkdir()
+    (tmp_path / "transformers" / "__init__.py").write_text(BROKEN)
+    (tmp_path / "transformers" / "exporters.py").write_text("raise RuntimeError('torchvision does not fit')\n")
+    lines = (
+        "import transformers, torch, modelexport",
+        "given = torch.nn.Linear(4, 4).eval(), (torch.ones(2, 4),), 'm.onnx'",
+        "assert modelexport.export(*given, dynamic=True, verify=True).verified.agrees",
+        "assert modelexport.verify(*given).agrees",
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    run = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr

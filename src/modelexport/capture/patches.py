@@ -189,7 +189,7 @@ def problem(name: str) -> str:
     row = TABLE[name]
     try:
         found = private(name)
-    except (ImportError, AttributeError):
+    except Exception:  # an installed package that does not fit another one raises anything when it is imported
         return "is missing"
     if row.takes is None:
         return ""

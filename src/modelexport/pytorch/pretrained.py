@@ -8,5 +8,9 @@ from torch import nn
 
 
 def is_pretrained(model: nn.Module) -> bool:
-    """Whether it is a ``PreTrainedModel``: only a program that has imported transformers has one."""
-    return "transformers" in sys.modules and isinstance(model, sys.modules["transformers"].PreTrainedModel)
+    """Whether it is a ``PreTrainedModel``: only a program that has imported its class has one.
+
+    Nothing is imported: where transformers is installed and cannot be imported, other modules do without it.
+    """
+    kind = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
+    return kind is not None and isinstance(model, kind)
