@@ -237,7 +237,10 @@ def test_lazy_graphs_become_code_when_they_run_and_strict_ones_at_once() -> None
     assert module(torch.tensor(-1.0)) == 0
 
 
-BROKEN = 'def __getattr__(name):\n    raise (AttributeError if name[:2] == "__" else RuntimeError)(f"operator torchvision::nms does not exist ({name})")\n'
+BROKEN = """
+def __getattr__(name):
+    raise (AttributeError if name[:2] == "__" else RuntimeError)("operator torchvision::nms does not exist")
+"""
 
 
 def test_transformers_that_cannot_be_imported_does_not_stop_other_models(tmp_path: Path) -> None:
@@ -252,12 +255,6 @@ def test_transformers_that_cannot_be_imported_does_not_stop_other_models(tmp_pat
         "assert modelexport.verify(*given).agrees",
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    run = subprocess.run(
-        [sys.executable, "-c", "\n".join(lines)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-c", "\n".join(lines)]
+    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
