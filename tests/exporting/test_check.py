@@ -12,6 +12,7 @@ from torch import nn
 
 from commands import run
 from modelexport import export
+from modelexport.capture.repairs import attention
 from modelexport.errors import CheckError
 
 
@@ -148,3 +149,18 @@ def test_a_result_that_is_rounding_alone_is_not_called_wrong(tmp_path: Path) -> 
     normalized.register_forward_hook(lambda module, given, output: output.sum(-1))
     result = export(normalized, (torch.randn(2, 8),), tmp_path / "m.onnx")
     assert result.check is not None and result.check.status == "passed"
+
+
+class Attends(nn.Module):
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+
+def test_a_query_without_keys_is_checked_although_the_example_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = torch.linspace(-2, 3, 32).sin().reshape(1, 2, 4, 4), torch.ones(4, 4).tril().bool()
+    export(Attends(), inputs, tmp_path / "m.onnx", frontend="dynamo")
+    monkeypatch.setattr(attention, "_with_empty_rows", lambda *args, **kwargs: NotImplemented)
+    with pytest.raises(CheckError, match="a whole row of each: the file is off by"):
+        export(Attends(), inputs, tmp_path / "m.onnx", frontend="dynamo")

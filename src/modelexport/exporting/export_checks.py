@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+import numpy as np
 import onnx
 
 from modelexport.capture.exported_graph import Exported
@@ -24,6 +25,7 @@ from modelexport.graph.nodes import initializers
 from modelexport.graph.size_conditions import SizeCondition
 from modelexport.runtime.checked_writing import beside
 from modelexport.tagged.strip_and_inline import runnable
+from modelexport.traces.array_differences import error_of
 from modelexport.verify.verify_report import VerifyReport
 from modelexport.weights.bytes_of_entries import Weights
 from modelexport.weights.linked_copied_embedded import WeightsSummary
@@ -158,6 +160,7 @@ def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], 
         return FileCheck(status="skipped", step=step, reason=reason)
     properties, otherwise = runs.get_modelmeta().custom_metadata_map, _declared_otherwise(runs, results)
     returned, outputs = requested_outputs(properties, own), len(runs.get_outputs()) - len(exposed_outputs(properties))
+    masked = _wrong_without_keys(sides, inputs, runs)
     del runs  # its weights, and the copies of them that its kernels prefer
     if len(returned) != outputs:
         reason = f"PyTorch returns {len(returned)} tensors, the file {outputs}"
@@ -173,6 +176,8 @@ def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], 
     if compared.contradictions and (changed := changed_weights(model, sides.tagged.model, None, [])):
         doubted = sides.compare(inputs, changed)  # by fresh weights, several calls may compute one value
     told = "; ".join(filter(None, (otherwise, _lost_calls(sides, truth), _doubts(doubted))))
+    if not wrong and masked:
+        return FileCheck(status="failed", step="other inputs", reason=masked)
     if not wrong:
         return FileCheck(status="passed", reason=told, largest=largest)
     if sides.wide and not compared.located.pairs and compared.end_to_end.trace.failed is None:
@@ -183,6 +188,38 @@ def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], 
         return FileCheck(status="passed", step="outputs", reason=chose, largest=largest if not ties else None)
     reason = f"{wrong[0].name} differs from PyTorch's output: {wrong[0].reason}"
     return FileCheck(status="failed", step="outputs", reason=reason, largest=largest)
+
+
+def _wrong_without_keys(sides: Sides, inputs: Mapping[str, Any] | Sequence[Any], runs: InferenceSession) -> str:
+    """What is wrong where masks leave no key to a query and PyTorch has finite numbers; empty if nothing.
+
+    ONNX Runtime's run, which is quick, is compared first; float64 decides.
+    """
+    from modelexport.pytorch.inputs.variations import without_keys
+    from modelexport.pytorch.runs.outputs_as_users_run import returned_by
+    from modelexport.runtime.sessions import run_session
+
+    properties = sides.tagged.model.metadata_props
+    for what, other in without_keys(inputs):
+        try:
+            right = requested_outputs(properties, returned_by(sides.model, other))
+            outputs = [
+                array
+                for name, array in run_session(runs, sides.feeds(other)).items()
+                if name not in exposed_outputs(properties)
+            ]
+            if not all(np.isfinite(one.astype(np.float64)).all() for one in right):
+                continue
+            apart = max((error_of(*both) for both in zip(right, outputs, strict=False)), default=0.0)
+            if apart > _CLEARLY_WRONG and not sides.agrees(other, sides.returned(other)):
+                return f"with {what}: the file is off by {apart:.1e} of PyTorch's size, or not finite"
+        except Exception:  # of the model, which may not accept them
+            continue
+    return ""
+
+
+_CLEARLY_WRONG = 0.01
+"""Rounding is not more in any type of weights that the check compares."""
 
 
 def _check_on_others(

@@ -73,9 +73,7 @@ def beyond_example(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) 
     positive = {name for name, tensor in names.items() if _has_one_sign(tensor)}
     if positive:
         yield "numbers of both signs", changed(inputs, [lambda name, t: _signed(t) if name in positive else t])
-    added = {name: hidden for name, tensor in names.items() if (hidden := _hidden_by(tensor)) is not None}
-    if added:
-        yield f"{PADDED}, a whole row of each", changed(inputs, [partial(_without_keys, added)])
+    yield from without_keys(inputs, kept)
     masks = [name for name, tensor in names.items() if tensor.is_floating_point() and is_mask(tensor)]
     if masks:
         yield (
@@ -92,6 +90,25 @@ def beyond_example(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) 
             "ids that are compared with",
             changed(inputs, [lambda name, t: _with_ids(t, special[name]) if name in special else t]),
         )
+
+
+def without_keys(inputs: Inputs, kept: Collection[str] = ()) -> Iterator[tuple[str, Inputs]]:
+    """Masks with a first row that hides all: a query without keys, or a text without tokens.
+
+    Args:
+        kept: As in :func:`telling_inputs`.
+    """
+    tensors = {name: tensor for name, tensor in tensors_in(inputs) if name not in kept}
+    hidden = {name: number for name, tensor in tensors.items() if (number := _hidden_by(tensor)) is not None}
+
+    def change(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        other = tensor.clone()
+        if name in hidden:
+            other[..., 0, :] = hidden[name]
+        return other
+
+    if hidden:
+        yield f"{PADDED}, a whole row of each", changed(inputs, [change])
 
 
 def magnified(inputs: Inputs, kept: Collection[str] = ()) -> Iterator[tuple[str, Inputs]]:
@@ -304,14 +321,6 @@ def _hidden_by(tensor: torch.Tensor) -> float | None:
     if not others.numel():
         return float("-inf")
     return float(others[0]) if bool(((others == others[0]) & (others <= -_HUGE)).all()) else None
-
-
-def _without_keys(hidden: Mapping[str, float], name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """The same with a first row that is hidden: a query without keys, or a text without tokens."""
-    other = tensor.clone()
-    if name in hidden:
-        other[..., 0, :] = hidden[name]
-    return other
 
 
 def rows_of_ids(model: ir.Model) -> dict[str, int]:
