@@ -8,6 +8,7 @@ import torch
 
 import models
 import zoo
+from modelexport.lineage.optimize_tools import TOOLS
 from modelexport.pytorch.private_torch import tree_map
 
 
@@ -29,8 +30,10 @@ ZOO = "zoo/"
 
 
 def build(name: str) -> tuple[torch.nn.Module, Any]:
-    """A model, with or without dynamic axes, in any type, and its inputs: `bert`, `bert+float16`, `zoo/crf`."""
+    """A model, with or without dynamic axes, in any type, and its inputs: `bert`, `bert+float16`, `zoo/crf`. The tool
+    that changes its file afterwards does not matter here.
+    """
     plain, *ways = name.split("+")
     if plain.startswith(ZOO):
         return next(case for case in zoo.cases() if case.name == plain.removeprefix(ZOO))()
-    return built(models.case(plain), "".join(way for way in ways if way != "dynamic"))
+    return built(models.case(plain), "".join(way for way in ways if way != "dynamic" and way not in TOOLS))

@@ -4,10 +4,14 @@
                                                   [--results FOLDER] [--by-model]
 
 A model is a case of the tests' table, or `zoo/NAME`, one of those of `sweep.py`; `bert+dynamic` has dynamic axes,
-`bert+float16` and `bert+bfloat16` are in half precision. For each of them the kinds of `plants.py`, `later_plants.py`
+`bert+float16` and `bert+bfloat16` are in half precision; the file of `bert+ort-bert` is the result of that tool of
+`optimize`, in which only faults of values are planted, and which is compared with the exported file if the tool
+quantizes. For each of them the kinds of `plants.py`, `later_plants.py`
 and `rare_plants.py` are planted where they can be, at N places each (1 if left out), drawn by a seed. A fault is
 *found* if the verdict is `differ`, and *located* if what the report puts on top is the call that owns the changed node,
-or a call inside it; faults of documents, of tags' text and of names are located if the report names what was changed. A
+or a call inside it. A call that differs although neither it nor a call inside or around it owns the node is
+*accused*, which ends with status 1 as well. Faults of documents, of tags' text and of names are located if the report
+names what was changed. A
 file that ONNX Runtime or the reader refuses fools nobody and is not counted, but for a document that is refused by
 name. With `--results` what became of them is kept in FOLDER, a file a model: models that have one are not run again, so
 that the whole can be run in pieces, and ends as one table. `--by-model` prints the table of models alone.
@@ -52,12 +56,13 @@ import rare_plants
 from building import ZOO, build
 from modelexport.errors import FileFormatError, ModelExportError, UsageError
 from modelexport.files.onnx_models import load_onnx, save_model
+from modelexport.lineage.optimize_tools import TOOLS, optimize_file
 from modelexport.pytorch.inputs.named_inputs import under_names
 from modelexport.pytorch.nested_tensors import as_array
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.traces.array_differences import is_floating
 from modelexport.verify.verify import verify
-from modelexport.verify.verify_report import VerifyReport
+from modelexport.verify.verify_report import CallVerdict, VerifyReport
 from plants import Place
 
 MODELS = (
@@ -78,15 +83,36 @@ def named(report: VerifyReport) -> set[str]:
     return found
 
 
-def is_located(place: Place, report: VerifyReport) -> bool:
+def differences(report: VerifyReport, sound: VerifyReport) -> list[CallVerdict]:
+    """The calls that differ otherwise than in the file without the fault, which may be that of a quantizer."""
+    before = {one.address: one.reason for one in sound.calls if one.status == "differ"}
+    return [one for one in report.calls if one.status == "differ" and before.get(one.address) != one.reason]
+
+
+def is_located(place: Place, report: VerifyReport, sound: VerifyReport) -> bool:
     """Whether the report points at the right call before any other, or names what was changed."""
     expected = {address or "." for address in place.expected}
     if "*" in expected or expected & named(report):
         return True
-    if report.diverging is None:
+    wrong = differences(report, sound)
+    top = report.diverging if sound.agrees else min(wrong, key=lambda one: one.position or 0, default=None)
+    if top is None:
         return False
-    first = report.diverging.address or "."
+    first = top.address or "."
     return any(first == one or first.startswith(f"{one}.") for one in expected)
+
+
+def accused(place: Place, report: VerifyReport, sound: VerifyReport) -> list[str]:
+    """The calls that differ because of a fault although they do not own it, and neither contain nor call who does."""
+    if "*" in place.expected or not place.expected & {one.address for one in report.calls}:
+        return []
+    before = {one.address for one in sound.calls if one.status == "differ"}
+    wrong = {one.address for one in report.calls if one.status == "differ"} - before
+
+    def is_within(inner: str, outer: str) -> bool:
+        return not outer or inner == outer or inner.startswith(f"{outer}.")
+
+    return sorted(one for one in wrong if not any(is_within(one, own) or is_within(own, one) for own in place.expected))
 
 
 def largest_difference(original: Path, changed: Path, feeds: dict[str, Any]) -> float:
@@ -179,16 +205,25 @@ def sizes_that_hold(path: Path, model: torch.nn.Module, inputs: Any) -> int:
 
 
 def places_of(
-    model: ir.Model, path: Path, each: int, kinds: set[str], run: Callable[..., Any], feeds: dict[str, Any]
+    model: ir.Model,
+    path: Path,
+    each: int,
+    kinds: set[str],
+    run: Callable[..., Any],
+    feeds: dict[str, Any],
+    *,
+    values: bool,
 ) -> list[Place]:
     by_kind: dict[str, list[Place]] = defaultdict(list)
-    sources: tuple[Callable[[], Iterator[Place]], ...] = (
+    of_values: tuple[Callable[[], Iterator[Place]], ...] = (
         lambda: plants.weights(model),
         lambda: plants.more_weights(model),
         lambda: plants.swapped_weights(model),
         lambda: plants.attributes(model),
         lambda: plants.edges(model),
         lambda: plants.more_edges(model),
+    )
+    others: tuple[Callable[[], Iterator[Place]], ...] = (
         lambda: plants.crossed(model),
         lambda: plants.outputs(model),
         lambda: plants.more_outputs(model, run),
@@ -202,7 +237,7 @@ def places_of(
         lambda: later_plants.later(model, path, feeds),
         lambda: rare_plants.rare(model, run),
     )
-    for source in sources:
+    for source in of_values if values else of_values + others:
         for place in source():
             if not kinds or place.kind in kinds:
                 by_kind[place.kind].append(place)
@@ -229,6 +264,8 @@ class Planted(msgspec.Struct, frozen=True):
     kind: str
     found: bool
     located: bool
+    accused: int = 0
+    """How many calls differ that have nothing to do with it."""
     same: str = ""
     """For one that computes the same values: the proof."""
     wrong: str = ""
@@ -246,10 +283,13 @@ class Result(msgspec.Struct):
 
 def cells(those: Sequence[Planted]) -> str:
     """The figures of some faults, as columns."""
-    found, located, same = (
-        sum(map(bool, of)) for of in zip(*((p.found, p.located, p.same) for p in those), strict=True)
+    found, located, accused, same = (
+        sum(map(bool, of)) for of in zip(*((p.found, p.located, p.accused, p.same) for p in those), strict=True)
     )
-    return f"{len(those)} | {found} | {located} | {same}"
+    return f"{len(those)} | {found} | {located} | {accused} | {same}"
+
+
+COLUMNS = "planted | found | located | with innocent calls accused | same values"
 
 
 class Bench:
@@ -258,6 +298,7 @@ class Bench:
     def __init__(self, folder: Path, each: int, kinds: set[str]) -> None:
         self.folder, self.each, self.kinds = folder, each, kinds
         self.result = Result("")
+        self.sound: VerifyReport
 
     def model(self, name: str) -> Result | None:
         """Plant faults in one model; nothing if its packages are not there."""
@@ -267,10 +308,16 @@ class Bench:
             return None
         self.result = Result(name)
         source = self.folder / f"{name.replace('+', '-').replace('/', '-')}.onnx"
+        ways = name.split("+")[1:]
+        tool = next((way for way in ways if way in TOOLS), None)
         if not source.exists():
-            modelexport.export(*build(name), source, dynamic="dynamic" in name.split("+"))
+            exported = source if tool is None else source.with_suffix(".exported.onnx")
+            modelexport.export(*build(name), exported, dynamic="dynamic" in ways)
+            if tool is not None:
+                optimize_file(exported, tool, source)
         (model, inputs), kept = build(name), dict[Any, Any]()
-        if not verify(model, inputs, source, kept=kept).agrees:
+        self.sound = verify(model, inputs, source, kept=kept)
+        if not self.sound.agrees and not (tool or "").startswith("quantize"):
             self.result.alarm = True
             print(f"  FALSE ALARM: {name}", file=sys.stderr, flush=True)
         sound = load_onnx(source)
@@ -278,7 +325,7 @@ class Bench:
         feeds = under_names(inputs, names)
         done: Counter[str] = Counter()
         run = lambda wanted: run_values(source, feeds, wanted)  # noqa: E731
-        for place in places_of(sound, source, self.each, self.kinds, run, feeds):
+        for place in places_of(sound, source, self.each, self.kinds, run, feeds, values=tool is not None):
             if done[place.kind] < self.each and self.place(
                 name, place, source, partial(verify, model, inputs, kept=kept), feeds
             ):
@@ -307,10 +354,12 @@ class Bench:
                 return self.counted(place, found=True, located=located, wrong="" if located else f"{what}: {error}")
             except ModelExportError as error:
                 return self.counted(place, found=False, located=False, wrong=f"{what}: {error}")
-            located = report.verdict == "differ" and is_located(place, report)
+            is_found = report.verdict == "differ" and (self.sound.agrees or bool(differences(report, self.sound)))
+            located = is_found and is_located(place, report, self.sound)
+            innocent = accused(place, report, self.sound)
             top = report.diverging
             line = f"{what}: {report.verdict}, {top.address if top else None!r} {top.reason[:120] if top else ''}"
-            if report.verdict != "differ":
+            if not is_found:
                 is_tag = place.documents or place.tags or "given to" in place.kind
                 difference = float("inf") if is_tag else largest_difference(source, path, feeds)
                 same = f"{what}: largest difference {difference:.1e}" if difference < SAME else ""
@@ -321,10 +370,11 @@ class Bench:
                 if same:
                     return self.counted(place, found=False, located=False, same=same)
             wrong = ""
-            if not located:
-                wrong = f"{'not located' if report.verdict == 'differ' else 'MISSED'}: {line}"
+            if not located or innocent:
+                what = "MISSED" if not is_found else f"accuses {', '.join(innocent)}" if innocent else "not located"
+                wrong = f"{what}: {line}"
                 print(f"  {wrong}", file=sys.stderr, flush=True)
-            return self.counted(place, found=report.verdict == "differ", located=located, wrong=wrong)
+            return self.counted(place, found=is_found, located=located, accused=len(innocent), wrong=wrong)
 
     def moved_by(self, name: str, place: Place, source: Path, feeds: Any) -> str:
         """The calls that a node was given to, if the node only moves elements that each of them gets or returns."""
@@ -337,8 +387,10 @@ class Bench:
         passed = all(any(same_elements(moved, one) for one in tensors_of(*build(name), call)) for call in given)
         return " and ".join(given) if passed else ""
 
-    def counted(self, place: Place, *, found: bool, located: bool, same: str = "", wrong: str = "") -> bool:
-        self.result.placements.append(Planted(place.kind, found, located, same, wrong))
+    def counted(
+        self, place: Place, *, found: bool, located: bool, accused: int = 0, same: str = "", wrong: str = ""
+    ) -> bool:
+        self.result.placements.append(Planted(place.kind, found, located, accused, same, wrong))
         return True
 
 
@@ -352,7 +404,7 @@ def table(results: Sequence[Result], *, by_model: bool) -> str:
     rows = {"model": models} if by_model else {"kind of fault": by_kind, "model": models}
     lines = []
     for title, groups in rows.items():
-        lines += [f"| {title} | planted | found | located | same values |", "|---|---|---|---|---|"]
+        lines += [f"| {title} | {COLUMNS} |", "|---|---|---|---|---|---|"]
         lines += [f"| {key} | {cells(those)} |" for key, those in groups.items() if those]
         lines += [f"| **all** | {cells(everything)} |", ""]
     if by_model:

@@ -61,19 +61,30 @@ def other_weight(nodes: list[onnx.NodeProto]) -> None:
     products[1].input[1] = products[3].input[1]
 
 
+def two_faults(nodes: list[onnx.NodeProto]) -> None:
+    other_bias(nodes)
+    other_epsilon(nodes)
+
+
 @pytest.mark.parametrize(
-    ("plant", "call"), [(other_bias, "0.act"), (other_epsilon, "1.norm"), (other_weight, "0.down")]
+    ("plant", "calls"),
+    [
+        (other_bias, ["0.act"]),
+        (other_epsilon, ["1.norm"]),
+        (other_weight, ["0.down"]),
+        (two_faults, ["0.act", "1.norm"]),
+    ],
 )
-def test_a_fault_is_in_one_call_and_no_other_differs(
-    plant: Plant, call: str, optimized: tuple[nn.Module, dict[str, Any], Path], tmp_path: Path
+def test_the_calls_with_faults_differ_and_no_other(
+    plant: Plant, calls: list[str], optimized: tuple[nn.Module, dict[str, Any], Path], tmp_path: Path
 ) -> None:
     model, inputs, path = optimized
     file = onnx.load(path)
     plant(list(file.graph.node))
     onnx.save(file, tmp_path / "wrong.onnx")
     report = verify(model, inputs, tmp_path / "wrong.onnx")
-    assert report.diverging is not None and report.diverging.address == call
-    assert [one.address for one in report.calls if one.status == "differ"] == [call]
+    assert report.diverging is not None and report.diverging.address == calls[0]
+    assert [one.address for one in report.calls if one.status == "differ"] == calls
 
 
 def test_the_file_without_a_fault_agrees(optimized: tuple[nn.Module, dict[str, Any], Path]) -> None:

@@ -19,7 +19,7 @@ from modelexport.traces.trace import SeenTensor, Trace
 from modelexport.verify.matched_values import Matches
 from modelexport.verify.owner_contradictions import Contradiction, check_owners
 from modelexport.verify.verify_report import OwnerCounts
-from modelexport.verify.wrong_calls import Located, find_pairs, locate, replacements
+from modelexport.verify.wrong_calls import Located, Wrong, find_wrong_values, locate, replacements
 
 
 @dataclass(eq=False)
@@ -80,14 +80,18 @@ def _compare(
     trace = trace_file(run, inputs, truth, constants=constants)
 
     def compared(noise: Mapping[ir.Value, float], rounding: Mapping[ir.Value, float]) -> Compared:
-        matches = Matches(tagged, truth, trace, noise, rounding, constants)
-        pairs = find_pairs(matches, outputs_of(tagged, truth))
-        if trace.failed is not None and trace.failed.of_evaluator:
-            pairs = {value: wrong for value, wrong in pairs.items() if value in trace.prints}
-        again = matches
-        if pairs:
-            replaced = trace_file(run, inputs, truth, constants=constants, replace=replacements(pairs))
-            again = Matches(tagged, truth, replaced, noise, rounding, constants)
+        matches = Matches(tagged, truth, trace, noise, rounding)
+
+        def replaced(pairs: Mapping[ir.Value, Wrong]) -> Matches:
+            other = trace_file(run, inputs, truth, constants=constants, replace=replacements(pairs))
+            return Matches(tagged, truth, other, noise, rounding)
+
+        known = [
+            (value, tensor)
+            for value, tensor in outputs_of(tagged, truth)
+            if trace.failed is None or not trace.failed.of_evaluator or value in trace.prints
+        ]
+        pairs, again = find_wrong_values(matches, known, replaced)
         located = locate(again, pairs)
         owners, contradictions = check_owners(again)
         # What follows from a wrong node tells nothing of owners.
@@ -96,12 +100,12 @@ def _compare(
     strict = compared({}, {})
     if strict.agrees or trace.failed is not None:
         return strict
-    # The constants that the file has rounded may be why; they are not if as many calls are wrong beyond their rounding.
+    # The constants that the file has rounded may be why; they are not if the same are wrong beyond it.
     noise, rounding = (
         measure(run, inputs, truth, trace, constants=constants) for measure in (measure_noise, measure_rounding)
     )
     loose = compared(noise, rounding)
-    return strict if 0 < len(strict.located.blamed) <= len(loose.located.blamed) else loose
+    return strict if strict.located.blamed and strict.located.blamed.keys() <= loose.located.blamed.keys() else loose
 
 
 def outputs_of(tagged: TaggedFile, truth: Trace) -> list[tuple[ir.Value, SeenTensor]]:

@@ -7,24 +7,20 @@ follows. What is neither is *suspect*.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from modelexport.core.calls import ROOT, ModuleCall
 from modelexport.graph.node_owners import owner_of
-from modelexport.graph.nodes import READ_SIZES_ONLY, all_nodes, initializers, nested_graphs
+from modelexport.graph.nodes import READ_SIZES_ONLY, all_nodes, nested_graphs
 from modelexport.tagged.file import TaggedFile
 from modelexport.traces.file_trace import FileTrace
-from modelexport.traces.fingerprints import fingerprint_of
 from modelexport.traces.tolerances import AGREE, IN_ITS_TYPES, MOST_NOISE, TIMES_NOISE
 from modelexport.traces.trace import Content, SeenTensor, Trace
-from modelexport.weights.recorded_transforms import parameter_plan
 
 
 @dataclass(eq=False)
@@ -39,8 +35,6 @@ class Matches:
     measured, because all agrees without."""
     rounding: Mapping[ir.Value, float] = field(default_factory=dict)
     """How much values change with the last bits of inputs and constants, as a share of their size; empty as above."""
-    constants: Mapping[ir.Value, Any] = field(default_factory=dict)
-    """The arrays that initializers had in the run, where they were not those of the file."""
 
     def room(self, value: ir.Value) -> float:
         """How far off a value may be, as a share of its size."""
@@ -129,7 +123,6 @@ class Matches:
             and self.trace.replaced.get(value, 0.0) <= self.room(value)
             and self._in_own_call(value, contents)
         ]
-        pending += self._unfinished()
         found = set(pending)
         while pending:
             for before in self._before(pending.pop()):
@@ -138,41 +131,10 @@ class Matches:
                     pending.append(before)
         return found
 
-    def _unfinished(self) -> Iterator[ir.Value]:
-        """The values that are what a call returns but for one of its parameters, which a node of several calls adds."""
-        for node in self.tagged.nodes:
-            owner = owner_of(node)
-            for call in owner.calls[1:] if owner is not None else ():
-                for value in node.inputs:
-                    if value is not None and self._made_in(value, call) and self._lacks_parameter(value, call):
-                        yield value
-
-    def _made_in(self, value: ir.Value, call: ModuleCall) -> bool:
-        node = value.producer()
-        owner = owner_of(node) if node is not None else None
-        return owner is not None and owner.call == call and value in self.trace.prints
-
-    def _lacks_parameter(self, value: ir.Value, call: ModuleCall) -> bool:
-        prints, shape = self.trace.prints[value], self.trace.shapes.get(value)
-        tensors = [one for one in self.truth.side(call, "outputs") if one.shape == shape]
-        return any(
-            prints[-1].same(fingerprint_of(tensor.content.array.reshape(shape) - parameter), self.room(value))
-            for tensor in tensors
-            for parameter in self._parameters.get(call.path, ())
-            if tensor.content.array is not None and _broadcasts(parameter, shape)
-        )
-
     @cached_property
-    def _parameters(self) -> Mapping[str, list[Any]]:
-        """Paths of modules to the numbers of their own parameters, as the file has them."""
-        found: dict[str, list[Any]] = defaultdict(list)
-        for value in initializers(self.tagged.model):
-            plan = parameter_plan(value)
-            if plan is None or len(plan.keys) != 1 or plan.steps or (value.const_value is None):
-                continue
-            array = self.constants.get(value)
-            found[plan.keys[0].rpartition(".")[0]].append(value.const_value.numpy() if array is None else array)
-        return found
+    def confirmed(self) -> set[ir.Value]:
+        """The values that are right, and those that were replaced by such: a right value was computed from them."""
+        return self.right.union(*(self._before(value) for value in self.right))
 
     def _before(self, value: ir.Value) -> Iterator[ir.Value]:
         """The values that a value is computed from; of what a node with graphs inside gives, what these return."""
@@ -247,13 +209,6 @@ class Matches:
                 if node is None or node in self.suspect or nested_graphs(node):
                     pending.append(before)
         return min(found, key=lambda node: self.suspect.get(node, len(self.tagged.nodes)), default=None)
-
-
-def _broadcasts(array: Any, shape: Sequence[int] | None) -> bool:
-    try:
-        return shape is not None and np.broadcast_shapes(array.shape, shape) == (*shape,)
-    except ValueError:
-        return False
 
 
 def telling_outputs(truth: Trace, call: ModuleCall) -> list[SeenTensor]:

@@ -8,15 +8,17 @@ for no other reason than what came before is right.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
+from modelexport.core.owners import Evidence
 from modelexport.graph.node_owners import owner_of
-from modelexport.tagged.file import TaggedFile
 from modelexport.traces.tolerances import INFINITE, NEAR
 from modelexport.traces.trace import Content, SeenTensor
 from modelexport.verify.matched_values import Matches, telling_outputs
@@ -44,15 +46,78 @@ class Located:
     """The calls whose nodes are wrong, each to the first such node and the reason."""
 
 
-def find_pairs(matches: Matches, outputs: Sequence[tuple[ir.Value, SeenTensor]]) -> dict[ir.Value, Wrong]:
-    """The values that should be tensors of PyTorch and are not.
+Refused = AbstractSet[tuple[ir.Value, Content]]
+"""Values and tensors that are not the same in a sound file."""
+
+
+def find_wrong_values(
+    matches: Matches,
+    outputs: Sequence[tuple[ir.Value, SeenTensor]],
+    again: Callable[[Mapping[ir.Value, Wrong]], Matches],
+) -> tuple[dict[ir.Value, Wrong], Matches]:
+    """The values that should be tensors of PyTorch and are not, and the run in which these tensors replace them.
+
+    A value is taken for a tensor if the graph says so: an output, or the result of nodes whose calls the front end
+    recorded. Any other is a guess, for a fused node may compute only a part of what a module does, or more. A guess is
+    right if, with PyTorch's tensor in its place, what follows is right. If not all are, they are tried one by one in
+    the order of the graph, so that each is judged where everything before it is right.
+
+    Args:
+        matches: The run without replacements.
+        outputs: The outputs of the file, with what the model returns there.
+        again: Runs the file with replacements.
+    """
+    pairs = find_pairs(matches, outputs)
+    if not pairs:
+        return pairs, matches
+    replaced = again(pairs)
+    certain = {value for value, _ in outputs} | {value for value in pairs if _is_recorded(value)}
+
+    def is_shown(run: Matches, value: ir.Value) -> bool:
+        return value in certain or value in run.confirmed
+
+    if all(is_shown(replaced, value) for value in pairs):
+        return pairs, replaced
+    order: Mapping[ir.Node | None, int] = {node: place for place, node in enumerate(matches.tagged.nodes)}
+    kept = {value: wrong for value, wrong in pairs.items() if value.is_graph_output()}
+    refused: set[tuple[ir.Value, Content]] = set()
+    run = again(kept)
+    while guesses := {v: w for v, w in find_pairs(run, outputs, kept, refused).items() if v not in kept}:
+        value = min(guesses, key=lambda value: order.get(value.producer(), -1))
+        tried = again({**kept, value: guesses[value]})
+        if value in certain or _is_recorded(value) or value in tried.confirmed:
+            kept[value], run = guesses[value], tried
+        else:
+            refused.add((value, guesses[value].tensor.content))
+    # What was wrong only because of what came before is told, too.
+    kept = {v: w for v, w in pairs.items() if w.tensor.content in run.same.get(v, ())} | kept
+    return kept, again(kept)
+
+
+def _is_recorded(value: ir.Value) -> bool:
+    """Whether the front end recorded the calls of the nodes that make and use a value."""
+    nodes = [value.producer(), *(user for user, _ in value.uses())]
+    return all(owner is not None and owner.evidence is Evidence.EXACT for owner in map(owner_of, filter(None, nodes)))
+
+
+def find_pairs(
+    matches: Matches,
+    outputs: Sequence[tuple[ir.Value, SeenTensor]],
+    kept: Mapping[ir.Value, Wrong] = MappingProxyType({}),
+    refused: Refused = frozenset(),
+) -> dict[ir.Value, Wrong]:
+    """The values that may be tensors of PyTorch that they are not equal to.
 
     Args:
         outputs: The outputs of the file, with what the model returns there.
+        kept: Those that are known already.
+        refused: Those that are known not to be.
     """
-    pairs: dict[ir.Value, Wrong] = {}
-    taken: set[Content] = set()
+    pairs = dict(kept)
+    taken = {one.tensor.content for one in kept.values()}
     for value, tensor in outputs:
+        if value in kept:
+            continue
         known = value.producer() is None or tensor.content in matches.same.get(value, ())
         if not known and not matches.is_equal(value, tensor) and not matches.is_random(value):
             pairs[value] = Wrong(value, tensor, tensor.place.call)
@@ -66,10 +131,7 @@ def find_pairs(matches: Matches, outputs: Sequence[tuple[ir.Value, SeenTensor]])
         candidates = [
             value
             for value in matches.tagged.boundaries[call].outputs
-            if value in matches.trace.prints
-            and value not in pairs
-            and not matches.is_random(value)
-            and _may_return(matches.tagged, call, value)
+            if value in matches.trace.prints and value not in pairs and not matches.is_random(value)
         ]
         suspects = [value for value in candidates if value not in matches.right]
         for tensor in missing[call]:
@@ -80,28 +142,11 @@ def find_pairs(matches: Matches, outputs: Sequence[tuple[ir.Value, SeenTensor]])
                 fitting = suspects
             # What follows from a value may hardly depend on it, as the shares of attention do: it vouches for nothing.
             fitting += [value for value in candidates if value not in pairs and _is_near(matches, value, tensor)]
+            fitting = [value for value in fitting if (value, tensor.content) not in refused]
             if fitting:
                 pairs[fitting[0]] = Wrong(fitting[0], tensor, call)
                 taken.add(tensor.content)
     return pairs
-
-
-def _may_return(tagged: TaggedFile, call: ModuleCall, value: ir.Value) -> bool:
-    """Whether a value can be what a call returns: not where the call ends inside of a fused node.
-
-    Such a node is of several calls. Its result is that of the first, and what it takes of another is a step inside of
-    that one: a product to which it adds the bias.
-    """
-    node = value.producer()
-    owner = owner_of(node) if node is not None else None
-    if owner is not None and call not in tagged.calls.stack(owner.call):
-        return False
-    return value.is_graph_output() or any(not _is_of(tagged, call, user) for user, _ in value.uses())
-
-
-def _is_of(tagged: TaggedFile, call: ModuleCall, node: ir.Node) -> bool:
-    owner = owner_of(node)
-    return owner is not None and any(call in tagged.calls.stack(one) for one in owner.calls)
 
 
 def _fits(matches: Matches, value: ir.Value, tensor: SeenTensor) -> bool:
