@@ -151,6 +151,8 @@ def test_the_sum_of_what_was_decided_by_tensors_of_sizes_is_found_in_a_trace(tmp
         ("n % 3 != 1 or n < 0", "n % 3 != 1"),
         ("n != 8 and not n == 8", "n != 8"),
         ("(n // 2) <= n", None),
+        ("(a + n) <= n + a", None),
+        ("n*a <= 100", "n*a <= 100"),
     ],
 )
 def test_a_formula_gets_its_simplest_form(formula: str, simple: str | None) -> None:
@@ -171,3 +173,34 @@ def test_sizes_on_both_sides_of_conditions() -> None:
     assert [one.formula for one in renamed([SizeCondition("a*b < 9"), below], {"a": "n", "b": "4", "n": "3"})] == [
         "n <= 2"
     ]
+
+
+def test_rotary_embeddings_that_scale_with_the_length_are_right_beyond_their_limit(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    options = {"hidden_size": 16, "num_attention_heads": 2, "max_position_embeddings": 12, "rope_parameters": rope}
+
+    def fresh() -> nn.Module:
+        return Rotated(LlamaRotaryEmbedding(transformers.LlamaConfig(**options))).eval()
+
+    result = export(fresh(), of_length(8), tmp_path / "x.onnx", frontend="dynamo", dynamic=True)
+    assert not result.valid_if
+    for length in (12, 13, 40):
+        made = run_session(result.session(), {name: one.numpy() for name, one in of_length(length).items()})
+        assert np.allclose(fresh()(**of_length(length)).numpy(), *made.values(), atol=1e-5)
+
+
+class Rotated(nn.Module):
+    def __init__(self, rotary: nn.Module) -> None:
+        super().__init__()
+        self.rotary = rotary
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        cosine, sine = self.rotary(x, position_ids)
+        return cosine + 2 * sine + x[..., :8]
+
+
+def of_length(length: int) -> dict[str, torch.Tensor]:
+    return {"x": torch.zeros(1, length, 16), "position_ids": torch.arange(length)[None]}

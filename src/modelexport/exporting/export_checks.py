@@ -334,9 +334,12 @@ def run_checks(
                 check = _check_written(
                     model, inputs, staged, hierarchy, weights, options, asks_for_values=asks_for_values
                 )
-                dynamic = options.capture.dynamic and options.weights.lent is None
-                if dynamic and check.status == "passed":
-                    check, sizes = _check_sizes(model, inputs, staged, options, exported, check)
+                lent, interface = options.weights.to_check, options.capture.interface or AS_CAPTURED
+                # A part of a package whose weights stay in files is compared where it generates.
+                runs = options.weights.lent is None or (lent is not None and isinstance(interface, Interface))
+                if options.capture.dynamic and runs and check.status == "passed":
+                    with _with_weights(model, lent, hierarchy):
+                        check, sizes = _check_sizes(model, inputs, staged, options, exported, check)
                     if [one.formula for one in sizes.conditions] != [
                         one.formula for one in hierarchy.settings.valid_if
                     ]:

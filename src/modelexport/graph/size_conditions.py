@@ -211,7 +211,7 @@ def _simplest(condition: SizeCondition) -> str:
     if (padding := _PADDING.fullmatch(formula)) is not None and len(names) == 1:  # (k - x % k) % k is 0 if x % k is
         return _simplest(SizeCondition(f"{padding[2]} % {padding[1]} == 0"))
     if len(names) != 1:
-        return "" if not names else formula
+        return formula if names and not _always_holds(condition) else ""
     name, values = names[0], _values(formula)
     held = _all_hold([condition], {name: values}, len(values))
     if held.all():
@@ -237,6 +237,18 @@ def _simplest(condition: SizeCondition) -> str:
                 return f"{name} % {period} != {(set(range(period)) - residues).pop()}"
             break
     return formula
+
+
+def _always_holds(condition: SizeCondition) -> bool:
+    """Whether a condition of several axes holds for all of many sizes that are drawn."""
+    values, draw = _values(condition.formula), np.random.default_rng(0)
+    sizes = {
+        name: np.concatenate([draw.choice(values, _DRAWN), draw.integers(1, 64, _DRAWN)]) for name in condition.symbols
+    }
+    return bool(_all_hold([condition], sizes, 2 * _DRAWN).all())
+
+
+_DRAWN = 5000
 
 
 @cache
