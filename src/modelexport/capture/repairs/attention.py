@@ -47,13 +47,13 @@ def _with_empty_rows(query: Any, key: Any, value: Any, mask: Any, *args: Any, **
     """Attention that is zero in rows whose mask is False, or -inf, for each key, as PyTorch's is.
 
     There the translations compute the average of the values, or NaN. Where a mask has the smallest finite number for
-    each key, PyTorch computes the average, too. Layers with one mask share the condition.
+    each key, PyTorch computes the average, too. Layers with one mask share the condition. It is a sum: ONNX Runtime's
+    symbolic inference of shapes, which its fusions ask, does not know ``ReduceMax`` with axes as an input.
     """
+    keys = mask if mask.dtype == torch.bool else mask > float("-inf")
+    is_empty = keys.to(query.dtype).sum(-1, keepdim=True) < 1
     if mask.dtype == torch.bool:
         mask = torch.where(mask, 0.0, torch.finfo(query.dtype).min).to(query.dtype)
-        is_empty = mask.amax(-1, keepdim=True) < 0
-    else:
-        is_empty = mask.amax(-1, keepdim=True) == float("-inf")
     return ATTENTION(query, key, value, mask, *args, **kwargs).masked_fill(is_empty, 0)
 
 
