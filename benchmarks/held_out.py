@@ -108,6 +108,7 @@ def outcome(kind: str, seconds: int) -> tuple[str, str] | None:
     def late(*_: Any) -> None:
         raise LateError
 
+    made = None
     signal.signal(signal.SIGALRM, late)
     signal.alarm(25)
     try:
@@ -122,7 +123,7 @@ def outcome(kind: str, seconds: int) -> tuple[str, str] | None:
                 return "agree", "" if frontend == "dynamo" else frontend
             return "differ", " ".join(str(report).split())
     except LateError:
-        return "late", ""
+        return None if made is None else ("late", "")
     except ModelExportError as error:
         return "refused", str(error)
     except Exception as error:

@@ -62,7 +62,15 @@ def test_integers_are_shifted_as_in_pytorch(tmp_path: Path) -> None:
         ]
 
     assert_right(function, tmp_path)
-    assert_right(lambda x: (x << 63, x >> 63, (x.to(U8) << 4) | (x.to(U8) & 15)), tmp_path)
+    assert_right(
+        lambda x: (
+            x << 63,
+            x >> 63,
+            x[torch.tensor([[1], [0]], dtype=torch.int32), torch.tensor([1, 2])],
+            (x.to(U8) << 4) | (x.to(U8) & 15),
+        ),
+        tmp_path,
+    )
 
 
 def test_integers_meet_numbers_of_python(tmp_path: Path) -> None:

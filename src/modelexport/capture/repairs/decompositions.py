@@ -13,6 +13,7 @@ import torch
 import torch.fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, TensorArgument
+from torch.fx.node import map_arg
 
 from modelexport.capture.patches import private, replaced, usable
 from modelexport.capture.repairs import (
@@ -172,6 +173,8 @@ def decompositions() -> Decompositions:
         aten.unfold_backward.default: fourier.windows_added,
         aten._native_batch_norm_legit_functional.default: batch_normalized,
         aten.scaled_dot_product_attention.default: attention.attention,
+        aten.index.Tensor: indexing.with_long_indices(aten.index.Tensor),
+        aten.index_put.default: indexing.with_long_indices(aten.index_put.default),
         aten.split.Tensor: indexing.split,
         aten.roll.default: fourier.rolled,
         aten._fft_c2r.default: fourier.real_signal,
@@ -284,6 +287,7 @@ def with_decompositions(decompose: Callable[..., ExportedProgram]) -> Callable[.
         for made, captured in list(views_made_again(program.graph, result.graph)):
             _annotate_as(made, captured)
         _annotate_outputs(program, result)
+        _write_known_sizes(result)
         return result
 
     return run_decompositions
@@ -338,6 +342,18 @@ def _refuse_written_constants(program: ExportedProgram) -> None:
                     f"{node.target} writes into the data of a parameter or a constant, which no file keeps; "
                     "compute a new tensor instead"
                 )
+
+
+def _write_known_sizes(program: ExportedProgram) -> None:
+    """Write the numbers of sizes of which the capture found one value: attributes of operators take no others."""
+    fixed = {symbol: size.lower for symbol, size in program.range_constraints.items() if size.lower == size.upper}
+    known = {
+        node: int(number)
+        for node in program.graph.nodes
+        if isinstance(size := node.meta.get("val"), torch.SymInt) and (number := size.node.expr.subs(fixed)).is_number
+    }
+    for user in {user for node in known for user in node.users if user.op == "call_function"}:
+        user.args, user.kwargs = map_arg((user.args, user.kwargs), lambda node: known.get(node, node))
 
 
 def _annotate_outputs(before: ExportedProgram, after: ExportedProgram) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,18 @@ def split(self: Any, split_size: Any, dim: int = 0) -> Any:
         return NotImplemented
     whole = int((size + split_size - 1) // split_size) - 1
     return torch.split_with_sizes(self, [*[split_size] * whole, size - whole * split_size], dim)
+
+
+def with_long_indices(operator: Any) -> Callable[..., Any]:
+    """Indices of different integer types, which torchlib compares with each other, as int64."""
+
+    def indexed(self: Any, indices: Sequence[Any], *others: Any) -> Any:
+        kinds = {index.dtype for index in indices if index is not None}
+        if len(kinds) < 2 or torch.bool in kinds:
+            return NotImplemented
+        return operator(self, [index if index is None else index.long() for index in indices], *others)
+
+    return indexed
 
 
 def masked_scatter(self: Any, mask: Any, source: Any) -> Any:
