@@ -10,8 +10,8 @@ quantizes. For each of them the kinds of `plants.py`, `later_plants.py`
 and `rare_plants.py` are planted where they can be, at N places each (1 if left out), drawn by a seed. A fault is
 *found* if the verdict is `differ`, and *located* if what the report puts on top is the call that owns the changed node,
 or a call inside it. A call that differs although neither it nor a call inside or around it owns the node is
-*accused*, which ends with status 1 as well. Faults of documents, of tags' text and of names are located if the report
-names what was changed. A
+*accused*, which ends with status 1 as well. Faults of tags' text and of names are located if the report names what was
+changed. A document that differs is a note: its fault is found if there is a note, and located if the note names it. A
 file that ONNX Runtime or the reader refuses fools nobody and is not counted, but for a document that is refused by
 name. With `--results` what became of them is kept in FOLDER, a file a model: models that have one are not run again, so
 that the whole can be run in pieces, and ends as one table. `--by-model` prints the table of models alone.
@@ -354,7 +354,9 @@ class Bench:
                 return self.counted(place, found=True, located=located, wrong="" if located else f"{what}: {error}")
             except ModelExportError as error:
                 return self.counted(place, found=False, located=False, wrong=f"{what}: {error}")
+            noted = place.documents and any(claim not in self.sound.claims for claim in report.claims)
             is_found = report.verdict == "differ" and (self.sound.agrees or bool(differences(report, self.sound)))
+            is_found = is_found or noted
             located = is_found and is_located(place, report, self.sound)
             innocent = accused(place, report, self.sound)
             top = report.diverging

@@ -39,6 +39,7 @@ from modelexport.runtime.checked_writing import written_together
 from modelexport.tagged.encodings.metadata import drop_torch_metadata, initializer_tags, write_owner
 from modelexport.tagged.file import read_tagged
 from modelexport.tagged.tree_and_nodes import TreeRow, tree_rows, untagged_operators
+from modelexport.weights.recorded_transforms import ParameterPlan, record_plan
 
 _SPECIFICATION = "pkg.torch.export.graph_signature.InputSpec."
 """What ``torch.onnx`` records about an initializer: its ``kind``, and whether a buffer is ``persistent``."""
@@ -116,7 +117,7 @@ def adopt(program: Any, output: str | Path, *, keep_torch_metadata: bool = False
     for value in initializers(model):
         value.metadata_props[keys.HIERARCHY_TAGS] = json.dumps(initializer_tags(value, tags))
         if value in parameters:
-            value.metadata_props[keys.PARAMETER] = json.dumps([value.name])
+            record_plan(value, ParameterPlan([value.name or ""], []))
     properties = model.metadata_props
     properties[keys.FORMAT_VERSION_KEY] = FORMAT_VERSION
     properties[keys.VERSION_KEY] = __version__

@@ -24,7 +24,7 @@ from modelexport.graph.copies import copy_of, model_like
 from modelexport.graph.node_owners import OWNER, owner_of, tags_of_users
 from modelexport.graph.nodes import nested_graphs, nodes_behind, required_inputs, values_taken
 from modelexport.surgery.recomputed_values import Renewed, Repeating, is_size, read_off
-from modelexport.weights.recorded_transforms import parameter_plan, state_dict_of
+from modelexport.weights.recorded_transforms import parameter_plans, record_state_dict, state_dict_of
 
 if TYPE_CHECKING:
     from modelexport.tagged.file import TaggedFile
@@ -247,23 +247,17 @@ class Cutter:
         entries = call_tree_entries(
             (traced for traced in self._tagged.calls if traced.call in calls), self._tagged.tags.__getitem__
         )
-        kept = {**whole.metadata_props, keys.CALL_TREE: encode_call_tree(entries), **_used_entries(whole, graph)}
+        kept = {**whole.metadata_props, keys.CALL_TREE: encode_call_tree(entries)}
         is_whole = [value.name for value in graph.outputs] == [value.name for value in whole.graph.outputs]
         properties = {key: text for key, text in kept.items() if key not in (keys.OUTPUTS, keys.EXPOSED) or is_whole}
-        return model_like(whole, graph, functions.values(), properties)
-
-
-def _used_entries(whole: ir.Model, graph: ir.Graph) -> dict[str, str]:
-    """The whole model's list of ``state_dict`` entries, with flags for those that this graph uses."""
-    if keys.STATE_DICT not in whole.metadata_props:
-        return {}
-    plans = (parameter_plan(value) for value in graph.initializers.values())
-    used = {key for plan in plans if plan is not None for key in plan.keys}
-    entries = {
-        key: msgspec.structs.replace(entry, used=entry.used and key in used)
-        for key, entry in state_dict_of(whole).items()
-    }
-    return {keys.STATE_DICT: msgspec.json.encode(entries).decode()}
+        model = model_like(whole, graph, functions.values(), properties)
+        if keys.STATE_DICT in properties:
+            used = {key for plan in parameter_plans(model).values() for key in plan.keys}
+            listed = state_dict_of(whole).items()
+            record_state_dict(
+                model, {key: msgspec.structs.replace(entry, used=entry.used and key in used) for key, entry in listed}
+            )
+        return model
 
 
 def _keep_owners(node: ir.Node, inside: set[ModuleCall], tags: Mapping[ModuleCall, str]) -> tuple[ModuleCall, ...]:

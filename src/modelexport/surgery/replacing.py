@@ -38,7 +38,7 @@ from modelexport.surgery.substitutes import FromModel, Parts, Site, Substitute
 from modelexport.surgery.substitutes.from_model import check_opsets
 from modelexport.tagged.encodings.metadata import write_owner
 from modelexport.tagged.file import TaggedFile, read_tagged
-from modelexport.weights.recorded_transforms import parameter_plans, state_dict_of
+from modelexport.weights.recorded_transforms import parameter_plans, record_state_dict, state_dict_of
 
 
 class ReplacedCall(msgspec.Struct, frozen=True):
@@ -408,7 +408,7 @@ class _Replacer:
         used = {key for plan in parameter_plans(self._model).values() for key in plan.keys}
         entries = {key: msgspec.structs.replace(entry, used=key in used) for key, entry in self._entries.items()}
         properties = self._model.metadata_props
-        properties[keys.STATE_DICT] = msgspec.json.encode(entries).decode()
+        record_state_dict(self._model, entries)
         properties[keys.CALL_TREE] = self.tags.entries()
         properties[keys.REPLACED] = json.dumps(self._record)
 

@@ -109,6 +109,11 @@ def record_plan(value: ir.Value, plan: ParameterPlan) -> None:
         value.metadata_props[TRANSFORM] = msgspec.json.encode(plan.steps).decode()
 
 
+def record_state_dict(model: ir.Model, entries: Mapping[str, StateDictEntry]) -> None:
+    """Write the ``state_dict`` entries of the exported module into a model's metadata."""
+    model.metadata_props[STATE_DICT] = msgspec.json.encode(entries).decode()
+
+
 def state_dict_of(model: ir.Model) -> dict[str, StateDictEntry]:
     """The ``state_dict`` entries of the module that a tagged file was exported from.
 

@@ -41,6 +41,7 @@ from modelexport.tagged.encodings.functions_distinct_bodies import (
     distinct_bodies,
     kept_properties,
 )
+from modelexport.weights.recorded_transforms import parameter_plan
 
 _Step = ir.Node | ir.Value | Instance
 Dimensions = list[int | str | None] | None
@@ -348,6 +349,7 @@ def _constant(value: ir.Value, name: str) -> ir.Node:
 
 def _input_name(value: ir.Value, call: ModuleCall) -> str:
     """The name of a parameter in its module, or the value's own."""
-    entries = json.loads(value.metadata_props.get(keys.PARAMETER, "[]"))
+    plan = parameter_plan(value)
+    entries = plan.keys if plan is not None else []
     below = [key.removeprefix(f"{call.path}.") for key in entries if key.startswith(f"{call.path}.")]
     return below[0] if len(below) == 1 else value.name or ""

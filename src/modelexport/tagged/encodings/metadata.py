@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-import msgspec
 import onnx_ir as ir
 
 from modelexport.core.owners import Owner
@@ -18,6 +17,7 @@ from modelexport.format.versions import FORMAT_VERSION
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.weights.entries_of_initializers import Origin
+from modelexport.weights.recorded_transforms import ParameterPlan, record_plan, record_state_dict
 
 _TORCH_KEYS = ("pkg.torch.", "pkg.onnxscript.")
 
@@ -39,11 +39,9 @@ def write_metadata(
     for value in initializers(model):
         value.metadata_props[keys.HIERARCHY_TAGS] = json.dumps(initializer_tags(value, tags))
         if (origin := origins.get(value.name or "")) is not None:
-            value.metadata_props[keys.PARAMETER] = json.dumps(origin.keys)
-            if origin.transform:
-                value.metadata_props[keys.TRANSFORM] = msgspec.json.encode(origin.transform).decode()
+            record_plan(value, ParameterPlan([*origin.keys], [*origin.transform]))
     model.metadata_props[keys.FORMAT_VERSION_KEY] = FORMAT_VERSION
-    model.metadata_props[keys.STATE_DICT] = msgspec.json.encode(entries).decode()
+    record_state_dict(model, entries)
     model.metadata_props[keys.CALL_TREE] = encode_call_tree(call_tree_entries(tags.calls, tags.tag))
     model.metadata_props[keys.VERSION_KEY] = __version__
 
