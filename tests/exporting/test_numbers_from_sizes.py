@@ -34,6 +34,7 @@ FUNCTIONS: dict[str, Function] = {
     "attention of three axes": lambda x: scaled_dot_product_attention(x, x, x),
     "rounded down": lambda x: x[:, : math.floor(x.shape[1] * 0.57)],
     "rounded up": lambda x: x + torch.ones(math.ceil(x.shape[1] / 3)).sum(),
+    "quotient of a negative number": lambda x: x[:, : -(-x.shape[1] // 4)] + (5 - x.shape[1]) // 2,
     "whole product": lambda x: interpolate(x, scale_factor=0.7, recompute_scale_factor=True),
     "scale": lambda x: interpolate(x, scale_factor=2.3, mode="linear"),
 }
@@ -46,6 +47,7 @@ BY_TRACE = (
     "alpha",
     "epsilon",
     "attention of three axes",
+    "quotient of a negative number",
     "whole product",
 )
 

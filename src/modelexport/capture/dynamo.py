@@ -43,6 +43,7 @@ from modelexport.capture.failure_hints import (
     translated_node,
     way_out,
 )
+from modelexport.capture.floored_sizes import floor_quotients_of_sizes
 from modelexport.capture.numbers_in_double import compute_numbers_in_double
 from modelexport.capture.once.decomposed_calls import decomposed_once
 from modelexport.capture.once.signatures import described_once, parsed_once, signed_once
@@ -229,6 +230,7 @@ def _with_owners(
     # If a whole graph comes from inlined functions, no node refers to its FX node, only to its name.
     fx_graphs = {} if program is None else {translated.graph: program.graph}
     passes.InlinePass()(translated)
+    floor_quotients_of_sizes(translated)
     compute_numbers_in_double(translated)
     list(without_last_windows(translated))
     list(with_sizes_of_transforms(translated))

@@ -139,11 +139,11 @@ def running_sum(input: Any, dim: int, **kwargs: Any) -> Any:
 
 
 def floored_quotient(input: Any, other: Any) -> Any:
-    """``torch.floor_divide``, which is truncated; but for sizes, which are scalars of a trace and not negative."""
+    """``torch.floor_divide``, which is truncated; also of sizes, which are scalars of a trace and may be negative."""
     found = quotients.floored_quotient(input, other)
     if found is not NotImplemented:
         return found
-    return torch.div(input, other, rounding_mode="floor") if input.dim() else input // other
+    return torch.div(input, other, rounding_mode="floor") if input.dim() else (input - input % other) // other
 
 
 def remainder(input: Any, other: Any) -> Any:
