@@ -227,12 +227,12 @@ def test_a_configuration_that_does_not_fit_its_weights_names_an_entry(output: st
 @pytest.mark.parametrize(
     ("modules", "reason"),
     [
-        ("[1]", "cannot be read"),
-        ("[" * 100_000, "cannot be read"),
-        ('[{"name": "a.b", "type": "x.Transformer", "path": ""}]', "cannot be read"),
+        ("[1]", "does not support: Expected `object`, got `int`"),
+        ("[" * 100_000, "does not support: Expected `object`, got `array`"),
+        ('[{"name": "a.b", "type": "x.Transformer", "path": ""}]', "does not support: Expected `str` matching regex"),
         ('[{"name": "0", "type": "x.Transformer", "path": "/etc"}]', "not a folder in"),
         ('[{"name": "0", "type": "x.Transformer", "path": "../.."}]', "not a folder in"),
-        ('[{"name": "0", "type": "x.Dense", "path": "1"}]', "state_dict for Dense"),
+        ('[{"name": "0", "type": "sentence_transformers.models.Dense", "path": "1"}]', "state_dict for Dense"),
         ('[{"name": "0", "type": "os.system", "path": ""}]', "unsupported type"),
     ],
 )
