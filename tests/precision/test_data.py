@@ -193,13 +193,16 @@ def test_a_number_that_the_type_of_the_input_cannot_hold_is_refused(tmp_path: Pa
     assert run["ids"].tolist() == [1, 2] and run["ids"].dtype == np.int64
 
 
-def test_a_tokenizer_that_panics_is_an_error_of_one_line(tmp_path: Path, words: Path) -> None:
+def test_a_tokenizer_that_panics_is_an_error_of_one_line(
+    tmp_path: Path, words: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     settings = json.loads((words / "tokenizer.json").read_text())
     settings["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
     (words / "tokenizer.json").write_text(json.dumps(settings))
     (tmp_path / "some.txt").write_text("a cat")
     with pytest.raises(FileFormatError, match=r"tokenizer.*: give another one"):
         read_data(tmp_path / "some.txt", TOKENS, words)
+    assert capfd.readouterr().err == "", "the library writes its stack past Python"
 
 
 @pytest.mark.parametrize(

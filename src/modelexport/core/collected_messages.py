@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -105,3 +106,15 @@ def _add(messages: list[str], text: str) -> None:
     line = without_paths(" ".join(text.split()))
     if line and line not in messages:
         messages.append(line)
+
+
+@contextmanager
+def native_errors_to(target: int) -> Iterator[None]:
+    """Redirect what native code writes to the process's standard error, past Python, to another file descriptor."""
+    before = os.dup(2)
+    os.dup2(target, 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from math import isqrt
@@ -14,6 +15,7 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 
+from modelexport.core.collected_messages import native_errors_to
 from modelexport.core.json_decoding import decode_json
 from modelexport.core.limits import IMAGE_PIXELS, INPUT_BYTES, LINE_CHARACTERS, SETTINGS_BYTES, TEXT_CHARACTERS
 from modelexport.core.missing_extras import missing_extra
@@ -272,7 +274,8 @@ def _panics_told(failed: str) -> Iterator[None]:
         FileFormatError: The library failed, or panicked.
     """
     try:
-        yield
+        with Path(os.devnull).open("wb") as nowhere, native_errors_to(nowhere.fileno()):  # a panic writes its stack
+            yield
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise

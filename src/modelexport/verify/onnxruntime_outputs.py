@@ -6,11 +6,9 @@ itself in the types of the model.
 
 from __future__ import annotations
 
-import os
 import re
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from typing import Any
 import onnx_ir as ir
 import onnxruntime
 
+from modelexport.core.collected_messages import native_errors_to
 from modelexport.errors import UsageError
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format.dtypes import dtype_name
@@ -180,20 +179,8 @@ def _applied(path: Path, provider: str) -> list[str]:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 0
     with tempfile.TemporaryFile() as log:
-        with _captured(log.fileno()):
+        with native_errors_to(log.fileno()):
             onnxruntime.InferenceSession(str(path), options, providers=[provider])
         log.seek(0)
         text = log.read().decode(errors="replace")
     return list(dict.fromkeys([*_RULE.findall(text), *_APPLIED.findall(text)]))
-
-
-@contextmanager
-def _captured(target: int) -> Iterator[None]:
-    """Capture the runtime's log, which it writes to the process's standard error, not through Python."""
-    before = os.dup(2)
-    os.dup2(target, 2)
-    try:
-        yield
-    finally:
-        os.dup2(before, 2)
-        os.close(before)
