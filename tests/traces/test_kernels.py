@@ -110,7 +110,7 @@ def test_a_kernel_computes_what_onnx_runtime_computes(
     expected = session.run(None, feeds)
     run = FileRun(ir.serde.deserialize_model(proto), wide=wide)
     found = run.run(feeds)
-    assert not run.nodes.inexact
+    assert not run.nodes.by_runtime
     for right, (name, array) in zip(expected, found.items(), strict=True):
         assert array.shape == right.shape
         assert array.dtype == (np.int64 if name == "indices" else np.float64 if wide else np.float32)
@@ -135,3 +135,19 @@ def test_attributes_are_numbers_of_float64() -> None:
     proto.graph.node[0].input[:] = ["x0", "", "", "x1"]
     (found,) = FileRun(ir.serde.deserialize_model(proto), wide="float32").run({"x0": array, "x1": sizes}).values()
     np.testing.assert_allclose(found, np.full((1, 1, 224), 0.3), rtol=1e-14)
+
+
+@pytest.mark.parametrize(("alpha", "is_rounded"), [(0.35355335, True), (0.125, False)])
+def test_numbers_in_attributes_of_the_runtimes_operators_are_rounded_otherwise_in_a_nudged_run(
+    alpha: float, is_rounded: bool
+) -> None:
+    text = f"""
+        <ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1]>
+        product (float[2, 3] a, float[3, 4] b) => (float[2, 4] y) {{
+            y = com.microsoft.FusedMatMul <alpha = {alpha}> (a, b)
+        }}
+    """
+    run = FileRun(ir.serde.deserialize_model(onnx.parser.parse_model(text)), wide="float32")
+    inputs = {"a": numbers(2, 3), "b": numbers(3, 4)}
+    error = error_of(run.run(inputs)["y"], run.nudged().run(inputs)["y"])
+    assert (1e-8 < error < 1e-5) if is_rounded else error == 0

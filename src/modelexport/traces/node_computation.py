@@ -57,6 +57,11 @@ def nudge(array: Any, share: float, generator: np.random.Generator) -> Any:
     return np.where(exact, array, array * (1 + share * signs))
 
 
+def _is_rounded(number: float) -> bool:
+    """Whether a number of an attribute, which is a float32, has more digits than are taken to be exact."""
+    return bool(nudge(np.float64(number), UNITS["float32"], _generator()) != number)
+
+
 _FEW_DIGITS = 2.0**18
 """A float32 whose mantissa is a multiple of 2**-18 counts as exact (3, 0.5): no rounding noise is added to it."""
 
@@ -103,8 +108,8 @@ class NodeComputation:
         self._widened_types = _WIDENED.get(wide or "", ())
         self._nudge = UNITS["float32"] if nudged else 0.0
         self._implementations: dict[ir.Node, Callable[..., tuple[Any, ...]]] = {}
-        self.inexact: set[ir.Node] = set()
-        """The nodes that were computed by a runtime in float32."""
+        self.by_runtime: set[str] = set()
+        """The operators that a runtime computed in float32."""
 
     def widened(self, array: Any) -> Any:
         """An array as this run has it."""
@@ -152,7 +157,7 @@ class NodeComputation:
                 except Exception as its:  # of any implementation, given any arrays
                     error = its
             try:
-                return self._in_runtime(node, proto, inputs)
+                return self._in_runtime(proto, inputs)
             except Exception as its:  # as above
                 if error is None and reference is not None:
                     return reference(*inputs)
@@ -162,11 +167,12 @@ class NodeComputation:
 
         return run
 
-    def _in_runtime(self, node: ir.Node, proto: onnx.NodeProto, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    def _in_runtime(self, proto: onnx.NodeProto, inputs: Sequence[Any]) -> tuple[Any, ...]:
         results, exact = run_node(proto, self._opsets, inputs)
-        if exact:
+        if not exact:
+            self.by_runtime.add(proto.op_type)
+        elif not any(_is_rounded(attribute.f) for attribute in proto.attribute):
             return results
-        self.inexact.add(node)
         return tuple(map(self._nudged_result, results))
 
     def _reference(self, proto: onnx.NodeProto) -> Callable[..., tuple[Any, ...]] | None:
