@@ -221,16 +221,24 @@ def test_a_dynamic_axis_that_is_not_there_is_an_error(exported: Exporter) -> Non
         cost(exported("bert", dynamic=True).path, {"batch": 8})
 
 
+def of_one_axis(size: str) -> ir.Model:
+    value = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([size, 4]))
+    node = ir.node("Relu", [value])
+    node.outputs[0].name, node.outputs[0].shape, node.outputs[0].type = "y", value.shape, value.type
+    return ir.Model(ir.Graph([value], node.outputs, nodes=[node], opset_imports={"": 20}), ir_version=10)
+
+
 def test_a_formula_in_a_file_is_never_executed(tmp_path: Path) -> None:
     evil = f"__import__('pathlib').Path({str(tmp_path / 'seen')!r}).touch()"
-    value = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([evil, 4]))
-    node = ir.node("Relu", [value])
-    node.outputs[0].name, node.outputs[0].shape = "y", value.shape
-    node.outputs[0].type = value.type
-    model = ir.Model(ir.Graph([value], node.outputs, nodes=[node], opset_imports={"": 20}), ir_version=10)
-    shapes = find_shapes(model)
-    assert [str(size) for size in shapes.sizes["y"]] == [evil, "4"]
+    assert [str(size) for size in find_shapes(of_one_axis(evil)).sizes["y"]] == [evil, "4"]
     assert not (tmp_path / "seen").exists()
+
+
+def test_a_name_with_slashes_is_a_name_and_its_size_can_be_given() -> None:
+    name = "Compress/enc/pick/Compress_output_0_dim_0"  # as TorchScript's exporter calls unknown sizes
+    assert name in find_shapes(of_one_axis(name)).symbols
+    assert find_shapes(of_one_axis(name), {name: 5}).sizes["y"] == (5, 4)
+    assert find_shapes(of_one_axis("s0 / 2"), {"s0": 6}).sizes["y"] == (3, 4)
 
 
 def test_no_operator_has_two_rules() -> None:

@@ -175,9 +175,15 @@ def _parsed(text: str) -> ast.expr:
         parsed = ast.parse(text, mode="eval").body
         if _terms(parsed) > FORMULA_TERMS:
             raise ValueError("too many terms for a formula")
+        if any(isinstance(node, ast.BinOp) and _divides_by_a_name(node) for node in ast.walk(parsed)):
+            raise ValueError("a name with slashes, as TorchScript's are")
     except (MemoryError, RecursionError) as error:  # what the parser says of too many brackets
         raise ValueError("too deep for a formula") from error
     return parsed
+
+
+def _divides_by_a_name(node: ast.BinOp) -> bool:
+    return isinstance(node.op, ast.Div) and isinstance(node.right, ast.Name)
 
 
 def _terms(tree: ast.expr) -> int:
