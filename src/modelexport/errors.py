@@ -11,7 +11,7 @@
     │   ├── RunError              ONNX Runtime does not load or run a file (3)
     │   └── OutputError           an output is refused: it would replace an input, is not a file, has no folder
     │       └── NotWrittenError   nothing could be written: no room, no permission, or the result is unusable (4)
-    ├── CheckError                an exported file is invalid, does not load, or computes something else (1)
+    ├── CheckError                an exported file computes something else (1), or is invalid or does not load (4)
     └── UntaggedNodeError         a node of the exported graph has no owner; lists every one of them (1)
 
 The numbers are exit statuses of the command line: the attribute ``exit_status`` of each class.
