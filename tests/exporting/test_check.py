@@ -12,6 +12,7 @@ from torch import nn
 
 from commands import run
 from modelexport import export
+from modelexport.capture.front_ends import first_that_passes
 from modelexport.capture.repairs import attention
 from modelexport.errors import CheckError
 
@@ -54,6 +55,16 @@ def test_where_no_file_is_right_nothing_is_written(tmp_path: Path) -> None:
     with pytest.raises(CheckError, match=r"(?s)differs from PyTorch's output.*the front end torchscript failed too"):
         export(Otherwise(torchscript=True), (X,), tmp_path / "m.onnx")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("runs", "status"), [(True, 1), (False, 4)])
+def test_the_status_tells_whether_the_files_of_all_front_ends_run(runs: bool, status: int) -> None:
+    def export_by(frontend: str, *_: object) -> None:
+        raise CheckError(f"the file of {frontend} is wrong", reason="wrong", runs=runs)
+
+    with pytest.raises(CheckError, match="failed too") as raised:
+        first_that_passes("auto", export_by)
+    assert raised.value.exit_status == status
 
 
 def test_a_wrong_file_can_be_kept_anyway(tmp_path: Path) -> None:

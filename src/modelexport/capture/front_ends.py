@@ -94,7 +94,8 @@ def _none_passes(errors: Sequence[Exception]) -> Exception:
             f"{first.problem}{others}", address=first.address, reason=first.reason, constants=_offered(errors)
         )
     elif isinstance(first, CheckError):
-        combined = CheckError(f"{first}{others}", reason=first.reason)
+        runs = first.exit_status == CheckError.exit_status
+        combined = CheckError(f"{first}{others}", reason=first.reason, runs=runs)
     else:
         return first
     combined.__cause__ = first
