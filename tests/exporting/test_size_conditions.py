@@ -19,6 +19,7 @@ from modelexport.cli.show_export import format_export
 from modelexport.errors import CheckError, UsageError
 from modelexport.exporting.input_output_axis_names import Interface
 from modelexport.graph.size_conditions import SizeCondition, fitting, renamed, simplified, sizes_against
+from modelexport.pytorch.inputs.other_sizes import within_conditions
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import run_session
 from modelexport.tagged.file import read_tagged
@@ -86,6 +87,8 @@ def test_what_runs_a_file_refuses_or_avoids_sizes_that_it_excludes(exported: Any
     for run in (cost, profile):
         with pytest.raises(UsageError, match=refusal):
             run(exported.path, sizes={n: 30})
+    moved = within_conditions({"x": torch.rand(2, 30, 8), "y": torch.rand(2, 6)}, file.model)
+    assert [tensor.shape for tensor in moved.values()] == [(2, 23, 8), (2, 6)]
 
 
 def test_a_file_that_is_not_run_states_what_the_code_of_the_model_decides(tmp_path: Path) -> None:

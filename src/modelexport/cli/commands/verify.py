@@ -126,6 +126,11 @@ def _compared(file: Path, other: Other, inputs: Path | None, extent: Extent, loa
     if file.is_dir():
         return _package(file, choice, extent, stages, how)
     loaded, example = choice.load(stages, weights="auto")
+    if inputs is None:
+        from modelexport.files.onnx_models import load_onnx
+        from modelexport.pytorch.inputs.other_sizes import within_conditions
+
+        example = within_conditions(example, load_onnx(file))
     how["weights"] = loaded.weights
     with stages("verify"):
         if extent.weights_sample is None:

@@ -111,6 +111,13 @@ def other_sizes(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inputs]]
     yield from ((what, with_sizes(inputs, model, now)) for what, now in ways if now is not None)
 
 
+def within_conditions(inputs: Inputs, model: ir.Model) -> Inputs:
+    """Inputs in the nearest sizes for which the conditions of a file hold; the same ones if they do, or if none fit."""
+    conditions, sizes = conditions_of(model), symbol_sizes(inputs, model)
+    now = fitting(conditions, sizes, [*given_sizes(inputs, model)]) if broken(conditions, sizes) else None
+    return inputs if now is None else with_sizes(inputs, model, now)
+
+
 def sizes_at_limits(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inputs]]:
     """Inputs with the last sizes for which the conditions of a file hold, and with odd ones, with a description."""
     before, conditions = symbol_sizes(inputs, model), conditions_of(model)
