@@ -33,6 +33,7 @@ from modelexport.pytorch.nested_tensors import (
     run_arguments,
 )
 from modelexport.pytorch.private_torch import tree_leaves, tree_map, version_of
+from modelexport.pytorch.runs.products_without_bias import product_without_bias
 from modelexport.pytorch.weights.lazy_weights import lend_weights
 from modelexport.pytorch.weights.perturbed_weights import entries_of
 from modelexport.traces.ties_and_choices import chosen_axis
@@ -247,26 +248,6 @@ _DRAWN_ALIKE = frozenset(
 """Operations whose numbers ONNX has an operator for. Files compute others from these, as exponential ones."""
 
 
-_BIAS = {
-    torch.ops.aten.addmm: 0,
-    torch.ops.aten.baddbmm: 0,
-    torch.ops.aten.linear: 2,
-    torch.ops.aten.convolution: 2,
-}
-"""Operations that add a tensor to a product or a convolution, each to its place among the arguments."""
-
-
-def _without_bias(func: Any, args: Sequence[Any], output: Any) -> Any:
-    """The product alone, which is a value of its own in a file that adds the bias in another node."""
-    place = _BIAS.get(getattr(func, "overloadpacket", None))
-    bias = args[place] if place is not None and len(args) > place else None
-    if bias is None or not has_elements(bias):
-        return None
-    return output - (
-        bias.reshape(-1, *(1,) * (output.dim() - 2)) if func is torch.ops.aten.convolution.default else bias
-    )
-
-
 def _draws(func: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
 
@@ -314,7 +295,7 @@ class _Operations(OperationMode):
             taken = tree_leaves((args, kwargs))
             own = {memory_of(now) for one, now in zip(given, taken, strict=False) if isinstance(one, nn.Parameter)}
             self._recording.see(func, taken, output, own)
-            if (product := _without_bias(func, args, output)) is not None:
+            if (product := product_without_bias(func, args, output)) is not None:
                 self._recording.see(func, (), product, own)
         return output
 
