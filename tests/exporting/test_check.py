@@ -175,3 +175,15 @@ def test_a_query_without_keys_is_checked_although_the_example_has_none(
     monkeypatch.setattr(attention, "_with_empty_rows", lambda *args, **kwargs: NotImplemented)
     with pytest.raises(CheckError, match="a whole row of each: the file is off by"):
         export(Attends(), inputs, tmp_path / "m.onnx", frontend="dynamo")
+
+
+class Masked(nn.Module):
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask[:, None, None, :])
+
+
+def test_a_mask_that_the_file_keeps_is_not_tried_with_other_values(tmp_path: Path) -> None:
+    mask = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 0, 0]]).bool()
+    inputs = {"x": torch.randn(2, 1, 5, 4), "mask": mask}
+    result = export(Masked().eval(), inputs, tmp_path / "x.onnx", constants=["mask"])
+    assert result.check is not None and result.check.status == "passed"

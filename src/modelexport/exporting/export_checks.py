@@ -193,14 +193,18 @@ def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], 
 def _wrong_without_keys(sides: Sides, inputs: Mapping[str, Any] | Sequence[Any], runs: InferenceSession) -> str:
     """What is wrong where masks leave no key to a query and PyTorch has finite numbers; empty if nothing.
 
-    ONNX Runtime's run, which is quick, is compared first; float64 decides.
+    ONNX Runtime's run, which is quick, is compared first; float64 decides. What the file keeps is not changed.
     """
+    from modelexport.pytorch.inputs.other_sizes import inputs_of_file
     from modelexport.pytorch.inputs.variations import without_keys
+    from modelexport.pytorch.nested_tensors import tensors_in
     from modelexport.pytorch.runs.outputs_as_users_run import returned_by
     from modelexport.runtime.sessions import run_session
 
     properties = sides.tagged.model.metadata_props
-    for what, other in without_keys(inputs):
+    taken = inputs_of_file(inputs, sides.tagged.model)
+    kept = [name for name, _ in tensors_in(inputs) if name not in taken]
+    for what, other in without_keys(inputs, kept):
         try:
             right = requested_outputs(properties, returned_by(sides.model, other))
             outputs = [
