@@ -43,6 +43,16 @@ def test_a_model_that_draws_one_number_is_exported_whatever_was_drawn(frontend: 
     assert result.check is not None and result.check.status != "failed"
 
 
+def test_what_is_random_is_not_compared_with_hidden_rows_of_what_may_be_a_mask(tmp_path: Path) -> None:
+    class Noise(nn.Module):
+        def forward(self, mask: torch.Tensor) -> torch.Tensor:
+            return mask + 1e-4 * torch.rand_like(mask) + (1 - mask) * torch.rand_like(mask)
+
+    check = export(Noise(), (torch.ones(3, 4),), tmp_path / "noise.onnx").check
+    assert check is not None
+    assert check.status != "failed"
+
+
 def test_numbers_of_all_generators_are_random() -> None:
     random.seed(1)
     np.random.seed(0)
