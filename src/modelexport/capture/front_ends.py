@@ -84,11 +84,11 @@ def first_that_passes(
 def _none_passes(errors: Sequence[Exception]) -> Exception:
     """One error for all attempts: the first, preferably of one that wrote a file, with the reasons of the others."""
     first = next((error for error in errors if isinstance(error, CheckError)), errors[0])
-    others = "".join(
-        f"; the front end {way} failed too: {_reason(error)}"
-        for way, error in zip(WAYS, errors, strict=True)
-        if error is not first
-    )
+    others = ""
+    for way, error in zip(WAYS, errors, strict=True):
+        if error is not first:
+            same = _reason(error) == _reason(first)
+            others += f"; the front end {way} failed {'for the same reason' if same else f'too: {_reason(error)}'}"
     if isinstance(first, CaptureError):
         combined: Exception = CaptureError(
             f"{first.problem}{others}", address=first.address, reason=first.reason, constants=_offered(errors)

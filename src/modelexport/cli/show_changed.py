@@ -66,8 +66,9 @@ def format_quantized(results: Mapping[str, QuantizeResult], source: Path, output
     """What was quantized and what was kept, with the commands that check it."""
     lines: list[str] = []
     for name, result in results.items():
-        before, after = result.bytes_before / 1e6, result.bytes_after / 1e6
-        lines.append(f"{name or result.path}: {after:,.1f} MB of weights, from {before:,.1f} MB")
+        lines.append(
+            f"{name or result.path}: {megabytes(result.bytes_after)} of weights, from {megabytes(result.bytes_before)}"
+        )
         lines += [f"  {method}: {plural(count, 'node')}" for method, count in result.methods.items()]
         if not result.changed:
             lines.append("  no node was quantized: the methods do not quantize what these modules consist of")
@@ -75,9 +76,7 @@ def format_quantized(results: Mapping[str, QuantizeResult], source: Path, output
             lines.append(f"  no node was quantized: {plural(result.quantized_before, 'node')} are quantized already")
         if result.left:
             size, share = sum(result.left.values()), sum(result.left.values()) / max(result.bytes_after, 1)
-            lines.append(
-                f"  left in float: {size / 1e6:,.1f} MB, {share:.0%} of the bytes: {first_few(result.left, 3)}"
-            )
+            lines.append(f"  left in float: {megabytes(size)}, {share:.0%} of the bytes: {first_few(result.left, 3)}")
         if result.kept:
             lines.append(f"  kept, bit for bit: {first_few(result.kept, 3)}")
         lines += [f"  {shortened(line, 200)}" for line in result.joined[:10]]
@@ -99,7 +98,7 @@ def format_search(found: SearchResult) -> str:
         f"{found.metric} {found.judged:.4g} on {plural(judged_on, 'input')} that were not used to choose",
         f"  {found.seen:.4g} on the {chosen_by} used to choose, where every module at its cheapest "
         f"has {found.cheapest:.4g}",
-        f"  {found.bytes_after / 1e6:,.1f} MB of weights, from {found.bytes_before / 1e6:,.1f} MB",
+        f"  {megabytes(found.bytes_after)} of weights, from {megabytes(found.bytes_before)}",
     ]
     if not found.met:
         lines.insert(0, f"not met: {found.bound}; nothing was written. This is how close it came:")
