@@ -207,3 +207,13 @@ class Rotated(nn.Module):
 
 def of_length(length: int) -> dict[str, torch.Tensor]:
     return {"x": torch.zeros(1, length, 16), "position_ids": torch.arange(length)[None]}
+
+
+def test_outputs_of_a_trace_declare_no_size_of_the_example(tmp_path: Path) -> None:
+    class Pads(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return functional.pad(x, (0, (4 - x.shape[1] % 4) % 4)).unflatten(1, (-1, 4))
+
+    export(Pads(), (torch.rand(2, 8),), tmp_path / "x.onnx", frontend="torchscript", dynamic=True)
+    (output,) = onnx.load(tmp_path / "x.onnx").graph.output
+    assert [size.dim_value for size in output.type.tensor_type.shape.dim] == [0, 0, 0]

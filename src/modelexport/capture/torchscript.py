@@ -112,17 +112,23 @@ def capture_by_tracing(
             failed, cause = _explained(error, traced.recorder, way_out(model, error)), error
     if failed is not None:
         raise failed from cause
-    exported = traced.result(_typed(onnx.load_model_from_string(file.getvalue())), len(names))
+    exported = traced.result(_typed(onnx.load_model_from_string(file.getvalue()), dynamic=dynamic), len(names))
     if not dynamic:
         return exported
     return dataclasses.replace(exported, conditions=conditions_by_running(model, inputs, exported.model))
 
 
-def _typed(proto: onnx.ModelProto) -> ir.Model:
+def _typed(proto: onnx.ModelProto, *, dynamic: bool) -> ir.Model:
     """The model with the types of its values; without weights, so that inference is fast.
 
-    The exporter leaves most values without a type.
+    The exporter leaves most values without a type. An output whose sizes it cannot infer has those of the example,
+    which are wrong for others.
     """
+    if dynamic:
+        given = {value.name for value in proto.graph.input}
+        for value in proto.graph.output:
+            for size in value.type.tensor_type.shape.dim if value.name not in given else ():
+                size.Clear()
     model = ir.from_proto(onnx.shape_inference.infer_shapes(proto))
     while next(without_last_windows(model), None) is not None:  # sizes behind it are wrong
         for value in (value for node in all_nodes(model) for value in node.outputs):
