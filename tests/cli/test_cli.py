@@ -72,7 +72,7 @@ def test_export_prints_one_json_document_with_tree_coverage_and_difference(folde
 
 
 def test_export_shows_what_was_written_and_proven_and_what_to_do_next(folder: Path) -> None:
-    done = run("export", "nets.py:good", "-o", "x.onnx", "--verify", cwd=folder)
+    done = run("export", "nets.py:good", "-o", "x.onnx", "--verify", "--report", cwd=folder)
     assert done.returncode == 0
     assert done.stdout.startswith("wrote x.onnx: 2 nodes of 3 calls\n")
     assert "\nnext: modelexport tree x.onnx; " in done.stdout
@@ -80,6 +80,7 @@ def test_export_shows_what_was_written_and_proven_and_what_to_do_next(folder: Pa
     assert "  Linear@1  block@1      1  Gemm" in run("tree", "x.onnx", cwd=folder).stdout
     assert "nodes: 2 exact, 0 derived, 0 inferred, 0 untagged" in done.stdout
     assert "1 output agrees with PyTorch, largest difference" in done.stdout
+    assert '"Verification: agrees"' in (folder / "x.html").read_text()
 
 
 def test_two_runs_write_the_same_bytes_whatever_the_seed_of_hashes(folder: Path) -> None:

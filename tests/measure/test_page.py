@@ -73,7 +73,7 @@ def test_the_page_folds_searches_zooms_and_shows_nodes(exported: Exporter, windo
     window.requests(), window.complaints()
     window.open(tmp_path / "page.html")
     assert window.texts("h1") == ["bert.onnx"]
-    assert "Verification" in window.texts("h2")
+    assert "Verification" in window.texts("#sections summary")
 
     lines = window.count("#tree [data-address]")
     window.click('#tree [data-address="encoder.layer.0"] .fold')
@@ -86,6 +86,8 @@ def test_the_page_folds_searches_zooms_and_shows_nodes(exported: Exporter, windo
     found = window.texts("#tree [data-address] .label")
     assert found
     assert all("LayerNorm" in text for text in found)
+    pale = "return [...document.querySelectorAll('#icicle rect')].filter(r => r.getAttribute('opacity') < 1).length"
+    assert 0 < window.run(pale) < window.count("#icicle rect")
     window.type("#search", "nothing like this")
     assert window.texts("#tree .empty") == ["nothing found"]
     window.type("#search", "")
@@ -98,6 +100,10 @@ def test_the_page_folds_searches_zooms_and_shows_nodes(exported: Exporter, windo
     shown = {row.address: row for row in table.rows()}["encoder.layer.0.attention"]
     assert window.run("return chosen.total.flops") == shown.total["flops"]
 
+    assert window.run("return location.hash") == "#encoder.layer.0.attention"
+    window.run("location.hash = '#pooler'; chooseLinked(); return 0")
+    assert window.texts("#chosen") == ["pooler"]
+    window.click("#path button")
     before = window.count("#icicle rect")
     window.click('#icicle rect[data-address="encoder.layer.1"]')
     widest = window.run(
@@ -190,9 +196,9 @@ def test_two_files_are_beside_each_other(exported: Exporter, window: Browser, tm
     window.click('#tree [data-column="precision"]')
     window.click('#tree [data-address="encoder.layer.0"]')
     assert f"32 \u2192 {both.total['precision']:.3g}" in window.texts("#detail td.number")
-    of_the_file = window.count("#nodes tr")
+    of_the_file = window.count("#detail .nodes tr")
     window.click('#tree [data-column="seconds"]')
-    assert 0 < window.count("#nodes tr") < of_the_file  # as ONNX Runtime ran them, some of them fused
+    assert 0 < window.count("#detail .nodes tr") < of_the_file  # as ONNX Runtime ran them, some of them fused
     window.click('#tree [data-address="."]')
     for width in (1300, 1001, 390):
         window.resize(width, 844)
@@ -208,8 +214,8 @@ def test_a_module_shows_the_nodes_of_the_modules_inside_it(exported: Exporter, w
     window.open(tmp_path / "page.html")
     window.click('#tree [data-address="encoder.layer.0"]')
     inside = [node for node in table.nodes if any(str(call).startswith("encoder.layer.0") for call in node.calls)]
-    assert window.count("#nodes tr") == len(inside) > 0
-    assert f"{len(inside)} nodes, 0 its own" in window.texts("#detail h2")
+    assert window.count("#detail .nodes tr") == len(inside) > 0
+    assert window.texts("#detail .nodes summary") == [f"{len(inside)} nodes of its parts"]
 
 
 @needs_browser
@@ -238,5 +244,5 @@ def test_ten_thousand_nodes_are_shown(window: Browser, tmp_path: Path) -> None:
     assert window.texts("#count") == ["1,101 calls"]
     window.type("#search", "layers.99.self_attention.projection_7")
     window.click("#tree [data-address]")
-    assert window.count("#nodes tr") == 10
+    assert window.count("#detail .nodes tr") == 10
     assert window.complaints() == []

@@ -50,8 +50,9 @@ def write_report_page(
     sizes: Mapping[str, int] | None = None,
     profiled: bool = False,
     against: Path | None = None,
+    verified: VerifyReport | None = None,
 ) -> None:
-    """Write one page with the tree, coverage, cost and, if reference values are beside the file, verification.
+    """Write one page with the verification, facts, tree, coverage and cost of a file.
 
     Of a package, each part is on the page.
 
@@ -60,6 +61,8 @@ def write_report_page(
         profiled: Also run it, and show the time of its modules.
         against: A file that was made from this one, such as a quantized one: its error by module is on the page instead
             of the verification, and with ``profiled`` its time.
+        verified: The verification of the file; without it the file is compared with reference values, if these are
+            beside it.
 
     Raises:
         FileFormatError: A file is missing or has no tags.
@@ -77,21 +80,31 @@ def write_report_page(
     for name, table in tables.items():
         # A part that takes prompts and single tokens alike is there twice.
         tagged = read_tagged(files.get(name) or files[DECODE])
-        pages.append(_page(name, table, tagged, times[name].table if profiled else None, against))
+        pages.append(_page(name, table, tagged, times[name].table if profiled else None, against, verified))
     write_page(output, *pages)
 
 
-def _page(part: str, table: Table, tagged: TaggedFile, measured: Table | None, against: Path | None) -> Page:
-    sections: list[Section] = [_facts(tagged)]
+def _page(
+    part: str,
+    table: Table,
+    tagged: TaggedFile,
+    measured: Table | None,
+    against: Path | None,
+    verified: VerifyReport | None,
+) -> Page:
+    sections: list[Section] = []
     other = against.name if against is not None else ""
     if against is not None:
         losses = verify_against(tagged.path, against)
         table = with_errors(cost_against(table, cost(against)), losses)
         sections.append(_losses(against, losses))
-    elif reference_path(tagged.path).exists() and tagged.hierarchy is not None:
-        verified = verify_reference(tagged.path)
-        table = with_errors(table, verified)
-        sections.append(_verification(verified))
+    else:
+        if verified is None and reference_path(tagged.path).exists() and tagged.hierarchy is not None:
+            verified = verify_reference(tagged.path)
+        if verified is not None:
+            table = with_errors(table, verified)
+        sections.append(_verification(verified, tagged.path))
+    sections.append(_facts(tagged))
     if measured is None:
         return Page(table, columns.FLOPS.name, sections, part, other)
     table = replace(
@@ -118,7 +131,7 @@ def _facts(tagged: TaggedFile) -> Section:
     coverage, model = tagged.coverage, tagged.model
     kinds = (f"{getattr(coverage, name):,} {name}" for name in coverage.__struct_fields__)
     return "File", [
-        ("path", tagged.path.name),
+        ("made by", f"{model.producer_name or 'unknown'} {model.producer_version or ''}".strip()),
         ("opset", ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in model.opset_imports.items())),
         ("calls", f"{len(tagged.calls):,}"),
         ("nodes", ", ".join(kinds)),
@@ -139,7 +152,9 @@ def _losses(against: Path, report: AgainstReport) -> Section:
     return "Against another file", lines
 
 
-def _verification(report: VerifyReport) -> Section:
+def _verification(report: VerifyReport | None, path: Path) -> Section:
+    if report is None:
+        return "Verification", [("not run", f"modelexport verify {path.name} --model MODEL")]
     lines = [("outputs", f"{plural(len(report.outputs), 'output')}, largest difference {report.largest:.1e}")]
     lines += [(status, plural(count, "call")) for status, count in report.counts.items()]
     if report.diverging is not None:

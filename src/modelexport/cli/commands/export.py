@@ -20,6 +20,7 @@ from modelexport.exporting.options import Options
 
 if TYPE_CHECKING:
     from modelexport.exporting.export_result import ExportResult
+    from modelexport.verify.verify_report import VerifyReport
 
 
 def export(
@@ -32,6 +33,7 @@ def export(
     names: NameOptions,
     options: Options,
     loading: Loading,
+    report: bool = option(False, "Write the page of `modelexport report`, too, with what --verify found."),
     as_json: bool = JSON,
 ) -> None:
     """Export MODEL to a file, or to a folder with all of its parts; without MODEL, bert-tiny."""
@@ -42,12 +44,15 @@ def export(
                 "--axes, --input-names, --output-names and --outputs go with a FILE.onnx: "
                 "the names in a package are fixed by its runtimes"
             )
-        _export_folder(choice, Path(output), options, as_json=as_json)
+        _export_folder(choice, Path(output), options, report=report, as_json=as_json)
         return
     from modelexport.cli import show_export
 
     options.check_together()
-    result = _export_file(choice, output, names, options, Stages(LINE.tell))
+    stages = Stages(LINE.tell)
+    result = _export_file(choice, output, names, options, stages)
+    if report:
+        _write_page(result.path, result.path.with_suffix(".html"), stages, result.verified)
     show_export.print_warnings(result, options)
     print_result(show_export.export_document(result), lambda: show_export.format_export(result), as_json=as_json)
     failed = result.check is not None and result.check.status == "failed"
@@ -77,7 +82,14 @@ def _export_file(
     )
 
 
-def _export_folder(choice: ModelChoice, folder: Path, options: Options, *, as_json: bool) -> None:
+def _write_page(path: Path, output: Path, stages: Stages, verified: VerifyReport | None = None) -> None:
+    from modelexport.packages.report_page import write_report_page
+
+    with stages("report"):
+        write_report_page(path, output, verified=verified)
+
+
+def _export_folder(choice: ModelChoice, folder: Path, options: Options, *, report: bool, as_json: bool) -> None:
     """Export a model to a package, and print what was written."""
     from modelexport.cli import show_package
     from modelexport.core.garbage_collection import only_new_garbage
@@ -100,6 +112,8 @@ def _export_folder(choice: ModelChoice, folder: Path, options: Options, *, as_js
             source=loaded.weights,
             stages=stages,
         )
+    if report:
+        _write_page(folder, folder / "report.html", stages)
     print_result(show_package.package_document(result), lambda: show_package.format_package(result), as_json=as_json)
     if not result.agrees:
         raise typer.Exit(1)
