@@ -75,7 +75,7 @@ def test_the_judged_figure_is_that_of_the_file(exported: Exporter, tmp_path: Pat
     assert written[""].bytes_after == found.bytes_after
     assert read_tagged(tmp_path / "out.onnx").coverage.untagged == 0
     recipe = read_recipe(tmp_path / "out.recipe.yaml")
-    assert recipe == found.recipe and "not chosen by" in recipe.notes[1]
+    assert recipe == found.recipe and "not used to choose" in recipe.notes[1]
 
 
 def test_a_smaller_error_costs_more(exported: Exporter) -> None:
@@ -119,7 +119,7 @@ def test_a_bound_that_is_not_met_ends_with_status_1_and_writes_nothing(exported:
     np.savez(data, **{name: np.stack([one[name] for one in feeds]) for name in feeds[0]})
     asked = ["quantize", case.path, "-o", out, "--data", data, "--to", "int8-dynamic"]
     unmet = run(*asked, "--budget", "1kB")
-    assert unmet.returncode == 1 and "not met: at most 1000 bytes" in unmet.stdout and "MB of weights" in unmet.stdout
+    assert unmet.returncode == 1 and "not met: at most 1000 bytes" in unmet.stdout and " B of weights" in unmet.stdout
     assert not out.exists()
     met = run(*asked, "--to", "int8-weights", "--within", "error<=0.5")
     assert out.exists() and "that were not used to choose" in met.stdout

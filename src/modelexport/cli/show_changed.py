@@ -104,7 +104,8 @@ def format_search(found: SearchResult) -> str:
         lines.insert(0, f"not met: {found.bound}; nothing was written. This is how close it came:")
     if found.judgements > 1:
         lines.append(f"judged {found.judgements} times, since the first choices were not within the bound there")
-    lines.append(f"{len(found.changed)} of {plural(found.modules, 'module')} or groups are not at their cheapest:")
+    changed = f"{len(found.changed)} of {plural(found.modules, 'module')} or groups use more than the cheapest method"
+    lines.append(changed + ":" * bool(found.changed))
     rows = [["METHOD", "ALONE", "COSTS", "MODULES"]]
     for one in found.changed[:_MOST_CHANGED]:
         cost = f"{one.cost * 1e6:,.0f} us" if found.saved == "time" else f"{one.cost / 1e3:,.0f} kB"

@@ -2,7 +2,7 @@
 
 Every method of every module is measured alone (:mod:`.sensitivity`). From all modules at their cheapest, single modules
 get a better method, or are kept, in the order of the error that a byte (or a second) more saves. How far up this ladder
-the bound is met is found by runs, and the result is judged on inputs that nothing was chosen by.
+the bound is met is found by runs, and the result is judged on inputs that were not used to choose.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     saved: Saved
     met: bool
     judged: float
-    """The figure of the quantized model on the inputs that nothing was chosen by."""
+    """The figure of the quantized model on the inputs that were not used to choose."""
     seen: float
-    """Its figure on the inputs that it was chosen by."""
+    """Its figure on the inputs that were used to choose."""
     cheapest: float
     """The figure on these with every module at its cheapest method."""
     changed: list[Changed]
@@ -76,7 +76,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     judgements: int
     """How often the held-out inputs were used. Each time after the first, the choice was made stricter."""
     runs: tuple[int, int]
-    """The number of inputs that it was chosen by, and judged on."""
+    """The numbers of inputs that were used to choose, and to judge."""
 
 
 class Option(NamedTuple):
@@ -201,7 +201,7 @@ def search(
     Args:
         file: A tagged file.
         to: The methods that a module may get; it may always be kept.
-        data: Inputs, or a file or folder of them. The first half is chosen by, the second half judges.
+        data: Inputs, or a file or folder of them. The first half is used to choose, the second half to judge.
         within: A metric and its limit (``cosine>=0.999``).
         budget: Bytes of weights.
         metric: What ``budget`` is to keep small.
@@ -274,7 +274,7 @@ def search(
     wanted = str(bound or f"at most {budget} bytes of weights")
     notes = (
         f"the {'quickest' if save == 'time' else 'smallest'} of {', '.join(map(str, methods))} and keep with {wanted}",
-        f"{measured.name} {judged:.4g} on {len(judging)} inputs that it was not chosen by",
+        f"{measured.name} {judged:.4g} on {len(judging)} inputs that were not used to choose",
     )
     return SearchResult(
         recipe=Recipe(recipe.rules, notes),

@@ -96,7 +96,7 @@ def sensitivity(
     ]
     notes = [f"{measured.name} of {switched.output} with one module in {method}, the mean of {_runs(losses, feeds)}"]
     if agreement is not None:
-        notes.append(f"the last run orders the modules as those before: rank correlation {agreement:.2f}")
+        notes.append(f"the last run did not change the order of the modules: rank correlation {agreement:.2f}")
     order = sorted(found, key=lambda one: -one.loss)
     return SensitivityReport(_table(tagged, units, found, measured, notes), order, len(losses), agreement)
 

@@ -50,7 +50,7 @@ class Within:
     """A search for the cheapest methods: several --to may be given, and every module may be kept"""
 
     within: str | None = option(None, "error<=0.05, cosine>=0.999, kl<=0.01, top1>=0.99, f.py:f<=1.", metavar="BOUND")
-    save: Saved = option("size", "What is to be small within the bound.", flag="--for")
+    save: Saved = option("size", "Choose the smallest file, or the quickest, that keeps the bound.", flag="--for")
     budget: str | None = option(None, "The least error with weights of this size: 25MB.", metavar="SIZE")
     metric: str = option("error", "The error for --budget, as --within names it.", metavar="METRIC")
     compared: str | None = option(
