@@ -13,6 +13,7 @@ export HF_HUB_OFFLINE ?= 1
 demo: .venv/installed
 	@$(BIN)/modelexport export bert-tiny -o demo/bert-tiny.onnx --verify
 	@$(BIN)/modelexport tree demo/bert-tiny.onnx
+	@echo "to run such commands yourself: . $(BIN)/activate"
 
 # Tests start many commands: with bytecode they start faster.
 test: .venv/installed-for-tests check

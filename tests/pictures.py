@@ -28,7 +28,7 @@ from rich.text import Text
 from browser import browser
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
-COLUMNS = 128
+COLUMNS = 100
 TERMINALS = {
     "export": (
         "modelexport export bert-tiny -o bert.onnx --verify",
