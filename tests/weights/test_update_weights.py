@@ -215,12 +215,19 @@ def test_a_file_that_is_not_onnx_is_refused(content: bytes | None, tmp_path: Pat
         update_weights(tmp_path / "x.onnx", {}, tmp_path / "new.onnx")
 
 
-def test_a_file_without_tags_is_refused(blocks: Path, weights: dict[str, torch.Tensor], tmp_path: Path) -> None:
+def test_a_file_without_tags_gets_values_for_initializers_by_name(blocks: Path, tmp_path: Path) -> None:
     model = onnx.load(blocks)
-    del model.metadata_props[:]
+    for store in (model, *model.graph.node, *model.graph.initializer):
+        del store.metadata_props[:]
     onnx.save(model, tmp_path / "bare.onnx")
-    with pytest.raises(FileFormatError, match="has no tags"):
-        update_weights(tmp_path / "bare.onnx", weights, tmp_path / "new.onnx")
+    result = update_weights(tmp_path / "bare.onnx", {"head.bias": np.full(4, 7, np.float32)}, tmp_path / "new.onnx")
+    assert (result.replaced, result.kept) == (1, len(model.graph.initializer) - 1)
+    for tensor in model.graph.initializer:
+        if tensor.name == "head.bias":
+            tensor.raw_data = np.full(4, 7, np.float32).tobytes()
+    assert onnx.load(tmp_path / "new.onnx").graph == model.graph
+    with pytest.raises(WeightsError, match=r"no initializer of .*bare\.onnx has a name in the weights; it has "):
+        update_weights(tmp_path / "bare.onnx", {"x": np.ones(4, np.float32)}, tmp_path / "new.onnx")
 
 
 def test_a_weight_that_another_tool_changed_is_not_overwritten(

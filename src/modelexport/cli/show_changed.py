@@ -56,7 +56,7 @@ def format_retag(report: RetagReport) -> str:
 def format_adopted(adopted: Adopted) -> str:
     """The facts about an adopted file: tree, coverage, sources, and what could not be determined."""
     sources = ", ".join(f"{source} {count:,}" for source, count in adopted.sources.items())
-    lines = [format_tree(adopted.tree, adopted.coverage, adopted.operators), f"sources: {sources or 'none'}"]
+    lines = [format_tree(adopted.tree, adopted.coverage), f"sources: {sources or 'none'}"]
     if adopted.repeated:
         lines.append(f"may be several calls that look like one: {first_few(path or '.' for path in adopted.repeated)}")
     return "\n".join([*lines, f"wrote {', '.join(adopted.files)}"])
@@ -244,7 +244,6 @@ def adopted_document(adopted: Adopted) -> dict[str, Any]:
         "files": adopted.files,
         "coverage": adopted.coverage,
         "sources": adopted.sources,
-        "untagged": adopted.untagged,
         "repeated": adopted.repeated,
         "tree": adopted.tree,
     }

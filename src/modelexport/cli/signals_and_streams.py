@@ -14,6 +14,7 @@ from typing import Any, TextIO
 
 from modelexport.cli.printing import rendered
 from modelexport.cli.progress import LINE
+from modelexport.core.collected_messages import READING
 from modelexport.core.text import printable
 
 
@@ -34,10 +35,27 @@ def shielded() -> Iterator[None]:
     with _signals(), _no_input(), _quiet_readers(), _printable(sys.stdout) as out, _printable(sys.stderr) as err:
         before = sys.stdout, sys.stderr
         sys.stdout, sys.stderr = out, err
+        reading = _Reading()
+        READING.addHandler(reading)
+        READING.setLevel(logging.INFO)
         try:
             yield
         finally:
+            READING.removeHandler(reading)
             sys.stdout, sys.stderr = before
+
+
+class _Reading(logging.Handler):
+    """Prints how the calls of a file were found, once for each file."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self._printed: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if (line := record.getMessage()) not in self._printed:
+            self._printed.add(line)
+            print(line, file=sys.stderr)
 
 
 @contextlib.contextmanager

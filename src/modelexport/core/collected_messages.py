@@ -15,6 +15,8 @@ from modelexport.core.text import without_paths
 
 LOG = logging.getLogger("modelexport")
 """What runs, and what other packages said, at the level ``INFO``."""
+READING = logging.getLogger("modelexport.reading")
+"""Says, at the level ``INFO``, how the calls of a file without tags were found."""
 PACKAGES = ("torch", "transformers", "diffusers", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "torch_onnx")
 """Packages whose log messages are collected. What the user's own code logs and prints is shown as usual."""
 

@@ -14,6 +14,7 @@ import onnx_ir as ir
 from modelexport.errors import FileFormatError
 from modelexport.files.atomic_writing import check_space
 from modelexport.files.linked_weights import read_linked, record_data
+from modelexport.files.map_types import hide_map_types
 from modelexport.files.protobuf_reading import read_serialized
 from modelexport.files.protobuf_writing import Tensors, serialized, size_of, to_proto
 from modelexport.files.untrusted_graphs import DEFAULT_DOMAIN, check_model
@@ -50,6 +51,7 @@ def load_onnx(path: Path, *, ours: bool = True) -> ir.Model:
     try:
         proto = read_serialized(path)
         check_model(proto)
+        hide_map_types(proto)
         model = ir.serde.deserialize_model(proto)
         for imports in (model.opset_imports, *(function.opset_imports for function in model.functions.values())):
             if DEFAULT_DOMAIN in imports:  # onnx_ir gives its nodes the other name

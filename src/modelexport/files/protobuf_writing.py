@@ -8,6 +8,7 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import Message
 
+from modelexport.files.map_types import restore_map_types
 from modelexport.files.protobuf_reading import LENGTH_DELIMITED, graphs_in
 from modelexport.graph.hidden_weights import bind_tensors, detach_tensors
 from modelexport.graph.nodes import nested_graphs
@@ -30,6 +31,7 @@ def to_proto(model: ir.Model, tensors: Tensors) -> onnx.ModelProto:
         detach_tensors(tensors)
         bind_tensors(before)
     _complete(model.graph, proto.graph)
+    restore_map_types(proto)
     return proto
 
 

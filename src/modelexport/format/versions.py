@@ -18,18 +18,13 @@ READ_VERSIONS = frozenset({FORMAT_VERSION, "2026-11-21"})
 
 
 def check_version(path: Path, properties: Mapping[str, str]) -> None:
-    """Refuse a model without tags, or with tags that this version cannot read.
+    """Refuse a model with tags that this version cannot read.
 
     Raises:
-        FileFormatError: The model has no tags, or its format version is unknown.
+        FileFormatError: The format version of the model is unknown.
     """
     version = properties.get(FORMAT_VERSION_KEY)
-    if version is None:
-        raise FileFormatError(
-            f"{path} has no tags of modelexport: export it with `modelexport export`, or make tags from what another "
-            f"exporter left with `modelexport adopt {path} -o OUT.onnx`"
-        )
-    if version not in READ_VERSIONS:
+    if version is not None and version not in READ_VERSIONS:
         raise unknown_version(path, version)
 
 

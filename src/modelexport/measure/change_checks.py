@@ -7,23 +7,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-import onnx_ir as ir
 
 from modelexport.core.calls import ROOT, CallTree, TracedCall
 from modelexport.core.owners import Evidence, Owner
-from modelexport.files.onnx_models import load_onnx
-from modelexport.files.path_or_model import Source, as_path
+from modelexport.files.path_or_model import Source
 from modelexport.format import keys
 from modelexport.graph.node_owners import OWNER
-from modelexport.graph.nodes import all_nodes
 from modelexport.measure.costs import cost
 from modelexport.measure.run_inputs import make_feeds
 from modelexport.runtime.sessions import CPU, open_file, run_session, session_options
 from modelexport.tagged.comparison import compare
 from modelexport.tagged.comparison_report import FileComparison
-from modelexport.tagged.file import UNTAGGED, TaggedFile, read_tagged
+from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.strip_and_inline import runnable
 from modelexport.traces.array_differences import Difference, compare_outputs
+from modelexport.weights.recorded_transforms import record_own_names
 
 Aspect = Literal["structure", "weights", "outputs", "cost"]
 ASPECTS: tuple[Aspect, ...] = ("structure", "weights", "outputs", "cost")
@@ -64,7 +62,9 @@ def check_changes(
     provider: str = CPU,
     seed: int = 0,
 ) -> ChangeReport:
-    """Compare two files in the aspects that must not differ. A file without tags is compared by its names.
+    """Compare two files in the aspects that must not differ.
+
+    If their calls were found in different ways, each is compared as one module.
 
     Args:
         fail_on: ``structure``: calls, operators, attributes, entries; ``weights``: the elements of parameters, which
@@ -77,10 +77,10 @@ def check_changes(
         FileFormatError: A file is missing or not ONNX.
         UsageError: ONNX Runtime cannot run one of them, or a selector matches nothing.
     """
-    one, other = read_either(first), read_either(second)
+    one, other = read_tagged(first), read_tagged(second)
     costs = _costs(one, other) if "cost" in fail_on else None
-    if UNTAGGED in (one.encoding, other.encoding):
-        one, other = without_tags(one), without_tags(other)
+    if (one.found and one.found.kinds) != (other.found and other.found.kinds):
+        one, other = as_one_module(one), as_one_module(other)
     found = compare(one, other, values=values or "weights" in fail_on, modules=modules)
     outputs = _outputs(one, other, inputs, provider, seed) if "outputs" in fail_on else None
     differs: dict[Aspect, bool] = {
@@ -125,25 +125,11 @@ def _costs(one: TaggedFile, other: TaggedFile) -> list[CostChange]:
     return changes
 
 
-def read_either(path: Source) -> TaggedFile:
-    """Read a file with or without tags.
-
-    Raises:
-        FileFormatError: The file is missing, is not an ONNX file, or has an unknown format version.
-    """
-    path = as_path(path)
-    model = load_onnx(path)
-    return read_tagged(path) if keys.FORMAT_VERSION_KEY in model.metadata_props else _untagged(path, model)
-
-
-def without_tags(tagged: TaggedFile) -> TaggedFile:
-    """A tagged file, treated as if it had no tags."""
-    return tagged if tagged.encoding == UNTAGGED else _untagged(tagged.path, tagged.model)
-
-
-def _untagged(path: Path, model: ir.Model) -> TaggedFile:
-    owner = Owner((ROOT,), Evidence.INFERRED)
-    for node in all_nodes(model):
-        node.meta[OWNER] = owner
+def as_one_module(tagged: TaggedFile) -> TaggedFile:
+    """The file as one module whose parameters are the initializers, for a comparison with a file of unknown calls."""
+    for node in tagged.nodes:
+        node.meta[OWNER] = Owner((ROOT,), Evidence.INFERRED)
+        node.metadata_props.pop(keys.SOURCE_MODULE, None)
+    record_own_names(tagged.model)
     calls = CallTree((TracedCall(ROOT, None, 0, None, None),))
-    return TaggedFile(path, model, calls, {ROOT: "/Model"}, UNTAGGED)
+    return TaggedFile(tagged.path, tagged.model, calls, {ROOT: "/Module"}, tagged.encoding, tagged.found)

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.text import plural
-from modelexport.errors import FileFormatError, UsageError
+from modelexport.errors import UsageError
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
@@ -148,10 +148,7 @@ def _stored(tagged: TaggedFile) -> tuple[dict[str, dict[ModuleCall, int]], list[
         for value in node.inputs:
             if owner is not None and value is not None and value.is_initializer():
                 users.setdefault(value, []).append(owner.call)
-    try:
-        entries = state_dict_of(tagged.model)
-    except FileFormatError:  # adopted from another exporter, which does not record the entries
-        entries = {}
+    entries = state_dict_of(tagged.model)
     by_path: dict[str, list[ModuleCall]] = {}
     for traced in tagged.calls:
         by_path.setdefault(traced.call.path, []).append(traced.call)

@@ -23,6 +23,7 @@ import onnx_ir as ir
 from modelexport.core.limits import EXPANDED_TERMS, FORMULA_CHARACTERS, FORMULA_TERMS, SIZE_DIGITS
 from modelexport.core.text import nearest
 from modelexport.errors import UsageError
+from modelexport.files.protobuf_reading import serialized_graphs
 from modelexport.format.dtypes import bit_width
 from modelexport.graph.copies import copy_of
 from modelexport.graph.hidden_weights import bind_tensors, detach_tensors
@@ -253,10 +254,19 @@ _FUNCTIONS = {
 
 
 def _inferred(model: ir.Model) -> list[tuple[str, ir.DataType, tuple[int | str, ...]]]:
-    """What ONNX Runtime's shape inference finds: name, element type and shape of values."""
-    found = _largest_inferred(_small(model))
+    """What shape inference finds: name, element type and shape of values.
+
+    ONNX Runtime's inference follows formulas of symbols; onnx's goes on from there into branches and bodies.
+    """
+    small = _small(model)
+    whole = onnx.ModelProto()
+    whole.CopyFrom(small)
+    if (found := _largest_inferred(small)) is not None:
+        whole.graph.value_info.extend([*found.graph.value_info, *found.graph.output])
+    with contextlib.suppress(onnx.shape_inference.InferenceError):  # of a file that contradicts itself
+        whole = onnx.shape_inference.infer_shapes(whole, data_prop=True)
     shapes: list[tuple[str, ir.DataType, tuple[int | str, ...]]] = []
-    for info in [*found.graph.value_info, *found.graph.output] if found is not None else ():
+    for info in (info for graph in serialized_graphs(whole) for info in (*graph.value_info, *graph.output)):
         tensor = info.type.tensor_type
         if tensor.HasField("shape"):
             dims = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in tensor.shape.dim]

@@ -34,7 +34,7 @@ from modelexport.tagged.comparison_report import (
     OnlyInOne,
     Values,
 )
-from modelexport.tagged.file import UNTAGGED, TaggedFile, read_tagged
+from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.weights.recorded_transforms import ParameterPlan, parameter_plans, state_dict_of
 
 T = TypeVar("T")
@@ -105,10 +105,9 @@ class _Side:
     def __init__(self, tagged: TaggedFile) -> None:
         self.tagged = tagged
         self.held = parameter_plans(tagged.model)
-        if tagged.encoding == UNTAGGED:  # then only the names are known
-            self.held = {value: ParameterPlan([value.name or ""], []) for value in initializers(tagged.model)}
         try:
-            self.entries = _entries(tagged, self.held)
+            entries = state_dict_of(tagged.model)
+            self.entries = {key: _typed(entry.dtype, entry.shape) for key, entry in entries.items()}
         except FileFormatError as error:
             raise FileFormatError(f"{tagged.path}: {error}") from error
         self.calls = {traced.call: _Own() for traced in tagged.calls}
@@ -179,14 +178,6 @@ class _Side:
                 calls[parent] += calls[call]
                 nodes[parent] += nodes[call]
         return [OnlyInOne(call.address, self.tagged.tags[call], calls[call], nodes[call]) for call in reversed(tops)]
-
-
-def _entries(tagged: TaggedFile, held: Mapping[ir.Value, ParameterPlan]) -> dict[str, str]:
-    """Every ``state_dict`` entry, or initializer of a file without tags, with its type and shape."""
-    if tagged.encoding == UNTAGGED:
-        tensors = {value.name or "": value.const_value for value in held}
-        return {name: _typed(dtype_name(t.dtype), t.shape) for name, t in tensors.items() if t is not None}
-    return {key: _typed(entry.dtype, entry.shape) for key, entry in state_dict_of(tagged.model).items()}
 
 
 def _changed(call: ModuleCall, one: _Side, other: _Side) -> CallChange | None:

@@ -11,6 +11,7 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.core.calls import CallTree, ModuleCall
+from modelexport.core.collected_messages import READING
 from modelexport.core.selectors import Selection, find_call, select_calls
 from modelexport.core.tags import class_in_tag
 from modelexport.errors import FileFormatError
@@ -20,6 +21,7 @@ from modelexport.files.onnx_models import load_onnx
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import documents
 from modelexport.format.call_tree import call_tree_entries, read_call_tree
+from modelexport.format.keys import FORMAT_VERSION_KEY
 from modelexport.format.node_tags import OwnerReader, read_source_tags
 from modelexport.format.versions import check_version
 from modelexport.graph.boundaries import CallBoundary, find_boundaries
@@ -27,10 +29,9 @@ from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes
 from modelexport.tagged.documents.reader import check_same_calls, check_same_nodes, load_hierarchy
 from modelexport.tagged.encodings.reading import unpack_tags
+from modelexport.tagged.found_calls.find_calls import FoundCalls, find_calls
 
 SIDECAR = ".hierarchy.json"
-UNTAGGED = "none"
-"""The encoding of a file that has no tags."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +48,8 @@ class TaggedFile:
     """The tag of every call."""
     encoding: str = "metadata"
     """The encoding of the tags in the file. The model in memory is always flat, with tags as metadata."""
+    found: FoundCalls | None = None
+    """How the calls were found, if the file has no tags."""
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -69,7 +72,7 @@ class TaggedFile:
             FileFormatError: It cannot be read, or was not written for this file. Names the first difference.
         """
         path = self.path.with_suffix(SIDECAR)
-        if not path.exists():
+        if self.found is not None or not path.exists():
             return None
         sidecar = load_hierarchy(path)
         check_same_calls(path, sidecar, call_tree_entries(self.calls, self.tags.__getitem__))
@@ -192,17 +195,21 @@ class FileTags:
 
 
 def read_tagged(path: Source, *, checked: bool = True) -> TaggedFile:
-    """Read a tagged ONNX file. Weights are read from the file when they are first used.
+    """Read any ONNX file. Weights are read from the file when they are first used.
+
+    The calls are those of its tags. In a file without tags they are looked for (:func:`find_calls`).
 
     Args:
         checked: Also check that its weights files, if they exist, are unchanged.
 
     Raises:
-        FileFormatError: The file is missing, is not an ONNX file, has no tags, or has an unknown format version; or a
+        FileFormatError: The file is missing, is not an ONNX file, or has tags of an unknown format version; or a
             document or a weights file beside it is not the one that was written with it.
     """
     path = as_path(path)
     model = load_onnx(path)
+    if FORMAT_VERSION_KEY not in model.metadata_props:
+        return read_untagged(path, model)
     check_version(path, model.metadata_props)
     try:
         calls, tags = read_call_tree(model.metadata_props)
@@ -218,6 +225,18 @@ def read_tagged(path: Source, *, checked: bool = True) -> TaggedFile:
         check_weights(model)
     _check_documents(tagged)
     return tagged
+
+
+def read_untagged(path: Path, model: ir.Model) -> TaggedFile:
+    """A file without tags, with the calls that were found; the model is tagged in place."""
+    try:
+        found = find_calls(model)
+    except FileFormatError as error:
+        raise FileFormatError(f"{path}: {error}") from error
+    READING.info("%s has %s", path, found.sentence)
+    return TaggedFile(
+        path, model, found.tags.calls, {call: tag for tag, call in found.tags.by_tag.items()}, found=found
+    )
 
 
 def _check_documents(tagged: TaggedFile) -> None:

@@ -6,7 +6,7 @@ The operators are run by onnx's reference implementation, which also folded them
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -112,6 +112,23 @@ def record_plan(value: ir.Value, plan: ParameterPlan) -> None:
 def record_state_dict(model: ir.Model, entries: Mapping[str, StateDictEntry]) -> None:
     """Write the ``state_dict`` entries of the exported module into a model's metadata."""
     model.metadata_props[STATE_DICT] = msgspec.json.encode(entries).decode()
+
+
+def record_own_names(model: ir.Model, chosen: Iterable[ir.Value] | None = None) -> None:
+    """Record initializers, by default all, as parameters under their own names: those of a file without tags."""
+    entries = {}
+    for value in initializers(model) if chosen is None else chosen:
+        if (tensor := value.const_value) is not None and value.name:
+            record_plan(value, ParameterPlan([value.name], []))
+            entries[value.name] = StateDictEntry(dtype_name(tensor.dtype), list(tensor.shape.numpy()), True)
+    record_state_dict(model, entries)
+
+
+def forget_own_names(model: ir.Model) -> None:
+    """Undo :func:`record_own_names`."""
+    model.metadata_props.pop(STATE_DICT, None)
+    for value in initializers(model):
+        value.metadata_props.pop(PARAMETER, None)
 
 
 def state_dict_of(model: ir.Model) -> dict[str, StateDictEntry]:

@@ -21,11 +21,19 @@ from modelexport.files.path_or_model import Source, as_path
 from modelexport.files.safetensors_files import read_header
 from modelexport.format import documents
 from modelexport.format.dtypes import dtype_name
+from modelexport.format.keys import FORMAT_VERSION_KEY
 from modelexport.format.versions import check_version
 from modelexport.graph.nodes import initializers
 from modelexport.runtime.checked_writing import written_together
 from modelexport.weights.packed.known_formats import entry_name
-from modelexport.weights.recorded_transforms import ParameterPlan, lost_entries, parameter_plans, state_dict_of
+from modelexport.weights.recorded_transforms import (
+    ParameterPlan,
+    forget_own_names,
+    lost_entries,
+    parameter_plans,
+    record_own_names,
+    state_dict_of,
+)
 
 _SIDECAR = ".hierarchy.json"
 
@@ -50,7 +58,9 @@ class UpdateResult(Written, msgspec.Struct, frozen=True, kw_only=True):
 def update_weights(
     path: Source, state_dict: Mapping[str, Any] | str | Path, output: str | Path, *, strict: bool = False
 ) -> UpdateResult:
-    """Write a tagged file with other weights and the same graph and tags.
+    """Write a file with other weights and the same graph and tags.
+
+    In a file without tags, the entries are its initializers by their own names; those without a new value stay.
 
     Weights in a file beside the model are written to a file beside the output, one tensor at a time; embedded weights
     stay embedded. The sidecar is copied.
@@ -65,7 +75,7 @@ def update_weights(
     Raises:
         WeightsError: The weights do not fit: entries are missing, have another shape or type, or are surplus (with
             ``strict``, or if others are missing). Lists them all.
-        FileFormatError: ``path`` is not a tagged file, or the weights are not a safetensors file.
+        FileFormatError: ``path`` is not an ONNX file, or the weights are not a safetensors file.
         OutputError: The output cannot be written. An existing file of that name is unchanged.
     """
     path, output = as_path(path), Path(output)
@@ -116,6 +126,12 @@ def planned(
         WeightsError, FileFormatError: As :func:`update_weights`.
     """
     check_weights(model)  # missing files are allowed: their weights are replaced
+    if FORMAT_VERSION_KEY not in model.metadata_props:
+        named = [value for value in initializers(model) if value.name in weights.types]
+        if not named:
+            has = first_few(value.name for value in initializers(model))
+            raise WeightsError(f"no initializer of {path} has a name in the weights; it has {has}")
+        record_own_names(model, named)
     try:
         entries = state_dict_of(model)
         plans = parameter_plans(model)
@@ -134,10 +150,11 @@ def planned(
 def _update(path: Path, weights: _InMemory | WeightsInFile, output: Path, strict: bool) -> UpdateResult:
     model = load_onnx(path)
     check_version(path, model.metadata_props)
-    check_weights(model)  # missing files are allowed: their weights are replaced
     plans, tied, read = planned(path, model, weights, strict)
     values = list(initializers(model))
     tensors = {value: new_tensor(path, value, plan, read) for value, plan in plans.items()}
+    if FORMAT_VERSION_KEY not in model.metadata_props:
+        forget_own_names(model)
     external = any(isinstance(value.const_value, ir.ExternalTensor) for value in values)
     check_documents(path, model.metadata_props)
     sidecar = path.with_suffix(_SIDECAR)

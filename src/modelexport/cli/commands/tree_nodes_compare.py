@@ -21,10 +21,11 @@ def tree(
     check: bool = option(False, "Also check that the weights files are unchanged."),
     as_json: bool = JSON,
 ) -> None:
-    """Show the module tree in FILE, or in each part of FOLDER, with the nodes of each call."""
+    """Show the module tree in FILE, or in each part of FOLDER; without a tree, what the file has."""
     from modelexport.files.linked_weights import changed_files
     from modelexport.graph.node_owners import owned_operators
     from modelexport.tagged.file import read_tagged
+    from modelexport.tagged.file_overview import format_overview, overview
     from modelexport.tagged.tree_and_nodes import format_tree, tree_rows, untagged_operators
 
     documents: dict[str, dict[str, Any]] = {}
@@ -44,6 +45,9 @@ def tree(
         documents[name] |= {"weights": own} if check else {}
         more = left_out(levels, to) if depth is None else ""
         texts[name] = "\n".join([format_tree(shown, found.coverage, untagged), *([more] if more else [])])
+        if found.found is not None and len(found.calls) == 1:
+            facts = overview(found)
+            documents[name]["file"], texts[name] = facts, format_overview(facts, str(part))
     if as_json:
         print_json({"parts": documents} if file.is_dir() else documents[""])
     else:

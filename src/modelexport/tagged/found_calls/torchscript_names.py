@@ -24,7 +24,7 @@ import onnx_ir as ir
 
 from modelexport.core.owners import Evidence
 from modelexport.graph.nodes import all_nodes, initializers
-from modelexport.lineage.other_exporters.recorded_stacks import CallSource, Found, Scope
+from modelexport.tagged.found_calls.recorded_stacks import CallSource, Found, Scope
 
 _NUMBERED = re.compile(r"(.+)_(\d+)")
 _VALUE = re.compile(r"(/.*)?/[^/]+_output_\d+")

@@ -52,9 +52,11 @@ class CallSource(enum.StrEnum):
     FUNCTIONS = "functions"
     """The local function that the node was in."""
     NODE_NAMES = "node_names"
-    """The name that the TorchScript exporter gave to the node or to its value."""
+    """The scopes in the name of the node or of its value."""
+    PARAMETER_NAMES = "parameter_names"
+    """The names of the parameters that the node uses."""
     NEIGHBOURS = "neighbours"
-    """All neighbors of the node belong to one call."""
+    """The nearest call that all neighbors of the node are in."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from modelexport.core.owners import Evidence
 from modelexport.errors import FileFormatError
 from modelexport.graph.copies import copy_of
 from modelexport.graph.nodes import all_nodes, nested_graphs
-from modelexport.lineage.other_exporters.recorded_stacks import CallSource, Found, Scope
+from modelexport.tagged.found_calls.recorded_stacks import CallSource, Found, Scope
 
 _CALL = "modelexport.function_call"
 

@@ -1,0 +1,138 @@
+"""Find the module calls of a model without tags of ours, and tag it in memory as though it had them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from modelexport.core.calls import ModuleCall
+from modelexport.core.tags import Tags
+from modelexport.core.text import plural
+from modelexport.format import keys
+from modelexport.graph.node_owners import owner_of
+from modelexport.graph.nodes import all_nodes, initializers
+from modelexport.graph.unique_names import name_nodes_apart
+from modelexport.tagged.encodings.metadata import write_metadata
+from modelexport.tagged.found_calls.calls_from_stacks import place_by_stacks
+from modelexport.tagged.found_calls.local_functions import inline_functions
+from modelexport.tagged.found_calls.owners_from_neighbors import infer_owners
+from modelexport.tagged.found_calls.parameter_names import read_parameter_names
+from modelexport.tagged.found_calls.recorded_stacks import CallSource, read_fx_nodes, read_metadata
+from modelexport.tagged.found_calls.scoped_names import read_named_scopes
+from modelexport.tagged.found_calls.torchscript_names import read_scoped_names
+from modelexport.weights.recorded_transforms import record_own_names
+
+_SPECIFICATION = "pkg.torch.export.graph_signature.InputSpec."
+"""What ``torch.onnx`` records about an initializer: its ``kind``, and whether a buffer is ``persistent``."""
+_SENTENCES = {
+    CallSource.FX_NODE: "the exporter's FX nodes",
+    CallSource.FX_NAME: "the exporter's FX nodes",
+    CallSource.TORCH_METADATA: "the metadata of torch.onnx",
+    CallSource.NAMESPACE: "the namespaces of nodes",
+    CallSource.FUNCTIONS: "local functions",
+    CallSource.NODE_NAMES: "the scopes in names of nodes",
+    CallSource.PARAMETER_NAMES: "the names of parameters",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class FoundCalls:
+    """The calls of a model that has no tags, and how they were found. Every node of the model has an owner."""
+
+    tags: Tags
+    sources: Counter[CallSource]
+    """Each source to the number of nodes that got their call from it."""
+    repeated: Sequence[str]
+    """Paths of modules whose parameters are used repeatedly in what looks like one call but may be several."""
+
+    @property
+    def kinds(self) -> frozenset[CallSource]:
+        """What the calls were found in: calls of two files can be paired if they were found in the same."""
+        return frozenset(self.sources) - {CallSource.NEIGHBOURS}
+
+    @property
+    def sentence(self) -> str:
+        """Where the calls were found."""
+        counted = Counter[str]()
+        for source, count in self.sources.items():
+            if source in _SENTENCES and count:
+                counted[_SENTENCES[source]] += count
+        if not counted:
+            return "no tags, and nothing that names modules: taken as one module"
+        listed = ", ".join(f"{text} ({plural(count, 'node')})" for text, count in counted.items())
+        inferred = self.sources[CallSource.NEIGHBOURS]
+        rest = f"; {plural(inferred, 'node')} by neighbors" if inferred else ""
+        return f"no tags: {plural(len(self.tags.calls), 'call')} from {listed}{rest}"
+
+
+def find_calls(model: ir.Model, *, keep_torch_metadata: bool = True) -> FoundCalls:
+    """Find the calls of a model, in place: functions are inlined, nodes get names, owners and tags, and the model the
+    call tree and the list of parameters that a tagged file has.
+
+    Calls are looked for, most reliable first, in FX nodes (of an exporter in the same process), the metadata of
+    ``torch.onnx``, namespaces, local functions, scopes in names, and, if names of nodes have none, names of parameters.
+    A model with none of these is one module. The parameters are those that ``torch.onnx`` recorded, or else all
+    initializers, under their own names.
+
+    Args:
+        keep_torch_metadata: Keep the exporter's own ``pkg.torch.*`` keys.
+
+    Raises:
+        FileFormatError: The functions of the model cannot be inlined.
+    """
+    in_functions = inline_functions(model)
+    by_name = read_scoped_names(model)
+    by_name |= read_named_scopes(model, by_name)
+    found = by_name | in_functions | read_metadata(model) | read_fx_nodes(model)
+    if not found:
+        found = read_parameter_names(model)
+    placing = place_by_stacks(model, found)
+    if inferred := infer_owners(model, placing.calls):
+        placing.sources[CallSource.NEIGHBOURS] = inferred
+    tags = Tags(placing.module_tree(all_nodes(model)), placing.calls)
+    name_nodes_apart(model)
+    parameters = _recorded_parameters(model)
+    repeated = _repeated(model, {node for node, known in found.items() if known.stack[-1].index is None})
+    write_metadata(model, tags, {}, {}, keep_torch_metadata=keep_torch_metadata)
+    record_own_names(model, parameters or None)
+    record_sources(model, placing.sources)
+    return FoundCalls(tags, placing.sources, repeated)
+
+
+def record_sources(model: ir.Model, sources: Counter[CallSource]) -> None:
+    """Write into a model how the calls of its nodes were found."""
+    counts = {source.value: sources[source] for source in CallSource if sources[source]}
+    model.metadata_props[keys.ADOPTED] = json.dumps(counts)
+
+
+def _repeated(model: ir.Model, unnumbered: set[ir.Node]) -> list[str]:
+    """The modules with a parameter that the same operator uses more than once in what looks like one call.
+
+    Args:
+        model: A model whose nodes have owners.
+        unnumbered: The nodes whose module is known, but not the number of the call.
+    """
+    found: dict[str, None] = {}
+    for value in initializers(model):
+        enclosing = (value.name or "").rpartition(".")[0]
+        uses: Counter[tuple[ModuleCall, str]] = Counter()
+        for node, _ in value.uses():
+            if node in unnumbered and (owner := owner_of(node)) is not None and owner.call.path == enclosing != "":
+                uses[owner.call, node.op_type] += 1
+        if any(count > 1 for count in uses.values()):
+            found[enclosing] = None
+    return list(found)
+
+
+def _recorded_parameters(model: ir.Model) -> list[ir.Value]:
+    """The initializers that ``torch.onnx`` recorded as parameters or as buffers in the ``state_dict``."""
+    recorded = []
+    for value in initializers(model):
+        kind, persistent = (value.metadata_props.get(f"{_SPECIFICATION}{key}") for key in ("kind", "persistent"))
+        if kind == "PARAMETER" or (kind == "BUFFER" and persistent != "False"):
+            recorded.append(value)
+    return recorded

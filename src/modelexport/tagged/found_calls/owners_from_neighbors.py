@@ -1,0 +1,99 @@
+"""Owners of the nodes of which nothing is recorded: the nearest call that all nodes around them are in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+from modelexport.core.calls import ROOT, CallTree, ModuleCall
+from modelexport.core.owners import Evidence, Owner
+from modelexport.graph.node_owners import OWNER, owner_of
+from modelexport.graph.nodes import all_nodes, nested_graphs, values_taken
+
+
+def infer_owners(model: ir.Model, calls: CallTree) -> int:
+    """Assign every node without an owner the nearest call around its neighbors; returns the number of such nodes.
+
+    The neighbors are the nearest nodes with an owner before it and behind it, along every path. An output of the graph
+    is a neighbor in the root call, an input of the graph is none. A node in a branch without such neighbors belongs to
+    the call of its enclosing node, and a node without any to the root call: it is part of the whole.
+    """
+    nodes = list(all_nodes(model))
+    unowned = [node for node in nodes if owner_of(node) is None]
+    if not unowned:
+        return 0
+    meet = _Meet(calls)
+    before: dict[ir.Node, ModuleCall | None] = {}
+    behind: dict[ir.Node, ModuleCall | None] = {}
+    enclosing = {graph: node for node in nodes for graph in nested_graphs(node)}
+    order = _makers_first(nodes)
+    for node in order:
+        makers = (value.producer() for value in values_taken(node))
+        before[node] = _owned(node) or meet(before.get(maker) for maker in makers if maker is not None)
+    for node in reversed(order):
+        behind[node] = _owned(node) or meet(_users(node, enclosing, behind))
+    for node in nodes:  # an enclosing node comes before the nodes in it
+        if owner_of(node) is None:
+            around = enclosing.get(node.graph) if isinstance(node.graph, ir.Graph) else None
+            fallback = _owned(around) if around is not None else ROOT
+            node.meta[OWNER] = Owner((meet((before[node], behind[node])) or fallback or ROOT,), Evidence.INFERRED)
+    return len(unowned)
+
+
+class _Meet:
+    """The nearest call that several calls are in."""
+
+    def __init__(self, calls: CallTree) -> None:
+        self._calls = calls
+
+    def __call__(self, several: Iterable[ModuleCall | None]) -> ModuleCall | None:
+        met: ModuleCall | None = None
+        for call in several:
+            if call is None or call == met:
+                continue
+            met = call if met is None else self._pair(met, call)
+        return met
+
+    def _pair(self, one: ModuleCall, other: ModuleCall) -> ModuleCall:
+        while one != other:
+            deeper, shallower = sorted((one, other), key=lambda call: self._calls[call].depth, reverse=True)
+            parent = self._calls[deeper].parent
+            assert parent is not None  # the root is the only call without, and has no deeper one beside it
+            one, other = parent, shallower
+        return one
+
+
+def _owned(node: ir.Node) -> ModuleCall | None:
+    owner = owner_of(node)
+    return None if owner is None else owner.call
+
+
+def _makers_first(nodes: list[ir.Node]) -> list[ir.Node]:
+    """The nodes in an order in which each comes after those whose values it takes; nodes in branches before theirs."""
+    ordered: dict[ir.Node, None] = {}
+    for start in nodes:
+        pending = [(start, False)]
+        while pending:
+            node, is_done = pending.pop()
+            if node in ordered:
+                continue
+            if is_done:
+                ordered[node] = None
+                continue
+            pending.append((node, True))
+            makers = (value.producer() for value in values_taken(node))
+            inside = (inner for graph in nested_graphs(node) for inner in graph)
+            pending.extend((other, False) for other in (*makers, *inside) if other is not None and other not in ordered)
+    return list(ordered)
+
+
+def _users(
+    node: ir.Node, enclosing: dict[ir.Graph, ir.Node], behind: dict[ir.Node, ModuleCall | None]
+) -> Iterable[ModuleCall | None]:
+    for value in node.outputs:
+        for user, _ in value.uses():
+            yield behind.get(user)
+        if value.is_graph_output():
+            around = enclosing.get(value.graph)  # type: ignore[arg-type]  # a graph's output is in a graph
+            yield ROOT if around is None else behind.get(around)

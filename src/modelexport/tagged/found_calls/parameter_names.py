@@ -1,0 +1,45 @@
+"""Find the module of a node from the names of the parameters that it uses: ``encoder.layer.0.query.weight``."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from modelexport.core.limits import CALL_DEPTH
+from modelexport.core.owners import Evidence
+from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
+from modelexport.tagged.found_calls.recorded_stacks import CallSource, Found, Scope
+
+_Path = tuple[str, ...]
+
+
+def read_parameter_names(model: ir.Model) -> dict[ir.Node, Found]:
+    """The stacks of the nodes that use parameters with such names, directly or through nodes that only they go into.
+
+    A node that uses parameters of several modules belongs to the nearest module that they are all in.
+    """
+    paths: dict[ir.Value, _Path] = {
+        value: tuple((value.name or "").replace("@", "%40").split(".")[:-1][:CALL_DEPTH])
+        for value in initializers(model)
+    }
+    if len({path for path in paths.values() if path}) < 2:
+        return {}
+    found: dict[ir.Node, Found] = {}
+    for node in all_nodes(model):
+        taken = [value for value in node.inputs if value is not None]
+        used = [path for value in taken if (path := paths.get(value))]
+        is_constant = all(value in paths for value in taken) and not nested_graphs(node)
+        path = _common(used) if used else ()
+        if is_constant:  # such as the transpose of a weight
+            paths.update(dict.fromkeys(node.outputs, path))
+        if path:
+            stack = tuple(Scope(".".join(path[:end])) for end in range(len(path) + 1))
+            found[node] = Found(stack, Evidence.INFERRED, CallSource.PARAMETER_NAMES)
+    return found
+
+
+def _common(paths: list[_Path]) -> _Path:
+    first, *rest = paths
+    for other in rest:
+        same = (end for end, pair in enumerate(zip(first, other, strict=False)) if pair[0] != pair[1])
+        first = first[: next(same, min(len(first), len(other)))]
+    return first

@@ -1,0 +1,140 @@
+"""Every command reads files without our tags, and says in one line how it found their calls."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import modelexport
+from commands import run
+
+FLOATS = TensorProto.FLOAT
+
+
+def floats(name: str, *shape: int) -> onnx.TensorProto:
+    return numpy_helper.from_array(np.random.default_rng(0).standard_normal(shape).astype(np.float32), name)
+
+
+def chain(nodes: list[tuple[str, str, str]], path: Path, **model: str) -> Path:
+    """A file of nodes in a row: operator, name, and the name of an 8x8 weight or nothing."""
+    made, weights, last = [], {}, "x"
+    for number, (operator, name, weight) in enumerate(nodes):
+        if weight:
+            weights[weight] = floats(weight, 8, 8)
+        value = "y" if number == len(nodes) - 1 else f"v{number}"
+        made.append(helper.make_node(operator, [last, *([weight] if weight else [])], [value], name=name))
+        last = value
+    ports = [helper.make_tensor_value_info(name, FLOATS, [2, 8]) for name in ("x", "y")]
+    graph = helper.make_graph(made, "g", ports[:1], ports[1:], list(weights.values()))
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8, **model), path)
+    return path
+
+
+def owners(path: Path) -> list[str]:
+    """The address of each node's call, in order."""
+    tagged = modelexport.load(path)
+    assert tagged.coverage.exact == tagged.coverage.untagged == 0
+    return [row.call for row in tagged.describe_nodes(tagged.calls)]
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["net/encoder/dense/MatMul", "net/encoder/dense/Relu", "net/head/dense/MatMul"],
+         ["net.encoder.dense", "net.encoder.dense", "net.head.dense"]),
+        (["Call/m/d/MatMul", "Call/m/d/MatMul/Relu", "Call/m/e/MatMul__12"], ["Call.m.d", "Call.m.d", "Call.m.e"]),
+        (["Inline_0__/encoder/fc/MatMul", "Inline_0__/encoder/act/Relu", "Inline_0__/head/MatMul"],
+         ["Inline_0__.encoder.fc", "Inline_0__.encoder.act", "Inline_0__.head"]),
+        (["encoder.0.fc.MatMul", "encoder.0.act.Relu", "head.MatMul_3"], ["encoder.0.fc", "encoder.0.act", "head"]),
+        (["/encoder/fc/MatMul", "/encoder/act/Relu", "/head/fc/MatMul"], ["encoder.fc", "encoder.act", "head.fc"]),
+        (["a/f@1/MatMul", "a/f@1/Relu", "b/MatMul"], ["a.f%401", "a.f%401", "b"]),
+        (["p2o.MatMul.0", "p2o.Relu.0", "p2o.MatMul.1"], ["", "", ""]),
+        (["MatMul_0", "Relu_1", "MatMul_2"], ["", "", ""]),
+    ],
+)  # fmt: skip
+def test_scopes_in_names_are_calls_under_any_separator(names: list[str], found: list[str], tmp_path: Path) -> None:
+    path = chain(list(zip(("MatMul", "Relu", "MatMul"), names, ("w", "", "w2"), strict=True)), tmp_path / "m.onnx")
+    assert owners(path) == found
+
+
+def test_names_of_parameters_tell_calls_where_names_of_nodes_do_not(tmp_path: Path) -> None:
+    nodes = [("MatMul", "n0", "net.0.fc.weight"), ("Relu", "n1", ""), ("MatMul", "n2", "net.0.out.weight"),
+             ("Relu", "n3", ""), ("MatMul", "n4", "net.1.fc.weight"), ("Relu", "n5", "")]  # fmt: skip
+    path = chain(nodes, tmp_path / "m.onnx")
+    assert owners(path) == ["net.0.fc", "net.0", "net.0.out", "net", "net.1.fc", ""]
+    assert modelexport.load(path).found.sentence == (
+        "no tags: 7 calls from the names of parameters (3 nodes); 3 nodes by neighbors"
+    )
+
+
+def test_a_class_that_operators_tell_is_marked_as_a_guess(tmp_path: Path) -> None:
+    path = chain(
+        [("MatMul", "/a/fc/MatMul", "w"), ("Relu", "/a/act/Relu", ""), ("Neg", "/b/Neg", "")], tmp_path / "m.onnx"
+    )
+    tagged = modelexport.load(path)
+    assert {str(call): tagged.class_of(call) for call in tagged.tags} == {
+        ".": "Module", "a": "a", "a.fc": "Linear?", "a.act": "ReLU?", "b": "b",
+    }  # fmt: skip
+    assert [str(call) for call in tagged.select("class:Linear?").calls] == ["a.fc"]
+
+
+def test_a_file_without_a_tree_shows_what_it_has_and_every_command_takes_it(tmp_path: Path) -> None:
+    path = chain([("MatMul", "MatMul_0", "w"), ("Relu", "Relu_1", "")], tmp_path / "m.onnx", producer_name="keras2onnx")
+    shown = run("tree", path, cwd=tmp_path)
+    assert shown.returncode == 0
+    assert shown.stderr == f"{path} has no tags, and nothing that names modules: taken as one module\n"
+    for fact in (
+        "keras2onnx",
+        "ai.onnx 17; IR version 8",
+        "x  float32[2, 8]",
+        "MatMul 1, Relu 1",
+        "1 initializer of 256 bytes",
+    ):
+        assert fact in shown.stdout
+    table = json.loads(run("cost", path, "--json", cwd=tmp_path).stdout)
+    assert (table["rows"][0]["total"]["parameters"], table["rows"][0]["total"]["macs"]) == (64, 128)
+    for command in (("optimize", path, "--with", "ort-basic", "-o", "o.onnx"), ("adopt", path, "-o", "a.onnx"),
+                    ("compare", path, path, "--fail-on", "structure,weights,cost")):  # fmt: skip
+        assert run(*command, cwd=tmp_path).returncode == 0
+    assert [str(call) for call in modelexport.load(tmp_path / "o.onnx").tags] == ["."]
+
+
+def test_a_value_that_is_a_sequence_of_maps_keeps_its_type(tmp_path: Path) -> None:
+    maps = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(FLOATS, None))
+    output = helper.make_value_info("p", helper.make_sequence_type_proto(maps))
+    zipped = helper.make_node("ZipMap", ["x"], ["p"], name="z", domain="ai.onnx.ml", classlabels_int64s=[0, 1])
+    graph = helper.make_graph([zipped], "g", [helper.make_tensor_value_info("x", FLOATS, [1, 2])], [output])
+    domains = [helper.make_opsetid("", 15), helper.make_opsetid("ai.onnx.ml", 1)]
+    model = helper.make_model(graph, opset_imports=domains, ir_version=8)
+    before = model.SerializeToString()
+    modelexport.adopt(model, tmp_path / "a.onnx")
+    assert model.SerializeToString() == before
+    written = onnx.load(tmp_path / "a.onnx").graph.output[0]
+    assert (written.type, list(written.metadata_props)) == (output.type, [])
+
+
+def test_products_in_branches_are_counted(tmp_path: Path) -> None:
+    def branch(name: str) -> onnx.GraphProto:
+        nodes = [
+            helper.make_node("MatMul", ["h", f"{name}.weight"], [f"{name}_m"], name=f"/{name}/MatMul"),
+            helper.make_node("Relu", [f"{name}_m"], [f"{name}_o"], name=f"/{name}/Relu"),
+        ]
+        return helper.make_graph(nodes, name, [], [helper.make_tensor_value_info(f"{name}_o", FLOATS, [1, 8])])
+
+    nodes = [
+        helper.make_node("Relu", ["x"], ["h"], name="/enc/Relu"),
+        helper.make_node("If", ["c"], ["y"], name="/dec/If", then_branch=branch("a"), else_branch=branch("b")),
+    ]
+    ports = [helper.make_tensor_value_info(name, FLOATS, [1, 8]) for name in ("x", "y")]
+    graph = helper.make_graph(
+        nodes, "g", [ports[0], helper.make_tensor_value_info("c", TensorProto.BOOL, [])], ports[1:],
+        [floats("a.weight", 8, 8), floats("b.weight", 8, 8)],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    table = modelexport.cost(model)
+    assert table.numbers(table.whole)["macs"] == 128
