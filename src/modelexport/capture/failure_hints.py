@@ -26,25 +26,29 @@ from modelexport.pytorch.private_torch import DynamicOutputShapeException
 
 def way_out(model: nn.Module, error: BaseException) -> str:
     """What the user can do about a failed capture, as the end of a sentence; empty if that is not known."""
-    if any(_is_packed(module) for module in model.modules()):
-        return "; weights are quantized and packed: export the model before quantizing it, and quantize the file"
-    if any(isinstance(module, FakeQuantizeBase) for module in model.modules()):
-        return (
-            "; a module is prepared for quantization-aware training: export the model as it was before prepare_qat, "
-            "with the trained weights, and quantize the file"
-        )
-    if _has_local(error, PackedSequence):
-        return "; of packed sequences, those are exported that forward packs itself, by the front end dynamo"
-    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
-        return "; a module is a ScriptModule: export the model as it was before torch.jit.script"
-    if any(isinstance(one, DynamicOutputShapeException) for one in chained(error)):
-        return (
-            "; the size of its result depends on the values of the inputs: leave it out of forward, as a loss that "
-            "only training needs, and compute it from the model's outputs"
-        )
-    if "dynamo-optimized" in str(error):
-        return "; a trace cannot see through torch.compile: compile the model after the export"
-    return ""
+    modules = list(model.modules())
+    hints = {
+        "; weights are quantized and packed: export the model before quantizing it, and quantize the file": any(
+            map(_is_packed, modules)
+        ),
+        "; a module is prepared for quantization-aware training: export the model as it was before prepare_qat, "
+        "with the trained weights, and quantize the file": any(
+            isinstance(module, FakeQuantizeBase) for module in modules
+        ),
+        "; of packed sequences, those are exported that forward packs itself, by the front end dynamo": _has_local(
+            error, PackedSequence
+        ),
+        "; a module is a ScriptModule: export the model as it was before torch.jit.script": any(
+            isinstance(module, torch.jit.ScriptModule) for module in modules
+        ),
+        "; the size of its result depends on the values of the inputs: leave it out of forward, as a loss that "
+        "only training needs, and compute it from the model's outputs": any(
+            isinstance(cause, DynamicOutputShapeException) for cause in chained(error)
+        ),
+        "; a trace cannot see through torch.compile: compile the model after the export": "dynamo-optimized"
+        in str(error),
+    }
+    return next((hint for hint, applies in hints.items() if applies), "")
 
 
 DIFFERENTIATES = (

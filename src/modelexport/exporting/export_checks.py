@@ -137,7 +137,7 @@ _FEW_KERNELS = ("float16", "bfloat16", "float64")
 
 
 def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], path: Path) -> FileCheck:
-    from modelexport.runtime.sessions import CPU, NO_BFLOAT16, open_session, run_session
+    from modelexport.runtime.sessions import CPU, open_session, run_session
     from modelexport.verify.model_and_file import Sides, open_for
     from modelexport.verify.parameters_in_pytorch import changed_weights
 
@@ -149,15 +149,7 @@ def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], 
         step = "running"
         results = run_session(runs, sides.feeds(inputs))
     except UsageError as error:
-        values = [*initializers(sides.tagged.model), *(value for node in sides.tagged.nodes for value in node.outputs)]
-        types = {dtype_name(value.dtype) for value in values if value.dtype is not None}.intersection(_FEW_KERNELS)
-        if not types or not any(told in str(error) for told in (_NO_KERNEL, NO_BFLOAT16)):
-            return FileCheck(status="failed", step=step, reason=str(error)[:_REASON])
-        reason = (
-            f"{str(error)[:_REASON]}; other providers may run {', '.join(sorted(types))}, and a model in float32 "
-            f"(--dtype float32, model.float()) runs on all"
-        )
-        return FileCheck(status="skipped", step=step, reason=reason)
+        return _not_run(sides, step, str(error))
     properties, otherwise = runs.get_modelmeta().custom_metadata_map, _declared_otherwise(runs, results)
     returned, outputs = requested_outputs(properties, own), len(runs.get_outputs()) - len(exposed_outputs(properties))
     masked = _wrong_without_keys(sides, inputs, runs)
@@ -177,10 +169,10 @@ def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], 
         doubted = sides.compare(inputs, changed)  # by fresh weights, several calls may compute one value
     told = "; ".join(filter(None, (otherwise, _lost_calls(sides, truth), _doubts(doubted))))
     random = compared.end_to_end.trace.random or truth.drawn
-    if not wrong and masked and not random:
-        return FileCheck(status="failed", step="other inputs", reason=masked)
     if not wrong:
-        return FileCheck(status="passed", reason=told, largest=largest)
+        is_wrong = masked and not random
+        passed = FileCheck(status="passed", reason=told, largest=largest)
+        return FileCheck(status="failed", step="other inputs", reason=masked) if is_wrong else passed
     if sides.wide and not compared.located.pairs and compared.end_to_end.trace.failed is None:
         if random:
             return FileCheck(status="skipped", step="outputs", reason="the model uses random numbers")
@@ -189,6 +181,22 @@ def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], 
         return FileCheck(status="passed", step="outputs", reason=chose, largest=largest if not ties else None)
     reason = f"{wrong[0].name} differs from PyTorch's output: {wrong[0].reason}"
     return FileCheck(status="failed", step="outputs", reason=reason, largest=largest)
+
+
+def _not_run(sides: Sides, step: CheckStep, error: str) -> FileCheck:
+    """What an error of ONNX Runtime says about a file: skipped if it has types that other providers may run."""
+    from modelexport.runtime.sessions import NO_BFLOAT16
+
+    values = [*initializers(sides.tagged.model), *(value for node in sides.tagged.nodes for value in node.outputs)]
+    types = {dtype_name(value.dtype) for value in values if value.dtype is not None}.intersection(_FEW_KERNELS)
+    reason = error[:_REASON]
+    if not types or not any(message in error for message in (_NO_KERNEL, NO_BFLOAT16)):
+        return FileCheck(status="failed", step=step, reason=reason)
+    reason += (
+        f"; other providers may run {', '.join(sorted(types))}, and a model in float32 (--dtype float32, "
+        f"model.float()) runs on all"
+    )
+    return FileCheck(status="skipped", step=step, reason=reason)
 
 
 def _wrong_without_keys(sides: Sides, inputs: Mapping[str, Any] | Sequence[Any], runs: InferenceSession) -> str:

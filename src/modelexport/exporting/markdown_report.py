@@ -31,11 +31,12 @@ def write_report(path: Path, result: ExportResult) -> None:
 
 def format_report(result: ExportResult) -> str:
     """The report: tree, coverage, time by stage, modules without nodes, the weights, and the verification."""
-    return "\n\n".join(_sections(result)) + "\n"
+    parts = (_summary, _right_for, _compared, _modules)
+    return "\n\n".join(section for part in parts for section in part(result)) + "\n"
 
 
-def _sections(result: ExportResult) -> Iterator[str]:
-    hierarchy, check, verified = result.hierarchy, result.check, result.verified
+def _summary(result: ExportResult) -> Iterator[str]:
+    hierarchy, check = result.hierarchy, result.check
     model, coverage = hierarchy.model, hierarchy.coverage
     yield f"# {model.name}"
     yield (
@@ -64,6 +65,11 @@ def _sections(result: ExportResult) -> Iterator[str]:
             "`onnx.checker`, loading in ONNX Runtime, and the outputs for the example inputs compared with PyTorch's: "
             f"{told}{where}{': ' + without_paths(check.reason) if check.reason else ''}{largest}."
         )
+
+
+def _right_for(result: ExportResult) -> Iterator[str]:
+    """The sizes, arguments and values that the file is right for."""
+    settings = result.hierarchy.settings
     if result.valid_if:
         yield "## Sizes"
         yield "The file is right where these conditions hold; for other sizes the model decides otherwise."
@@ -76,16 +82,20 @@ def _sections(result: ExportResult) -> Iterator[str]:
             ("input", "axis", "size", "fixed by", "with another size"),
             [(f"`{a.input}`", a.axis, a.size, f"`{a.call or '.'}`", without_paths(a.reason)) for a in result.fixed],
         )
-    constants = [(f"`{name}`", f"`{value}`") for name, value in hierarchy.settings.constants.items()]
+    constants = [(f"`{name}`", f"`{value}`") for name, value in settings.constants.items()]
     if constants or result.notes:
         yield "## Arguments"
     if result.notes:
         yield "\n".join(f"- {note}" for note in result.notes)
     if constants:
         yield _table(("argument that the file does not take", "value that it keeps"), constants)
-    if hierarchy.settings.presumed:
+    if settings.presumed:
         yield "## Presumed"
-        yield f"In Python {told_of_presumed(hierarchy.settings.presumed)}."
+        yield f"In Python {told_of_presumed(settings.presumed)}."
+
+
+def _compared(result: ExportResult) -> Iterator[str]:
+    verified = result.verified
     if result.unrepeatable:
         yield "## Not the same in every run"
         rows = [(f"`{one.where}`", one.kind, told_of(one.kind)) for one in result.unrepeatable]
@@ -100,6 +110,10 @@ def _sections(result: ExportResult) -> Iterator[str]:
                 for o in verified.outputs
             ],
         )
+
+
+def _modules(result: ExportResult) -> Iterator[str]:
+    hierarchy = result.hierarchy
     yield "## Time by stage"
     yield _table(("stage", "seconds"), [(stage, f"{spent:.2f}") for stage, spent in result.seconds.items()])
     yield "## Modules"

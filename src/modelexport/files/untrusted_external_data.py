@@ -100,17 +100,15 @@ class WeightsBeside:
             return f"{self.path} is cut off: it has {size:,} bytes and the model's weights end at {end:,}"
         if self._linked is not None:
             return self._linked_fault(self._linked)
+        fault = ""
         if self._written is not None:
             with open_regular(self.path) as file:
                 file.seek(-min(_TAIL, size), os.SEEK_END)
                 if file.read().hex() != self._written.sha256:
-                    return f"{self.path} does not belong to the model beside it: they are from different runs"
+                    fault = "does not belong to the model beside it: they are from different runs"
         elif state.st_nlink > 1:
-            return (
-                f"{self.path}, which holds weights, has another name as well (a hard link), and the model was not "
-                "linked to it"
-            )
-        return ""
+            fault = "holds weights and has another name as well (a hard link), and the model was not linked to it"
+        return f"{self.path} {fault}" if fault else ""
 
     def _linked_fault(self, recorded: WeightsFile) -> str:
         """How the file differs from the safetensors file that the model was linked to."""

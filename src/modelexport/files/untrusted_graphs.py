@@ -45,18 +45,9 @@ def check_model(model: onnx.ModelProto) -> None:
             raise FileFormatError(f"the initializer {name!r} is sparse, which is not read: make it dense")
         _check_acyclic(graph.node)
     check_functions(model)
-    for imports in (model.opset_import, *(function.opset_import for function in model.functions)):
-        for one in imports:
-            if not -OPSET <= one.version <= OPSET:
-                raise FileFormatError(f"the model imports version {one.version} of the operator set {one.domain!r}")
-    for scope in (model, *model.functions):
-        imported = {one.domain or DEFAULT_DOMAIN for one in scope.opset_import}
-        for node in with_nested(scope.graph.node if scope is model else scope.node):
-            if (node.domain or DEFAULT_DOMAIN) not in imported:
-                raise FileFormatError(
-                    f"the node {node.name!r} ({node.op_type}) is of the operator set {node.domain!r}, which the model "
-                    "does not import"
-                )
+    _check_operator_sets(model.opset_import, model.graph.node)
+    for function in model.functions:
+        _check_operator_sets(function.opset_import, function.node)
     for node in serialized_nodes(model):
         if not node.output:
             raise FileFormatError(f"the node {node.name!r} ({node.op_type}) has no outputs")
@@ -66,6 +57,20 @@ def check_model(model: onnx.ModelProto) -> None:
                 raise FileFormatError(f"the attribute {attribute.name!r} of the node {node.name!r} has no value")
     for tensor in serialized_tensors(model):
         _check_tensor(tensor)
+
+
+def _check_operator_sets(imports: Iterable[onnx.OperatorSetIdProto], nodes: Iterable[onnx.NodeProto]) -> None:
+    """Refuse versions that cannot exist, and nodes of operator sets that are not imported."""
+    versions = {operators.domain or DEFAULT_DOMAIN: operators.version for operators in imports}
+    for domain, version in versions.items():
+        if not -OPSET <= version <= OPSET:
+            raise FileFormatError(f"the model imports version {version} of the operator set {domain!r}")
+    for node in with_nested(nodes):
+        if (node.domain or DEFAULT_DOMAIN) not in versions:
+            raise FileFormatError(
+                f"the node {node.name!r} ({node.op_type}) is of the operator set {node.domain!r}, which the model "
+                "does not import"
+            )
 
 
 def _check_acyclic(nodes: Sequence[onnx.NodeProto]) -> None:

@@ -218,7 +218,12 @@ def _simplest(condition: SizeCondition) -> str:
         return ""
     if re.fullmatch(rf"{name} (<|<=|>|>=|==|!=) \d+|{name} % \d+ (==|!=) \d+", formula):
         return formula
-    right, wrong, dense = values[held], values[~held], held[:_DENSE]
+    return _as_interval(name, values, held) or _as_remainder(name, values, held) or formula
+
+
+def _as_interval(name: str, values: Any, held: Any) -> str:
+    """The comparison of a size that holds for the same ones of these values; empty if there is none."""
+    right, wrong = values[held], values[~held]
     if right.size and len(right) == right[-1] - right[0] + 1 and right[-1] < values[-1]:
         low, high = right[0], right[-1]
         return f"{name} == {low}" if low == high else f"{low} <= {name} <= {high}" if low > 1 else f"{name} <= {high}"
@@ -226,8 +231,12 @@ def _simplest(condition: SizeCondition) -> str:
         return f"{name} != {wrong[0]}" if wrong[0] > 1 else f"{name} > 1"
     if right.size and held[np.argmax(held) :].all():
         return f"{name} >= {right[0]}"
-    if right.size and wrong[0] - right[-1] == 1:
-        return f"{name} <= {wrong[0] - 1}"
+    return f"{name} <= {wrong[0] - 1}" if right.size and wrong[0] - right[-1] == 1 else ""
+
+
+def _as_remainder(name: str, values: Any, held: Any) -> str:
+    """The comparison of a size's remainder that holds for the same ones of these values; empty if there is none."""
+    right, dense = values[held], held[:_DENSE]
     for period in range(2, _DENSE // 4):
         if (dense[period:] == dense[:-period]).all():
             residues = {int(one) % period for one in right[right <= period]}
@@ -236,7 +245,7 @@ def _simplest(condition: SizeCondition) -> str:
             if len(residues) == period - 1:
                 return f"{name} % {period} != {(set(range(period)) - residues).pop()}"
             break
-    return formula
+    return ""
 
 
 def _always_holds(condition: SizeCondition) -> bool:

@@ -140,26 +140,18 @@ def _total(sizes: Iterable[Size | None]) -> Size:
     return sum((size for size in sizes if size is not None), 0)
 
 
-def _stored(tagged: TaggedFile) -> tuple[dict[str, dict[ModuleCall, int]], list[NodeFigures]]:
+def _stored(tagged: TaggedFile) -> tuple[dict[str, Counter[ModuleCall]], list[NodeFigures]]:
     """Parameters, bytes and bits of the calls that own them, each initializer once, and of those without a call."""
-    users: dict[ir.Value, list[ModuleCall]] = {}
-    for node in tagged.nodes:
-        owner = owner_of(node)
-        for value in node.inputs:
-            if owner is not None and value is not None and value.is_initializer():
-                users.setdefault(value, []).append(owner.call)
+    users = _users(tagged)
     entries = state_dict_of(tagged.model)
     by_path: dict[str, list[ModuleCall]] = {}
     for traced in tagged.calls:
         by_path.setdefault(traced.call.path, []).append(traced.call)
-    parameters: dict[ModuleCall, int] = {}
-    sizes: dict[ModuleCall, int] = {}
+    parameters, sizes, bits, held = (Counter[ModuleCall]() for _ in range(4))
     for node in tagged.nodes:  # some exporters write all weights so
         owner, constant = owner_of(node), ir.convenience.get_const_tensor(node.outputs[0])
         if node.op_type == "Constant" and owner is not None and constant is not None:
-            sizes[owner.call] = sizes.get(owner.call, 0) + constant.nbytes
-    bits: dict[ModuleCall, int] = {}
-    held: dict[ModuleCall, int] = {}
+            sizes[owner.call] += constant.nbytes
     counted: set[str] = set()
     unused = []
     for value in initializers(tagged.model):
@@ -171,31 +163,36 @@ def _stored(tagged: TaggedFile) -> tuple[dict[str, dict[ModuleCall, int]], list[
         if holder is None:
             unused.append(NodeFigures(value.name or "", "Initializer", (), {columns.BYTES.name: tensor.nbytes}))
             continue
-        sizes[holder] = sizes.get(holder, 0) + tensor.nbytes
+        sizes[holder] += tensor.nbytes
         if plan is None:
             continue
         packed = packed_size(plan.steps)
         for names in plan.groups():
             place = _holder(names, calls, by_path, tagged) or holder
             # Several parameters that are one initializer have equal shares of it.
-            share = 8 * tensor.nbytes // len(plan.groups())
-            bits[place] = bits.get(place, 0) + share
+            bits[place] += 8 * tensor.nbytes // len(plan.groups())
             if plan.recorded and packed is None:  # it may hold a part of the entry alone
-                held[place] = held.get(place, 0) + tensor.size // len(plan.groups())
+                held[place] += tensor.size // len(plan.groups())
             if counted.isdisjoint(names):
                 counted.update(names)
-                elements = packed
-                if elements is None:
-                    elements = prod(entries[names[0]].shape) if names[0] in entries else tensor.size
-                parameters[place] = parameters.get(place, 0) + elements
+                whole = prod(entries[names[0]].shape) if names[0] in entries else tensor.size
+                elements = whole if packed is None else packed
+                parameters[place] += elements
                 if not plan.recorded or (packed is not None and plan.steps[-1].op_type == "Codes"):
-                    held[place] = held.get(place, 0) + elements
-    return {
-        columns.PARAMETERS.name: parameters,
-        columns.BYTES.name: sizes,
-        columns.BITS.name: bits,
-        columns.HELD.name: held,
-    }, unused
+                    held[place] += elements
+    figures = {columns.PARAMETERS: parameters, columns.BYTES: sizes, columns.BITS: bits, columns.HELD: held}
+    return {column.name: counts for column, counts in figures.items()}, unused
+
+
+def _users(tagged: TaggedFile) -> dict[ir.Value, list[ModuleCall]]:
+    """The calls whose nodes use each initializer."""
+    users: dict[ir.Value, list[ModuleCall]] = {}
+    for node in tagged.nodes:
+        owner = owner_of(node)
+        for value in node.inputs:
+            if owner is not None and value is not None and value.is_initializer():
+                users.setdefault(value, []).append(owner.call)
+    return users
 
 
 def _holder(

@@ -103,20 +103,16 @@ def _work_of(node: ir.Node, shapes: Shapes) -> Work | None:
         return None if macs is None else Work(macs, 2 * macs + _added(node, out))
     if node.op_type in MOVES:
         return Work(0, 0)
-    if node.op_type in ELEMENTWISE:
-        return None if out is None else Work(0, elements(out))
+    factor: Size | None
     if node.op_type in REDUCTIONS:
-        before = shapes.of(node.inputs[0])
-        return None if before is None else Work(0, elements(before))
-    if node.op_type in COMPOSITES:
-        return None if out is None else Work(0, COMPOSITES[node.op_type] * elements(out))
-    if node.op_type in ("MaxPool", "AveragePool", "LpPool", "QLinearAveragePool"):
-        kernel = node.attributes.get_ints("kernel_shape", ())
-        return None if out is None else Work(0, elements(kernel) * elements(out))
-    if node.op_type == "Resize":
-        nearest = node.attributes.get_string("mode", "nearest") == "nearest"
-        return None if out is None else Work(0, 0 if nearest else 8 * elements(out))
-    return None
+        factor, out = 1, shapes.of(node.inputs[0])
+    elif node.op_type in ("MaxPool", "AveragePool", "LpPool", "QLinearAveragePool"):
+        factor = elements(node.attributes.get_ints("kernel_shape", ()))
+    elif node.op_type == "Resize":
+        factor = 0 if node.attributes.get_string("mode", "nearest") == "nearest" else 8
+    else:
+        factor = 1 if node.op_type in ELEMENTWISE else COMPOSITES.get(node.op_type)
+    return None if out is None or factor is None else Work(0, factor * elements(out))
 
 
 def _matmul(node: ir.Node, ins: list[Shape | None], out: Shape) -> Size | None:

@@ -121,28 +121,48 @@ class Pieces:
         Raises:
             UsageError: The library has changed the version of ONNX's operators.
         """
-        graph, there = self._model.graph, self._there
+        graph = self._model.graph
         piece = ir.serde.deserialize_model(changed)
         piece.graph.sort()  # some libraries append new nodes at the end
         import_operators(self._model, piece)
         leaving = outputs_of(nodes)
         taken = {value.name: value for node in nodes for value in node.inputs if value is not None}
         values: dict[ir.Value, ir.Value] = {value: taken[value.name] for value in piece.graph.inputs}
-        fresh: list[ir.Value] = []
+        values |= self._initializers(piece)
+        for node in nodes:
+            self._names.discard(node.name)
+            for value in node.outputs:
+                del self._there[value.name]
+        made = self._nodes(piece, values, _owners(piece, nodes))
+        by_name = {value.name: values[value] for value in piece.graph.outputs}
+        arriving = [by_name[value.name] for value in leaving]
+        ir.convenience.replace_nodes_and_values(graph, nodes[-1], list(nodes), made, leaving, arriving)
+        for value in taken.values():
+            if weight_behind(value) is not None:
+                self._drop(value)
+        for value in (values[initializer] for initializer in piece.graph.initializers.values()):
+            if value.graph is None:  # it is not one that was there
+                if (value.name or "") in graph.initializers:  # a kept node uses the one that has the name
+                    value.name = f"{value.name}.{str(value.dtype).lower()}"
+                graph.register_initializer(value)
+
+    def _initializers(self, piece: ir.Model) -> dict[ir.Value, ir.Value]:
+        """The graph's value for each initializer of a piece: an equal one of this name, or a new one."""
+        values = {}
         for value in piece.graph.initializers.values():
-            before = graph.initializers.get(value.name or "")
+            before = self._model.graph.initializers.get(value.name or "")
             if before is not None and _equal(before.const_value, value.const_value):
                 values[value] = before
             else:
                 values[value] = created = value_like(value)
                 share_tensor(created, value)
-                fresh.append(created)
-        owners = _owners(piece, nodes)
-        for node in nodes:
-            self._names.discard(node.name)
-            for value in node.outputs:
-                del there[value.name]
-        made: list[ir.Node] = []
+        return values
+
+    def _nodes(
+        self, piece: ir.Model, values: dict[ir.Value, ir.Value], owners: Mapping[ir.Node, Owner | None]
+    ) -> list[ir.Node]:
+        """The nodes of a piece that the graph does not have yet, on the graph's values; their outputs join these."""
+        there, made = self._there, []
         for node in piece.graph:
             inputs = [None if value is None else values[value] for value in node.inputs]
             twin = there[node.outputs[0].name].producer() if node.outputs[0].name in there else None
@@ -162,16 +182,7 @@ class Pieces:
             made.append(ir.Node(node.domain, node.op_type, inputs, attributes, outputs=results, name=name))
             set_owner(made[-1], owners[node])
         self._new.update(made)
-        by_name = {value.name: values[value] for value in piece.graph.outputs}
-        arriving = [by_name[value.name] for value in leaving]
-        ir.convenience.replace_nodes_and_values(graph, nodes[-1], list(nodes), made, leaving, arriving)
-        for value in taken.values():
-            if weight_behind(value) is not None:
-                self._drop(value)
-        for value in fresh:
-            if (value.name or "") in graph.initializers:  # a kept node uses the one that has the name
-                value.name = f"{value.name}.{str(value.dtype).lower()}"
-            graph.register_initializer(value)
+        return made
 
     def _drop(self, value: ir.Value) -> None:
         """Remove a weight that nothing uses any more, and what moved its elements."""

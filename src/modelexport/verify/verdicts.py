@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -67,20 +67,28 @@ def _state(compared: Compared, call: ModuleCall, nodes: int) -> tuple[Any, str]:
         return "tie", f"{ties[0].name} chose other elements of equal scores"
     tensors = telling_outputs(matches.truth, call)
     if any(t.content not in matches.found for t in tensors) and not any(
-        one.tensor.place.call == call for one in compared.located.pairs.values()
+        pair.tensor.place.call == call for pair in compared.located.pairs.values()
     ):
-        if any(matches.is_random(value) for value in tagged.boundaries[call].outputs):
-            return "not compared", "what it returns depends on random numbers"
-        values = [value for value in tagged.boundaries[call].outputs if value in matches.trace.prints]
-        if values and not any(value in matches.right for value in values):
-            first = {matches.first_suspect(value) for value in values}
-            for wrong, (node, _) in compared.located.blamed.items():
-                if node in first:
-                    return "not compared", f"what it returns is computed from what differs in {wrong}"
-            return "not compared", "what it returns is not a value of the file: it was fused or folded"
-        if not values:
-            return "not compared", str(compared.unknown or "the file does not compute it with these inputs")
+        reason = _not_compared(compared, tagged.boundaries[call].outputs)
+        return ("not compared", reason) if reason else ("agree", "")
     return "agree", ""
+
+
+def _not_compared(compared: Compared, outputs: Iterable[ir.Value]) -> str:
+    """Why PyTorch's outputs of a call are not among the file's values; empty if another of its outputs is right."""
+    matches = compared.per_module
+    if any(matches.is_random(value) for value in outputs):
+        return "what it returns depends on random numbers"
+    values = [value for value in outputs if value in matches.trace.prints]
+    if not values:
+        return str(compared.unknown or "the file does not compute it with these inputs")
+    if any(value in matches.right for value in values):
+        return ""
+    first = {matches.first_suspect(value) for value in values}
+    for wrong, (node, _) in compared.located.blamed.items():
+        if node in first:
+            return f"what it returns is computed from what differs in {wrong}"
+    return "what it returns is not a value of the file: it was fused or folded"
 
 
 def _node(tagged: TaggedFile, node: ir.Node) -> dict[str, Any]:

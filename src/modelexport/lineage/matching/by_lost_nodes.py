@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from modelexport.graph.snapshot import SourceNode
 from modelexport.lineage.matching.known_matches import CHAIN, MOVES, NEAR, Matching, computed_inputs, is_same_operation
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -93,18 +94,15 @@ def match_by_removal(state: Matching, node: ir.Node) -> None:
         return
     index = found[0]
     for _ in range(CHAIN):
-        if nodes[index].op == node.op_identifier():
+        taken = [name for name in nodes[index].inputs if name is not None]
+        before = _only_input(state, nodes[index])
+        parameters = any(is_parameter(state.source.initializers.get(name)) for name in taken)  # not its input unchanged
+        if nodes[index].op == node.op_identifier() or before is None or parameters:
             return
-        given = [name for name in nodes[index].inputs if name is not None]
-        before = [name for name in given if name not in state.source.constant]
-        if len(before) != 1 or before[0] not in state.source.producer:
-            return
-        if any(is_parameter(state.source.initializers.get(name)) for name in given):
-            return  # it did not return its input
-        index = state.source.producer[before[0]]
-        if is_same_operation(node, nodes[index]) and not state.is_present(before[0]):
+        index = state.source.producer[before]
+        if is_same_operation(node, nodes[index]) and not state.is_present(before):
             found.append(index)
-            state.values[before[0]] = node.outputs[0]
+            state.values[before] = node.outputs[0]
             return
 
 
@@ -117,14 +115,19 @@ def _match_the_one_before(state: Matching, node: ir.Node, found: list[int]) -> N
     taken = [state.names.get(value) if value is not None else None for value in node.inputs]
     if taken == list(removed.inputs):
         return
-    before = [name for name in removed.inputs if name is not None and name not in state.source.constant]
-    if len(before) != 1 or before[0] not in state.source.producer:
+    if (before := _only_input(state, removed)) is None:
         return
-    index = state.source.producer[before[0]]
+    index = state.source.producer[before]
     same = is_same_operation(node, nodes[index]) and taken == list(nodes[index].inputs)
-    if same and not state.is_present(before[0]):
+    if same and not state.is_present(before):
         found[:] = [index]
-        state.values[before[0]] = node.outputs[0]
+        state.values[before] = node.outputs[0]
+
+
+def _only_input(state: Matching, node: SourceNode) -> str | None:
+    """The only input of a source node that is not a constant, if a node produces it."""
+    names = [name for name in node.inputs if name is not None and name not in state.source.constant]
+    return names[0] if len(names) == 1 and names[0] in state.source.producer else None
 
 
 def match_by_activation(state: Matching, node: ir.Node) -> None:

@@ -71,21 +71,19 @@ def result_type(operator: str, wanted: Packing) -> tuple[ir.DataType, tuple[int,
     """The element type and the shape of an operator's result."""
     rows, columns, block = wanted.rows, wanted.columns, wanted.block
     groups = -(-rows * columns // wanted.group)
+    table, numbers = is_table(wanted), ir.DataType.UINT8 if block or is_table(wanted) else _integers(wanted)
     match operator:
         case "Order":
             return ir.DataType.INT64, (columns,)
         case "Scales":
             by_block = (rows, columns // block) if block else (columns // wanted.group, rows)
-            return parse_dtype(wanted.dtype), (groups,) if is_table(wanted) else by_block
-        case "ZeroPoints" if block:
-            return ir.DataType.UINT8, (rows, -(-(columns // block) * wanted.bits // 8))
+            return parse_dtype(wanted.dtype), (groups,) if table else by_block
         case "ZeroPoints":
-            return _integers(wanted), (columns // wanted.group, rows)
-        case _ if is_table(wanted):
-            return ir.DataType.UINT8, (rows * columns * wanted.bits // 8,)
-        case _ if block:
-            return ir.DataType.UINT8, (rows, columns // block, block * wanted.bits // 8)
-    return _integers(wanted), (columns, rows)
+            packed = (rows, -(-(columns // block) * wanted.bits // 8)) if block else ()
+            return numbers, packed or (columns // wanted.group, rows)
+    if table:
+        return numbers, (rows * columns * wanted.bits // 8,)
+    return numbers, (rows, columns // block, block * wanted.bits // 8) if block else (columns, rows)
 
 
 def _integers(wanted: Packing) -> ir.DataType:
