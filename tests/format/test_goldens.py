@@ -135,6 +135,18 @@ def test_the_goldens_of_every_version_are_read(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
+def test_a_file_of_any_version_is_written_as_one_of_todays(version: str) -> None:
+    """Classes and levels, which earlier versions do not record, follow from the tags of the nodes."""
+    again, golden = load(GOLDEN / version / "golden.onnx").encoded(), ir.load(GOLDEN / FORMAT_VERSION / "golden.onnx")
+    for key in (keys.FORMAT_VERSION_KEY, keys.CALL_TREE):
+        assert again.metadata_props[key] == golden.metadata_props[key]
+    written = {node.name: dict(node.metadata_props) for node in all_nodes(again)}
+    assert written.keys() == {node.name for node in all_nodes(golden)}
+    for node in all_nodes(golden):
+        assert written[node.name] == dict(node.metadata_props)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
 def test_the_goldens_have_every_key_of_the_format(version: str) -> None:
     kept = json.loads((GOLDEN / version / "golden.properties.json").read_bytes())
     found = {where: {key for one in kept[where].values() for key in one} for where in ("nodes", "initializers")}

@@ -168,7 +168,7 @@ def test_attributes_are_read_back_unchanged_and_strip_makes_the_file_runnable(
 ) -> None:
     case = exported(name)
     model = load(case.path).model
-    write_attributes(model)
+    write_attributes(model, load(case.path).call_tags)
     ir.save(model, tmp_path / "attributes.onnx")
     for node in all_nodes(ir.load(tmp_path / "attributes.onnx")):
         assert node.attributes["source_module"].as_string() == node.attributes["hierarchy_tags"].as_strings()[0]

@@ -20,7 +20,7 @@ from modelexport.errors import FileFormatError
 from modelexport.exporting.constant_folding import FoldParameters
 from modelexport.files.onnx_models import load_onnx, save_model, save_with_references, write_data_file
 from modelexport.format.dtypes import SAFETENSORS_NAMES, dtype_name, parse_dtype, parse_safetensors_dtype
-from modelexport.format.node_tags import OwnerReader, read_addresses, read_source_tags, write_tags
+from modelexport.format.node_tags import OwnerReader, read_addresses, read_source_tags, tag_properties
 from modelexport.graph.hidden_weights import bind_tensors, detach_tensors
 
 SOURCE = Path(modelexport.__file__).parent
@@ -184,16 +184,12 @@ def test_every_element_type_is_found_by_its_name() -> None:
 def test_tags_of_a_node_are_read_as_they_were_written(count: int) -> None:
     calls = tuple(ModuleCall("layer", index) for index in range(count))
     tags = [f"/Model/Layer@{index}" for index in range(count)]
-    properties = {"other": "kept"}
-    for _ in range(2):  # new tags replace the earlier ones
-        write_tags(properties, ["a", "b"], ["/A", "/B"], Evidence.EXACT)
-        write_tags(properties, [call.address for call in calls], tags, Evidence.DERIVED)
+    properties = tag_properties([call.address for call in calls], tags, Evidence.DERIVED)
     tree = CallTree(tuple(TracedCall(call, None, 0, None, None) for call in calls))
     assert OwnerReader(tree).read(properties) == Owner(calls, Evidence.DERIVED)
     assert read_addresses(properties) == [call.address for call in calls]
     assert read_source_tags(properties) == tags
-    assert properties["other"] == "kept"
-    assert len(properties) == (4 if count == 1 else 6)
+    assert len(properties) == (3 if count == 1 else 5)
 
 
 def test_a_node_without_tags_has_no_owner() -> None:

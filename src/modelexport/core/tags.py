@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple
 
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.module_tree import Module, ModuleTree
@@ -15,21 +16,117 @@ from modelexport.errors import UsageError
 Granularity = Literal["auto", "model", "all"]
 
 
-class CallTags(Protocol):
-    """The tags of calls, made from a module tree or read from a file."""
+class CallTags(ABC):
+    """The tags of calls: the one place that makes them, out of the call tree and what each call adds to the tag above.
+
+    The tag of a level extends that of the level above it; the tag of another call extends its caller's.
+    """
+
+    calls: CallTree
+
+    @abstractmethod
+    def class_of(self, call: ModuleCall) -> str:
+        """The name of the class of the module that was called."""
+
+    @abstractmethod
+    def is_level_call(self, call: ModuleCall) -> bool:
+        """Whether nodes that the call owns carry its own tag."""
 
     @property
-    def calls(self) -> CallTree: ...
+    @abstractmethod
+    def segments(self) -> Mapping[ModuleCall, str]:
+        """What each call adds to the tag above it: ``BertLayer.0@1``.
 
-    def tag(self, call: ModuleCall) -> str: ...
+        A whole tag, with its slash, where a file was changed by others and its tag does not extend the one above.
+        """
 
-    def source_tag(self, call: ModuleCall) -> str: ...
+    def tag(self, call: ModuleCall) -> str:
+        """The call's own tag, whether the call is a level or not."""
+        return self.tags[call]
 
-    def namespace(self, call: ModuleCall) -> str: ...
+    def level(self, call: ModuleCall) -> ModuleCall:
+        """The deepest level on the call's stack: ``call`` itself when it is a level."""
+        return self._level_of[call]
+
+    def source_tag(self, call: ModuleCall) -> str:
+        """The tag of the deepest level on the call's stack: what a node that the call owns carries."""
+        return self.tags[self._level_of[call]]
+
+    def namespace(self, call: ModuleCall) -> str:
+        """The call's own tag without the leading slash, as Model Explorer expects it."""
+        return self.tags[call].removeprefix("/")
+
+    @cached_property
+    def tags(self) -> Mapping[ModuleCall, str]:
+        """The tag of every call."""
+        tags: dict[ModuleCall, str] = {}
+        for call, base in self.bases.items():
+            segment = self.segments[call]
+            tags[call] = segment if segment.startswith("/") else f"{'' if base is None else tags[base]}/{segment}"
+        return tags
+
+    def recorded(self) -> RecordedTags:
+        """The tags as a file records them."""
+        facts = {
+            traced.call: CallFacts(
+                self.class_of(traced.call), self.is_level_call(traced.call), self.segments[traced.call]
+            )
+            for traced in self.calls
+        }
+        return RecordedTags(self.calls, facts)
+
+    @cached_property
+    def by_tag(self) -> Mapping[str, ModuleCall]:
+        """Every call under its tag, in the order in which they began."""
+        return {tag: call for call, tag in self.tags.items()}
+
+    @cached_property
+    def bases(self) -> Mapping[ModuleCall, ModuleCall | None]:
+        """The call whose tag each call's tag extends: the level above for a level, otherwise the caller."""
+        return {
+            traced.call: traced.parent
+            if traced.parent is None or not self.is_level_call(traced.call)
+            else self._level_of[traced.parent]
+            for traced in self.calls
+        }
+
+    @cached_property
+    def _level_of(self) -> Mapping[ModuleCall, ModuleCall]:
+        levels: dict[ModuleCall, ModuleCall] = {}
+        for traced in self.calls:
+            is_level = traced.parent is None or self.is_level_call(traced.call)
+            levels[traced.call] = traced.call if is_level or traced.parent is None else levels[traced.parent]
+        return levels
+
+
+class CallFacts(NamedTuple):
+    """What is known of a call besides its place in the call tree."""
+
+    class_name: str
+    level: bool
+    segment: str
 
 
 @dataclass(frozen=True, eq=False)
-class Tags:
+class RecordedTags(CallTags):
+    """The tags of calls as a file records them."""
+
+    calls: CallTree
+    facts: Mapping[ModuleCall, CallFacts]
+
+    def class_of(self, call: ModuleCall) -> str:
+        return self.facts[call].class_name
+
+    def is_level_call(self, call: ModuleCall) -> bool:
+        return self.facts[call].level
+
+    @cached_property
+    def segments(self) -> Mapping[ModuleCall, str]:
+        return {call: facts.segment for call, facts in self.facts.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Tags(CallTags):
     """The tags of one model in one run.
 
     A tag is the tag of the level above, ``/`` and a segment: ``ClassName[.suffix][@n]``. The level above follows from
@@ -74,30 +171,15 @@ class Tags:
         """Whether the module at ``path`` is a level. A module that was never called is not."""
         return path in self.levels
 
-    def level(self, call: ModuleCall) -> ModuleCall:
-        """The deepest level on the call's stack: ``call`` itself when it is a level."""
-        return self._level_of[call]
+    def class_of(self, call: ModuleCall) -> str:
+        return self.tree[call.path].class_name
 
-    def tag(self, call: ModuleCall) -> str:
-        """The call's own tag, whether the call is a level or not."""
-        return self._tags[call]
-
-    def source_tag(self, call: ModuleCall) -> str:
-        """The tag of the deepest level on the call's stack: what a node that the call owns carries."""
-        return self._tags[self._level_of[call]]
-
-    def namespace(self, call: ModuleCall) -> str:
-        """The call's own tag without the leading slash, as Model Explorer expects it."""
-        return self._tags[call][1:]
+    def is_level_call(self, call: ModuleCall) -> bool:
+        return call.path in self.levels
 
     def module_tag(self, path: str) -> str:
         """The tag of a module: its first call's, or, if it was never called, as though its parent had called it."""
         return self._module_tags[path]
-
-    @cached_property
-    def by_tag(self) -> Mapping[str, ModuleCall]:
-        """Every call under its tag, in the order in which they began."""
-        return {tag: call for call, tag in self._tags.items()}
 
     @cached_property
     def _called(self) -> Counter[str]:
@@ -113,25 +195,6 @@ class Tags:
     def _makes_level(self, module: Module) -> bool:
         """Whether calls of the module are levels."""
         return module.parent is None or self._rule.makes_level(module.class_name, is_torch_nn=module.is_torch_nn)
-
-    @cached_property
-    def _level_of(self) -> Mapping[ModuleCall, ModuleCall]:
-        levels: dict[ModuleCall, ModuleCall] = {}
-        for traced in self.calls:
-            if traced.parent is None or traced.call.path in self.levels:
-                levels[traced.call] = traced.call
-            else:
-                levels[traced.call] = levels[traced.parent]
-        return levels
-
-    @cached_property
-    def _base(self) -> Mapping[ModuleCall, ModuleCall]:
-        """The call whose tag each call's tag extends: the level above for a level, otherwise the caller."""
-        return {
-            traced.call: self._level_of[traced.parent] if traced.call.path in self.levels else traced.parent
-            for traced in self.calls
-            if traced.parent is not None
-        }
 
     @cached_property
     def _static_base(self) -> Mapping[str, str]:
@@ -163,44 +226,23 @@ class Tags:
 
     @cached_property
     def _suffixes(self) -> Mapping[tuple[str, str], str]:
-        """(path of the base, path of the module) to the suffix that distinguishes modules of one class on one base."""
-        siblings: dict[tuple[str, str], dict[str, None]] = {}
-        placed = [(base.path, call.path) for call, base in self._base.items()]
-        for base, path in [*((base, path) for path, base in self._static_base.items()), *placed]:
-            siblings.setdefault((base, self.tree[path].class_name), {})[path] = None
-        return {
-            (base, path): suffix
-            for (base, _), paths in siblings.items()
-            for path, suffix in zip(paths, shortest_tails(base, list(paths)), strict=True)
-        }
-
-    def _segment(self, base: str, path: str) -> str:
-        suffix = self._suffixes[base, path]
-        return f"/{self.tree[path].class_name}" + (f".{suffix}" if suffix else "")
+        placed = [(base.path, call.path) for call, base in self.bases.items() if base is not None]
+        static = [(base, path) for path, base in self._static_base.items()]
+        return tag_suffixes((base, self.tree[path].class_name, path) for base, path in (*static, *placed))
 
     @cached_property
-    def _tags(self) -> Mapping[ModuleCall, str]:
-        tags: dict[ModuleCall, str] = {}
-        repeats: Counter[tuple[ModuleCall, str]] = Counter()
-        for traced in self.calls:
-            call = traced.call
-            if (base := self._base.get(call)) is None:
-                tags[call] = f"/{self.tree[call.path].class_name}"
-                continue
-            n = repeats[base, call.path]
-            repeats[base, call.path] += 1
-            tags[call] = tags[base] + self._segment(base.path, call.path) + (f"@{n}" if n else "")
-        return tags
+    def segments(self) -> Mapping[ModuleCall, str]:
+        return tag_segments(self.bases, self.class_of, self._suffixes)
 
     @cached_property
     def _module_tags(self) -> Mapping[str, str]:
         tags: dict[str, str] = {}
-        for call, tag in self._tags.items():
+        for call, tag in self.tags.items():
             tags.setdefault(call.path, tag)
         for module in self.tree:
             if module.path not in tags:
                 base = self._static_base[module.path]
-                tags[module.path] = tags[base] + self._segment(base, module.path)
+                tags[module.path] = f"{tags[base]}/{_segment(module.class_name, self._suffixes[base, module.path])}"
         return tags
 
 
@@ -230,6 +272,42 @@ def level_rule(
     if granularity == "auto":
         return LevelRule(not any(models.makes_level(name, is_torch_nn=nn) for name, nn in called), include, exclude)
     return LevelRule(granularity == "all", include, exclude)
+
+
+def tag_suffixes(placed: Iterable[tuple[str, str, str]]) -> dict[tuple[str, str], str]:
+    """(path of the base, path of the module) to the suffix that distinguishes modules of one class on one base.
+
+    Args:
+        placed: The path of the base, the class, and the path of each module.
+    """
+    siblings: dict[tuple[str, str], dict[str, None]] = {}
+    for base, class_name, path in placed:
+        siblings.setdefault((base, class_name), {})[path] = None
+    return {
+        (base, path): suffix
+        for (base, _), paths in siblings.items()
+        for path, suffix in zip(paths, shortest_tails(base, list(paths)), strict=True)
+    }
+
+
+def tag_segments(
+    bases: Mapping[ModuleCall, ModuleCall | None],
+    class_of: Callable[[ModuleCall], str],
+    suffixes: Mapping[tuple[str, str], str],
+) -> dict[ModuleCall, str]:
+    """What each call adds to the tag of its base: ``ClassName[.suffix][@n]``."""
+    segments: dict[ModuleCall, str] = {}
+    repeats: Counter[tuple[ModuleCall | None, str]] = Counter()
+    for call, base in bases.items():
+        number = repeats[base, call.path]
+        repeats[base, call.path] += 1
+        suffix = "" if base is None else suffixes[base.path, call.path]
+        segments[call] = _segment(class_of(call), suffix) + (f"@{number}" if number else "")
+    return segments
+
+
+def _segment(class_name: str, suffix: str) -> str:
+    return f"{class_name}.{suffix}" if suffix else class_name
 
 
 def shortest_tails(base: str, paths: Sequence[str]) -> list[str]:

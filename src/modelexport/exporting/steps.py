@@ -226,7 +226,7 @@ def encode(graph: ir.Model, tags: Tags, tags_as: str) -> FunctionsModel | None:
     if tags_as == "functions":
         return write_functions(graph, tags)
     if tags_as == "attributes":
-        write_attributes(graph)
+        write_attributes(graph, tags)
     return None
 
 

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from modelexport.core.calls import CallTree, ModuleCall, TracedCall
 from modelexport.core.json_decoding import decode_json
 from modelexport.core.limits import CALL_DEPTH
+from modelexport.core.tags import CallFacts, CallTags, RecordedTags, class_in_tag
 from modelexport.format import documents, keys
 from modelexport.format.repeated_calls import unfold_repeats
 
 
-def call_tree_entries(calls: Iterable[TracedCall], tag: Callable[[ModuleCall], str]) -> list[documents.CallTreeEntry]:
-    """Every call with its tag and the call it ran in."""
+def call_tree_entries(tags: CallTags) -> list[documents.CallTreeEntry]:
+    """Every call with its tag, what the tag is made of, and the call it ran in."""
     return [
         documents.CallTreeEntry(
-            traced.call.address, tag(traced.call), None if traced.parent is None else traced.parent.address
+            call=traced.call.address,
+            tag=tags.tag(traced.call),
+            parent=None if traced.parent is None else traced.parent.address,
+            class_name=tags.class_of(traced.call),
+            level=tags.is_level_call(traced.call),
         )
-        for traced in calls
+        for traced in tags.calls
     ]
 
 
@@ -28,8 +33,8 @@ def encode_call_tree(entries: Sequence[documents.CallTreeEntry]) -> str:
     return msgspec.json.encode(entries).decode()
 
 
-def read_call_tree(properties: Mapping[str, str]) -> tuple[CallTree, dict[ModuleCall, str]]:
-    """Every call, and the tag of each.
+def read_call_tree(properties: Mapping[str, str]) -> dict[TracedCall, documents.CallTreeEntry]:
+    """Every call, with what the file records of it.
 
     Raises:
         LookupError, ValueError: The properties are damaged.
@@ -38,7 +43,6 @@ def read_call_tree(properties: Mapping[str, str]) -> tuple[CallTree, dict[Module
     if not entries:
         raise ValueError("the call tree is empty")
     calls: dict[ModuleCall, TracedCall] = {}
-    tags: dict[ModuleCall, str] = {}
     for entry in entries:
         call = parse_call(entry.call)
         if (entry.parent is None) is not (not calls):
@@ -50,10 +54,39 @@ def read_call_tree(properties: Mapping[str, str]) -> tuple[CallTree, dict[Module
         if depth > CALL_DEPTH:
             raise ValueError(f"calls are nested more than {CALL_DEPTH} deep")
         calls[call] = TracedCall(call, parent, depth, None, None)
-        tags[call] = entry.tag
-    if len(set(tags.values())) < len(tags):
+    if len({entry.tag for entry in entries}) < len(entries):
         raise ValueError("two calls have the same tag")
-    return CallTree(tuple(calls.values())), tags
+    return dict(zip(calls.values(), entries, strict=True))
+
+
+def recorded_tags(
+    entries: Mapping[TracedCall, documents.CallTreeEntry], source_tags: Mapping[ModuleCall, str]
+) -> RecordedTags:
+    """The tags of the calls of a file.
+
+    Args:
+        source_tags: The tag that the nodes of each call carry. It shows what is a level in files of earlier versions,
+            whose call trees do not.
+    """
+    inside: dict[ModuleCall, set[str]] = {traced.call: {source_tags.get(traced.call, "")} for traced in entries}
+    for traced in reversed([*entries]):
+        if traced.parent is not None:
+            inside[traced.parent] |= inside[traced.call]
+    own: dict[ModuleCall, str] = {}
+    of_levels: dict[ModuleCall, str] = {}
+    facts: dict[ModuleCall, CallFacts] = {}
+    for traced, entry in entries.items():
+        call, tag, parent = traced.call, entry.tag, traced.parent
+        level = entry.level
+        if level is None:
+            known = {source_tags[call]} if call in source_tags else inside[call]
+            below = (f"{tag}/", f"{tag}@")
+            level = parent is None or any(source == tag or source.startswith(below) for source in known)
+        above = "" if parent is None else (of_levels if level else own)[parent]
+        own[call], of_levels[call] = tag, tag if level or parent is None else of_levels[parent]
+        segment = tag.removeprefix(f"{above}/") if tag.startswith(f"{above}/") else tag
+        facts[call] = CallFacts(entry.class_name or class_in_tag(tag), level, segment)
+    return RecordedTags(CallTree(tuple(entries)), facts)
 
 
 def parse_call(address: str) -> ModuleCall:

@@ -3,31 +3,43 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from modelexport.core.calls import CallTree
+from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.json_decoding import decode_json
 from modelexport.core.owners import Evidence, Owner
+from modelexport.core.tags import CallTags
 from modelexport.format import keys
 from modelexport.format.call_tree import parse_call
 
+NODE_KEYS = (
+    keys.SOURCE_MODULE,
+    keys.CALL,
+    keys.EVIDENCE,
+    keys.HIERARCHY_TAGS,
+    keys.CALLS,
+    keys.NAMESPACE,
+    keys.LAYER_ANNOTATION,
+)
+"""The properties of a node that its owner has."""
 
-def write_tags(
-    properties: MutableMapping[str, str], addresses: Sequence[str], source_tags: Sequence[str], evidence: Evidence
-) -> None:
-    """Write which calls own a node, replacing its earlier tags.
 
-    Args:
-        addresses: The address of each owner, the one that produces the node's output first.
-        source_tags: The source tag of each owner, in the same order.
-    """
-    properties[keys.SOURCE_MODULE], properties[keys.CALL] = source_tags[0], addresses[0]
-    properties[keys.EVIDENCE] = evidence.value
+def owner_properties(owner: Owner, tags: CallTags) -> dict[str, str]:
+    """The properties of a node that an owner has."""
+    properties = tag_properties(
+        [call.address for call in owner.calls], [tags.source_tag(call) for call in owner.calls], owner.evidence
+    )
+    properties[keys.NAMESPACE] = tags.namespace(owner.call)
+    properties[keys.LAYER_ANNOTATION] = owner.call.annotation
+    return properties
+
+
+def tag_properties(addresses: Sequence[str], source_tags: Sequence[str], evidence: Evidence) -> dict[str, str]:
+    """Which calls own a node: their addresses and source tags, of the one that produces the node's output first."""
+    properties = {keys.SOURCE_MODULE: source_tags[0], keys.CALL: addresses[0], keys.EVIDENCE: evidence.value}
     if len(addresses) > 1:
-        properties[keys.HIERARCHY_TAGS], properties[keys.CALLS] = json.dumps(source_tags), json.dumps(addresses)
-    else:
-        properties.pop(keys.HIERARCHY_TAGS, None)
-        properties.pop(keys.CALLS, None)
+        properties |= {keys.HIERARCHY_TAGS: json.dumps(source_tags), keys.CALLS: json.dumps(addresses)}
+    return properties
 
 
 def read_addresses(properties: Mapping[str, str]) -> list[str]:
@@ -65,6 +77,8 @@ class OwnerReader:
         self._calls = calls
         self._known: dict[tuple[str, str], tuple[Owner, str]] = {}
         """What nodes say of their owners to the owner and its address."""
+        self.source_tags: dict[ModuleCall, str] = {}
+        """The source tag of each call that owns one of the nodes that were read."""
 
     def read(self, properties: Mapping[str, str]) -> Owner | None:
         """The owner of a node; ``None`` for a node without tags.
@@ -81,6 +95,8 @@ class OwnerReader:
                 raise ValueError(f"a node belongs to '{missing}', which is not a call of the model")
             self._known[said] = owner, owner.call.address
         owner, address = self._known[said]
-        if len(read_source_tags(properties)) != len(owner.calls) or properties[keys.CALL] != address:
+        source_tags = read_source_tags(properties)
+        if len(source_tags) != len(owner.calls) or properties[keys.CALL] != address:
             raise ValueError(f"the addresses and the tags of a node of '{owner.call}' do not match")
+        self.source_tags.update(zip(owner.calls, source_tags, strict=True))
         return owner

@@ -53,7 +53,7 @@ def unfold_repeats(entries: Sequence[CallTreeEntry]) -> list[CallTreeEntry]:
     unfolded: list[CallTreeEntry] = []
     characters = 0
     for entry in entries:
-        own = CallTreeEntry(entry.call, entry.tag, entry.parent)
+        own = msgspec.structs.replace(entry, like=None)
         added = [own]
         if entry.like is not None:
             inside = _inside(entry.like, children)
@@ -104,10 +104,11 @@ def _moved(inside: Iterable[CallTreeEntry], source: CallTreeEntry, target: CallT
         return address if below == address else f"{target.call}.{below}"
 
     return [
-        CallTreeEntry(
-            moved(entry.call),
-            target.tag + entry.tag.removeprefix(source.tag) if entry.tag.startswith(source.tag) else entry.tag,
-            moved(entry.parent or ""),
+        msgspec.structs.replace(
+            entry,
+            call=moved(entry.call),
+            tag=target.tag + entry.tag.removeprefix(source.tag) if entry.tag.startswith(source.tag) else entry.tag,
+            parent=moved(entry.parent or ""),
         )
         for entry in inside
     ]

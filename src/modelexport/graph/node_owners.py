@@ -9,7 +9,6 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Owner
 from modelexport.errors import FileFormatError
-from modelexport.format.node_tags import read_source_tags
 from modelexport.graph.nodes import all_nodes
 
 OWNER = "modelexport.owner"
@@ -49,8 +48,3 @@ def owned_operators(model: ir.Model) -> Iterator[tuple[ModuleCall | None, str]]:
     for node in all_nodes(model):
         owner = owner_of(node)
         yield None if owner is None else owner.call, node.op_type
-
-
-def tags_of_users(value: ir.Value) -> list[str]:
-    """The tags that the nodes that use a value carry, each once."""
-    return list(dict.fromkeys(tag for node, _ in value.uses() for tag in read_source_tags(node.metadata_props)))

@@ -24,8 +24,9 @@ from modelexport.graph.copies import copy_of
 from modelexport.graph.node_owners import owned_operators, owner_of, required_owner
 from modelexport.graph.nodes import all_nodes
 from modelexport.runtime.checked_writing import written_together
-from modelexport.tagged.encodings.metadata import drop_torch_metadata, write_owner
-from modelexport.tagged.file import FileTags, TaggedFile, read_tagged
+from modelexport.tagged.encodings.encoded import encoded
+from modelexport.tagged.encodings.metadata import drop_torch_metadata
+from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.found_calls.find_calls import find_calls, record_sources
 from modelexport.tagged.found_calls.owners_from_neighbors import infer_owners
 from modelexport.tagged.found_calls.recorded_stacks import CallSource
@@ -72,16 +73,15 @@ def adopt(program: Any, output: str | Path, *, keep_torch_metadata: bool = False
     repeated: Sequence[str] = ()
     if keys.FORMAT_VERSION_KEY not in model.metadata_props:
         found = find_calls(model, keep_torch_metadata=keep_torch_metadata)
-        calls, sources, repeated = found.tags.calls, found.sources, found.repeated
-        tags = {call: tag for tag, call in found.tags.by_tag.items()}
+        tags, sources, repeated = found.tags.recorded(), found.sources, found.repeated
     elif path is None:
         raise UsageError("the program has tags of modelexport already: save it, there is nothing to adopt")
     else:
         tagged = read_tagged(path)
-        model, calls, tags = tagged.model, tagged.calls, dict(tagged.tags)
-        sources = _complete(tagged)
+        model, tags, sources = tagged.model, tagged.call_tags, _complete(tagged)
         if not keep_torch_metadata:
             drop_torch_metadata(model)
+        encoded(model, tags)
     check_files(model)
     with written_together(output.parent, reads) as staging:
         save_model(model, staging / output.name)
@@ -90,7 +90,7 @@ def adopt(program: Any, output: str | Path, *, keep_torch_metadata: bool = False
     return Adopted(
         path=output,
         files=files,
-        tree=tree_rows(owned_operators(model), calls, tags.__getitem__),
+        tree=tree_rows(owned_operators(model), tags.calls, tags.tag),
         coverage=documents.Coverage.of(evidence),
         sources=dict(sources),
         repeated=repeated,
@@ -113,16 +113,11 @@ def _model_of(program: Any) -> ir.Model:
 
 
 def _complete(tagged: TaggedFile) -> Counter[CallSource]:
-    """Tag the nodes without tags of a file that has tags, in place; returns the sources of all."""
+    """Give owners to the nodes without tags of a file that has tags, in place; returns the sources of all."""
     text, damaged = tagged.model.metadata_props.get(keys.ADOPTED, "{}"), f"{tagged.path} has damaged tags"
     earlier = decode_json(text, kind=dict[CallSource, int], damaged=damaged, then="adopt the original again")
-    bare = [node for node in tagged.nodes if owner_of(node) is None]
-    sources = Counter(earlier or {CallSource.TAGS: len(tagged.nodes) - len(bare)})
-    tags = FileTags(tagged)
-    _ = tagged.source_tags  # read before nodes get owners without tags
+    sources = Counter(earlier or {CallSource.TAGS: sum(owner_of(node) is not None for node in tagged.nodes)})
     if inferred := infer_owners(tagged.model, tagged.calls):
         sources[CallSource.NEIGHBOURS] += inferred
-    for node in bare:
-        write_owner(node, required_owner(node), tags)
     record_sources(tagged.model, sources)
     return sources

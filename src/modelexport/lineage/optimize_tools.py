@@ -23,6 +23,7 @@ from modelexport.graph.nodes import initializers
 from modelexport.lineage.retagging import RetagReport, retag
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import open_session
+from modelexport.tagged.encodings.encoded import encoded
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.traces.reference_values import open_reference, reference_path
 
@@ -77,7 +78,7 @@ def optimize_file(path: Source, tool: str, output: str | Path) -> RetagReport:
         # Initializers of older files have `value_info`, on which ONNX Runtime's quantizers fail.
         if tagged.encoding != "metadata" or tagged.model.meta.get(OLDER_FILE):
             source = folder / f"flat-{path.name}"
-            save_model(tagged.model, source)
+            save_model(encoded(tagged.model, tagged.call_tags), source)
         try:
             with collected():
                 chosen.run(source, target, lambda: _inputs(tagged, source))

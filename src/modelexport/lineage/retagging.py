@@ -23,6 +23,7 @@ from modelexport.files.linked_weights import check_files
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import documents, keys
+from modelexport.format.call_tree import call_tree_entries
 from modelexport.graph.coverage import count_coverage
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes, initializers, is_sorted, undefined_values
@@ -34,7 +35,7 @@ from modelexport.runtime.checked_writing import written_together
 from modelexport.tagged.documents.hierarchy_sidecar import descended_documents
 from modelexport.tagged.encodings.metadata import write_metadata
 from modelexport.tagged.encodings.reading import unpack_tags
-from modelexport.tagged.file import FileTags, TaggedFile, read_tagged
+from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.weights.recorded_transforms import state_dict_of
 
 RELATED = 0.4
@@ -169,7 +170,7 @@ def write_retagged(
         if _MADE_AGAIN.fullmatch(value.name or ""):
             value.name = free_name(f"kept_{value.name}", names)
     inheritance = inherited(tagged.model, before, model, descent)
-    tags, entries = FileTags(tagged), state_dict_of(tagged.model)
+    tags, entries = tagged.call_tags, state_dict_of(tagged.model)
     found = {key for origin in inheritance.origins.values() for key in origin.keys}
     lost = [key for key, entry in entries.items() if entry.used and key not in found]
     for key, text in tagged.model.metadata_props.items():
@@ -228,7 +229,7 @@ def _flat(path: Path, tagged: TaggedFile) -> tuple[ir.Model, bool]:
     if inlined and tagged.encoding == "functions":
         try:  # a tool that kept the functions may have kept their records of the names in the flat graph
             model.metadata_props.setdefault(keys.ENCODING, tagged.encoding)
-            unpack_tags(model, tagged.calls, tagged.tags)
+            unpack_tags(model, dict(zip(tagged.calls, call_tree_entries(tagged.call_tags), strict=True)))
         except (LookupError, ValueError, TypeError, AttributeError, RecursionError):
             model = load_onnx(path, ours=False)
     if model.functions:

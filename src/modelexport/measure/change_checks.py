@@ -10,8 +10,8 @@ import msgspec
 
 from modelexport.core.calls import ROOT, CallTree, TracedCall
 from modelexport.core.owners import Evidence, Owner
+from modelexport.core.tags import CallFacts, RecordedTags
 from modelexport.files.path_or_model import Source
-from modelexport.format import keys
 from modelexport.graph.node_owners import OWNER
 from modelexport.measure.costs import cost
 from modelexport.measure.run_inputs import make_feeds
@@ -129,7 +129,7 @@ def as_one_module(tagged: TaggedFile) -> TaggedFile:
     """The file as one module whose parameters are the initializers, for a comparison with a file of unknown calls."""
     for node in tagged.nodes:
         node.meta[OWNER] = Owner((ROOT,), Evidence.INFERRED)
-        node.metadata_props.pop(keys.SOURCE_MODULE, None)
     record_own_names(tagged.model)
     calls = CallTree((TracedCall(ROOT, None, 0, None, None),))
-    return TaggedFile(tagged.path, tagged.model, calls, {ROOT: "/Module"}, tagged.encoding, tagged.found)
+    tags = RecordedTags(calls, {ROOT: CallFacts("Module", True, "Module")})
+    return TaggedFile(tagged.path, tagged.model, tags, tagged.encoding, tagged.found)

@@ -10,23 +10,11 @@ from modelexport.core.json_decoding import decode_json
 from modelexport.core.tags import CallTags
 from modelexport.format import keys
 from modelexport.graph.nodes import all_nodes
-from modelexport.surgery.edited_tags import EditedTags
 from modelexport.surgery.grafted_modules import Graft, grafted_sidecar
 from modelexport.tagged.documents.hierarchy_sidecar import descended_documents
-from modelexport.tagged.encodings.attributes import write_attributes
-from modelexport.tagged.encodings.functions import write_functions
 from modelexport.tagged.file import TaggedFile
 from modelexport.weights.entries_of_initializers import Origin
 from modelexport.weights.recorded_transforms import parameter_plans
-
-
-def encoded(tagged: TaggedFile, tags: CallTags) -> ir.Model:
-    """The model of a file, edited in place and flat in memory, in the encoding that the file had."""
-    if tagged.encoding == "functions":
-        return write_functions(tagged.model, tags).model
-    if tagged.encoding == "attributes":
-        write_attributes(tagged.model)
-    return tagged.model
 
 
 class Documents:
@@ -42,7 +30,7 @@ class Documents:
         self._names |= {value.name or "": value for value in tagged.model.graph.inputs}
 
     def of_edited(
-        self, tags: EditedTags, moved: Mapping[ir.Value, ir.Value] | None = None, grafts: Sequence[Graft] = ()
+        self, tags: CallTags, moved: Mapping[ir.Value, ir.Value] | None = None, grafts: Sequence[Graft] = ()
     ) -> dict[str, bytes]:
         """The end of each document's name to its content.
 

@@ -9,9 +9,9 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
-from modelexport.core.tags import LevelRule, level_rule
+from modelexport.core.tags import CallTags, LevelRule, level_rule
 from modelexport.format import documents
-from modelexport.surgery.edited_tags import EditedTags, NewCall
+from modelexport.surgery.edited_calls import EditedCalls, NewCall
 from modelexport.tagged.file import TaggedFile
 
 
@@ -50,17 +50,17 @@ def _is_torch_nn(module: documents.ModuleEntry) -> bool:
 
 
 def graft_calls(
-    sub: TaggedFile, call: ModuleCall, tags: EditedTags, rule: LevelRule | None
+    sub: TaggedFile, call: ModuleCall, edited: EditedCalls, rule: LevelRule | None
 ) -> dict[ModuleCall, ModuleCall]:
     """Give a call the class of the root of an exported module, and add the calls inside that; returns their new names.
 
     Args:
         rule: Which classes make levels in the whole model; the calls of the module keep theirs if it is not known.
     """
-    theirs, sidecar = EditedTags(sub), sub.hierarchy
-    levels = {each: theirs.is_level(each) for each in sub.tags}
+    theirs, sidecar = sub.call_tags, sub.hierarchy
+    levels = {each: theirs.is_level_call(each) for each in sub.tags}
     root = sub.calls.calls[0].call
-    levels[root] = tags.is_level(call)
+    levels[root] = edited.tags.is_level_call(call)
     if rule is not None and sidecar is not None:
         known = {each.path: each for each in sidecar.modules}
         for each in levels:
@@ -76,13 +76,13 @@ def graft_calls(
         )
         for traced in sub.calls.calls[1:]
     ]
-    level = levels[root] or tags.calls[call].parent is None
-    added = tags.graft(call, theirs.class_of(root), level=level, inside=inside)
+    level = levels[root] or edited.tags.calls[call].parent is None
+    added = edited.graft(call, theirs.class_of(root), level=level, inside=inside)
     return {root: call, **dict(zip(order, added, strict=True))}
 
 
 def grafted_sidecar(
-    before: documents.Hierarchy, grafts: Sequence[Graft], tags: EditedTags
+    before: documents.Hierarchy, grafts: Sequence[Graft], tags: CallTags
 ) -> tuple[documents.Hierarchy, dict[str, ir.Value]]:
     """The sidecar of a file as though what was put into it had always been there.
 
@@ -109,9 +109,6 @@ def grafted_sidecar(
         _count(modules, graft)
         entered = _module_entries(modules, graft, tags) | entered  # a module's entry is that of its first call
         modules.update(entered)
-    for call in tags.renamed:
-        if not call.index and call.path in modules:
-            modules[call.path] = msgspec.structs.replace(modules[call.path], tag=tags.tag(call))
     root = msgspec.structs.replace(before.model, parameters=modules[""].parameters) if "" in modules else before.model
     amended = msgspec.structs.replace(before, model=root, calls=list(calls.values()), modules=list(modules.values()))
     return amended, values
@@ -127,7 +124,7 @@ def _call_entry(entry: documents.CallEntry, call: ModuleCall, names: Mapping[str
 
 
 def _module_entries(
-    modules: Mapping[str, documents.ModuleEntry], graft: Graft, tags: EditedTags
+    modules: Mapping[str, documents.ModuleEntry], graft: Graft, tags: CallTags
 ) -> dict[str, documents.ModuleEntry]:
     """The entries of the modules that were put in; those without one in their own sidecar have only a class."""
     sidecar = graft.sub.hierarchy
@@ -145,7 +142,7 @@ def _module_entries(
             tag=tags.tag(call) if call is not None else tags.tag(graft.call) + _below(entry.tag),
             depth=depth + entry.depth,
             aliases=[joined(graft.call.path, alias) for alias in entry.aliases] if entry.path else aliases,
-            level=tags.is_level(call) if call is not None else entry.level,
+            level=tags.is_level_call(call) if call is not None else entry.level,
         )
     if old is not None and graft.call.path not in found:
         name = tags.class_of(graft.call)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
@@ -13,17 +12,17 @@ import msgspec
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
-from modelexport.core.calls import ModuleCall
+from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.owners import Owner
+from modelexport.core.tags import RecordedTags
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.format import keys
-from modelexport.format.call_tree import call_tree_entries, encode_call_tree
-from modelexport.format.node_tags import read_source_tags, write_tags
 from modelexport.graph.boundaries import CallBoundary, find_boundaries
 from modelexport.graph.copies import copy_of, model_like
-from modelexport.graph.node_owners import OWNER, owner_of, tags_of_users
+from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import nested_graphs, nodes_behind, required_inputs, values_taken
 from modelexport.surgery.recomputed_values import Renewed, Repeating, is_size, read_off
+from modelexport.tagged.encodings.encoded import encoded
 from modelexport.weights.recorded_transforms import parameter_plans, record_state_dict, state_dict_of
 
 if TYPE_CHECKING:
@@ -233,24 +232,20 @@ class Cutter:
         nodes = list(graph.all_nodes())
         users = {*above, *inside}
         for node in nodes:
-            users.update(_keep_owners(node, inside, self._tagged.tags))
+            users.update(_keep_owners(node, inside))
         pending = nodes
         while pending:
             called = {node.op_identifier() for node in pending} - functions.keys()
             found = {key: whole.functions[key] for key in called if key in whole.functions}
             functions |= found
             pending = [node for function in found.values() for node in function.all_nodes()]
-        for value in graph.initializers.values():
-            if keys.HIERARCHY_TAGS in value.metadata_props:
-                value.metadata_props[keys.HIERARCHY_TAGS] = json.dumps(tags_of_users(value))
         calls = {above for user in users for above in self._tagged.calls.stack(user)}
-        entries = call_tree_entries(
-            (traced for traced in self._tagged.calls if traced.call in calls), self._tagged.tags.__getitem__
-        )
-        kept = {**whole.metadata_props, keys.CALL_TREE: encode_call_tree(entries)}
+        known = self._tagged.call_tags
+        tags = RecordedTags(CallTree(tuple(traced for traced in known.calls if traced.call in calls)), known.facts)
         is_whole = [value.name for value in graph.outputs] == [value.name for value in whole.graph.outputs]
-        properties = {key: text for key, text in kept.items() if key not in (keys.OUTPUTS, keys.EXPOSED) or is_whole}
-        model = model_like(whole, graph, functions.values(), properties)
+        left_out = () if is_whole else (keys.OUTPUTS, keys.EXPOSED)
+        properties = {key: text for key, text in whole.metadata_props.items() if key not in left_out}
+        model = encoded(model_like(whole, graph, functions.values(), properties), tags)
         if keys.STATE_DICT in properties:
             used = {key for plan in parameter_plans(model).values() for key in plan.keys}
             listed = state_dict_of(whole).items()
@@ -260,19 +255,11 @@ class Cutter:
         return model
 
 
-def _keep_owners(node: ir.Node, inside: set[ModuleCall], tags: Mapping[ModuleCall, str]) -> tuple[ModuleCall, ...]:
+def _keep_owners(node: ir.Node, inside: set[ModuleCall]) -> tuple[ModuleCall, ...]:
     """Keep only the owners inside the cut, if there is one; returns the owners."""
     owner = owner_of(node)
     if owner is None:
         return ()
-    kept = [i for i, call in enumerate(owner.calls) if call in inside]
-    if not kept or len(kept) == len(owner.calls):
-        return owner.calls
-    calls = tuple(owner.calls[i] for i in kept)
-    properties = node.metadata_props
-    source_tags = read_source_tags(properties)
-    write_tags(properties, [call.address for call in calls], [source_tags[i] for i in kept], owner.evidence)
-    properties[keys.NAMESPACE] = tags[calls[0]][1:]
-    properties[keys.LAYER_ANNOTATION] = calls[0].annotation
-    node.meta[OWNER] = Owner(calls, owner.evidence)
-    return calls
+    kept = tuple(call for call in owner.calls if call in inside) or owner.calls
+    set_owner(node, Owner(kept, owner.evidence))
+    return kept

@@ -15,8 +15,7 @@ from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.runtime.checked_writing import written_together
 from modelexport.runtime.onnx_adapter_files import ADAPTER_SUFFIX, write_adapter_file
 from modelexport.surgery import Sharing
-from modelexport.surgery.edited_files import Documents, encoded
-from modelexport.surgery.edited_tags import EditedTags
+from modelexport.surgery.edited_files import Documents
 from modelexport.surgery.lora_weights import AdaptedFile
 from modelexport.surgery.shared_files import SharedFiles
 
@@ -98,16 +97,16 @@ def merge_adapters(
         raise WeightsError(
             f"{grouped[0]} is the weight of a convolution in groups, to which a pair cannot be added: use --as-inputs"
         )
-    before, tags = Documents(work.tagged), EditedTags(work.tagged)
+    before = Documents(work.tagged)
     untied = work.untie()
     tensors = {value: work.tensor(value) for value in work.touched}
     if weights is not None:
         tensors |= {value: work.tensor(value) for value in work.plans if value not in tensors}
     bind_tensors(tensors)
-    beside = before.of_edited(tags)
+    beside = before.of_edited(work.tagged.call_tags)
     with written_together(output.parent, [path]) as staging:
         shared = SharedFiles(work.model, output, staging, sharing)
-        files = shared.save(encoded(work.tagged, tags), output.name, beside)
+        files = shared.save(work.tagged.encoded(), output.name, beside)
     return MergedAdapters(
         path=str(output),
         adapters=[str(adapter.path) for adapter in work.changes.adapters],
@@ -141,15 +140,15 @@ def adapters_as_inputs(
     names = [f"{output.stem}.{adapter.name}{ADAPTER_SUFFIX}" for adapter in work.changes.adapters]
     if len(set(names)) < len(names):
         raise UsageError("two of the adapters are folders of the same name: give one at a time, or rename a folder")
-    before, tags = Documents(work.tagged), EditedTags(work.tagged)
+    before = Documents(work.tagged)
     work.untie()
     added, whole, pairs = work.make_inputs()
-    beside = before.of_edited(tags, added.moved)
+    beside = before.of_edited(work.tagged.call_tags, added.moved)
     files = [work.values(changed) for changed in work.each()]
     inputs = [value.name or "" for value in work.inputs]
     with written_together(output.parent, [path]) as staging:
         shared = SharedFiles(work.model, output, staging, sharing)
-        written = shared.save(encoded(work.tagged, tags), output.name, beside)
+        written = shared.save(work.tagged.encoded(), output.name, beside)
         sizes = [_write(values, staging / name) for values, name in zip(files, names, strict=True)]
     return AdapterInputs(
         path=str(output),

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.format import keys
-from modelexport.graph.node_owners import OWNER, owner_of
+from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.weights.entries_from_file import transposition
 from modelexport.weights.peft_adapters import LowRank
 from modelexport.weights.recorded_transforms import ParameterPlan
@@ -147,7 +147,6 @@ class PairInputs:
                 const_value=ir.tensor(default.astype(weight.dtype.numpy()), dtype=weight.dtype, name=name),
             )
             value.metadata_props[keys.ADAPTER] = json.dumps({"entry": key, "part": part, "kind": kind})
-            value.metadata_props[keys.HIERARCHY_TAGS] = weight.metadata_props.get(keys.HIERARCHY_TAGS, "[]")
             self.model.graph.inputs.append(value)
             self.model.graph.initializers.add(value)
             yield value
@@ -178,11 +177,8 @@ class PairInputs:
             delta = step("MatMul", "lora_B", [inner, b], old.shape)
         new = step("Add", "lora", [old, delta], old.shape) if scale is None else self._scaled(step, node, delta, scale)
         for each in nodes:
-            each.metadata_props.update({key: text for key, text in node.metadata_props.items() if key != keys.REPLACED})
             each.metadata_props[keys.ADAPTER] = "lora"
-            owner = owner_of(node)
-            if owner is not None:
-                each.meta[OWNER] = owner
+            set_owner(each, owner_of(node))
         self._take_over(old, new, nodes)
         node.graph.insert_after(node, nodes)
         self.added += len(nodes)

@@ -20,9 +20,7 @@ from modelexport.format import keys
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers
 from modelexport.graph.unique_names import free_name, names_in
-from modelexport.surgery.edited_tags import EditedTags
 from modelexport.surgery.lora_inputs import PairInputs, Place, low_rank_places
-from modelexport.tagged.encodings.metadata import initializer_tags
 from modelexport.tagged.file import read_tagged
 from modelexport.weights.entries_from_file import recover
 from modelexport.weights.peft_adapters import Changes, LowRank, changes, read_adapter
@@ -124,9 +122,6 @@ class AdaptedFile:
         self._record(own, ParameterPlan([key, *others], plan.renamed(dict.fromkeys(names, key))))
         kept = [other for other in names if other != key]
         self._record(value, ParameterPlan([*kept, *others], plan.renamed(dict.fromkeys(names, kept[0]))))
-        tags = EditedTags(self.tagged)
-        for each in (own, value):
-            each.metadata_props[keys.HIERARCHY_TAGS] = json.dumps(initializer_tags(each, tags))
         return True
 
     def _record(self, value: ir.Value, plan: ParameterPlan) -> None:

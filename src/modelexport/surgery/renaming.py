@@ -12,9 +12,8 @@ from modelexport.files.path_or_model import Source, as_path
 from modelexport.graph.names_by_module import name_nodes_by_path, name_values_by_path
 from modelexport.runtime.checked_writing import written_together
 from modelexport.surgery.edited_files import Documents
-from modelexport.surgery.edited_tags import EditedTags
 from modelexport.surgery.shared_files import SharedFiles
-from modelexport.tagged.encodings.attributes import write_attributes
+from modelexport.tagged.encodings.encoded import encoded
 from modelexport.tagged.file import read_tagged
 
 
@@ -44,12 +43,11 @@ def rename(path: Source, output: str | Path, *, values: bool = False) -> Renamed
     path, output = as_path(path), Path(output)
     check_writable(output, [path])
     tagged = read_tagged(path)
-    documents, tags = Documents(tagged), EditedTags(tagged)
+    documents = Documents(tagged)
     renamed = name_nodes_by_path(tagged.model)
     values_renamed = name_values_by_path(tagged.model) if values else {}
-    beside = documents.of_edited(tags)
-    if tagged.encoding == "attributes":
-        write_attributes(tagged.model)
+    beside = documents.of_edited(tagged.call_tags)
+    model = encoded(tagged.model, tagged.call_tags, "metadata" if tagged.encoding == "functions" else tagged.encoding)
     with written_together(output.parent, [path]) as staging:
-        SharedFiles(tagged.model, output, staging).save(tagged.model, output.name, beside)
+        SharedFiles(tagged.model, output, staging).save(model, output.name, beside)
     return Renamed(str(output), renamed, values_renamed)

@@ -22,21 +22,21 @@ from modelexport.errors import UsageError
 from modelexport.files.atomic_writing import check_writable
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import keys
-from modelexport.graph.node_owners import OWNER, owner_of, tags_of_users
-from modelexport.graph.nodes import all_nodes, initializers, nested_graphs, values_taken
+from modelexport.graph.node_owners import owner_of, set_owner
+from modelexport.graph.nodes import all_nodes, nested_graphs, values_taken
 from modelexport.graph.unique_names import free_name, names_in
 from modelexport.runtime.checked_writing import written_together
 from modelexport.surgery import Sharing
 from modelexport.surgery.call_interfaces import Interface, interface_of
-from modelexport.surgery.edited_files import Documents, encoded, replaced_before
-from modelexport.surgery.edited_tags import EditedTags
+from modelexport.surgery.edited_calls import EditedCalls
+from modelexport.surgery.edited_files import Documents, replaced_before
 from modelexport.surgery.grafted_modules import Graft, rule_of
 from modelexport.surgery.graph_cutter import Cut, Cutter
 from modelexport.surgery.replaced_entries import write_keys
 from modelexport.surgery.shared_files import SharedFiles
 from modelexport.surgery.substitutes import FromModel, Parts, Site, Substitute
 from modelexport.surgery.substitutes.from_model import check_opsets
-from modelexport.tagged.encodings.metadata import write_owner
+from modelexport.tagged.encodings.encoded import encoded
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.weights.recorded_transforms import parameter_plans, record_state_dict, state_dict_of
 
@@ -103,12 +103,12 @@ def replace(
     sites = [replacer.site(call, copied=substitute.keep_body) for call in calls]
     documents = Documents(tagged)
     if isinstance(substitute, FromModel):
-        replacer.clear([site for site in sites if not substitute.is_part_of(site.call, replacer.tags)])
+        replacer.clear([site for site in sites if not substitute.is_part_of(site.call, replacer.edited.tags)])
     replaced = [replacer.replace(site, substitute) for site in sites]
     replacer.finish()
     kept = sum(id(node) in replacer.before for node in all_nodes(tagged.model))
-    beside = documents.of_edited(replacer.tags, replacer.now, replacer.grafts)
-    model = encoded(tagged, replacer.tags)
+    beside = documents.of_edited(replacer.edited.tags, replacer.now, replacer.grafts)
+    model = encoded(tagged.model, replacer.edited.tags, tagged.encoding)
     with written_together(output.parent, [tagged.path]) as staging:
         shared = SharedFiles(tagged.model, output, staging, weights)
         files = shared.save(model, output.name, beside)
@@ -134,7 +134,7 @@ class _Replacer:
         self._cutter = Cutter(tagged)
         self.now: dict[ir.Value, ir.Value] = {}
         """Values that replaced modules computed, to the values that replace them."""
-        self.tags = EditedTags(tagged)
+        self.edited = EditedCalls(tagged.call_tags)
         self.grafts: list[Graft] = []
         self.replaced: list[ModuleCall] = []
         self._keys: dict[ir.Value, tuple[str, ...]] = {}
@@ -190,7 +190,7 @@ class _Replacer:
         graph = self._graph_of(place.call, place.own)
         weights = dict.fromkeys(v for n in self._sorted(place.own) for v in values_taken(n) if v.is_initializer())
         site = Site(self._current(place.interface), list(weights), place.cut)
-        parts = substitute.build(site, self.tags, self._owners_beside([place]))
+        parts = substitute.build(site, self.edited, self._owners_beside([place]))
         added = self._tag(place.call, parts, substitute.name)
         outputs = site.interface.outputs
         before = self._next(graph, place, outputs)
@@ -207,7 +207,7 @@ class _Replacer:
         taken = dict.fromkeys(value for node in parts.nodes for value in values_taken(node))
         return ReplacedCall(
             str(place.call),
-            self.tags.tag(place.call),
+            self.edited.tags.tag(place.call),
             removed,
             added,
             [value.name or "" for value in taken if not value.is_initializer() and value not in made],
@@ -218,7 +218,7 @@ class _Replacer:
         """Remove the calls inside calls that are replaced, so that new calls get their numbers in their order."""
         beside = self._owners_beside(places)
         for place in places:
-            self.tags.remove_inside(place.call, beside)
+            self.edited.remove_inside(place.call, beside)
 
     def _owners_beside(self, places: Sequence[_Place]) -> set[ModuleCall]:
         """The calls that own nodes outside of some calls, or share nodes with them, which may remain."""
@@ -351,15 +351,13 @@ class _Replacer:
     # --- names and tags ---
 
     def _tag(self, call: ModuleCall, parts: Parts, by: str) -> int:
-        """Write the owners of new nodes; returns how many nodes there are."""
+        """Give new nodes their owners; returns how many nodes there are."""
         self._record[str(call)] = by
         nodes = [each for node in parts.nodes for each in _family(node)]
         for node in nodes:
-            owner = parts.owners.get(node, Owner((call,)))
             node.metadata_props.clear()
-            node.meta[OWNER] = owner
-            write_owner(node, owner, self.tags)
             node.metadata_props[keys.REPLACED] = by
+            set_owner(node, parts.owners.get(node, Owner((call,))))
             self._dirty.update(value for value in node.inputs if value is not None and value.is_initializer())
         return len(nodes)
 
@@ -392,25 +390,10 @@ class _Replacer:
         """Update the metadata."""
         write_keys(self._model, self._dirty, self._keys, [place.path for place in self.replaced if place.path])
         self._release()
-        for node in all_nodes(self._model):
-            owner = owner_of(node)
-            if owner is not None and not self.tags.renamed.isdisjoint(owner.calls):
-                write_owner(node, owner, self.tags)
-                self._dirty.update(value for value in node.inputs if value is not None and value.is_initializer())
-        for value in initializers(self._model):
-            if value in self._dirty:
-                value.metadata_props[keys.HIERARCHY_TAGS] = json.dumps(tags_of_users(value))
-        for function in self._model.functions.values():
-            for node in function.all_nodes():
-                owner = owner_of(node)
-                if owner is not None and keys.CALL in node.metadata_props:
-                    write_owner(node, owner, self.tags)
         used = {key for plan in parameter_plans(self._model).values() for key in plan.keys}
         entries = {key: msgspec.structs.replace(entry, used=key in used) for key, entry in self._entries.items()}
-        properties = self._model.metadata_props
         record_state_dict(self._model, entries)
-        properties[keys.CALL_TREE] = self.tags.entries()
-        properties[keys.REPLACED] = json.dumps(self._record)
+        self._model.metadata_props[keys.REPLACED] = json.dumps(self._record)
 
     def _release(self) -> None:
         """Take replaced calls from the owners of the nodes that they shared with others: these alone use them now.
@@ -426,12 +409,11 @@ class _Replacer:
                 continue
             left = tuple(call for call in owner.calls if call not in gone)
             if left and left != owner.calls and id(node) in self.before:
-                owner = node.meta[OWNER] = dataclasses.replace(owner, calls=left)
-                write_owner(node, owner, self.tags)
-                self._dirty.update(value for value in node.inputs if value is not None and value.is_initializer())
+                owner = dataclasses.replace(owner, calls=left)
+                set_owner(node, owner)
             used.update(owner.calls)
         for call in self.replaced:
-            self.tags.remove_old(call, used)
+            self.edited.remove_old(call, used)
 
 
 def _family(node: ir.Node) -> Iterator[ir.Node]:

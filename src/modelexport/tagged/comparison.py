@@ -119,7 +119,7 @@ class _Side:
             own, operator = self.calls[owner.call], _operator(node)
             own.operators[operator] += 1
             own.attributes[operator][_attributes(node, tagged.model.opset_imports.get(node.domain, 1))] += 1
-            own.source_module = node.metadata_props.get(keys.SOURCE_MODULE)
+            own.source_module = tagged.call_tags.source_tag(owner.call)
             for value in node.inputs:
                 if value in self.held:
                     own.parameters.update(dict.fromkeys(self.held[value].keys, how_held[value]))

@@ -13,21 +13,23 @@ import onnx_ir as ir
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.collected_messages import READING
 from modelexport.core.selectors import Selection, find_call, select_calls
-from modelexport.core.tags import class_in_tag
+from modelexport.core.tags import RecordedTags
 from modelexport.errors import FileFormatError
 from modelexport.files.document_digests import check_documents
 from modelexport.files.linked_weights import check_weights
 from modelexport.files.onnx_models import load_onnx
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import documents
-from modelexport.format.call_tree import call_tree_entries, read_call_tree
+from modelexport.format.call_tree import call_tree_entries, read_call_tree, recorded_tags
 from modelexport.format.keys import FORMAT_VERSION_KEY
-from modelexport.format.node_tags import OwnerReader, read_source_tags
+from modelexport.format.node_tags import OwnerReader
 from modelexport.format.versions import check_version
 from modelexport.graph.boundaries import CallBoundary, find_boundaries
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes
 from modelexport.tagged.documents.reader import check_same_calls, check_same_nodes, load_hierarchy
+from modelexport.tagged.encodings.encoded import encoded
+from modelexport.tagged.encodings.metadata import write_calls
 from modelexport.tagged.encodings.reading import unpack_tags
 from modelexport.tagged.found_calls.find_calls import FoundCalls, find_calls
 
@@ -43,16 +45,31 @@ class TaggedFile:
 
     path: Path
     model: ir.Model
-    calls: CallTree
-    tags: Mapping[ModuleCall, str]
-    """The tag of every call."""
+    """Flat. Its nodes have owners (:mod:`modelexport.graph.node_owners`), which count; the text of their tags is what
+    the file has. :func:`modelexport.tagged.encodings.encoded.encoded` makes it again before a model is written."""
+    call_tags: RecordedTags
+    """The calls, and what their tags are made of."""
     encoding: str = "metadata"
-    """The encoding of the tags in the file. The model in memory is always flat, with tags as metadata."""
+    """The encoding of the tags in the file."""
     found: FoundCalls | None = None
     """How the calls were found, if the file has no tags."""
 
     def __fspath__(self) -> str:
         return str(self.path)
+
+    @property
+    def calls(self) -> CallTree:
+        """Every call of the file."""
+        return self.call_tags.calls
+
+    @property
+    def tags(self) -> Mapping[ModuleCall, str]:
+        """The tag of every call."""
+        return self.call_tags.tags
+
+    def encoded(self) -> ir.Model:
+        """The model as it is written: with the tags of its calls, in the encoding that the file had."""
+        return encoded(self.model, self.call_tags, self.encoding)
 
     @cached_property
     def nodes(self) -> tuple[ir.Node, ...]:
@@ -75,7 +92,7 @@ class TaggedFile:
         if self.found is not None or not path.exists():
             return None
         sidecar = load_hierarchy(path)
-        check_same_calls(path, sidecar, call_tree_entries(self.calls, self.tags.__getitem__))
+        check_same_calls(path, sidecar, call_tree_entries(self.call_tags))
         check_same_nodes(path, sidecar, self.nodes)
         check_documents(self.path, self.model.metadata_props, [SIDECAR])
         return sidecar
@@ -90,20 +107,6 @@ class TaggedFile:
         """
         return find_call(name, self.tags, where=self.path)
 
-    @cached_property
-    def source_tags(self) -> Mapping[ModuleCall, str]:
-        """The tag that the nodes of each call carry: of its deepest level. Calls without nodes of their own have none.
-
-        Raises:
-            ValueError: A node has other owners than tags.
-        """
-        found: dict[ModuleCall, str] = {}
-        for node in self.nodes:
-            owner = owner_of(node)
-            if owner is not None:
-                found.update(zip(owner.calls, read_source_tags(node.metadata_props), strict=True))
-        return found
-
     def select(self, *selectors: str) -> Selection:
         """The calls that selectors pick (see :mod:`modelexport.core.selectors`); without selectors, all.
 
@@ -114,7 +117,7 @@ class TaggedFile:
 
     def class_of(self, call: ModuleCall) -> str:
         """The name of the class of the module that was called."""
-        return class_in_tag(self.tags[call])
+        return self.call_tags.class_of(call)
 
     @cached_property
     def boundaries(self) -> Mapping[ModuleCall, CallBoundary]:
@@ -146,7 +149,7 @@ class TaggedFile:
                     node.name or "",
                     node.op_type,
                     owner.call.address,
-                    read_source_tags(node.metadata_props)[0],
+                    self.call_tags.source_tag(owner.call),
                     owner.evidence.value,
                     [value.name or "" if value is not None else "" for value in node.inputs],
                     [value.name or "" for value in node.outputs],
@@ -170,30 +173,6 @@ class NodeRow(msgspec.Struct, frozen=True):
     """The other calls that own it."""
 
 
-@dataclass(frozen=True)
-class FileTags:
-    """The tags of a file's calls as documents and encodings need them (:class:`modelexport.core.tags.CallTags`)."""
-
-    tagged: TaggedFile
-
-    @property
-    def calls(self) -> CallTree:
-        """Every call of the file."""
-        return self.tagged.calls
-
-    def tag(self, call: ModuleCall) -> str:
-        """The call's own tag."""
-        return self.tagged.tags[call]
-
-    def namespace(self, call: ModuleCall) -> str:
-        """The same without the leading slash."""
-        return self.tagged.tags[call].removeprefix("/")
-
-    def source_tag(self, call: ModuleCall) -> str:
-        """The source tag of a node that the call owns."""
-        return self.tagged.source_tags[call]
-
-
 def read_tagged(path: Source, *, checked: bool = True) -> TaggedFile:
     """Read any ONNX file. Weights are read from the file when they are first used.
 
@@ -212,15 +191,18 @@ def read_tagged(path: Source, *, checked: bool = True) -> TaggedFile:
         return read_untagged(path, model)
     check_version(path, model.metadata_props)
     try:
-        calls, tags = read_call_tree(model.metadata_props)
-        encoding = unpack_tags(model, calls, tags)
-        owners = OwnerReader(calls)
+        entries = read_call_tree(model.metadata_props)
+        encoding = unpack_tags(model, entries)
+        owners = OwnerReader(CallTree(tuple(entries)))
         for node in all_nodes(model):
             if (owner := owners.read(node.metadata_props)) is not None:
                 set_owner(node, owner)
+        tags = recorded_tags(entries, owners.source_tags)
+        if encoding == "functions":
+            write_calls(model, tags)
     except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise FileFormatError(f"{path} has damaged tags ({error}): export it again") from error
-    tagged = TaggedFile(path, model, calls, tags, encoding)
+    tagged = TaggedFile(path, model, tags, encoding)
     if checked:
         check_weights(model)
     _check_documents(tagged)
@@ -234,9 +216,7 @@ def read_untagged(path: Path, model: ir.Model) -> TaggedFile:
     except FileFormatError as error:
         raise FileFormatError(f"{path}: {error}") from error
     READING.info("%s has %s", path, found.sentence)
-    return TaggedFile(
-        path, model, found.tags.calls, {call: tag for tag, call in found.tags.by_tag.items()}, found=found
-    )
+    return TaggedFile(path, model, found.tags.recorded(), found=found)
 
 
 def _check_documents(tagged: TaggedFile) -> None:

@@ -12,6 +12,7 @@ from modelexport.files.onnx_models import save_model
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.runtime.checked_writing import written_together
 from modelexport.tagged import file
+from modelexport.tagged.encodings.encoded import encoded
 
 
 def strip(path: Source, output: str | Path) -> None:
@@ -57,4 +58,4 @@ def _rewrite(path: Path, output: Path, encoding: str, otherwise: str) -> None:
     if tagged.encoding != encoding:
         raise UsageError(f"{path} has the encoding '{tagged.encoding}', not '{encoding}': there is {otherwise}")
     with written_together(output.parent, [path]) as staging:
-        save_model(tagged.model, staging / output.name)
+        save_model(encoded(tagged.model, tagged.call_tags), staging / output.name)

@@ -20,12 +20,13 @@ import onnx_ir as ir
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, Side, TracedCall
 from modelexport.core.json_decoding import decode_json
 from modelexport.core.module_tree import ModuleTree
-from modelexport.core.tags import CallTags, Granularity, Tags
+from modelexport.core.tags import CallFacts, CallTags, Granularity, RecordedTags, Tags, class_in_tag
 from modelexport.core.text import shortened
 from modelexport.errors import FileFormatError, UsageError
+from modelexport.files.onnx_models import OLDER_FILE
 from modelexport.format import documents, keys
 from modelexport.format.dtypes import dtype_name
-from modelexport.format.node_tags import read_source_tags
+from modelexport.format.node_tags import owner_properties
 from modelexport.graph.kept_outputs import exposed_outputs, requested_outputs
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers, nested_graphs
@@ -34,8 +35,8 @@ from modelexport.tagged.documents.dag import dag_document
 from modelexport.tagged.documents.hierarchy_sidecar import descended_document, module_facts
 from modelexport.tagged.documents.operations import operations_document
 from modelexport.tagged.documents.reader import load_dag, load_operations
-from modelexport.tagged.encodings.metadata import initializer_tags, owner_properties
-from modelexport.tagged.file import FileTags, TaggedFile
+from modelexport.tagged.encodings.metadata import initializer_tags
+from modelexport.tagged.file import TaggedFile
 from modelexport.traces.fingerprints import fingerprint_of
 from modelexport.traces.tolerances import ROUNDED_CONSTANT
 from modelexport.traces.trace import Content, SeenTensor
@@ -157,15 +158,25 @@ class _Right:
         for traced in self.tagged.calls:
             parent = parents.get(traced.call)
             found[traced.call] = replace(traced, parent=parent) if parent in found else traced
-        tagged, tree = replace(self.tagged, calls=CallTree(tuple(found.values()))), self.tree
+        calls, tree = CallTree(tuple(found.values())), self.tree
         if self.said is None or tree is None or self._replaced or any(call.path not in tree for call in found):
-            return _OwnTags(tagged, tree)
+            return RecordedTags(calls, {call: self._with_class(call) for call in found})
         said = self.said.settings
         try:
             granularity = msgspec.convert(said.granularity, Granularity)
-            return Tags(tree, tagged.calls, granularity=granularity, include=said.include, exclude=said.exclude)
+            return Tags(tree, calls, granularity=granularity, include=said.include, exclude=said.exclude)
         except (UsageError, ValueError) as error:
             raise FileFormatError(f"the settings in the sidecar are not those of the export: {error}") from error
+
+    def _with_class(self, call: ModuleCall) -> CallFacts:
+        """What the file records of a call, with the class of its module in the model."""
+        facts = self.tagged.call_tags.facts[call]
+        if self.tree is None or call.path not in self.tree:
+            return facts
+        name = self.tree[call.path].class_name
+        above, slash, last = facts.segment.rpartition("/")
+        segment = f"{above}{slash}{name}{last.removeprefix(class_in_tag(last))}"
+        return CallFacts(name, facts.level, segment)
 
     @property
     def _replaced(self) -> bool:
@@ -178,6 +189,10 @@ class _Right:
         for call, tag in self.tagged.tags.items():
             said["call", call.address] = {"parent": self.tagged.calls[call].parent, "tag": tag}
             so["call", call.address] = {"parent": self.tags.calls[call].parent, "tag": self.tags.tag(call)}
+            if not self.tagged.model.meta.get(OLDER_FILE):
+                for table, tags in ((said, self.tagged.call_tags), (so, self.tags)):
+                    table["call", call.address]["class_name"] = tags.class_of(call)
+                    table["call", call.address]["level"] = tags.is_level_call(call)
         for node in self.tagged.nodes:
             if (owner := owner_of(node)) is not None:
                 right, properties = owner_properties(owner, self.tags), node.metadata_props
@@ -291,28 +306,6 @@ def _is_constant(value: ir.Value, content: Content) -> bool:
     if value.const_value is None or value.const_value.size != content.fingerprint.size:
         return False
     return fingerprint_of(value.const_value.numpy()).alike(content.fingerprint, ROUNDED_CONSTANT)
-
-
-@dataclass(frozen=True)
-class _OwnTags(FileTags):
-    """The tags that a file has, with the classes of the modules."""
-
-    modules: ModuleTree | None
-
-    def tag(self, call: ModuleCall) -> str:
-        above, _, segment = self.tagged.tags[call].rpartition("/")
-        if self.modules is not None and call.path in self.modules:
-            name = segment.partition(".")[0].partition("@")[0]
-            segment = self.modules[call.path].class_name + segment.removeprefix(name)
-        return f"{above}/{segment}"
-
-    def source_tag(self, call: ModuleCall) -> str:
-        levels = (one for one in reversed(self.calls.stack(call)) if self.tagged.tags[one] in self._used)
-        return self.tag(next(levels, ROOT))
-
-    @cached_property
-    def _used(self) -> set[str]:
-        return {tag for node in self.tagged.nodes for tag in read_source_tags(node.metadata_props)}
 
 
 def _entries(model: ir.Model, of_model: Collection[str]) -> Tables:

@@ -17,7 +17,7 @@ from modelexport.graph.hidden_weights import detach_tensors
 from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.graph.nodes import required_inputs, values_taken
 from modelexport.surgery.call_interfaces import offered_names
-from modelexport.surgery.edited_tags import EditedTags
+from modelexport.surgery.edited_calls import EditedCalls
 from modelexport.surgery.substitutes.substitute import Parts, Site
 from modelexport.weights.recorded_transforms import parameter_plan
 
@@ -39,13 +39,13 @@ class CustomOperator:
     def name(self) -> str:
         return f"{self.domain}:{self.op_type}" if self.domain else self.op_type
 
-    def build(self, site: Site, tags: EditedTags, used: Iterable[ModuleCall]) -> Parts:
+    def build(self, site: Site, edited: EditedCalls, used: Iterable[ModuleCall]) -> Parts:
         interface = site.interface
         attributes = [_attribute(name, value) for name, value in self.attributes.items()]
         if not self.keep_body:
             inputs = self._chosen(site) if self.inputs else [*interface.inputs, *site.weights]
             node = ir.Node(self.domain, self.op_type, inputs, attributes, num_outputs=len(interface.outputs))
-            tags.remove_inside(site.call, used)
+            edited.remove_inside(site.call, used)
             return Parts([node], list(node.outputs), opsets={self.domain: 1})
         if self.inputs:
             raise UsageError(
@@ -78,7 +78,6 @@ class CustomOperator:
             node.outputs[0].name, node.outputs[0].type = value.name, value.type
             node.outputs[0].shape = value.shape
             user = next(iter(value.uses())).node
-            node.metadata_props.update(user.metadata_props)
             node.meta.update(user.meta)
             ir.convenience.replace_all_uses_with(value, node.outputs[0])
         nodes = _depth_first(graph.outputs)

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Owner
-from modelexport.core.tags import LevelRule
+from modelexport.core.tags import CallTags, LevelRule
 from modelexport.errors import UsageError
 from modelexport.files.onnx_models import load_onnx
 from modelexport.files.path_or_model import Source, as_path
@@ -22,7 +22,7 @@ from modelexport.graph.copies import copy_of
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, may_be, nodes_behind
 from modelexport.surgery.call_interfaces import Interface, Wanted, match_names, offered_names, spellings
-from modelexport.surgery.edited_tags import EditedTags
+from modelexport.surgery.edited_calls import EditedCalls
 from modelexport.surgery.grafted_modules import Graft, graft_calls, joined
 from modelexport.surgery.substitutes.substitute import Parts, Site
 from modelexport.tagged.file import TaggedFile, read_tagged
@@ -60,7 +60,7 @@ class FromModel:
     def name(self) -> str:
         return self.path.name
 
-    def build(self, site: Site, tags: EditedTags, used: Iterable[ModuleCall]) -> Parts:
+    def build(self, site: Site, edited: EditedCalls, used: Iterable[ModuleCall]) -> Parts:
         graph = copy_of(self.model.graph)
         values = {value.name or "": value for node in graph.all_nodes() for value in node.outputs}
         required = [value for value in graph.inputs if not value.is_initializer()]
@@ -70,7 +70,7 @@ class FromModel:
         sources = self._sources(site.interface, required)
         results = self._results(site.interface, graph)
         values |= {mine.name or "": source for mine, source in sources.items()}
-        owners = self._owners(site.call, graph, tags, used, values)
+        owners = self._owners(site.call, graph, edited, used, values)
         nodes, made = _taken_out(graph, sources, results)
         return Parts(
             nodes,
@@ -145,7 +145,7 @@ class FromModel:
             _check_type(self.path, found[value.name or ""], value, f"'{interface.call}'")
         return [found[value.name or ""] for value in interface.outputs]
 
-    def is_part_of(self, call: ModuleCall, tags: EditedTags) -> bool:
+    def is_part_of(self, call: ModuleCall, tags: CallTags) -> bool:
         """Whether it was cut out of the same model: it has the call with the same tag."""
         return bool(call.path) and self._tagged is not None and self._tagged.tags.get(call) == tags.tag(call)
 
@@ -153,20 +153,20 @@ class FromModel:
         self,
         call: ModuleCall,
         graph: ir.Graph,
-        tags: EditedTags,
+        edited: EditedCalls,
         used: Iterable[ModuleCall],
         values: Mapping[str, ir.Value],
     ) -> dict[ir.Node, Owner]:
         self._graft = None
         if self._tagged is None:
-            tags.remove_inside(call, used)
+            edited.remove_inside(call, used)
             return {}
-        self._absolute = self.is_part_of(call, tags)
+        self._absolute = self.is_part_of(call, edited.tags)
         if self._absolute:
             renamed = {traced.call: traced.call for traced in self._tagged.calls}
         else:
-            tags.remove_inside(call, used)
-            renamed = graft_calls(self._tagged, call, tags, self.rule)
+            edited.remove_inside(call, used)
+            renamed = graft_calls(self._tagged, call, edited, self.rule)
         self._graft = Graft(call, self._tagged, renamed, values, self._absolute)
         owners = {}
         for node in graph.all_nodes():

@@ -14,7 +14,7 @@ from modelexport.errors import UsageError
 from modelexport.format import documents
 from modelexport.graph.nodes import may_be
 from modelexport.surgery.call_interfaces import Interface
-from modelexport.surgery.edited_tags import EditedTags
+from modelexport.surgery.edited_calls import EditedCalls
 from modelexport.surgery.grafted_modules import Graft
 from modelexport.surgery.graph_cutter import Cut
 
@@ -63,8 +63,8 @@ class Substitute(Protocol):
     def name(self) -> str:
         """Its name in the metadata of nodes."""
 
-    def build(self, site: Site, tags: EditedTags, used: Iterable[ModuleCall]) -> Parts:
-        """New nodes for a call; changes the calls inside it in ``tags``.
+    def build(self, site: Site, edited: EditedCalls, used: Iterable[ModuleCall]) -> Parts:
+        """New nodes for a call; changes the calls inside it in ``edited``.
 
         Args:
             used: The calls that own other nodes.
@@ -77,7 +77,7 @@ class Identity:
     name = "identity"
     keep_body = False
 
-    def build(self, site: Site, tags: EditedTags, used: Iterable[ModuleCall]) -> Parts:
+    def build(self, site: Site, edited: EditedCalls, used: Iterable[ModuleCall]) -> Parts:
         nodes = []
         for output in site.interface.outputs:
             fitting = [
@@ -92,7 +92,7 @@ class Identity:
                 )
             same = [value for value in fitting if _sizes(value) == _sizes(output)]
             nodes.append(ir.Node("", "Identity", [(same or fitting)[0]]))
-        tags.remove_inside(site.call, used)
+        edited.remove_inside(site.call, used)
         return Parts(nodes, [node.outputs[0] for node in nodes])
 
 

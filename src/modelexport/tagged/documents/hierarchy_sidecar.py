@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import onnx_ir as ir
 
-from modelexport.core.calls import CallTree, Port, Side, TracedCall
+from modelexport.core.calls import CallTree, ModuleCall, Port, Side, TracedCall
 from modelexport.core.module_tree import Module, ModuleTree
 from modelexport.core.owners import Owner
-from modelexport.core.tags import CallTags, Tags, class_in_tag
+from modelexport.core.tags import CallTags, Tags
 from modelexport.core.uncalled_modules import Comparison
 from modelexport.core.version import __version__
 from modelexport.format import documents
@@ -176,16 +176,17 @@ def _descended_modules(before: documents.Hierarchy, model: ir.Model, tags: CallT
             reason = _REPLACED
         elif not reason:
             reason = _VANISHED if executed[module.path] else _NOT_CALLED
-        entries.append(msgspec.structs.replace(module, calls=executed[module.path], reason=reason))
+        first = ModuleCall(module.path)
+        tag = tags.tag(first) if first in tags.calls else module.tag
+        entries.append(msgspec.structs.replace(module, tag=tag, calls=executed[module.path], reason=reason))
     known = {module.path for module in before.modules}
     added = {traced.call.path: traced.call for traced in reversed(tags.calls.calls) if traced.call.path not in known}
     for path, call in sorted(added.items()):
-        tag, source = tags.tag(call), tags.source_tag(call)
-        class_name = class_in_tag(tag)
+        class_name = tags.class_of(call)
         entries.append(
             documents.ModuleEntry(
                 path=path,
-                tag=tag,
+                tag=tags.tag(call),
                 class_name=class_name,
                 qualified_class=class_name,
                 depth=path.count(".") + 1,
@@ -194,7 +195,7 @@ def _descended_modules(before: documents.Hierarchy, model: ir.Model, tags: CallT
                 parameters=0,
                 trainable=0,
                 shapes={},
-                level=source == tag,
+                level=tags.is_level_call(call),
                 calls=executed[path],
                 reason="" if path in with_nodes else _VANISHED,
             )

@@ -22,11 +22,11 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Evidence, Owner
 from modelexport.core.relative_addresses import Scope, short_name
-from modelexport.core.tags import CallTags, class_in_tag
+from modelexport.core.tags import CallTags
 from modelexport.errors import FileFormatError
 from modelexport.format import keys
 from modelexport.format.call_tree import call_tree_entries, encode_call_tree
-from modelexport.format.node_tags import write_tags
+from modelexport.format.node_tags import NODE_KEYS, tag_properties
 from modelexport.format.repeated_calls import fold_repeats
 from modelexport.graph.copies import model_like, with_graphs
 from modelexport.graph.hidden_weights import bind_tensors
@@ -45,15 +45,6 @@ from modelexport.weights.recorded_transforms import parameter_plan
 
 _Step = ir.Node | ir.Value | Instance
 Dimensions = list[int | str | None] | None
-_OWNER_KEYS = {
-    keys.SOURCE_MODULE,
-    keys.CALL,
-    keys.EVIDENCE,
-    keys.HIERARCHY_TAGS,
-    keys.CALLS,
-    keys.NAMESPACE,
-    keys.LAYER_ANNOTATION,
-}
 _FUNCTION_VALUE_INFO_IR_VERSION = 10
 """The first IR version in which functions have types and shapes of their values."""
 
@@ -99,13 +90,13 @@ class _Writer:
         names: dict[Variant, str] = {}
         taken: set[str] = set()
         for variant in sorted(self.distinct.variants, key=lambda variant: order[variant.members[0].group.call]):
-            classes = Counter(class_in_tag(self.tags.tag(member.group.call)) for member in variant.members)
+            classes = Counter(self.tags.class_of(member.group.call) for member in variant.members)
             names[variant] = free_name(classes.most_common(1)[0][0], taken, first=1)
         return names
 
     def _call_tree(self) -> str:
         equal = [[member.group.call.address for member in variant.members] for variant in self.distinct.variants]
-        return encode_call_tree(fold_repeats(call_tree_entries(self.tags.calls, self.tags.tag), equal))
+        return encode_call_tree(fold_repeats(call_tree_entries(self.tags), equal))
 
     def _main_graph(self) -> ir.Graph:
         graph = self.model.graph
@@ -269,7 +260,7 @@ class _Body:
             common = set(node.metadata_props.items()).intersection(
                 *(duplicate.metadata_props.items() for duplicate in duplicates)
             )
-            properties = {key: value for key, value in common if key not in _OWNER_KEYS} | self._properties(owner)
+            properties = {key: value for key, value in common if key not in NODE_KEYS} | self._properties(owner)
         return ir.Node(
             node.domain,
             node.op_type,
@@ -302,10 +293,7 @@ class _Body:
 
     def _properties(self, owner: Owner) -> dict[str, str]:
         addresses = [self.scope.address(call) for call in owner.calls]
-        tags = [self.scope.tag(call) for call in owner.calls]
-        properties: dict[str, str] = {}
-        write_tags(properties, addresses, tags, owner.evidence)
-        return properties
+        return tag_properties(addresses, [self.scope.tag(call) for call in owner.calls], owner.evidence)
 
 
 def dimensions(shape: ir.Shape | None) -> Dimensions:
@@ -338,12 +326,7 @@ def _constant(value: ir.Value, name: str) -> ir.Node:
         [ir.AttrTensor("value", value.const_value)],
         outputs=[output],
         name=name,
-        metadata_props={
-            keys.SOURCE_MODULE: "",
-            keys.CALL: ".",
-            keys.EVIDENCE: Evidence.EXACT.value,
-            keys.INITIALIZER: "true",
-        },
+        metadata_props={**tag_properties(["."], [""], Evidence.EXACT), keys.INITIALIZER: "true"},
     )
 
 

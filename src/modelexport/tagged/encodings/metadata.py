@@ -7,12 +7,11 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from modelexport.core.owners import Owner
 from modelexport.core.tags import CallTags
 from modelexport.core.version import __version__
 from modelexport.format import documents, keys
 from modelexport.format.call_tree import call_tree_entries, encode_call_tree
-from modelexport.format.node_tags import write_tags
+from modelexport.format.node_tags import NODE_KEYS, owner_properties
 from modelexport.format.versions import FORMAT_VERSION
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, initializers
@@ -30,37 +29,36 @@ def write_metadata(
     *,
     keep_torch_metadata: bool = False,
 ) -> None:
-    """Write every node's owner and every initializer's origin and users into the model, in place."""
+    """Write the tags of a model and every initializer's origin into it, in place."""
     if not keep_torch_metadata:
         drop_torch_metadata(model)
-    for node in all_nodes(model):
-        if (owner := owner_of(node)) is not None:  # nodes of adopted files may have none; export checks for them
-            write_owner(node, owner, tags)
+    write_tags(model, tags)
     for value in initializers(model):
-        value.metadata_props[keys.HIERARCHY_TAGS] = json.dumps(initializer_tags(value, tags))
         if (origin := origins.get(value.name or "")) is not None:
             record_plan(value, ParameterPlan([*origin.keys], [*origin.transform]))
-    model.metadata_props[keys.FORMAT_VERSION_KEY] = FORMAT_VERSION
     record_state_dict(model, entries)
-    model.metadata_props[keys.CALL_TREE] = encode_call_tree(call_tree_entries(tags.calls, tags.tag))
+
+
+def write_tags(model: ir.Model, tags: CallTags) -> None:
+    """Write every node's owner and every initializer's users into a model, in place, whatever it had before."""
+    for node in all_nodes(model):
+        properties = node.metadata_props
+        for key in NODE_KEYS:
+            properties.pop(key, None)
+        if (owner := owner_of(node)) is not None:  # only an export refuses nodes without owners
+            properties.update(owner_properties(owner, tags))
+    write_calls(model, tags)
+
+
+def write_calls(model: ir.Model, tags: CallTags) -> None:
+    """Write the call tree and every initializer's users into a model, in place."""
+    for value in initializers(model):
+        others = {key: text for key, text in value.metadata_props.items() if key != keys.HIERARCHY_TAGS}
+        value.metadata_props.clear()
+        value.metadata_props.update({keys.HIERARCHY_TAGS: json.dumps(initializer_tags(value, tags))} | others)
+    model.metadata_props[keys.FORMAT_VERSION_KEY] = FORMAT_VERSION
+    model.metadata_props[keys.CALL_TREE] = encode_call_tree(call_tree_entries(tags))
     model.metadata_props[keys.VERSION_KEY] = __version__
-
-
-def write_owner(node: ir.Node, owner: Owner, tags: CallTags) -> None:
-    """Write a node's owner into its metadata."""
-    for key in (keys.HIERARCHY_TAGS, keys.CALLS):  # of several owners
-        node.metadata_props.pop(key, None)
-    node.metadata_props.update(owner_properties(owner, tags))
-
-
-def owner_properties(owner: Owner, tags: CallTags) -> dict[str, str]:
-    """The metadata of a node that an owner has."""
-    properties: dict[str, str] = {}
-    addresses = [call.address for call in owner.calls]
-    write_tags(properties, addresses, [tags.source_tag(call) for call in owner.calls], owner.evidence)
-    properties[keys.NAMESPACE] = tags.namespace(owner.call)
-    properties[keys.LAYER_ANNOTATION] = owner.call.annotation
-    return properties
 
 
 def initializer_tags(value: ir.Value, tags: CallTags) -> list[str]:

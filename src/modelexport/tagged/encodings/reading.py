@@ -9,20 +9,21 @@ from functools import cached_property
 
 import onnx_ir as ir
 
-from modelexport.core.calls import CallTree, ModuleCall
+from modelexport.core.calls import CallTree, ModuleCall, TracedCall
 from modelexport.core.owners import Evidence
 from modelexport.core.relative_addresses import full_name, relative_addresses
-from modelexport.format import keys
-from modelexport.format.call_tree import call_tree_entries, encode_call_tree
-from modelexport.format.node_tags import read_addresses, read_source_tags, write_tags
+from modelexport.format import documents, keys
+from modelexport.format.node_tags import read_addresses, read_source_tags, tag_properties
 from modelexport.graph.copies import value_like, with_graphs
 from modelexport.graph.hidden_weights import bind_tensors
-from modelexport.graph.node_owners import tags_of_users
-from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
+from modelexport.graph.nodes import all_nodes, nested_graphs
 
 
-def unpack_tags(model: ir.Model, calls: CallTree, tags: Mapping[ModuleCall, str]) -> str:
+def unpack_tags(model: ir.Model, entries: Mapping[TracedCall, documents.CallTreeEntry]) -> str:
     """Convert a model of any encoding to the `metadata` encoding, in place; returns its former encoding.
+
+    Args:
+        entries: Every call, with what the file records of it.
 
     Raises:
         KeyError, IndexError, TypeError, ValueError: The encoded tags are damaged.
@@ -31,7 +32,7 @@ def unpack_tags(model: ir.Model, calls: CallTree, tags: Mapping[ModuleCall, str]
     if encoding == "attributes":
         _unpack_attributes(model)
     elif encoding == "functions":
-        _Inliner(model, calls, tags).run()
+        _Inliner(model, entries).run()
     elif encoding != "metadata":
         raise ValueError(f"unknown encoding '{encoding}'")
     return encoding
@@ -49,10 +50,10 @@ def _unpack_attributes(model: ir.Model) -> None:
 class _Inliner:
     """Inlines the functions at every call, with the names that the values have in the flat graph."""
 
-    def __init__(self, model: ir.Model, calls: CallTree, tags: Mapping[ModuleCall, str]) -> None:
+    def __init__(self, model: ir.Model, entries: Mapping[TracedCall, documents.CallTreeEntry]) -> None:
         self.model = model
-        self.calls = calls
-        self.tags = tags
+        self.calls = CallTree(tuple(entries))
+        self.tags = {traced.call: entry.tag for traced, entry in entries.items()}
         self.functions = {
             name: function for name, function in model.functions.items() if name[0] == keys.FUNCTIONS_DOMAIN
         }
@@ -63,14 +64,9 @@ class _Inliner:
         self._inline(self.model.graph, _Scope(self.calls, self.calls.calls[0].call, ""))
         for value in self.restored.values():
             self.model.graph.initializers.add(value)
-        for value in initializers(self.model):
-            value.metadata_props[keys.HIERARCHY_TAGS] = json.dumps(tags_of_users(value))
         for name in self.functions:
             del self.model.functions[name]
         self.model.opset_imports.pop(keys.FUNCTIONS_DOMAIN, None)
-        self.model.metadata_props[keys.CALL_TREE] = encode_call_tree(
-            call_tree_entries(self.calls, self.tags.__getitem__)
-        )
 
     def _inline(self, graph: ir.Graph, main: _Scope) -> None:
         for node in list(graph):
@@ -198,5 +194,4 @@ class _Expansion:
         tags = [scope.absolute_tag(tag) for tag in read_source_tags(properties)]
         joined = {**properties, keys.NAMESPACE: self.inliner.tags[calls[0]].removeprefix("/")}
         joined[keys.LAYER_ANNOTATION] = calls[0].annotation
-        write_tags(joined, [call.address for call in calls], tags, Evidence(properties[keys.EVIDENCE]))
-        return joined
+        return joined | tag_properties([call.address for call in calls], tags, Evidence(properties[keys.EVIDENCE]))
