@@ -229,14 +229,12 @@ class Cutter:
         """A model of a graph, with its functions, the metadata of the whole model, and the tags of its calls."""
         whole = self._model
         functions: dict[ir.OperatorIdentifier, ir.Function] = {}
-        nodes = list(graph.all_nodes())
-        users = {*above, *inside}
-        for node in nodes:
-            users.update(_keep_owners(node, inside))
-        pending = nodes
+        pending, users = list(graph.all_nodes()), {*above, *inside}
         while pending:
+            for node in pending:
+                users.update(_keep_owners(node, inside))
             called = {node.op_identifier() for node in pending} - functions.keys()
-            found = {key: whole.functions[key] for key in called if key in whole.functions}
+            found = {key: copy_of(whole.functions[key]) for key in called if key in whole.functions}
             functions |= found
             pending = [node for function in found.values() for node in function.all_nodes()]
         calls = {above for user in users for above in self._tagged.calls.stack(user)}
