@@ -19,7 +19,8 @@ from pathlib import Path
 import numpy as np
 
 import modelexport
-from modelexport.runtime.provider_assignment import CPU, assigned_providers
+from modelexport.runtime.devices import CPU, find_device
+from modelexport.runtime.provider_assignment import assigned_providers
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import open_session, run_session
 
@@ -44,7 +45,9 @@ def main() -> None:
         providers = {stage.file: OTHER if index % 2 else CPU for index, stage in enumerate(result.stages)}
         for stage in result.stages:
             provider = providers[stage.file]
-            found = assigned_providers(Path(folder, "stages", stage.file), "", list(dict.fromkeys([provider, CPU])))
+            found = assigned_providers(
+                Path(folder, "stages", stage.file), "", list(map(find_device, dict.fromkeys([provider, CPU])))
+            )
             there = sum(where == provider for where in found.values())
             wrong += len(found) - there
             print(f"{stage.file}: {there} of {len(found)} nodes on {provider} ({', '.join(stage.modules)})")

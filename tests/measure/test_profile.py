@@ -218,7 +218,7 @@ def test_inputs_come_from_a_file(slow: Path, suffix: str, tmp_path: Path) -> Non
     [
         ({"inputs": {"y": np.ones(1)}}, InputsError, "x missing from the inputs"),
         ({"inputs": Path("no.npz")}, FileFormatError, r"there is no file no\.npz"),
-        ({"provider": "NoExecutionProvider"}, UsageError, "this ONNX Runtime does not have NoExecutionProvider"),
+        ({"provider": "NoExecutionProvider"}, UsageError, "there is no device 'NoExecutionProvider'"),
         ({"inputs": {"x": np.ones((1, 2), np.float32)}}, UsageError, "ONNX Runtime cannot run the model"),
     ],
 )

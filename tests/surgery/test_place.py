@@ -129,5 +129,5 @@ def test_invalid_rules_and_rules_that_match_nothing_are_errors(exported: Exporte
     for text in ("cpu", "cpu:", "cpu: ", ": stem", "g(pu: stem"):
         with pytest.raises(UsageError, match="is not a rule"):
             Rule.parse(text)
-    with pytest.raises(UsageError, match="does not have NoneExecutionProvider"):
+    with pytest.raises(UsageError, match="there is no device 'NoneExecutionProvider'"):
         place(tagged, [Rule("cpu", ("stem",))], providers=["NoneExecutionProvider"])

@@ -29,6 +29,7 @@ COMMANDS = {
     "sensitivity": Listed("look", "how much quantizing each module changes the output"),
     "report": Listed("look", "write tree, cost and verification to an HTML page"),
     "verify": Listed("check", "compare a file with PyTorch, module by module", True),
+    "devices": Listed("check", "show what this machine can run files on"),
     "compare": Listed("check", "show how two files differ, module by module"),
     "extract": Listed("change", "write modules as models of their own"),
     "replace": Listed("change", "replace modules by a model, an operator or nothing"),

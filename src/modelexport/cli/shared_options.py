@@ -24,6 +24,12 @@ SELECTORS = argument(
     "class:LayerNorm; !SELECTOR removes calls.",
     metavar="SELECTOR...",
 )
+DEVICE = option(
+    "CPUExecutionProvider",
+    "What it runs on: NAME[,option=value...], as in qnn or cuda,device_id=1; `modelexport devices` lists them.",
+    flag="--device --provider",
+    metavar="NAME",
+)
 INPUTS = option(
     None,
     'Example inputs: {"name": {"dtype", "shape", "range"|"value"}}.',

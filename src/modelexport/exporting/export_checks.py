@@ -137,7 +137,8 @@ _FEW_KERNELS = ("float16", "bfloat16", "float64")
 
 
 def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], path: Path) -> FileCheck:
-    from modelexport.runtime.sessions import CPU, open_session, run_session
+    from modelexport.runtime.devices import CPU
+    from modelexport.runtime.sessions import open_session, run_session
     from modelexport.verify.model_and_file import Sides, open_for
     from modelexport.verify.parameters_in_pytorch import changed_weights
 

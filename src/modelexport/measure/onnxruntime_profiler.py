@@ -15,7 +15,8 @@ import onnxruntime
 
 from modelexport.core.json_decoding import decode_json
 from modelexport.errors import UsageError
-from modelexport.runtime.sessions import CPU, Level, open_file, run_session, session_options
+from modelexport.runtime.devices import CPU
+from modelexport.runtime.sessions import Level, open_file, run_session, session_options
 
 _KERNEL = "_kernel_time"
 _LARGE_WEIGHT = "1024"
@@ -67,7 +68,7 @@ def time_runs(
     path: Path, inputs: Mapping[str, Any], *, runs: int, warmup: int, level: Level = "all", provider: str = CPU
 ) -> list[int]:
     """Nanoseconds of each run without profiling."""
-    session = open_file(path, session_options(level, provider), provider)
+    session = open_file(path, session_options(level, provider))
     return _taken(session, inputs, max(warmup, 1) + runs)[max(warmup, 1) :]
 
 
@@ -128,7 +129,7 @@ def _profiled(
     """The events of each run: its nodes, and last the run itself."""
     options.enable_profiling = True
     options.profile_file_prefix = str(prefix)
-    session = open_file(path, options, provider)
+    session = open_file(path, options)
     try:
         _taken(session, inputs, runs)
     finally:

@@ -31,7 +31,8 @@ from modelexport.measure.model_explorer import Place, explorer_places
 from modelexport.measure.onnxruntime_profiler import Kernel, Profile, profile_runs, time_runs
 from modelexport.measure.run_inputs import make_feeds
 from modelexport.measure.table import NodeFigures, Table
-from modelexport.runtime.sessions import CPU, Level
+from modelexport.runtime.devices import CPU
+from modelexport.runtime.sessions import Level
 from modelexport.tagged.file import TaggedFile
 
 SESSION = "(session)"

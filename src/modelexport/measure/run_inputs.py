@@ -83,7 +83,7 @@ def random_feeds(
         for size, actual in zip(value.shape or (), getattr(fixed.get(value.name or ""), "shape", ()), strict=False):
             if isinstance(size, ir.SymbolicDim) and size.value is not None and size.value.isidentifier():
                 bound[size.value] = actual
-    session = open_file(path, session_options("none", provider), provider)
+    session = open_file(path, session_options("none", provider))
     return make_random_inputs(_sized(tagged.model, bound), session, seed=seed, given=fixed)
 
 

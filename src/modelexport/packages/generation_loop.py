@@ -13,7 +13,8 @@ import numpy as np
 from modelexport.errors import UsageError
 from modelexport.format.documents import Value
 from modelexport.format.package_manifest import Generation, Rows, Start
-from modelexport.runtime.sessions import CPU, open_session, run_session
+from modelexport.runtime.devices import CPU
+from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.package import Package
 
 PAST, PRESENT = "past_key_values", "present"

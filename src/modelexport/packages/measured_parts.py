@@ -21,7 +21,8 @@ from modelexport.measure.costs import CostTable, cost
 from modelexport.measure.profiles import ModuleProfile, profile
 from modelexport.measure.run_inputs import random_feeds, read_feeds
 from modelexport.packages.generation_loop import ENCODERS, PAST, TOKENS, Generator
-from modelexport.runtime.sessions import CPU, Level, open_session, run_session
+from modelexport.runtime.devices import CPU
+from modelexport.runtime.sessions import Level, open_session, run_session
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.package import read_package
 

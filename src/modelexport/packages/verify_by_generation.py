@@ -20,7 +20,7 @@ from modelexport.packages.generation_loop import CACHE_POSITION, Generator, Step
 from modelexport.packages.greedy_reference import compared, first_difference, generate_greedily
 from modelexport.packages.model_parts import with_forward
 from modelexport.packages.prompts import example_prompts
-from modelexport.runtime.sessions import CPU
+from modelexport.runtime.devices import CPU
 from modelexport.tagged.package import Package, read_package
 from modelexport.traces.array_differences import compare_arrays
 from modelexport.verify.parameters_in_pytorch import verify_parameters

@@ -19,7 +19,8 @@ from modelexport.packages.diffusion.observed_calls import Entry, leaves, observe
 from modelexport.packages.verify_by_generation import wrong_parameters
 from modelexport.pytorch.inputs.named_inputs import under_names
 from modelexport.pytorch.nested_tensors import as_array, copied
-from modelexport.runtime.sessions import CPU, input_names, open_session, run_session
+from modelexport.runtime.devices import CPU
+from modelexport.runtime.sessions import input_names, open_session, run_session
 from modelexport.tagged.package import Package, read_package
 from modelexport.traces.array_differences import Difference, Verdict, compare_arrays, compare_outputs, error_of, worst
 from modelexport.traces.tolerances import PIPELINE_RESULT

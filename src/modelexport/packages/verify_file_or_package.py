@@ -13,6 +13,7 @@ from modelexport.errors import UsageError
 from modelexport.files.path_or_model import Source, as_path
 
 if TYPE_CHECKING:
+    from modelexport.devices.device_report import DeviceReport
     from modelexport.packages.verify_by_generation import GenerationReport
     from modelexport.packages.verify_by_pipeline import PipelineReport
     from modelexport.traces.array_differences import Difference
@@ -52,9 +53,13 @@ class StagesReport(Shown):
         yield from ((one.name, one.status, one.absolute) for one in self.outputs)
 
 
-Report: TypeAlias = "VerifyReport | AgainstReport | GenerationReport | PipelineReport | PartReports | StagesReport"
+Report: TypeAlias = (
+    "VerifyReport | AgainstReport | DeviceReport | GenerationReport | PipelineReport | PartReports | StagesReport"
+)
 
 
+@overload
+def verify(file: Source, /, *, device: str, **how: Any) -> DeviceReport: ...
 @overload
 def verify(file: Source, /, *, against: None = None, **how: Any) -> VerifyReport: ...
 @overload
@@ -71,6 +76,7 @@ def verify(
     ========================================  ===============================================  ======================
     ``verify(model, inputs, "a.onnx")``       every call and output with PyTorch               ``VerifyReport``
     ``verify("a.onnx")``                      the same with the values of ``reference=True``   ``VerifyReport``
+    ``verify("a.onnx", device="qnn")``        the file on a device                             ``DeviceReport``
     ``verify("a.onnx", against="b.onnx")``    a file that was made from it                     ``AgainstReport``
     ``verify("stages/", against="a.onnx")``   the stages of a split file with the file         ``StagesReport``
     ``verify(model, prompts, "folder/")``     generated tokens and logits                      ``GenerationReport``
@@ -83,7 +89,7 @@ def verify(
         progress: Called with the name of each step, where it compares with a model.
         how: ``modules`` and ``provider``, and what the function for the case takes:
             :func:`modelexport.verify.verify.verify`, :func:`modelexport.verify.against_reference.verify_reference`,
-            :func:`modelexport.verify.against_file.verify_against`,
+            :func:`modelexport.verify.against_file.verify_against`, :func:`modelexport.devices.check.verify_device`,
             :func:`modelexport.surgery.stage_runs.verify_stages`,
             :func:`.verify_by_generation.verify_generation`, :func:`.verify_by_pipeline.verify_pipeline`.
 
@@ -102,6 +108,10 @@ def verify(
 
 
 def _without_model(path: Path, against: Source | None, how: Mapping[str, Any]) -> Report:
+    if "device" in how and against is None and not path.is_dir():
+        from modelexport.devices.check import verify_device
+
+        return verify_device(path, **how)
     if against is None:
         if path.is_dir():
             raise UsageError(

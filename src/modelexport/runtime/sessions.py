@@ -16,7 +16,6 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
-from modelexport.core.text import nearest
 from modelexport.errors import FileFormatError, RunError, UsageError
 from modelexport.files.linked_weights import check_weights, names_other_files
 from modelexport.files.onnx_models import load_onnx
@@ -24,6 +23,7 @@ from modelexport.files.protobuf_writing import to_proto
 from modelexport.graph.narrow_to_float32 import narrow_values, widened
 from modelexport.graph.nodes import initializers
 from modelexport.graph.size_conditions import SizeCondition, check_sizes, read_conditions
+from modelexport.runtime.devices import CPU, add_device, find_device
 
 Level = Literal["all", "extended", "basic", "none"]
 _LEVELS = {
@@ -49,7 +49,6 @@ def begun(work: Callable[[], T]) -> Future[T]:
     return done
 
 
-CPU = "CPUExecutionProvider"
 NO_BFLOAT16 = "its interface to Python has no bfloat16"
 _LARGE = 1024
 """The size in bytes from which a weight is passed to the session instead of written into the model."""
@@ -80,7 +79,7 @@ def open_session(
         model: A file, or a model in memory.
         optimized: With the runtime's own fusions; without them it runs the nodes of the file one by one.
         folder: The folder of the external data of a model in memory.
-        provider: The execution provider; ONNX Runtime runs on the CPU what the provider cannot.
+        provider: The device (:func:`.devices.find_device`); ONNX Runtime runs on the CPU what it cannot.
         runs_often: Its threads keep processors busy while they wait for work, as is usual. In a session that runs once
             or twice that takes longer than it saves, and keeps PyTorch from the processors.
 
@@ -88,7 +87,6 @@ def open_session(
         UsageError: ONNX Runtime does not have this provider, or cannot load the model.
         FileFormatError: A weights file is missing or has changed: the runtime would read it unchecked.
     """
-    check_provider(provider)
     try:
         return _open_as_is(model, folder, provider, optimized=optimized, runs_often=runs_often)
     except FileFormatError:
@@ -103,41 +101,28 @@ def open_session(
 
 
 def session_options(level: Level, provider: str) -> onnxruntime.SessionOptions:
-    """The options of a session as users open it, at an optimization level.
+    """The options of a session as users open it on a device, at an optimization level.
 
     Raises:
-        UsageError: ONNX Runtime does not have this provider.
+        UsageError: This machine does not have the device.
     """
-    check_provider(provider)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = _LEVELS[level]
     options.log_severity_level = 4  # errors are raised anyway, with the same text
+    add_device(options, find_device(provider))
     return options
 
 
-def open_file(path: Path, options: onnxruntime.SessionOptions, provider: str) -> onnxruntime.InferenceSession:
+def open_file(path: Path, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
     """A session for a file.
 
     Raises:
         RunError: ONNX Runtime cannot load it.
     """
     try:
-        return onnxruntime.InferenceSession(path, options, providers=[provider])
+        return onnxruntime.InferenceSession(path, options)
     except Exception as error:  # its exception types are not public
         raise RunError(f"ONNX Runtime cannot load {path}: {' '.join(str(error).split())[:600]}") from error
-
-
-def check_provider(provider: str) -> None:
-    """Refuse an execution provider that this ONNX Runtime does not have.
-
-    Raises:
-        UsageError: It does not; the message lists those that it has.
-    """
-    available = onnxruntime.get_available_providers()
-    if provider not in available:
-        raise UsageError(
-            f"this ONNX Runtime does not have {provider}{nearest(provider, available)}; it has {', '.join(available)}"
-        )
 
 
 def _open_as_is(
@@ -162,10 +147,10 @@ def _open_as_is(
         check_weights(load_onnx(model), missing=True)
     try:
         if isinstance(model, Path):
-            runs = Session(model, options, providers=[provider])
+            runs = Session(model, options)
         else:
-            shared = provider == CPU and not optimized
-            runs = _open_in_memory(model, folder, options, provider, shared=shared)
+            shared = find_device(provider).provider == CPU and not optimized
+            runs = _open_in_memory(model, folder, options, shared=shared)
         if any("bfloat16" in one.type for one in (*runs.get_inputs(), *runs.get_outputs())):
             raise TypeError(f"{NO_BFLOAT16}, of which an input or an output is")
     except UsageError:  # of its weights files
@@ -176,7 +161,7 @@ def _open_as_is(
 
 
 def _open_in_memory(
-    model: ir.Model, folder: Path | None, options: onnxruntime.SessionOptions, provider: str, *, shared: bool
+    model: ir.Model, folder: Path | None, options: onnxruntime.SessionOptions, *, shared: bool
 ) -> Session:
     """A session for a model in memory, to which its large weights are passed.
 
@@ -203,7 +188,7 @@ def _open_in_memory(
     with nullcontext(folder) if place or not weights else _folder_with(_NOWHERE) as within:
         if within is not None:
             options.add_session_config_entry(_EXTERNAL_FOLDER, str(within.absolute()))
-        runs = Session(source, options, providers=[provider])
+        runs = Session(source, options)
     runs.weights = held
     return runs
 

@@ -18,7 +18,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as state
 from modelexport.graph.missing_types import fill_types, schema_of
 from modelexport.graph.narrow_to_float32 import cast, graph_of, put_in_place_of
 from modelexport.graph.nodes import all_nodes, nested_graphs
-from modelexport.runtime.sessions import CPU
+from modelexport.runtime.devices import CPU
 
 _NARROW = (
     ir.DataType.BOOL, ir.DataType.INT8, ir.DataType.INT16, ir.DataType.INT32, ir.DataType.UINT8, ir.DataType.UINT16,

@@ -15,7 +15,8 @@ from modelexport.core.text import short_repr
 from modelexport.errors import UsageError
 from modelexport.format import keys
 from modelexport.graph.node_owners import owner_of
-from modelexport.runtime.provider_assignment import CPU, RECORD, SETTINGS, assigned_providers, session_providers
+from modelexport.runtime.devices import CPU
+from modelexport.runtime.provider_assignment import RECORD, SETTINGS, assigned_providers, session_devices
 from modelexport.tagged.file import TaggedFile
 
 State = Literal["placed", "elsewhere", "torn", "no provider"]
@@ -105,7 +106,7 @@ def place(
 
     Args:
         check: Open a session; otherwise the options are only written.
-        providers: The providers of the session, in order; CPU is always the last.
+        providers: The devices of the session, in order; CPU is always the last.
         libraries: Names of plug-in providers to their libraries.
 
     Raises:
@@ -123,8 +124,9 @@ def place(
     found: dict[str, str] = {}
     opened: list[str] = []
     if check:
-        opened = session_providers(providers, libraries or {})
-        found = assigned_providers(tagged.path, settings, opened)
+        session = session_devices(providers, libraries or {})
+        opened = [device.provider for device in session]
+        found = assigned_providers(tagged.path, settings, session)
     by_call: dict[_Sent, list[str]] = {}
     for node in tagged.nodes:
         if (owner := owner_of(node)) is not None and owner.call in sent:

@@ -24,8 +24,9 @@ from modelexport.files.path_or_model import Source
 from modelexport.graph.boundaries import find_boundaries
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import may_be, required_inputs, values_taken
+from modelexport.runtime.devices import CPU
 from modelexport.runtime.random_inputs import make_random_inputs
-from modelexport.runtime.sessions import CPU, open_session, run_session
+from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.strip_and_inline import runnable
 from modelexport.traces.array_differences import Difference, Verdict, compare_arrays, is_floating

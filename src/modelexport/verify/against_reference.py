@@ -9,7 +9,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.files.path_or_model import Source
 from modelexport.graph.kept_outputs import exposed_outputs
-from modelexport.runtime.sessions import CPU
+from modelexport.runtime.devices import CPU
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.strip_and_inline import runnable
 from modelexport.traces.file_run import FileRun

@@ -22,7 +22,7 @@ from modelexport.files.onnx_models import load_onnx
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.narrow_to_float32 import narrow_values
 from modelexport.graph.nodes import all_nodes, initializers
-from modelexport.runtime.sessions import open_session, run_session
+from modelexport.runtime.sessions import open_session, run_session, session_options
 from modelexport.traces.array_differences import Difference, compare_arrays, error_of, is_floating
 from modelexport.traces.tolerances import ALLOWED, TIMES_OWN
 
@@ -165,9 +165,8 @@ def blamed_optimizer(
 
 
 def _without(path: Path, feeds: Mapping[str, Any], provider: str, names: list[str]) -> Mapping[str, Any]:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(str(path), options, providers=[provider], disabled_optimizers=names)
+    options = session_options("all", provider)
+    session = onnxruntime.InferenceSession(str(path), options, disabled_optimizers=names)
     try:
         return run_session(session, feeds)
     except UsageError:
@@ -176,11 +175,11 @@ def _without(path: Path, feeds: Mapping[str, Any], provider: str, names: list[st
 
 def _applied(path: Path, provider: str) -> list[str]:
     """The optimizers that change a file when it is loaded, which only the runtime's log tells."""
-    options = onnxruntime.SessionOptions()
+    options = session_options("all", provider)
     options.log_severity_level = 0
     with tempfile.TemporaryFile() as log:
         with native_errors_to(log.fileno()):
-            onnxruntime.InferenceSession(str(path), options, providers=[provider])
+            onnxruntime.InferenceSession(str(path), options)
         log.seek(0)
         text = log.read().decode(errors="replace")
     return list(dict.fromkeys([*_RULE.findall(text), *_APPLIED.findall(text)]))

@@ -18,7 +18,7 @@ from modelexport.graph.nodes import required_inputs
 from modelexport.pytorch.inputs.named_inputs import under_names
 from modelexport.pytorch.runs.float64_kernels import DOUBLE_KERNELS
 from modelexport.pytorch.runs.model_trace import own_type, trace_model
-from modelexport.runtime.sessions import CPU
+from modelexport.runtime.devices import CPU
 from modelexport.tagged.file import TaggedFile
 from modelexport.traces.array_differences import Difference, error_of, worst
 from modelexport.traces.file_run import FileRun

@@ -29,7 +29,7 @@ from modelexport.pytorch.calls.module_tree_of_model import module_tree
 from modelexport.pytorch.inputs.prepared_inputs import arguments_by_name, kept_tensors, prepare_inputs
 from modelexport.pytorch.runs.outputs_as_users_run import returned_by
 from modelexport.pytorch.weights.perturbed_weights import entries_of
-from modelexport.runtime.sessions import CPU
+from modelexport.runtime.devices import CPU
 from modelexport.tagged.file import read_tagged
 from modelexport.traces.array_differences import Difference
 from modelexport.traces.reference_values import reference_path, write_reference

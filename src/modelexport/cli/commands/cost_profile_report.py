@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from modelexport.cli.model_argument import Loading, ModelChoice
 from modelexport.cli.printing import fitting_depth, format_headings, left_out, print_json
 from modelexport.cli.progress import LINE
-from modelexport.cli.shared_options import FILE_OR_FOLDER, parsed_sizes
+from modelexport.cli.shared_options import DEVICE, FILE_OR_FOLDER, parsed_sizes
 from modelexport.core.declared_options import argument, option
 from modelexport.errors import UsageError
 
@@ -64,7 +64,7 @@ class Runs:
     runs: int = option(10, "The number of measured runs.", metavar="N", least=1)
     warmup: int = option(2, "The number of runs before these.", metavar="N", least=1)
     level: LevelName = option("all", "ONNX Runtime's optimization level.")
-    provider: str = option("CPUExecutionProvider", "The execution provider of ONNX Runtime.", metavar="NAME")
+    provider: str = DEVICE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ def profile(
         from modelexport.pytorch.inputs.named_inputs import feeds
         from modelexport.runtime.sessions import open_file, session_options
 
-        given = feeds(example, open_file(file, session_options("none", how.provider), how.provider))
+        given = feeds(example, open_file(file, session_options("none", how.provider)))
     with stages(f"run {file.name}"):
         measured = profile_parts(file, given, sizes=parsed_sizes(size), seed=loading.seed, **running)
     if beside.against is not None:

@@ -154,7 +154,9 @@ def place(
     output: Path | None = option(
         None, "Write the session options here.", flag="-o --output", metavar="SESSION.json", file="written alone"
     ),
-    provider: Sequence[str] = option((), "A provider of the session, in order.", metavar="NAME"),
+    provider: Sequence[str] = option(
+        (), "A device of the session, in order: NAME[,option=value...].", flag="--device --provider", metavar="NAME"
+    ),
     library: Sequence[str] = option((), "The library of a plug-in provider.", metavar="NAME=PATH", file="libraries"),
     check: bool = option(True, "Do not open a session."),
     as_json: bool = JSON,

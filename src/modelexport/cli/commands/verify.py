@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ import typer
 from modelexport.cli.model_argument import Loading, ModelChoice, load_for_package, read_sizes
 from modelexport.cli.printing import format_headings, print_json
 from modelexport.cli.progress import LINE
-from modelexport.cli.shared_options import FILE, INPUTS
+from modelexport.cli.shared_options import DEVICE, FILE, INPUTS
 from modelexport.core.declared_options import option
 from modelexport.errors import UsageError
 
@@ -28,7 +28,9 @@ class Other:
     model: str | None = option(None, "The model that FILE was exported from.", metavar="MODEL")
     against: Path | None = option(None, "A tagged descendant of FILE.", metavar="OTHER.onnx")
     bound: float | None = option(
-        None, "With --against: name the first call further off than this. [0.05]", metavar="SHARE"
+        None,
+        "With --against, the first call further off than this is named [0.05]; with --device, what agrees [0.01].",
+        metavar="SHARE",
     )
 
 
@@ -52,7 +54,20 @@ class Extent:
         "Compare calls with changed weights, in memory, on both sides; by default if MODEL has equal ones.",
         flag="--perturb/--no-perturb",
     )
-    provider: str = option("CPUExecutionProvider", "The execution provider of ONNX Runtime.", metavar="NAME")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnDevice:
+    """A device: FILE alone is compared there with what it should compute"""
+
+    provider: str = DEVICE
+    limit: float = option(300.0, "Seconds that a module may take on the device.", metavar="SECONDS")
+    fresh: bool = option(False, "Measure again what earlier runs measured.")
+
+    @property
+    def named(self) -> bool:
+        """Whether a device was given."""
+        return self.provider != OnDevice.provider
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +85,14 @@ def verify(
     *,
     other: Other,
     extent: Extent,
+    on_device: OnDevice,
     loading: Loading,
     shown: Shown,
 ) -> None:
-    """Compare FILE module by module: with MODEL, with OTHER, or with the values that `export --reference` stored."""
-    _check_options(file, other, inputs, extent, loading, shown)
-    found = _compared(file, other, inputs, extent, loading)
+    """Compare FILE module by module: with MODEL, with OTHER, with the values that `export --reference` stored, or with
+    what it should compute on a device."""
+    _check_options(file, other, inputs, extent, on_device, loading, shown)
+    found = _compared(file, other, inputs, extent, on_device, loading)
     if shown.html is not None or shown.as_csv:
         _show_errors(file, found, shown.html, as_csv=shown.as_csv)
     if not shown.as_csv:
@@ -89,13 +106,20 @@ def verify(
 
 
 def _check_options(
-    file: Path, other: Other, inputs: Path | None, extent: Extent, loading: Loading, shown: Shown
+    file: Path,
+    other: Other,
+    inputs: Path | None,
+    extent: Extent,
+    on_device: OnDevice,
+    loading: Loading,
+    shown: Shown,
 ) -> None:
+    alone = on_device.named and other.model is None and other.against is None
     if other.model is not None and other.against is not None:
         raise UsageError("give --model or --against, not both")
-    if (other.against is None or file.is_dir()) and other.bound is not None:
-        raise UsageError("--bound goes with --against OTHER.onnx")
-    if other.model is None and (inputs is not None or loading.asked):
+    if ((other.against is None and not alone) or file.is_dir()) and other.bound is not None:
+        raise UsageError("--bound goes with --against OTHER.onnx, or with --device")
+    if other.model is None and not alone and (inputs is not None or loading.asked):
         raise UsageError("--inputs, --model-class, --dtype and --trust-remote-code go with --model")
     if other.model is None and (extent.weights_sample is not None or extent.perturb is not None):
         raise UsageError("--weights-sample and --perturb go with --model")
@@ -107,17 +131,23 @@ def _check_options(
         raise UsageError(f"{file} is a folder: --module and --weights-sample go with a file")
 
 
-def _compared(file: Path, other: Other, inputs: Path | None, extent: Extent, loading: Loading) -> Report:
+def _compared(
+    file: Path, other: Other, inputs: Path | None, extent: Extent, on_device: OnDevice, loading: Loading
+) -> Report:
     from modelexport.core.timed_stages import Stages
     from modelexport.packages.verify_file_or_package import verify as run
 
     stages = Stages(LINE.tell)
-    how: dict[str, Any] = {"provider": extent.provider}
+    how: dict[str, Any] = {"provider": on_device.provider}
     if not file.is_dir():
         how["modules"] = extent.modules
     if other.model is None:
         if other.against is not None:
             how |= {"against": other.against, "seed": loading.seed}
+            how |= {} if other.bound is None else {"bound": other.bound}
+        elif on_device.named and not file.is_dir():
+            how = {"device": on_device.provider, "modules": extent.modules, "inputs": inputs, "seed": loading.seed}
+            how |= {"limit": on_device.limit, "keep": not on_device.fresh, "tell": stages.tell}
             how |= {} if other.bound is None else {"bound": other.bound}
         with stages("verify"):
             alone: Report = run(file, **how)
@@ -169,19 +199,18 @@ def _package(folder: Path, choice: ModelChoice, extent: Extent, stages: Stages, 
 
 def _shown(found: Any) -> tuple[Any, str]:
     """A report as a document and as text."""
-    from modelexport.cli import show_changed, show_package, show_verification
+    from modelexport.cli import show_changed, show_devices, show_package, show_verification
 
-    match type(found).__name__:
-        case "VerifyReport":
-            return show_verification.verify_document(found), show_verification.format_verify(found)
-        case "AgainstReport":
-            return show_verification.against_document(found), show_verification.format_losses(found)
-        case "GenerationReport":
-            return show_package.report_document(found), show_package.format_generation(found)
-        case "PipelineReport":
-            return show_package.report_document(found), show_package.format_pipeline(found)
-        case "StagesReport":
-            return found.outputs, show_changed.format_chain(found.outputs)
+    ways: dict[str, tuple[Callable[[Any], Any], Callable[[Any], str]]] = {
+        "VerifyReport": (show_verification.verify_document, show_verification.format_verify),
+        "AgainstReport": (show_verification.against_document, show_verification.format_losses),
+        "DeviceReport": (show_devices.device_document, show_devices.format_device),
+        "GenerationReport": (show_package.report_document, show_package.format_generation),
+        "PipelineReport": (show_package.report_document, show_package.format_pipeline),
+        "StagesReport": (lambda report: report.outputs, lambda report: show_changed.format_chain(report.outputs)),
+    }
+    if (way := ways.get(type(found).__name__)) is not None:
+        return way[0](found), way[1](found)
     documents = {name: show_verification.verify_document(report) for name, report in found.parts.items()}
     texts = {name: show_verification.format_verify(report) for name, report in found.parts.items()}
     return {"parts": documents}, format_headings(texts)

@@ -1,0 +1,90 @@
+"""Devices, and files on them, as text and as JSON. ``format_*`` returns text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from modelexport.cli.printing import Style, styled
+from modelexport.core.result_display import error_text
+from modelexport.core.text import align, first_few, indent, plural, shortened
+
+if TYPE_CHECKING:
+    from modelexport.devices.device_report import DeviceReport, PieceReport
+    from modelexport.runtime.devices import FoundDevice
+
+_MEANING = (
+    "ERROR: of what a module returns on the device, with right values at its inputs, as a share of its size; ROUNDING: "
+    "the same on the processor in the device's type"
+)
+
+
+def format_devices(found: Sequence[FoundDevice]) -> str:
+    """A line for each device, with its options below it."""
+    lines = []
+    for device in found:
+        line = f"{device.name:<10} {device.provider}, {device.package}"
+        lines.append(line + (f": {device.runs}" if device.runs else ""))
+        lines += [f"{'':<10} options: {', '.join(device.options)}"] if device.options else []
+        lines += [f"{'':<10} cannot be used: {device.unavailable}"] if device.unavailable else []
+    return "\n".join(lines)
+
+
+def format_device(report: DeviceReport) -> str:
+    """What runs there, what does not and why, what is wrong, and a summary line."""
+    rows: list[tuple[str, ...]] = [("MODULE", "CALL", "STATUS", "ERROR", "ROUNDING", "ON DEVICE", "OFF", "")]
+    rows += [_cells(piece, report.device.provider) for piece in report.pieces]
+    lines = [align(rows, right={3, 4, 5, 6}), _MEANING, ""]
+    lines += list(_where(report))
+    for piece in report.culprits:
+        lines.append(f"wrong on {report.device.name}: {_named(piece)}")
+    whole = report.whole
+    told = f"off by {whole.error:.2g} of its size" if whole.error is not None else whole.status
+    if whole.rounding is not None:
+        told += f", and by {whole.rounding:.2g} on the processor in the device's type"
+    summary = (
+        f"{'agree' if report.agrees else 'differ'}: on {report.device} the file is {told}; bound {report.bound:g}; "
+        f"inputs: {report.inputs}; {plural(report.measured, 'piece')} measured now"
+    )
+    colour: Style = "green" if report.agrees else "red"
+    return "\n".join([*lines, *report.notes, styled(summary, colour)])
+
+
+def device_document(report: DeviceReport) -> dict[str, Any]:
+    """The document that ``modelexport verify --device --json`` prints."""
+    verdict = "agree" if report.agrees else "differ"
+    return {"verdict": verdict, "agrees": report.agrees, **msgspec.structs.asdict(report)}
+
+
+def _where(report: DeviceReport) -> Iterator[str]:
+    provider = report.device.provider
+    on = sum(report.whole.nodes.get(name, 0) for name in report.whole.nodes if name == provider)
+    off = sum(report.whole.nodes.values()) - on
+    if report.whole.nodes:
+        values = plural(report.crossings, "value")
+        yield f"{plural(on, 'node')} on {report.device.name}, {off} elsewhere; {values} cross between them in a run"
+    for fallback in report.fallbacks:
+        calls = first_few(call or "." for call in fallback.calls)
+        yield f"not on {report.device.name}: {plural(len(fallback.nodes), fallback.operator)} in {calls}"
+        yield from (f"  {reason}" for reason in fallback.reasons)
+
+
+def _named(piece: PieceReport) -> str:
+    name = f"{piece.address or '.'}  {piece.tag}"
+    if piece.span:
+        pairs = zip(piece.span, piece.operators, strict=True)
+        name += f", nodes {', '.join(f'{node} ({operator})' for node, operator in pairs)}"
+        name += ": right one by one, wrong together" if len(piece.span) > 1 else ""
+    return f"{name}: {piece.reason or f'off by {piece.error:.2g} of its size'}"
+
+
+def _cells(piece: PieceReport, provider: str) -> tuple[str, ...]:
+    depth = piece.tag.count("/") - 1
+    name = f"{plural(len(piece.span), 'node')} of it" if piece.span else piece.tag.rpartition("/")[2]
+    on = piece.nodes.get(provider, 0)
+    off = sum(piece.nodes.values()) - on
+    errors = (error_text(piece.error), error_text(piece.rounding))
+    reason = shortened(piece.reason or " ".join(piece.operators), 60)
+    return (indent(depth, name), piece.address or ".", piece.status, *errors, str(on), str(off), reason)

@@ -1,0 +1,280 @@
+"""``verify FILE --device NAME``: whether a file is right on a device, and if not, which module is wrong there.
+
+The whole file is run first. Only if it is wrong, its calls are run, each alone with right values at its inputs, down to
+the smallest that is wrong; where all parts of a call are right and the call is not, the device fuses or casts across
+them, and the smallest wrong span of its nodes is found by halving.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import onnx_ir as ir
+
+from modelexport.core.calls import ModuleCall
+from modelexport.core.text import shortened
+from modelexport.devices.device_report import DeviceReport, Fallback, PieceReport, PieceStatus, count_nodes
+from modelexport.devices.part_runs import LIMIT, PartResult, PartRuns
+from modelexport.devices.pieces import Piece, Pieces
+from modelexport.devices.wrong_spans import smallest_span
+from modelexport.errors import UsageError
+from modelexport.files.path_or_model import Source
+from modelexport.graph.node_owners import owner_of
+from modelexport.measure.run_inputs import make_feeds
+from modelexport.runtime.devices import CPU, Device, find_device
+from modelexport.tagged.file import TaggedFile, read_tagged
+
+BOUND = 0.01
+"""How far off outputs on a device may be, as a share of their size."""
+TIMES_ROUNDING = 2.0
+"""How many times what rounding costs on the processor a device may be off that rounds at other places."""
+_REASONS = 3
+"""Lines of a provider's log that are shown for an operator."""
+
+
+class Runs(Protocol):
+    """What runs pieces on a device."""
+
+    device: Device
+    measured: int
+
+    def run(self, piece: Piece, *, session: Mapping[str, str] | None = None, log: bool = False) -> PartResult:
+        """Run a piece."""
+
+
+def verify_device(
+    file: Source,
+    *,
+    device: str,
+    modules: Sequence[str] = (),
+    inputs: Mapping[str, Any] | Path | None = None,
+    bound: float = BOUND,
+    limit: float = LIMIT,
+    keep: bool = True,
+    seed: int = 0,
+    tell: Callable[[str], None] = lambda step: None,
+) -> DeviceReport:
+    """Run a tagged file on a device, compare it with what it should compute, and find the module that is wrong.
+
+    Args:
+        file: A tagged file. It is right by definition: its values are computed exactly, in float64.
+        device: ``NAME[,option=value...]``.
+        modules: Selectors of calls that are run alone even if the whole is right.
+        inputs: Arrays by name, or a file of them; by default those of the reference values, or random ones.
+        bound: How far off outputs may be, as a share of their size.
+        limit: Seconds that a run may take.
+        keep: Whether results of earlier runs are used, and these kept.
+        tell: Called with the name of each piece that is run.
+
+    Raises:
+        UsageError: This machine does not have the device, or a module does not exist.
+        FileFormatError: The file is missing or has no tags.
+        InputsError: The inputs do not fit.
+    """
+    found, tagged = find_device(device), read_tagged(file)
+    chosen = tagged.select(*modules).calls if modules else ()
+    feeds, source = make_feeds(tagged, tagged.path, inputs, {}, provider=CPU, seed=seed)
+    with PartRuns(found, limit=limit, keep=keep) as runs:
+        return check(tagged, feeds, runs, modules=chosen, inputs=source, bound=bound, tell=tell)
+
+
+def check(
+    tagged: TaggedFile,
+    feeds: Mapping[str, Any],
+    runs: Runs,
+    *,
+    modules: Sequence[ModuleCall] = (),
+    inputs: str = "given",
+    bound: float = BOUND,
+    tell: Callable[[str], None] = lambda step: None,
+) -> DeviceReport:
+    """The same with anything that runs pieces."""
+    checker = _Check(tagged, Pieces(tagged, feeds), runs, bound, tell)
+    whole = checker.whole()
+    culprits = checker.wrong_in(next(iter(tagged.calls)).call) if whole.is_faulty else []
+    for call in modules:
+        if (piece := checker.call(call)) is not None and piece.is_faulty and not whole.is_faulty:
+            culprits += checker.wrong_in(call)
+    return DeviceReport(
+        file=str(tagged.path),
+        device=runs.device,
+        inputs=inputs,
+        bound=bound,
+        pieces=list(checker.looked_at.values()),
+        culprits=culprits or ([whole] if whole.is_faulty else []),
+        placed=checker.placed(),
+        crossings=checker.crossings(),
+        fallbacks=list(checker.fallbacks()),
+        measured=runs.measured,
+        notes=list(checker.notes()),
+    )
+
+
+class _Check:
+    def __init__(
+        self, tagged: TaggedFile, pieces: Pieces, runs: Runs, bound: float, tell: Callable[[str], None]
+    ) -> None:
+        self._tagged, self._pieces, self._runs, self._bound, self._tell = tagged, pieces, runs, bound, tell
+        self.looked_at: dict[str, PieceReport] = {}
+        self._root = next(iter(tagged.calls)).call
+        self._result = PartResult(status="failed")
+        """That of the whole."""
+
+    def whole(self) -> PieceReport:
+        self._tell("the whole")
+        piece = self._pieces.whole()
+        self._result = self._runs.run(piece)
+        return self._note(piece, self._result, self._root)
+
+    def call(self, call: ModuleCall) -> PieceReport | None:
+        """A call alone; ``None`` if it has no nodes or cannot be cut out."""
+        if str(call) in self.looked_at:
+            return self.looked_at[str(call)]
+        try:
+            piece = self._pieces.of_call(call)
+        except UsageError as error:  # in a function, or of a value without a type
+            self.looked_at[str(call)] = self._report(call, "not compared", reason=str(error))
+            return None
+        if piece is None:
+            return None
+        self._tell(str(call))
+        return self._note(piece, self._runs.run(piece), call)
+
+    def wrong_in(self, call: ModuleCall, *, alone: bool = True) -> list[PieceReport]:
+        """The smallest wrong pieces of a call.
+
+        Args:
+            alone: Whether the call itself was run, and is wrong.
+        """
+        found: list[PieceReport] = []
+        for child in self._tagged.calls.children[call]:
+            piece = self.call(child)
+            if piece is None or piece.is_faulty:
+                found += self.wrong_in(child, alone=piece is not None)
+        if alone and not found:  # what is wrong is across its parts, or between them
+            found.append(self._span(self._main_nodes(call), call))
+        elif alone:
+            own = [node for node in self._main_nodes(call) if is_owned(node, call)]
+            if own and self._is_wrong(own, call):  # beside a part
+                found.append(self._span(own, call))
+        return found
+
+    def _main_nodes(self, call: ModuleCall) -> list[ir.Node]:
+        """The nodes of a call in the main graph that compute something."""
+        main = self._tagged.model.graph
+        return [n for n in self._tagged.nodes_of(call) if n.graph is main and n.op_type != "Constant"]
+
+    def _span(self, nodes: Sequence[ir.Node], call: ModuleCall) -> PieceReport:
+        """The smallest wrong span of some nodes."""
+        span = smallest_span(nodes, lambda some: self._is_wrong(some, call))
+        piece = self._pieces.of_nodes(f"{call}: {len(span)} nodes", span, [call])
+        if piece is None or len(span) == len(nodes) == 1:
+            return self.looked_at.get(str(call)) or self._report(call, "off")
+        names = {"span": [node.name or "" for node in span], "operators": [node.op_type for node in span]}
+        return self._note(piece, self._runs.run(piece), call, **names)
+
+    def _is_wrong(self, nodes: Sequence[ir.Node], call: ModuleCall) -> bool:
+        self._tell(f"{call}: {len(nodes)} nodes")
+        try:
+            piece = self._pieces.of_nodes(f"{call}: {len(nodes)} nodes", nodes, [call])
+        except UsageError:
+            return False
+        return piece is not None and self._judged(piece, self._runs.run(piece), call).is_faulty
+
+    def _note(self, piece: Piece, result: PartResult, call: ModuleCall, **more: Any) -> PieceReport:
+        report = self._judged(piece, result, call, **more)
+        self.looked_at[f"{call} {more['span']}" if more else str(call)] = report
+        return report
+
+    def _judged(self, piece: Piece, result: PartResult, call: ModuleCall, **more: Any) -> PieceReport:
+        status: PieceStatus = "agree"
+        rounding = None
+        if result.status != "ran":
+            status = result.status
+        elif not piece.outputs:
+            status = "not compared"
+        elif result.error > self._bound:
+            rounding = self._rounding(piece)
+            status = "rounding" if result.error <= TIMES_ROUNDING * rounding else "off"
+        error = result.error if result.error < float("inf") else None
+        reason = result.message
+        if status == "off" and error is None:
+            reason = "an output has another shape, or is infinite or not a number"
+        more |= {"nodes": count_nodes(result), "seconds": result.seconds, "reason": reason}
+        return self._report(call, status, error=error, rounding=rounding, **more)
+
+    def _report(self, call: ModuleCall, status: PieceStatus, **more: Any) -> PieceReport:
+        return PieceReport(address=call.address, tag=self._tagged.tags[call], status=status, **more)
+
+    def _rounding(self, piece: Piece) -> float:
+        try:
+            on_cpu = piece.errors_on_cpu()
+        except UsageError:  # the processor has no kernel
+            on_cpu = 0.0
+        return max(on_cpu, piece.cost_of_half() if self._runs.device.computes == "float16" else 0.0)
+
+    # --- where it runs ---
+
+    def _providers(self) -> dict[str, str]:
+        """The provider of each node of the file that the runtime has kept."""
+        names = {node.name for node in self._tagged.nodes}
+        nodes = self._result.nodes.items()
+        return {name: provider for provider, graphs in nodes for graph in graphs for name in graph if name in names}
+
+    def placed(self) -> dict[str, dict[str, int]]:
+        providers, found = self._providers(), dict[str, Counter[str]]()
+        for node in self._tagged.nodes:
+            owner = owner_of(node)
+            if owner is not None and node.name in providers:
+                found.setdefault(owner.call.address, Counter())[providers[node.name]] += 1
+        return {address: dict(counts) for address, counts in found.items()}
+
+    def crossings(self) -> int:
+        """How many values of a run go from one provider to another."""
+        providers, found = self._providers(), set()
+        for node in self._tagged.nodes:
+            for value in node.inputs:
+                maker = value.producer() if value is not None else None
+                pair = [providers.get(one.name or "") for one in (maker, node) if one is not None]
+                if len(pair) == 2 and None not in pair and pair[0] != pair[1]:
+                    found.add((value, pair[1]))
+        return len(found)
+
+    def fallbacks(self) -> Iterator[Fallback]:
+        """The operators that the device does not run, with what its log says about them."""
+        provider = self._runs.device.provider
+        left = {name for name, runs in self._providers().items() if runs != provider}
+        nodes = [node for node in self._tagged.nodes if node.name in left]
+        if provider == CPU or not nodes:
+            return
+        log = self._runs.run(self._pieces.whole(), log=True).log.splitlines()
+        for operator in dict.fromkeys(node.op_type for node in nodes):
+            names = [node.name or "" for node in nodes if node.op_type == operator]
+            calls = [str(owner.call) for node in nodes if node.op_type == operator and (owner := owner_of(node))]
+            yield Fallback(operator, names, list(dict.fromkeys(calls)), list(_reasons(log, operator, names)))
+
+    def notes(self) -> Iterator[str]:
+        device = self._runs.device
+        if device.simulated:
+            yield f"{device.name} is a simulator here: its times tell nothing about the device"
+        if self._result.status == "ran" and device.provider != CPU and device.provider not in self._result.nodes:
+            yield f"no node runs on {device.name}: the processor ran the whole"
+
+
+def is_owned(node: ir.Node, call: ModuleCall) -> bool:
+    """Whether a call itself owns a node."""
+    owner = owner_of(node)
+    return owner is not None and call in owner.calls
+
+
+def _reasons(log: Iterable[str], operator: str, names: Sequence[str]) -> Iterator[str]:
+    """The lines of a provider's log that name an operator's nodes as not supported."""
+    found = dict.fromkeys(
+        shortened(line.split("] ", 1)[-1].strip(), 200)
+        for line in log
+        if ("support" in line.lower() or "fail" in line.lower()) and any(name in line for name in [*names, operator])
+    )
+    yield from list(found)[:_REASONS]

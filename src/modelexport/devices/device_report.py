@@ -1,0 +1,97 @@
+"""What a file does on a device, as data."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from modelexport.core.result_display import Rows, Shown, error_text
+from modelexport.devices.part_runs import PartResult
+from modelexport.runtime.devices import Device
+
+PieceStatus = Literal["agree", "rounding", "off", "failed", "crashed", "hung", "not compared"]
+"""``rounding``: beyond the bound, and no further off than the type of the device is on the processor."""
+
+
+class PieceReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One piece of the file, run alone on the device with right values at its inputs."""
+
+    address: str
+    """The call; for a span of nodes, the call that it is in."""
+    tag: str
+    status: PieceStatus
+    error: float | None = None
+    """The largest error of its outputs, as a share of their size; ``None`` if it did not run or is not a number."""
+    rounding: float | None = None
+    """The same on the processor in the type of the device; measured where the error is beyond the bound."""
+    reason: str = ""
+    nodes: dict[str, int] = {}
+    """Providers to the number of nodes that they run of it."""
+    span: list[str] = []
+    """The names of the nodes, if it is a span of nodes and not a call."""
+    operators: list[str] = []
+    """The operators of a span."""
+    seconds: float = 0.0
+    """The time of a run; that of a simulator tells nothing about the device."""
+
+    @property
+    def is_faulty(self) -> bool:
+        """Whether the device is to blame."""
+        return self.status in ("off", "failed", "crashed", "hung")
+
+
+class Fallback(msgspec.Struct, frozen=True):
+    """An operator of which nodes run on the processor."""
+
+    operator: str
+    nodes: list[str]
+    calls: list[str]
+    reasons: list[str]
+    """Lines of the provider's log that name it."""
+
+
+class DeviceReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
+    """A file on a device."""
+
+    file: str
+    device: Device
+    inputs: str
+    bound: float
+    pieces: list[PieceReport]
+    """What was run: the whole first, then calls and spans in the order in which they were looked at."""
+    culprits: list[PieceReport]
+    """The smallest pieces that are wrong."""
+    placed: dict[str, dict[str, int]]
+    """Addresses of calls to providers to the number of the call's own nodes."""
+    crossings: int
+    """How many values go from one provider to another in a run."""
+    fallbacks: list[Fallback]
+    measured: int
+    """Pieces that were run now; the results of the others were kept."""
+    notes: list[str] = []
+
+    @property
+    def whole(self) -> PieceReport:
+        """The whole file."""
+        return self.pieces[0]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the outputs of the whole file are within the bound."""
+        return self.whole.status == "agree"
+
+    def __repr__(self) -> str:
+        named = ", ".join(piece.address or "." for piece in self.culprits)
+        wrong = f"; wrong in {named}" if named else ""
+        return f"<DeviceReport {self.file} on {self.device}: {self.whole.status}{wrong}>"
+
+    def _table(self) -> Rows:
+        yield "call", "status", "error", "rounding"
+        for piece in self.pieces:
+            yield piece.address or ".", piece.status, error_text(piece.error), error_text(piece.rounding)
+
+
+def count_nodes(result: PartResult) -> dict[str, int]:
+    """Providers to the number of nodes that they run."""
+    return {provider: sum(map(len, graphs)) for provider, graphs in result.nodes.items()}

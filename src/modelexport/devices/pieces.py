@@ -1,0 +1,159 @@
+"""Nodes of a file as small models of their own, with right values at their inputs and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from modelexport.core.calls import ModuleCall
+from modelexport.devices.runner import error_of
+from modelexport.files.onnx_models import save_model
+from modelexport.graph.copies import copy_of
+from modelexport.graph.node_owners import owner_of
+from modelexport.graph.nodes import required_inputs, values_taken
+from modelexport.precision.cut_pieces import outputs_of
+from modelexport.runtime.sessions import open_session, run_session
+from modelexport.surgery.graph_cutter import Cut, Cutter
+from modelexport.tagged.file import TaggedFile
+from modelexport.traces.file_run import FileRun
+from modelexport.traces.node_computation import NodeError
+
+HALF_LIMIT = 65504.0
+"""The largest number of float16."""
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Nodes as a model of their own; the whole file is a piece too."""
+
+    name: str
+    nodes: tuple[ir.Node, ...]
+    """The nodes of the file, in its order."""
+    model: ir.Model
+    folder: Path
+    """Where the external data of the model is."""
+    inputs: Mapping[str, Any]
+    """Names of its inputs to the right arrays."""
+    outputs: Mapping[str, Any]
+
+    def write(self, path: Path) -> None:
+        """Write the model into one file."""
+        save_model(copy_of(self.model), path)
+
+    def errors_on_cpu(self) -> float:
+        """The largest error of ONNX Runtime on the processor."""
+        results = run_session(open_session(self.model, folder=self.folder, optimized=True), self.inputs)
+        return largest(error_of(right, results[name]) for name, right in self.outputs.items())
+
+    def cost_of_half(self) -> float:
+        """The largest error if every number is rounded to float16, each operator being computed exactly."""
+        run = FileRun(self.model, wide="float32")
+        inputs = {name: _as_half(array) for name, array in self.inputs.items()}
+        try:
+            results = run.run(
+                inputs,
+                lambda node, given, value, array: _as_half(array),
+                change=lambda value, array: _as_half(array),
+            )
+        except NodeError:
+            return 0.0
+        return largest(error_of(right, results[name].astype(right.dtype)) for name, right in self.outputs.items())
+
+
+def largest(errors: Iterable[float | None]) -> float:
+    """The largest of some errors; infinite if one is of arrays that cannot be compared."""
+    return max((float("inf") if error is None else error for error in errors), default=0.0)
+
+
+def _as_half(array: Any) -> Any:
+    if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
+        return array
+    with np.errstate(over="ignore"):
+        return np.clip(array, -HALF_LIMIT, HALF_LIMIT).astype(np.float16).astype(array.dtype)
+
+
+class Pieces:
+    """Cuts pieces out of one file that was run once, exactly, on some inputs.
+
+    Args:
+        tagged: The file.
+        inputs: Names of its inputs to arrays.
+    """
+
+    def __init__(self, tagged: TaggedFile, inputs: Mapping[str, Any]) -> None:
+        self._tagged, self._inputs = tagged, inputs
+        self._cutter = Cutter(tagged)
+        self._run = FileRun(tagged.model, wide="float32")
+        self._right: dict[ir.Value, Any] = {
+            value: np.asarray(inputs[value.name or ""]) for value in tagged.model.graph.inputs if value.name in inputs
+        }
+        self._static = all(
+            isinstance(size, int) for value in required_inputs(tagged.model) for size in value.shape or ()
+        )
+        boundaries = (value for one in tagged.boundaries.values() for value in (*one.inputs, *one.outputs))
+        self._compute([*tagged.model.graph.outputs, *boundaries])
+
+    def whole(self) -> Piece:
+        """The file itself."""
+        model = self._tagged.model
+        values = [value for value in model.graph.outputs if value in self._right]
+        outputs = {value.name or "": self._array(value) for value in values}
+        return Piece(".", self._tagged.nodes, model, self._tagged.path.parent, dict(self._inputs), outputs)
+
+    def of_call(self, call: ModuleCall) -> Piece | None:
+        """A call with those inside it; ``None`` if it has no nodes, or the values at its boundary are not known."""
+        if call.address in ("", ".") or not self._cutter.has_nodes(call):
+            return None
+        return self._piece(str(call), self._tagged.nodes_of(call), self._cutter.cut(call))
+
+    def of_nodes(self, name: str, nodes: Sequence[ir.Node], calls: Collection[ModuleCall]) -> Piece | None:
+        """Some nodes of the main graph."""
+        own = set(nodes)
+        taken = dict.fromkeys(value for node in nodes for value in values_taken(node))
+        outside = [value for value in taken if value.producer() not in own and not value.is_initializer()]
+        outputs = outputs_of(nodes)
+        needs = self._cutter.needs(own, outside)
+        inside = {call for node in nodes if (owner := owner_of(node)) is not None for call in owner.calls}
+        return self._piece(name, nodes, self._cutter.copy(own, needs, outputs, inside, calls, name))
+
+    def _piece(self, name: str, nodes: Iterable[ir.Node], cut: Cut) -> Piece | None:
+        self._compute([*cut.inputs, *cut.outputs])
+        if not all(value in self._right for value in (*cut.inputs, *cut.outputs)):
+            return None
+        inputs = {
+            value.name or "": source for value, source in zip(required_inputs(cut.model), cut.inputs, strict=True)
+        }
+        outputs = {value.name or "": source for value, source in zip(cut.model.graph.outputs, cut.outputs, strict=True)}
+        if self._static:
+            for value, source in zip(
+                (*required_inputs(cut.model), *cut.model.graph.outputs), (*cut.inputs, *cut.outputs), strict=True
+            ):
+                value.shape = ir.Shape(self._right[source].shape)
+        arrays = [{key: self._array(source) for key, source in side.items()} for side in (inputs, outputs)]
+        return Piece(name, tuple(nodes), cut.model, self._tagged.path.parent, *arrays)
+
+    def _array(self, value: ir.Value) -> Any:
+        """The right array of a value, in its type."""
+        array = self._right[value]
+        with np.errstate(over="ignore"):
+            return np.ascontiguousarray(array if value.dtype is None else array.astype(value.dtype.numpy()))
+
+    def _compute(self, values: Iterable[ir.Value]) -> None:
+        """Run the file for the values that are not known yet."""
+        wanted = {value for value in values if value not in self._right}
+        if not wanted:
+            return
+
+        def watch(node: ir.Node, given: Sequence[Any], value: ir.Value, array: Any) -> Any:
+            if value in wanted and isinstance(array, np.ndarray):
+                self._right[value] = array
+            return array
+
+        with suppress(NodeError):  # what follows has no right values
+            self._run.run(self._inputs, watch)

@@ -1,0 +1,125 @@
+"""Runs the parts of a kit on a device, each in a process of its own, and writes results.json.
+
+python runner.py [PROVIDER] [OPTION=VALUE ...] [plugin:PACKAGE] [limit:SECONDS]   (numpy and onnxruntime are needed)
+PROVIDER: QNNExecutionProvider, ...; by default CPUExecutionProvider. PACKAGE: of a plug-in, onnxruntime_qnn.
+"""
+
+import importlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+HERE = Path(__file__).parent
+
+
+def run_part(folder: Path, part: Any, device: Any) -> dict[str, Any]:
+    """Load a part and run it; returns the errors of its outputs, its nodes by provider, and seconds."""
+    options = ort.SessionOptions()
+    options.log_severity_level = device.get("log", 4)
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    for key, value in device.get("session", {}).items():
+        options.add_session_config_entry(key, value)
+    if device.get("library"):
+        if device["provider"] not in [one.ep_name for one in ort.get_ep_devices()]:
+            ort.register_execution_provider_library(device["provider"], device["library"])
+        devices = [one for one in ort.get_ep_devices() if one.ep_name == device["provider"]]
+        options.add_provider_for_devices(devices[:1], device["options"])
+    else:
+        options.add_provider(device["provider"], device["options"])
+    began, seconds, nodes = time.perf_counter(), list[float](), dict[str, Any]()
+    session = ort.InferenceSession(str(folder / part["file"]), options)
+    load_seconds = time.perf_counter() - began
+    feeds = {value["name"]: read_value(folder, value) for value in part["inputs"]}
+    while not seconds or (len(seconds) < 5 and sum(seconds) < 0.2):
+        began = time.perf_counter()
+        results = session.run([value["name"] for value in part["outputs"]], feeds)
+        seconds.append(time.perf_counter() - began)
+    for graph in getattr(session, "get_provider_graph_assignment_info", list)():
+        nodes.setdefault(graph.ep_name, []).append([node.name for node in graph.get_nodes()])
+    pairs = zip(part["outputs"], results, strict=True)
+    errors = {value["name"]: error_of(read_value(folder, value), np.asarray(result)) for value, result in pairs}
+    return {
+        "errors": errors,
+        "nodes": nodes,
+        "load_seconds": load_seconds,
+        "seconds": sorted(seconds)[len(seconds) // 2],
+    }
+
+
+def read_value(folder: Path, value: Any) -> Any:
+    """An array of the kit."""
+    return np.fromfile(folder / value["value"], np.dtype(value["dtype"])).reshape(value["shape"])
+
+
+def error_of(right: Any, result: Any) -> float | None:
+    """The norm of the difference as a share of that of the right array; of wide integers, the share that differs.
+
+    None if the shape is another, or an element is infinite or not a number where it should not be.
+    """
+    if right.shape != result.shape:
+        return None
+    if right.dtype.kind == "b" or (right.dtype.kind in "iu" and right.dtype.itemsize > 2):
+        return float(np.mean(right != result)) if right.size else 0.0
+    right, result = right.astype(np.float64), result.astype(np.float64)
+    large = ~(np.abs(right) < 1e30)  # the smallest number of a mask, which is another one in each type
+    alike = np.array_equal(np.sign(right[large]), np.sign(result[large]), equal_nan=True)
+    if not alike or (np.abs(result[large]) < 6e4).any() or not np.isfinite(result[~large]).all():
+        return None
+    size, apart = (float(np.linalg.norm(array)) for array in (right[~large], (right - result)[~large]))
+    return apart / size if size else apart
+
+
+def serve() -> None:
+    """For each line of JSON on stdin, a job, write its result as one to stdout."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries print
+    for line in sys.stdin:
+        job = json.loads(line)
+        try:
+            result = run_part(Path(job["folder"]), job["part"], job["device"]) | {"status": "ran"}
+        except Exception as error:
+            result = {"status": "failed", "message": " ".join(str(error).split())[:600] or type(error).__name__}
+        print(json.dumps(result), file=answers, flush=True)
+
+
+def run_apart(part: Any, device: Any, limit: float) -> Any:
+    """Run a part in a process of its own, which may crash or hang."""
+    job, command = json.dumps({"folder": str(HERE), "part": part, "device": device}), [sys.executable, __file__]
+    try:
+        done = subprocess.run(
+            [*command, "--serve"], input=job, capture_output=True, text=True, timeout=limit, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"status": "hung", "message": f"not done after {limit:g} s"}
+    crashed = {"status": "crashed", "message": f"the process ended with status {done.returncode}"}
+    return json.loads(done.stdout) if done.stdout.strip() else crashed
+
+
+def run_kit(words: list[str]) -> None:
+    """Run every part of the kit."""
+    settings = dict(word.split(":", 1) for word in words if word.split(":")[0] in ("plugin", "limit"))
+    options = dict(word.split("=", 1) for word in words if "=" in word)
+    provider = words[0] if words and "=" not in words[0] and ":" not in words[0] else "CPUExecutionProvider"
+    device = {
+        "provider": provider,
+        "options": options,
+        "version": f"{platform.platform()}, onnxruntime {ort.__version__}",
+    }
+    if "plugin" in settings:
+        device["library"] = importlib.import_module(settings["plugin"]).get_library_path()
+    kit = json.loads((HERE / "kit.json").read_text())
+    parts = {part["name"]: run_apart(part, device, float(settings.get("limit", 300))) for part in kit["parts"]}
+    results = {"digest": kit["digest"], "device": device, "parts": parts}
+    (HERE / "results.json").write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    serve() if sys.argv[1:] == ["--serve"] else run_kit(sys.argv[1:])

@@ -1,0 +1,36 @@
+"""The smallest run of nodes that is wrong on a device, found by halving."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+Node = TypeVar("Node")
+_FEW = 12
+"""The length of a span up to which its nodes are left out one by one."""
+
+
+def smallest_span(nodes: Sequence[Node], is_wrong: Callable[[Sequence[Node]], bool]) -> list[Node]:
+    """The smallest part of a run of nodes that is still wrong, each part being given right values.
+
+    First the shortest beginning that is wrong is found, then the shortest end of that, both by halving; then single
+    nodes are left out of it.
+
+    Args:
+        nodes: Nodes that are wrong together, in the order of the graph.
+        is_wrong: Whether some of these nodes, in this order, are wrong.
+    """
+    low, high = 0, len(nodes)  # nodes[:low] is right, nodes[:high] is wrong
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_wrong(nodes[:middle]) else (middle, high)
+    first, last = 0, high  # nodes[first:high] is wrong, nodes[last:high] is right
+    while last - first > 1:
+        middle = (first + last) // 2
+        first, last = (middle, last) if is_wrong(nodes[middle:high]) else (first, middle)
+    span = list(nodes[first:high])
+    for node in list(span) if 1 < len(span) <= _FEW else ():
+        rest = [one for one in span if one is not node]
+        if rest and is_wrong(rest):
+            span = rest
+    return span

@@ -1,0 +1,264 @@
+"""Devices: the providers of ONNX Runtime with their options, under one short name each, built in or plugged in.
+
+A vendor's plug-in is a wheel with ``get_library_path()`` and ``get_ep_names()``; those that are installed are found.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import pkgutil
+import platform
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import msgspec
+import onnxruntime
+
+from modelexport.core.text import nearest
+from modelexport.errors import UsageError
+
+CPU = "CPUExecutionProvider"
+_END = "ExecutionProvider"
+_PREFIX = "onnxruntime_"
+"""How the packages of plug-ins begin."""
+
+
+class _Vendor(NamedTuple):
+    """What is known about a provider before it is installed."""
+
+    wheel: str
+    """The package that brings it."""
+    runs: str
+    options: tuple[str, ...] = ()
+    """The options that matter."""
+    computes: str = "float32"
+    """The type in which it computes what a file has in float32, unless an option says otherwise."""
+
+
+_VENDORS: Mapping[str, _Vendor] = {
+    "cpu": _Vendor("onnxruntime", "every operator, on the processor"),
+    "cuda": _Vendor("onnxruntime-gpu", "float32, float16 and int8 on NVIDIA's GPUs", ("device_id", "use_tf32")),
+    "tensorrt": _Vendor(
+        "onnxruntime-gpu", "engines for NVIDIA's GPUs", ("device_id", "trt_fp16_enable", "trt_engine_cache_enable")
+    ),
+    "migraphx": _Vendor("onnxruntime-migraphx", "float32 and float16 on AMD's GPUs", ("device_id",)),
+    "openvino": _Vendor(
+        "onnxruntime-openvino", "Intel's processors, GPUs and NPUs", ("device_type", "num_of_threads", "cache_dir")
+    ),
+    "qnn": _Vendor(
+        "onnxruntime-qnn",
+        "float16 and quantized models on Qualcomm's NPUs; on x86 a simulator of one",
+        ("backend_path", "soc_model", "enable_htp_fp16_precision", "htp_performance_mode", "profiling_level"),
+        "float16",
+    ),
+    "dml": _Vendor("onnxruntime-directml", "DirectX 12 on Windows", ("device_id",)),
+    "webgpu": _Vendor("onnxruntime-ep-webgpu", "GPUs through WebGPU", ("preferredLayout",)),
+    "coreml": _Vendor(
+        "onnxruntime", "Apple's GPUs and Neural Engine, on macOS", ("MLComputeUnits", "ModelFormat"), "float16"
+    ),
+    "xnnpack": _Vendor("onnxruntime", "float32 on ARM and x86, where it is built in", ("intra_op_num_threads",)),
+    "nnapi": _Vendor("onnxruntime-android", "Android's accelerators"),
+    "vitisai": _Vendor("onnxruntime-vitisai", "quantized models on AMD's NPUs", ("config_file", "cache_dir")),
+}
+"""Short names to vendors. A provider that is not listed has a short name all the same (:func:`short_name`)."""
+_SERVICES = {"AzureExecutionProvider"}
+"""Providers that send inputs to a service: no device."""
+_OFF = {"enable_htp_fp16_precision": "0"}
+"""Options that, with this value, stop a device from computing in float16."""
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """A provider of ONNX Runtime with its options."""
+
+    name: str
+    """Its short name."""
+    asked: str = ""
+    """How it was named: ``NAME[,option=value...]``."""
+    provider: str
+    options: dict[str, str] = {}
+    library: str | None = None
+    """The library of a plug-in."""
+    version: str = ""
+    """The package that brings it, with its version."""
+    computes: str = "float32"
+    simulated: bool = False
+
+    def __str__(self) -> str:
+        return self.asked or self.name
+
+
+class FoundDevice(msgspec.Struct, frozen=True):
+    """A device of this machine, or a reason why one cannot be used."""
+
+    name: str
+    provider: str
+    package: str
+    """The package that brings it, with its version."""
+    runs: str
+    """What it can run."""
+    options: list[str]
+    """The options that matter; with ``=``, what a value is if none is given."""
+    unavailable: str = ""
+
+
+def short_name(provider: str) -> str:
+    """``qnn`` for ``QNNExecutionProvider``."""
+    return provider.removesuffix(_END).lower()
+
+
+def find_devices() -> list[FoundDevice]:
+    """The devices that this machine has: built into ONNX Runtime, or of plug-ins that are installed."""
+    found = []
+    for name, provider in {**_built_in(), **{name: provider for name, (provider, _) in _plug_ins().items()}}.items():
+        vendor, reason = _VENDORS.get(name, _Vendor("", "")), ""
+        try:
+            device = find_device(name)
+        except UsageError as error:
+            device, reason = Device(name=name, provider=provider), str(error)
+        listed = [*vendor.options, *(key for key in device.options if key not in vendor.options)]
+        shown = [f"{key}={device.options[key]}" if key in device.options else key for key in listed]
+        found.append(FoundDevice(name, provider, device.version, vendor.runs, shown, reason))
+    return found
+
+
+@cache
+def find_device(text: str) -> Device:
+    """The device that ``NAME[,option=value...]`` names; NAME is a short name or a provider's own.
+
+    Raises:
+        UsageError: This machine does not have it (the message says what to install), or it has no such option.
+    """
+    name, *pairs = (part.strip() for part in text.split(","))
+    if wrong := [pair for pair in pairs if "=" not in pair]:
+        raise UsageError(f"'{wrong[0]}' in the device '{text}' is not an option: write NAME,option=value")
+    given = dict(pair.split("=", 1) for pair in pairs)
+    typed, name, built_in, plugged = name, short_name(name), _built_in(), _plug_ins()
+    if name in plugged:
+        provider, package = plugged[name]
+        library: str | None = str(package.get_library_path())
+        _register(provider, str(library))
+        version, options = _version(package.__name__), _defaults(name, package)
+    elif name in built_in:
+        provider, library, options = built_in[name], None, {}
+        version = f"onnxruntime {onnxruntime.__version__}"
+    else:
+        raise UsageError(_missing(typed, name, [*built_in, *plugged]))
+    if unknown := [key for key in given if not _takes(provider, library, key)]:
+        known = _VENDORS[name].options if name in _VENDORS else ()
+        told = f"; it has {', '.join(known)}" if known else ""
+        raise UsageError(f"the device {name} has no option '{unknown[0]}'{nearest(unknown[0], known)}{told}")
+    options |= given
+    computes = _VENDORS[name].computes if name in _VENDORS else "float32"
+    return Device(
+        name=name,
+        asked=",".join([name, *pairs]),
+        provider=provider,
+        options=options,
+        library=library,
+        version=version,
+        computes="float32" if any(options.get(key) == value for key, value in _OFF.items()) else computes,
+        simulated=name == "qnn" and _is_x86(),
+    )
+
+
+def plugged_in(provider: str, library: Path) -> Device:
+    """A device of a plug-in's library, which need not be a package.
+
+    Raises:
+        UsageError: It cannot be loaded, or offers no device on this machine.
+    """
+    _register(provider, str(library))
+    return Device(name=short_name(provider), provider=provider, library=str(library))
+
+
+def add_device(options: onnxruntime.SessionOptions, device: Device) -> None:
+    """Make the sessions with these options run on a device; the processor gets what the device cannot run."""
+    if device.library is None:
+        options.add_provider(device.provider, device.options)
+    else:
+        devices = [one for one in onnxruntime.get_ep_devices() if one.ep_name == device.provider]
+        options.add_provider_for_devices(devices[:1], device.options)
+
+
+def _built_in() -> dict[str, str]:
+    """Short names of the providers that this ONNX Runtime was built with, to their own names; the processor first."""
+    names = reversed(onnxruntime.get_available_providers())
+    return {short_name(provider): provider for provider in names if provider not in _SERVICES}
+
+
+@cache
+def _plug_ins() -> dict[str, tuple[str, ModuleType]]:
+    """Short names of the providers of installed plug-ins, to their own names and the packages."""
+    found = {}
+    for module in pkgutil.iter_modules():
+        if not module.name.startswith(_PREFIX):
+            continue
+        spec = importlib.util.find_spec(module.name)
+        source = Path(spec.origin) if spec is not None and spec.origin else None
+        if source is None or source.suffix != ".py" or b"def get_library_path" not in source.read_bytes():
+            continue  # importing it would have effects, and it is not a plug-in
+        package = importlib.import_module(module.name)
+        names = package.get_ep_names() if hasattr(package, "get_ep_names") else [package.get_ep_name()]
+        found.update({short_name(provider): (provider, package) for provider in names})
+    return found
+
+
+@cache
+def _register(provider: str, library: str) -> None:
+    """Load a plug-in.
+
+    Raises:
+        UsageError: It cannot be loaded, or offers no device on this machine.
+    """
+    if provider not in (device.ep_name for device in onnxruntime.get_ep_devices()):
+        try:
+            onnxruntime.register_execution_provider_library(provider, library)
+        except Exception as error:  # its exception types are not public
+            text = " ".join(str(error).split())[:300]
+            raise UsageError(f"{library} cannot be loaded as the provider {provider}: {text}") from error
+    if provider not in (device.ep_name for device in onnxruntime.get_ep_devices()):
+        raise UsageError(f"the plug-in {library} is installed, but offers no device on this machine")
+
+
+def _defaults(name: str, package: Any) -> dict[str, str]:
+    """The options without which a plug-in does not run models of floating-point numbers."""
+    if name != "qnn":
+        return {}
+    simulator = {"soc_model": "60"} if _is_x86() else {}
+    return {"backend_path": str(package.get_qnn_htp_path()), "enable_htp_fp16_precision": "1"} | simulator
+
+
+def _is_x86() -> bool:
+    return platform.machine().lower() in ("x86_64", "amd64")
+
+
+def _takes(provider: str, library: str | None, option: str) -> bool:
+    """Whether a provider knows an option: plug-ins ignore others, and the name is in the library of one that does not.
+
+    Providers that are built in refuse others themselves, but for the processor, which has none.
+    """
+    return provider != CPU if library is None else option.encode() in Path(library).read_bytes()
+
+
+def _version(module: str) -> str:
+    name = module.replace("_", "-")
+    try:
+        return f"{name} {importlib.metadata.version(name)}"
+    except importlib.metadata.PackageNotFoundError:
+        return name
+
+
+def _missing(typed: str, name: str, there: list[str]) -> str:
+    everything = {short_name(provider): provider for provider in onnxruntime.get_all_providers()}
+    has = f"this machine has {', '.join(dict.fromkeys(there))}"
+    if name not in _VENDORS and name not in everything:
+        return f"there is no device '{typed}'{nearest(name, {*_VENDORS, *everything})}; {has}"
+    wheel = _VENDORS[name].wheel if name in _VENDORS else ""
+    if wheel in ("", "onnxruntime"):
+        return f"this ONNX Runtime is built without the device {name}; {has}"
+    return f"the device {name} needs the package {wheel}: pip install {wheel}; {has}"

@@ -1,0 +1,78 @@
+"""Devices that are wrong by design: they run pieces on the processor, and spoil the results of some nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from modelexport.devices.part_runs import PartResult
+from modelexport.devices.pieces import Piece
+from modelexport.devices.runner import error_of
+from modelexport.graph.copies import copy_of, value_like
+from modelexport.runtime.devices import Device
+from modelexport.runtime.sessions import open_session, run_session
+
+Spoils = Callable[[ir.Node], bool]
+
+
+class SpoiledDevice:
+    """A device that multiplies the results of some nodes.
+
+    Args:
+        spoils: The nodes, in the graph of the piece that is run.
+        by: What their first results are multiplied by.
+    """
+
+    def __init__(self, spoils: Spoils, by: float = 1.2) -> None:
+        self.device = Device(name="spoiled", provider="SpoiledExecutionProvider")
+        self.measured = 0
+        self._spoils, self._by = spoils, by
+
+    def run(self, piece: Piece, *, session: Mapping[str, str] | None = None, log: bool = False) -> PartResult:
+        self.measured += 1
+        results = run_session(
+            open_session(spoiled(piece.model, self._spoils, self._by), folder=piece.folder), piece.inputs
+        )
+        errors = {name: error_of(right, results[name]) for name, right in piece.outputs.items()}
+        nodes = {self.device.provider: [[node.name or "" for node in piece.nodes]]}
+        return PartResult(status="ran", errors=errors, nodes=nodes, log="")
+
+
+def spoiled(model: ir.Model, spoils: Spoils, by: float) -> ir.Model:
+    """A copy of a model in which the first results of some nodes are multiplied."""
+    model = copy_of(model)
+    graph = model.graph
+    for node in [node for node in graph if spoils(node)]:
+        result = node.outputs[0]
+        factor = ir.tensor(np.array(by, dtype=result.dtype.numpy() if result.dtype else np.float32))
+        constant = ir.Node("", "Constant", [], [ir.Attr("value", ir.AttributeType.TENSOR, factor)])
+        before = value_like(result, f"{result.name} right")
+        users = [*result.uses()]
+        product = ir.Node("", "Mul", [result, constant.outputs[0]], outputs=[before])
+        constant.outputs[0].name = f"{result.name} factor"
+        for user, index in users:
+            user.replace_input_with(index, before)
+        if result.is_graph_output():
+            name = result.name
+            result.name, before.name = f"{name} right", name
+            graph.outputs[list(graph.outputs).index(result)] = before
+        graph.insert_after(node, [constant, product])
+    return model
+
+
+def is_operator(*names: str) -> Spoils:
+    """Nodes of some operators."""
+    return lambda node: node.op_type in names
+
+
+def is_fused(first: str, second: str) -> Spoils:
+    """Nodes of an operator whose first input is made by another in the same piece: a device that fuses the two."""
+    return lambda node: (
+        node.op_type == second
+        and any(
+            value is not None and (maker := value.producer()) is not None and maker.op_type == first
+            for value in node.inputs
+        )
+    )

@@ -1,0 +1,180 @@
+"""``--device``: devices by name, what is wrong on one, and what becomes of one that crashes or hangs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from commands import run
+from devices.planted import SpoiledDevice, is_fused, is_operator
+from exports import Shared
+from modelexport import export, load, verify
+from modelexport.devices import part_runs
+from modelexport.devices.check import check
+from modelexport.devices.device_report import DeviceReport
+from modelexport.devices.part_runs import PartRuns
+from modelexport.devices.pieces import Pieces
+from modelexport.devices.wrong_spans import smallest_span
+from modelexport.errors import UsageError
+from modelexport.runtime.devices import find_device, find_devices
+
+
+class Block(torch.nn.Module):
+    """A sum that is normalized, a gate, and a product that no module inside it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.gate = torch.nn.LayerNorm(8), torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(x + x.roll(1, 1))
+        return torch.softmax(x @ y.transpose(1, 2), -1) @ torch.tanh(self.gate(y))
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.head = torch.nn.ModuleList(Block() for _ in range(2)), torch.nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return torch.sigmoid(self.head(x))
+
+
+@pytest.fixture
+def file(shared: Shared, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A small file; results of this test are kept in a folder of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def make(folder: Path) -> object:
+        torch.manual_seed(0)
+        return export(Model(), {"x": torch.randn(1, 5, 8)}, folder / "model.onnx")
+
+    return shared("device-file", make) / "model.onnx"
+
+
+def checked(file: Path, device: SpoiledDevice) -> DeviceReport:
+    """The file on a device that is wrong by design."""
+    feeds = {"x": np.random.default_rng(0).standard_normal((1, 5, 8)).astype(np.float32)}
+    return check(load(file), feeds, device)
+
+
+def test_a_device_that_is_right_runs_the_whole_and_nothing_else(file: Path) -> None:
+    report = checked(file, SpoiledDevice(is_operator("Erf")))
+    assert report.agrees
+    assert [piece.address for piece in report.pieces] == [""]
+    assert report.measured == 1
+
+
+def test_the_smallest_wrong_modules_are_named_and_no_other(file: Path) -> None:
+    report = checked(file, SpoiledDevice(is_operator("LayerNormalization")))
+    assert not report.agrees
+    assert [piece.address for piece in report.culprits] == ["blocks.0.norm", "blocks.1.norm"]
+    assert {piece.address for piece in report.pieces if piece.status == "agree"} >= {"blocks.0.gate", "head"}
+
+
+def test_an_operator_of_a_module_itself_is_named_as_a_span(file: Path) -> None:
+    report = checked(file, SpoiledDevice(is_operator("Softmax"), by=1.5))
+    assert [(piece.address, piece.operators) for piece in report.culprits] == [
+        ("blocks.0", ["Softmax"]),
+        ("blocks.1", ["Softmax"]),
+    ]
+
+
+def test_nodes_that_are_right_alone_and_wrong_together_are_the_smallest_span(file: Path) -> None:
+    report = checked(file, SpoiledDevice(is_fused("Add", "LayerNormalization")))
+    assert [piece.operators for piece in report.culprits] == [["Add", "LayerNormalization"]] * 2
+    norms = [piece for piece in report.pieces if piece.address.endswith("norm")]
+    assert [piece.status for piece in norms] == ["agree", "agree"]
+
+
+def test_a_span_is_found_by_halving() -> None:
+    looked: list[int] = []
+
+    def is_wrong(some: object) -> bool:
+        looked.append(1)
+        return {40, 43} <= set(some)  # type: ignore[call-overload]
+
+    assert smallest_span(range(90), is_wrong) == [40, 43]
+    assert len(looked) < 20
+
+
+RUNNER = """
+import os, sys, time
+from modelexport.devices import runner
+
+def run_part(folder, part, device, real=runner.run_part):
+    if part["name"] == "blocks.0":
+        os.abort()
+    if part["name"] == "blocks.1":
+        time.sleep(60)
+    return real(folder, part, device)
+
+runner.run_part = run_part
+runner.serve()
+"""
+
+
+def test_a_device_that_crashes_or_hangs_does_so_for_one_part(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runner.py").write_text(RUNNER)
+    tagged = load(file)
+    pieces = Pieces(tagged, {"x": np.ones((1, 5, 8), np.float32)})
+    with PartRuns(find_device("cpu"), limit=60) as runs:
+        assert runs.run(pieces.whole()).error < 1e-5
+    monkeypatch.setattr(part_runs.runner, "__file__", str(tmp_path / "runner.py"))
+    with PartRuns(find_device("cpu"), limit=60) as runs:
+        parts = {name: pieces.of_call(tagged.find(name)) for name in ("blocks.0.norm", "blocks.0", "head", "blocks.1")}
+        assert runs.run(pieces.whole()).status == "ran"
+        assert runs.measured == 0, "the result of the first run was kept"
+        assert runs.run(parts["blocks.0.norm"]).status == "ran"
+        crashed = runs.run(parts["blocks.0"])
+        assert (crashed.status, crashed.message) == ("crashed", "the process ended with signal 6")
+        assert runs.run(parts["head"]).error < 1e-5
+        runs._limit = 0.5
+        assert runs.run(parts["blocks.1"]).status == "hung"
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("openvin", "there is no device 'openvin'; did you mean openvino"),
+        ("NoneExecutionProvider", "there is no device 'NoneExecutionProvider'"),
+        ("openvino", "the device openvino needs the package onnxruntime-openvino: pip install onnxruntime-openvino"),
+        ("nnapi", "needs the package onnxruntime-android"),
+        ("cpu,threads=2", "the device cpu has no option 'threads'"),
+        ("cpu,threads", "'threads' in the device 'cpu,threads' is not an option: write NAME,option=value"),
+    ],
+)
+def test_what_is_wrong_with_a_device_is_one_line(file: Path, device: str, message: str) -> None:
+    if device in {found.name for found in find_devices()}:
+        pytest.skip("this machine has it")
+    with pytest.raises(UsageError, match=message.replace("?", r"\?")):
+        verify(file, device=device)
+    done = run("verify", file, "--device", device)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_devices_lists_what_this_machine_has() -> None:
+    listed = json.loads(run("devices", "--json").stdout)["devices"]
+    assert ("cpu", "CPUExecutionProvider", "") in [(one["name"], one["provider"], one["unavailable"]) for one in listed]
+    assert "cpu" in run("devices").stdout
+
+
+def test_the_command_shows_where_the_file_runs_and_what_it_is_off_by(file: Path) -> None:
+    right = run("verify", file, "--device", "cpu")
+    assert right.returncode == 0
+    assert "agree: on cpu the file is off by" in right.stdout
+    strict = run("verify", file, "--device", "cpu", "--bound", "1e-12", "--json")
+    document = json.loads(strict.stdout)
+    assert strict.returncode == 1, "beyond the bound, although its type costs as much"
+    assert (document["verdict"], document["pieces"][0]["status"]) == ("differ", "rounding")
+    assert run("verify", file, "--bound", "0.1").returncode == 2
