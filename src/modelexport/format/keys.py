@@ -67,6 +67,8 @@ EXPOSED = "modelexport.exposed"
 VALID_IF = "modelexport.valid_if"
 """A JSON array of formulas in the names of the axes, ``n < 24``: the file is right where all of them hold. Absent if
 there are none."""
+CUT_FROM = "modelexport.cut_from"
+"""In a file that `extract` wrote: a JSON object, :class:`.cut_record.CutRecord`."""
 CALL_TREE = "modelexport.call_tree"
 """A JSON array of :class:`.documents.CallTreeEntry`: tags and addresses alone do not tell which call ran in which."""
 

@@ -174,7 +174,7 @@ def write_retagged(
     found = {key for origin in inheritance.origins.values() for key in origin.keys}
     lost = [key for key, entry in entries.items() if entry.used and key not in found]
     for key, text in tagged.model.metadata_props.items():
-        if not key.startswith("modelexport.") or key in (keys.OUTPUTS, keys.EXPOSED, keys.REPLACED):
+        if not key.startswith("modelexport.") or key in (keys.OUTPUTS, keys.EXPOSED, keys.REPLACED, keys.CUT_FROM):
             model.metadata_props.setdefault(key, text)
     write_metadata(model, tags, inheritance.origins, entries)
     if without := [*lost, *inheritance.shared]:

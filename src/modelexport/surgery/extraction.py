@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,17 +13,19 @@ from urllib.parse import quote
 import msgspec
 import onnx_ir as ir
 
-from modelexport.core.calls import ModuleCall
+from modelexport.core.calls import ModuleCall, Side
 from modelexport.core.result_display import Written
 from modelexport.errors import OutputError, UsageError
 from modelexport.files.atomic_writing import check_writable
 from modelexport.files.onnx_models import LARGEST_INSIDE, save_model
 from modelexport.files.output_folders import check_output_folder
+from modelexport.format.cut_record import CutRecord, CutValue
 from modelexport.format.dtypes import dtype_name
+from modelexport.format.keys import CUT_FROM
 from modelexport.graph.nodes import required_inputs
 from modelexport.runtime.checked_writing import written_together
-from modelexport.surgery.call_interfaces import interface_of
-from modelexport.surgery.graph_cutter import Cutter
+from modelexport.surgery.call_interfaces import Interface, interface_of
+from modelexport.surgery.graph_cutter import Cut, Cutter
 from modelexport.surgery.shared_files import size_of_weights
 
 if TYPE_CHECKING:
@@ -139,6 +141,8 @@ class _Extractor:
         interface = interface_of(self.tagged, call, cut.inputs, cut.outputs)  # as in the module's `forward`
         cut.reorder(interface.inputs, interface.outputs)
         cut.rename(interface.names)
+        record = self.record(call, cut, interface)
+        cut.model.metadata_props[CUT_FROM] = msgspec.json.encode(record).decode()
         size = size_of_weights(cut.model, self.tagged.path)
         save_model(cut.model, staging / output.name, external=size > LARGEST_INSIDE)
         return Extracted(
@@ -156,8 +160,52 @@ class _Extractor:
             ],
         )
 
+    def record(self, call: ModuleCall, cut: Cut, interface: Interface) -> CutRecord:
+        """Where a cut comes from; if the file was itself cut out of another one, then from there."""
+        outer, model = self.tagged.cut, self.tagged.model
+        names: dict[str | None, str] = {}
+        if outer is not None:
+            values = [*required_inputs(model), *model.graph.outputs]
+            names = {
+                value.name: each.value for value, each in zip(values, [*outer.inputs, *outer.outputs], strict=False)
+            }
+
+        sidecar = self.tagged.hierarchy
+        entry = next(
+            (one for one in (sidecar.calls if sidecar is not None else ()) if one.address == call.address), None
+        )
+
+        def described(values: Sequence[ir.Value], matched: Mapping[ir.Value, str], side: Side) -> list[CutValue]:
+            tensors = {tensor.name: tensor for tensor in getattr(entry, side, ())}
+            described = []
+            for value in values:
+                tensor = tensors.get(matched.get(value, ""))
+                other = "" if tensors else None
+                name = tensor.name if tensor is not None and _has_layout(value, tensor.shape) else other
+                described.append(CutValue(names.get(value.name, value.name or ""), name))
+            return described
+
+        return CutRecord(
+            str(call),
+            self.tagged.path.name if outer is None else outer.file,
+            described(cut.inputs, interface.names, "inputs"),
+            described(cut.outputs, interface.results, "outputs"),
+        )
+
+
+def _has_layout(value: ir.Value, shape: Sequence[int | str]) -> bool:
+    """Whether a value may have the axes of a tensor in the same order."""
+    own = _shape(value)
+    return len(own) == len(shape) and all(
+        a == b or (isinstance(a, str) != isinstance(b, str)) or (isinstance(a, str) and b not in own)
+        for a, b in zip(own, shape, strict=True)
+    )
+
+
+def _shape(value: ir.Value) -> list[int | str | None]:
+    return [size if isinstance(size, int) else size.value for size in value.shape] if value.shape is not None else []
+
 
 def _describe(value: ir.Value, source: ir.Value) -> ExtractedValue:
-    shape = [size if isinstance(size, int) else size.value for size in value.shape] if value.shape is not None else []
     dtype = dtype_name(value.dtype) if value.dtype is not None else ""
-    return ExtractedValue(value.name or "", source.name or "", dtype, shape)
+    return ExtractedValue(value.name or "", source.name or "", dtype, _shape(value))

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import onnx_ir as ir
 
-from modelexport.core.calls import CallTree, ModuleCall
+from modelexport.core.calls import ROOT, CallTree, ModuleCall
 from modelexport.core.collected_messages import READING
 from modelexport.core.selectors import Selection, find_call, select_calls
 from modelexport.core.tags import RecordedTags
@@ -21,6 +21,7 @@ from modelexport.files.onnx_models import load_onnx
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import documents
 from modelexport.format.call_tree import call_tree_entries, read_call_tree, recorded_tags
+from modelexport.format.cut_record import CutRecord, read_cut_record
 from modelexport.format.keys import FORMAT_VERSION_KEY
 from modelexport.format.node_tags import OwnerReader
 from modelexport.format.versions import check_version
@@ -96,6 +97,25 @@ class TaggedFile:
         check_same_nodes(path, sidecar, self.nodes)
         check_documents(self.path, self.model.metadata_props, [SIDECAR])
         return sidecar
+
+    @cached_property
+    def cut(self) -> CutRecord | None:
+        """Which call of which file this file is, if ``extract`` wrote it.
+
+        Raises:
+            FileFormatError: The record is damaged.
+        """
+        cut = read_cut_record(self.model.metadata_props)
+        if cut is not None and ModuleCall.parse(cut.call) not in self.tags:
+            raise FileFormatError(
+                f"{self.path} was cut out as the call '{cut.call}', which it does not have: cut it again"
+            )
+        return cut
+
+    @property
+    def top(self) -> ModuleCall:
+        """The call that the file is: the root, or the one that ``extract`` cut out."""
+        return ROOT if self.cut is None else ModuleCall.parse(self.cut.call)
 
     def find(self, name: str) -> ModuleCall:
         """The call with an address (``.``, ``encoder.layer.0``, ``shared@1``) or a tag.

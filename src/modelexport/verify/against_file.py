@@ -21,6 +21,7 @@ from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.result_display import Rows, Shown, entry_of, error_text
 from modelexport.errors import InputsError, UsageError
 from modelexport.files.path_or_model import Source
+from modelexport.format.cut_record import CutRecord
 from modelexport.graph.boundaries import find_boundaries
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import may_be, required_inputs, values_taken
@@ -123,8 +124,9 @@ def verify_against(
 ) -> AgainstReport:
     """Compare a tagged file with one that was made from it, module by module, without PyTorch.
 
-    Values of the two files are paired if both sidecars assign them to the same place of the same call, or else if they
-    have the same name.
+    If one of them was cut out of the other by ``extract``, it gets the values of the whole file as inputs, and only its
+    calls are compared. Values of the two files are paired if both sidecars assign them to the same place of the same
+    call, or else if they have the same name.
 
     Args:
         path: The tagged file to compare with. The inputs of its reference values are used if it has them.
@@ -141,13 +143,21 @@ def verify_against(
             common.
     """
     one, two = read_tagged(path), read_tagged(other)
+    if one.cut is not None and two.cut is None:  # what was cut out is compared with the whole, in whichever order
+        one, two = two, one
+    cut = two.cut if one.cut is None else None
+    modules = modules or ([cut.call] if cut is not None else [])
     chosen = one.select(*modules).inside if modules else frozenset()
     given, source = _inputs(one, provider, seed)
-    fed = _fit(given, two)
-    pairs = _pairs(one, two)
+    pairs = _pairs(one, two, cut)
     if not pairs:
         raise UsageError(f"{two.path} has no value of a module in common with {one.path}: it was not made from it")
-    outputs = _outputs(one, two, given, fed, provider)
+    if cut is None:
+        fed = _fit(given, two)
+        first = _ran(one, given, provider)
+    else:
+        fed, first = _around(one, given, cut, two)
+    outputs = _outputs(one, two, first, _ran(two, fed, provider))
     right = _values(one, given, pairs.values())
     end_to_end, per_module = _losses(two, fed, {b: right[a] for b, a in pairs.items() if a in right})
     calls = list(_calls(one, two, pairs, end_to_end, per_module, chosen))
@@ -194,21 +204,37 @@ def _fit(given: Mapping[str, Any], tagged: TaggedFile) -> dict[str, Any]:
     }
 
 
-def _outputs(
-    one: TaggedFile, two: TaggedFile, given: Mapping[str, Any], fed: Mapping[str, Any], provider: str
-) -> list[Loss]:
-    """The losses of the outputs, as ONNX Runtime computes them."""
-    found = []
-    for tagged, inputs in ((one, given), (two, fed)):
-        with runnable(tagged.path, tagged.encoding) as file:
-            results = run_session(open_session(file, provider=provider), inputs)
-            sequences = {name: one for name, one in results.items() if isinstance(one, list)}
-            parts = {f"{name}[{i}]": one for name, parts in sequences.items() for i, one in enumerate(parts)}
-            found.append({name: one for name, one in results.items() if name not in sequences} | parts)
-    if len(found[0]) != len(found[1]):
+def _around(
+    whole: TaggedFile, inputs: Mapping[str, Any], cut: CutRecord, tagged: TaggedFile
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a call that was cut out takes and returns in a run of the whole file."""
+    wanted = {each.value for each in (*cut.inputs, *cut.outputs)}
+    computed = _values(whole, inputs, [v for node in whole.nodes for v in node.outputs if v.name in wanted])
+    there = {**inputs, **{value.name or "": array for value, array in computed.items()}}
+    if missing := sorted(wanted - there.keys()):
+        raise UsageError(
+            f"{tagged.path} was cut from {cut.file}: {whole.path} does not compute '{missing[0]}' to compare it with"
+        )
+    return _fit({each.value: there[each.value] for each in cut.inputs}, tagged), {
+        each.value: there[each.value] for each in cut.outputs
+    }
+
+
+def _ran(tagged: TaggedFile, inputs: Mapping[str, Any], provider: str) -> dict[str, Any]:
+    """The outputs of a file, as ONNX Runtime computes them."""
+    with runnable(tagged.path, tagged.encoding) as file:
+        results = run_session(open_session(file, provider=provider), inputs)
+    parts = {
+        f"{n}[{i}]": each for n, array in results.items() if isinstance(array, list) for i, each in enumerate(array)
+    }
+    return {name: array for name, array in results.items() if not isinstance(array, list)} | parts
+
+
+def _outputs(one: TaggedFile, two: TaggedFile, right: Mapping[str, Any], found: Mapping[str, Any]) -> list[Loss]:
+    """The losses of the outputs."""
+    if len(right) != len(found):
         raise UsageError(f"{one.path} and {two.path} have different numbers of outputs: they are not of one model")
-    pairs = zip(found[0].items(), found[1].values(), strict=True)
-    return [_loss(name, array, other) for (name, array), other in pairs]
+    return [_loss(name, array, other) for (name, array), other in zip(right.items(), found.values(), strict=True)]
 
 
 def _values(tagged: TaggedFile, inputs: Mapping[str, Any], wanted: Collection[ir.Value]) -> dict[ir.Value, Any]:
@@ -272,9 +298,16 @@ def _ports(tagged: TaggedFile) -> dict[tuple[str, str, int], str]:
     }
 
 
-def _pairs(one: TaggedFile, two: TaggedFile) -> dict[ir.Value, ir.Value]:
-    """Boundary values of the second file to their values in the first."""
-    known, made = ({value.name or "": value for node in t.model.graph for value in node.outputs} for t in (one, two))
+def _pairs(one: TaggedFile, two: TaggedFile, cut: CutRecord | None) -> dict[ir.Value, ir.Value]:
+    """Boundary values of the second file to their values in the first.
+
+    Args:
+        cut: The record of the second file if it was cut out of the first, perhaps out of a branch.
+    """
+    known, made = (
+        {value.name or "": value for node in (t.nodes if cut else t.model.graph) for value in node.outputs}
+        for t in (one, two)
+    )
     ports = _ports(one)
     places = _ports(two) if one.hierarchy is not None and two.hierarchy is not None else {}
     # A tool that fuses nodes may keep the old name for a new value; the sidecar then has the right one.
@@ -285,7 +318,8 @@ def _pairs(one: TaggedFile, two: TaggedFile) -> dict[ir.Value, ir.Value]:
         match = same if same in made else name if name in made and name not in renamed else None
         if name in known and match is not None and may_be(known[name].shape, made[match].shape):
             found.setdefault(made[match], known[name])
-    return found
+    results = zip(two.model.graph.outputs, cut.outputs, strict=False) if cut is not None else ()
+    return found | {value: known[each.value] for value, each in results if each.value in known}
 
 
 def _calls(

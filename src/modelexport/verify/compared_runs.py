@@ -16,6 +16,7 @@ from modelexport.traces.file_run import FileRun
 from modelexport.traces.file_trace import exact_constants, measure_noise, measure_rounding, trace_file
 from modelexport.traces.node_computation import NodeError
 from modelexport.traces.trace import SeenTensor, Trace
+from modelexport.verify.cut_out_calls import results_of_cut
 from modelexport.verify.matched_values import Matches
 from modelexport.verify.owner_contradictions import Contradiction, check_owners
 from modelexport.verify.verify_report import OwnerCounts
@@ -109,7 +110,9 @@ def _compare(
 
 
 def outputs_of(tagged: TaggedFile, truth: Trace) -> list[tuple[ir.Value, SeenTensor]]:
-    """The outputs of a file, each with what the model returned in its place."""
+    """The outputs of a file, each with what the model, or the call that the file is, returned in its place."""
+    if tagged.cut is not None:
+        return list(results_of_cut(tagged, tagged.cut, truth).items())
     returned = requested_outputs(tagged.model.metadata_props, truth.side(ROOT, "outputs"))
     returned = [
         tensor

@@ -14,7 +14,7 @@ from functools import cached_property
 
 import onnx_ir as ir
 
-from modelexport.core.calls import ROOT, ModuleCall
+from modelexport.core.calls import ModuleCall
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import READ_SIZES_ONLY, all_nodes, nested_graphs
 from modelexport.tagged.file import TaggedFile
@@ -161,7 +161,7 @@ class Matches:
         owner = owner_of(node) if node is not None else None
         if node is None or owner is None:
             return True
-        if value.is_graph_output() and any(ROOT in content.passed for content in contents):
+        if value.is_graph_output() and any(self.tagged.top in content.passed for content in contents):
             return True
         return any(call in content.computed for content in contents for call in owner.calls)
 

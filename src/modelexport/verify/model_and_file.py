@@ -29,7 +29,8 @@ from modelexport.traces.file_trace import computed_weights, rounded_constants
 from modelexport.traces.node_computation import NodeError
 from modelexport.traces.tolerances import AGREE, ALLOWED, TIMES_ALLOWED, TIMES_ONE_BIT
 from modelexport.traces.trace import Trace
-from modelexport.verify.compared_runs import Compared, compare_runs
+from modelexport.verify.compared_runs import Compared, compare_runs, outputs_of
+from modelexport.verify.cut_out_calls import arguments_of_cut, array_of, results_of_cut
 from modelexport.verify.onnxruntime_outputs import AsRun, compare_as_run, narrowest_type
 from modelexport.verify.parameter_comparison import check_same_entries
 from modelexport.weights.bytes_of_entries import Weights
@@ -105,7 +106,7 @@ class Sides:
                 parameters=changed,
                 weights=self.weights,
                 never_called={path for path, _ in self.model.named_modules()} - called,
-                bodies=any(nested_graphs(node) for node in self.tagged.model.graph),
+                bodies=self.tagged.cut is not None or any(nested_graphs(node) for node in self.tagged.model.graph),
                 wide=wide,
                 kept=rounded_constants(self.run),
             )
@@ -113,8 +114,14 @@ class Sides:
         return found
 
     def returned(self, inputs: Inputs) -> list[Any]:
-        """What the model returns in float64."""
+        """What the model, or the call that was cut out, returns in float64."""
+        if self.tagged.cut is not None:
+            return self._results(self.trace(inputs, {}))
         return self._plain(inputs).outputs
+
+    def _results(self, truth: Trace) -> list[Any]:
+        """What the outputs of a call that was cut out should be."""
+        return [array_of(tensor) for _, tensor in outputs_of(self.tagged, truth)]
 
     def _plain(self, inputs: Inputs) -> Trace:
         """A run of the model in float64 of which only the outputs are recorded, unless there is one of more."""
@@ -129,7 +136,7 @@ class Sides:
         """Runs of both on the same inputs, compared."""
         truth = truth or self.trace(inputs, changed)
         own = partial(self.trace, inputs, changed, own=True) if truth.exact else None
-        return compare_runs(self.tagged, self.run, self.feeds(inputs), truth, self._weights(changed), own)
+        return compare_runs(self.tagged, self.run, self.feeds(inputs, truth), truth, self._weights(changed), own)
 
     def agrees(self, inputs: Inputs, right: Sequence[Any]) -> bool:
         """Whether the file gives what the model returns in float64, in one run of which nothing is recorded."""
@@ -144,8 +151,14 @@ class Sides:
             error_of(one, other) <= AGREE for one, other in zip(expected, found, strict=True)
         )
 
-    def feeds(self, inputs: Inputs) -> Mapping[str, Any]:
-        """The inputs under the names of the file's."""
+    def feeds(self, inputs: Inputs, truth: Trace | None = None) -> Mapping[str, Any]:
+        """The inputs under the names of the file's.
+
+        Args:
+            truth: The run whose values the inputs of a call that was cut out are; by default one in its own types.
+        """
+        if self.tagged.cut is not None:
+            return arguments_of_cut(self.tagged, self.tagged.cut, truth or self.trace(inputs, {}, own=True))
         return under_names(inputs, [value.name or "" for value in required_inputs(self.tagged.model)])
 
     def _weights(self, changed: Mapping[str, torch.Tensor]) -> Mapping[ir.Value, Any]:
@@ -199,9 +212,13 @@ class Sides:
             exact: What the model returns in float64.
             ran: What the file computes there, if it was run before.
         """
-        own = self.own(inputs)
-        properties = self.tagged.model.metadata_props
+        own, properties = self.own(inputs), self.tagged.model.metadata_props
         own, exact = (requested_outputs(properties, one) for one in (own, exact))
+        exposed = exposed_outputs(properties)
+        if self.tagged.cut is not None:
+            own = self._results(self.trace(inputs, {}, own=True))
+            results = results_of_cut(self.tagged, self.tagged.cut, self.trace(inputs, {}))
+            exposed = [value.name or "" for value in self.tagged.model.graph.outputs if value not in results]
         with runnable(self.tagged.path, self.tagged.encoding) as file:
             return compare_as_run(
                 file,
@@ -210,7 +227,7 @@ class Sides:
                 exact,
                 narrowest=narrowest_type(self.tagged.model),
                 provider=provider,
-                exposed=exposed_outputs(properties),
+                exposed=exposed,
                 ran=ran,
             )
 
