@@ -225,3 +225,13 @@ def test_help_shows_every_option_of_an_export() -> None:
     assert "dynamic: bool = False" in text and "dynamic: Make every axis dynamic" in text
     assert "check: ``False``: do not run the file" in text and "separate_prefill" not in text
     assert "\n    Raises:" in text
+
+
+def test_help_of_verify_shows_the_keywords_of_all_cases(results: dict[str, Any]) -> None:
+    parameters = inspect.signature(modelexport.verify).parameters.values()
+    assert {"against", "modules", "bound", "perturb", "others", "new_tokens", "steps"} <= {
+        one.name for one in parameters
+    }
+    assert not [one for one in parameters if one.kind is one.VAR_KEYWORD]
+    with pytest.raises(TypeError, match="new_tokens"):
+        modelexport.verify(results["ExportResult"], against=results["ExportResult"], new_tokens=3)

@@ -93,21 +93,16 @@ def test_without_any_name_that_is_not_required_models_are_exported(
 
 
 def test_a_function_with_other_parameters_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    interpreter = type_promotion()
-    run = interpreter.run_node
-    monkeypatch.setattr(interpreter, "run_node", lambda self, n, more=None: run(self, n))
+    holder, name = patches._holder(TABLE["operators"].where)
+    find = getattr(holder, name)
+    monkeypatch.setattr(holder, name, lambda more=None: find())
     problem.cache_clear()
-    assert problem("promote") == "takes (self, n, more)"
-    changed = interpreter.run_node
-    with replaced({"promote": lambda before: None}):
-        assert interpreter.run_node is changed
-    with pytest.warns(VersionWarning, match=r"run_node takes \(self, n, more\): exports take longer"):
+    assert problem("operators") == "takes (more)"
+    changed = getattr(holder, name)
+    with replaced({"operators": lambda before: None}):
+        assert getattr(holder, name) is changed
+    with pytest.warns(VersionWarning, match=rf"{name} takes \(more\): exports take longer"):
         capture(Model().eval(), INPUTS, "dynamo")
-
-
-def type_promotion() -> Any:
-    holder, _ = patches._holder(TABLE["promote"].where)
-    return holder
 
 
 def test_parameters_may_be_added_where_the_table_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,8 +46,7 @@ from modelexport.capture.failure_hints import (
 from modelexport.capture.floored_sizes import floor_quotients_of_sizes
 from modelexport.capture.numbers_in_double import compute_numbers_in_double
 from modelexport.capture.once.decomposed_calls import decomposed_once
-from modelexport.capture.once.signatures import described_once, parsed_once, signed_once
-from modelexport.capture.once.type_promotion import promoted_once
+from modelexport.capture.once.signatures import parsed_once, signed_once
 from modelexport.capture.opset_conversion import convert_to_opset, translated_opset
 from modelexport.capture.patches import private, replaced, require, usable
 from modelexport.capture.presumed_selections import Presumed
@@ -172,10 +171,8 @@ def _replacements(
         "decompose": lambda whole: decomposed_once(with_decompositions(whole), calls, ADDRESS_KEY),
         "prepare": outputs_converted_back,
         "translate": lambda export: with_translations(export, programs, translated),
-        "promote": promoted_once,
         "parsed": parsed_once,
         "signatures": signed_once,
-        "schemas": described_once,
         "operators": functools.cache,
         "lazy graphs": lambda _: True,
         "stack traces": lambda before: before or not stack_traces,

@@ -14,7 +14,6 @@ import numpy as np
 import onnx_ir as ir
 from onnxscript import optimizer
 
-from modelexport.capture.once.shape_inference import Known, inferred_once
 from modelexport.graph.nodes import all_nodes, draws, nested_graphs
 from modelexport.weights.packed import repacking as packed
 from modelexport.weights.recorded_transforms import run_operator, since_version, tensor_attributes
@@ -29,11 +28,9 @@ class FoldConstants(ir.passes.InPlacePass):
     def __init__(self, may_fold: Callable[[ir.Node], bool]) -> None:
         super().__init__()
         self._may_fold = may_fold
-        self._inferred: Known = {}
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        with inferred_once(self._inferred):
-            result = optimizer.fold_constants_ir(model, onnx_shape_inference=True, should_fold=self._should_fold)
+        result = optimizer.fold_constants_ir(model, onnx_shape_inference=True, should_fold=self._should_fold)
         return ir.passes.PassResult(model, result.modified)
 
     def _should_fold(self, node: ir.Node) -> bool | None:

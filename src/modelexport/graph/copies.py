@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, overload
 
@@ -35,14 +34,6 @@ def value_like(value: ir.Value, name: str | None = None, tensor: ir.TensorProtoc
     """A value of the same type and shape, with the same name if no other is given."""
     shape = None if value.shape is None else value.shape.copy()
     return ir.Value(name=value.name if name is None else name, type=value.type, shape=shape, const_value=tensor)
-
-
-def typed_as(shape: ir.Shape | None, type_: ir.TypeProtocol | None) -> tuple[ir.Shape | None, ir.TypeProtocol | None]:
-    """The shape and the type of a value for another one, so that neither changes with the other."""
-    fresh = None if shape is None else shape.copy(frozen=shape.frozen)
-    if type(type_) is ir.TensorType:  # of almost every value; copy.copy takes six times as long
-        return fresh, ir.TensorType(type_.dtype, denotation=type_.denotation)
-    return fresh, copy.copy(type_)
 
 
 def model_like(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
@@ -11,14 +11,20 @@ from modelexport.core.result_display import Rows, Shown
 from modelexport.core.text import first_few
 from modelexport.errors import UsageError
 from modelexport.files.path_or_model import Source, as_path
+from modelexport.runtime.devices import CPU
+from modelexport.traces.tolerances import LOSS_BOUND
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
     from modelexport.devices.device_report import DeviceReport
+    from modelexport.format.documents import Hierarchy
     from modelexport.packages.verify_by_generation import GenerationReport
     from modelexport.packages.verify_by_pipeline import PipelineReport
     from modelexport.traces.array_differences import Difference
     from modelexport.verify.against_file import AgainstReport
     from modelexport.verify.verify_report import VerifyReport
+    from modelexport.weights.bytes_of_entries import Weights
 
 
 @dataclass(frozen=True, repr=False)
@@ -58,16 +64,89 @@ Report: TypeAlias = (
 )
 
 
+Inputs: TypeAlias = Mapping[str, Any] | Sequence[Any]
+
+
 @overload
-def verify(file: Source, /, *, device: str, **how: Any) -> DeviceReport: ...
+def verify(file: Source, /, *, modules: Sequence[str] = (), provider: str = CPU) -> VerifyReport: ...
 @overload
-def verify(file: Source, /, *, against: None = None, **how: Any) -> VerifyReport: ...
-@overload
-def verify(file: Source, /, *, against: Source, **how: Any) -> AgainstReport | StagesReport: ...
-@overload
-def verify(model: Any, inputs: Any, file: Source, /, **how: Any) -> Any: ...
 def verify(
-    first: Any, inputs: Any = None, file: Any = None, /, *, against: Any = None, progress: Any = None, **how: Any
+    file: Source,
+    /,
+    *,
+    device: str,
+    inputs: Mapping[str, Any] | Path | None = None,
+    modules: Sequence[str] = (),
+    bound: float = ...,
+    limit: float = ...,
+    keep: bool = True,
+    seed: int = 0,
+    progress: Callable[[str], None] | None = None,
+) -> DeviceReport: ...
+@overload
+def verify(
+    file: Source,
+    /,
+    *,
+    against: Source,
+    modules: Sequence[str] = (),
+    provider: str = CPU,
+    seed: int = 0,
+    bound: float = LOSS_BOUND,
+) -> AgainstReport | StagesReport: ...
+@overload
+def verify(
+    model: nn.Module,
+    inputs: Mapping[str, Any] | tuple[Any, ...] | Tensor,
+    file: Source,
+    /,
+    *,
+    modules: Sequence[str] = (),
+    provider: str = CPU,
+    perturb: bool | None = None,
+    others: bool = True,
+    sidecar: Hierarchy | None = None,
+    weights: Weights | None = None,
+    kept: dict[Hashable, Any] | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> VerifyReport | Any: ...
+@overload
+def verify(
+    model: Any,
+    inputs: Inputs | None,
+    folder: Source,
+    /,
+    *,
+    provider: str = CPU,
+    new_tokens: int = 64,
+    steps: int = 4,
+    seed: int = 0,
+    weights: Weights | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> GenerationReport | PipelineReport | PartReports | Any: ...
+def verify(
+    first: Any,
+    model_inputs: Any = None,
+    file: Source | None = None,
+    /,
+    *,
+    against: Source | None = None,
+    device: str | None = None,
+    inputs: Mapping[str, Any] | Path | None = None,
+    modules: Sequence[str] = (),
+    provider: str = CPU,
+    seed: int | None = None,
+    bound: float | None = None,
+    limit: float | None = None,
+    keep: bool | None = None,
+    perturb: bool | None = None,
+    others: bool | None = None,
+    sidecar: Hierarchy | None = None,
+    weights: Weights | None = None,
+    kept: dict[Hashable, Any] | None = None,
+    new_tokens: int | None = None,
+    steps: int | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> Any:
     """Compare a file or a package with its model, with another file, or with the values that were stored beside it.
 
@@ -85,26 +164,50 @@ def verify(
     ========================================  ===============================================  ======================
 
     Args:
-        inputs: Of the model; ``None`` for prompts and arguments that are made.
-        progress: Called with the name of each step, where it compares with a model.
-        how: ``modules`` and ``provider``, and what the function for the case takes:
-            :func:`modelexport.verify.verify.verify`, :func:`modelexport.verify.against_reference.verify_reference`,
-            :func:`modelexport.verify.against_file.verify_against`, :func:`modelexport.devices.check.verify_device`,
-            :func:`modelexport.surgery.stage_runs.verify_stages`,
-            :func:`.verify_by_generation.verify_generation`, :func:`.verify_by_pipeline.verify_pipeline`.
+        model_inputs: Of the model; ``None`` for prompts and arguments that are made.
+        device: ``NAME[,option=value...]``: the file is compared there with what it should compute.
+        inputs: Of a file that is compared on a device: arrays by name, or a file of them.
+        against: The file to compare with.
+        modules: Selectors of the calls to compare, with those inside them; by default all. Of files.
+        provider: The execution provider of ONNX Runtime for the outputs.
+        seed: For random inputs (``against``, ``device``) and for the run of a pipeline; 0 by default.
+        bound: With ``against``: the report has the first call that is further off than this share of its size. With
+            ``device``: how far off outputs may be.
+        limit, keep: With ``device``: the seconds that a run may take (300), and whether results are kept and used.
+        perturb: Change the weights in memory, on both sides, so that no two are equal; by default if some are.
+        others: Also compare outputs on other inputs, where a file is compared with a model; true by default.
+        sidecar: The document of the file, if not ``NAME.hierarchy.json`` beside it.
+        weights: The places of the weights of a model that was built without them.
+        kept: Runs of the model on these inputs, reused and added to, if several files of it are verified.
+        new_tokens: The number of tokens to generate with a package that generates; 64 by default.
+        steps: The number of steps of the scheduler of a pipeline; 4 by default.
+        progress: Called with the name of each step, where a file is compared with a model or on a device.
 
     Raises:
-        FileFormatError, InputsError, UsageError: As these do.
+        FileFormatError: A file has no tags, or is damaged.
+        InputsError: The inputs do not fit.
+        TypeError: A keyword is for another of these cases.
+        UsageError: The model is not the one that was exported, or a module or provider does not exist.
     """
+    given = {
+        "modules": modules or None, "seed": seed, "bound": bound, "perturb": perturb, "others": others,
+        "sidecar": sidecar, "weights": weights, "kept": kept, "new_tokens": new_tokens, "steps": steps,
+        "device": device, "inputs": inputs, "limit": limit, "keep": keep,
+    }  # fmt: skip
+    how: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    how |= {"provider": provider} if device is None else _told(progress)
     if file is None:
         return _without_model(as_path(first), against, how)
     path = as_path(file)
-    how |= {"tell": progress} if progress is not None else {}
     if path.is_dir():
-        return _package(first, inputs, path, how)
+        return _package(first, model_inputs, path, how, progress)
     from modelexport.verify.verify import verify as with_model
 
-    return with_model(first, inputs, path, **how)
+    return with_model(first, model_inputs, path, **how, **_told(progress))
+
+
+def _told(progress: Callable[[str], None] | None) -> dict[str, Any]:
+    return {} if progress is None else {"tell": progress}
 
 
 def _without_model(path: Path, against: Source | None, how: Mapping[str, Any]) -> Report:
@@ -129,7 +232,9 @@ def _without_model(path: Path, against: Source | None, how: Mapping[str, Any]) -
     return verify_against(path, against, **how)
 
 
-def _package(model: Any, inputs: Any, folder: Path, how: dict[str, Any]) -> Report:
+def _package(
+    model: Any, inputs: Any, folder: Path, how: dict[str, Any], progress: Callable[[str], None] | None
+) -> Report:
     from modelexport.packages.sentence_pipelines import SentencePipeline, pipeline_parts
     from modelexport.tagged.package import read_package
 
@@ -163,4 +268,5 @@ def _package(model: Any, inputs: Any, folder: Path, how: dict[str, Any]) -> Repo
             f"{folder} has the part {first_few(unknown)}, and the model gives {first_few(parts)}: give the model that "
             "it was exported from"
         )
+    how |= _told(progress)
     return PartReports({name: with_model(model, parts[name], file, **how) for name, file in package.files.items()})

@@ -187,8 +187,8 @@ def _key(region: Region) -> Hashable | None:
                 (
                     node.op,
                     node.target,
-                    comparable(node.args, references),
-                    comparable(node.kwargs, references),
+                    _comparable(node.args, references),
+                    _comparable(node.kwargs, references),
                     _made(node),
                 )
                 for node in region.nodes
@@ -196,58 +196,58 @@ def _key(region: Region) -> Hashable | None:
             tuple(map(_made, region.inputs)),
             region.outputs,
         )
-    except NotComparableError:
+    except _NotComparableError:
         return None
 
 
-class NotComparableError(Exception):
+class _NotComparableError(Exception):
     """An argument of which cannot be said whether another one is equal to it."""
 
 
-def comparable(value: Any, references: Mapping[torch.fx.Node, Hashable]) -> Hashable:
+def _comparable(value: Any, references: Mapping[torch.fx.Node, Hashable]) -> Hashable:
     """An argument as a value that is equal for equal arguments only.
 
     Args:
         references: What to take for each FX node.
 
     Raises:
-        NotComparableError: There is none.
+        _NotComparableError: There is none.
     """
     if isinstance(value, torch.fx.Node):
         return references[value]
     if isinstance(value, (list, tuple)):
-        return (type(value).__name__, *(comparable(part, references) for part in value))
+        return (type(value).__name__, *(_comparable(part, references) for part in value))
     if isinstance(value, Mapping):
-        return ("dict", *((key, comparable(part, references)) for key, part in value.items()))
+        return ("dict", *((key, _comparable(part, references)) for key, part in value.items()))
     if isinstance(value, slice):
-        return ("slice", *(comparable(part, references) for part in (value.start, value.stop, value.step)))
+        return ("slice", *(_comparable(part, references) for part in (value.start, value.stop, value.step)))
     if value is None or isinstance(
         value, (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
     ):
         return (type(value).__name__, repr(value))  # as text: 0.0 and -0.0 are equal numbers, and nan is not
-    raise NotComparableError
+    raise _NotComparableError
 
 
 def _made(node: torch.fx.Node) -> Hashable:
     """What is known of the value of a node before it is computed."""
-    return described(node.meta.get("val"))
+    return _described(node.meta.get("val"))
 
 
-def described(value: Any) -> Hashable:
+def _described(value: Any) -> Hashable:
     """What is known of a value before it is computed: type, shape, strides, device.
 
     Raises:
-        NotComparableError: It is neither a tensor nor a number, nor several of them.
+        _NotComparableError: It is neither a tensor nor a number, nor several of them.
     """
     if isinstance(value, torch.Tensor):
         strides = tuple(map(str, value.stride())) if value.layout == torch.strided else ()
         facts = (value.dtype, value.device, value.layout, value.requires_grad, str(value.storage_offset()))
         return ("tensor", tuple(map(str, value.shape)), strides, *facts)
     if isinstance(value, (list, tuple)):
-        return tuple(map(described, value))
+        return tuple(map(_described, value))
     if value is None or isinstance(value, (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)):
         return (type(value).__name__, str(value))
-    raise NotComparableError
+    raise _NotComparableError
 
 
 def is_item(node: torch.fx.Node) -> bool:

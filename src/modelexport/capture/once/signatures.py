@@ -1,7 +1,7 @@
-"""The parameters of the translations of ``torch.onnx``, and of ONNX's operators, read once in a process.
+"""The parameters of the translations of ``torch.onnx``, read once in a process.
 
 Every export makes a registry of all translations anew: it parses the source of each of five hundred functions, and
-infers its signature. Both depend on the function alone. For every node it makes the signature of its operator anew.
+infers its signature. Both depend on the function alone.
 """
 
 from __future__ import annotations
@@ -34,16 +34,3 @@ def signed_once(sign: Callable[[Any], None]) -> Callable[[Any], None]:
         sign(entry)
 
     return sign_once
-
-
-def described_once(describe: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The function that makes a signature of the schema of an operator."""
-    known: dict[tuple[str, str, int], Any] = {}
-
-    def from_op_schema(schema: Any) -> Any:
-        key = schema.domain, schema.name, schema.since_version
-        if key not in known:
-            known[key] = describe(schema)
-        return known[key]
-
-    return from_op_schema

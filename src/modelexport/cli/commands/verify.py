@@ -147,7 +147,7 @@ def _compared(
             how |= {} if other.bound is None else {"bound": other.bound}
         elif on_device.named and not file.is_dir():
             how = {"device": on_device.provider, "modules": extent.modules, "inputs": inputs, "seed": loading.seed}
-            how |= {"limit": on_device.limit, "keep": not on_device.fresh, "tell": stages.tell}
+            how |= {"limit": on_device.limit, "keep": not on_device.fresh, "progress": stages.tell}
             how |= {} if other.bound is None else {"bound": other.bound}
         with stages("verify"):
             alone: Report = run(file, **how)
@@ -164,7 +164,7 @@ def _compared(
     how["weights"] = loaded.weights
     with stages("verify"):
         if extent.weights_sample is None:
-            found: Report = run(loaded.model, example, file, perturb=extent.perturb, tell=stages.tell, **how)
+            found: Report = run(loaded.model, example, file, perturb=extent.perturb, progress=stages.tell, **how)
             return found
         from modelexport.verify.sampled_calls import verify_sample
 
@@ -191,7 +191,7 @@ def _package(folder: Path, choice: ModelChoice, extent: Extent, stages: Stages, 
         if hasattr(loaded.model, "pipeline"):
             how |= {"steps": extent.steps, "seed": choice.loading.seed}
         else:
-            how |= {"weights": loaded.weights, "tell": stages.tell}
+            how |= {"weights": loaded.weights, "progress": stages.tell}
     with stages("generate" if kind == "generate" else "verify"):
         report: Report = run(loaded.model, example, folder, **how)
     return report
