@@ -28,11 +28,14 @@ class Block(nn.Module):
 @pytest.fixture(scope="module")
 def optimized(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, dict[str, Any], Path]:
     """Three blocks, each of which is MatMul, BiasGelu, MatMul, SkipLayerNormalization in the file."""
-    folder = tmp_path_factory.mktemp("optimized")
     torch.manual_seed(0)
     model, inputs = nn.Sequential(Block(), Block(), Block()).eval(), {"input": torch.randn(2, 5, 8)}
     for parameter in model.parameters():
         parameter.data += torch.randn_like(parameter) / 5
+    return model, inputs, optimized_file(model, inputs, tmp_path_factory.mktemp("optimized"))
+
+
+def optimized_file(model: nn.Module, inputs: dict[str, Any], folder: Path) -> Path:
     export(model, inputs, folder / "tagged.onnx", check=False, dynamic=True)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
@@ -40,7 +43,7 @@ def optimized(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, dict
     options.log_severity_level = 3
     onnxruntime.InferenceSession(folder / "tagged.onnx", options)
     retag(folder / "changed.onnx", source=folder / "tagged.onnx", output=folder / "optimized.onnx")
-    return model, inputs, folder / "optimized.onnx"
+    return folder / "optimized.onnx"
 
 
 Plant = Callable[[list[onnx.NodeProto]], None]
@@ -90,3 +93,67 @@ def test_the_calls_with_faults_differ_and_no_other(
 def test_the_file_without_a_fault_agrees(optimized: tuple[nn.Module, dict[str, Any], Path]) -> None:
     report: VerifyReport = verify(*optimized)
     assert report.agrees and {one.status for one in report.calls} <= {"agree", "no nodes"}
+
+
+class Shares(nn.Module):
+    """The shares of attention are the same if each element of the normalized input has the opposite sign."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.value, self.other = nn.LayerNorm(8), nn.Linear(8, 8), nn.LayerNorm(8)
+        self.query, self.key = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+        self.other.weight.data.neg_()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.norm(x)
+        return self.other(torch.softmax(self.query(h) @ self.key(h).T, -1) @ self.value(h))
+
+
+class Gate(nn.Module):
+    """FusedGemm in the file, which only ONNX Runtime computes, and zeros if the bias before it has the other sign."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.first, self.other = nn.LayerNorm(8), nn.Linear(8, 8), nn.LayerNorm(8)
+        self.linear, self.act = nn.Linear(8, 8), nn.ReLU()
+        self.first.weight.data.abs_(), self.linear.weight.data.abs_()
+        self.norm.bias.data[:], self.other.bias.data[:] = 4 + torch.rand(8), -4 + torch.rand(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.other(self.act(self.linear(self.first(self.norm(x)))))
+
+
+@pytest.fixture(scope="module")
+def gated(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, dict[str, Any], Path]:
+    torch.manual_seed(0)
+    model, inputs = nn.Sequential(Shares(), Gate()).eval(), {"input": torch.randn(5, 8)}
+    return model, inputs, optimized_file(model, inputs, tmp_path_factory.mktemp("gated"))
+
+
+def opposite_signs(nodes: list[onnx.NodeProto]) -> None:
+    first, second, *_ = [node for node in nodes if node.op_type == "LayerNormalization"]
+    first.input[1] = second.input[1]
+
+
+def zeros_behind(nodes: list[onnx.NodeProto]) -> None:
+    *_, first, second = [node for node in nodes if node.op_type == "LayerNormalization"]
+    first.input[2] = second.input[2]
+
+
+def no_bias(nodes: list[onnx.NodeProto]) -> None:
+    next(node for node in nodes if node.op_type == "Gemm" and len(node.input) > 2).input.pop()
+
+
+@pytest.mark.parametrize(
+    ("plant", "call"), [(opposite_signs, "0.norm"), (zeros_behind, "1.norm"), (no_bias, "0.value")]
+)
+def test_what_follows_proves_nothing_if_something_else_that_follows_is_wrong(
+    plant: Plant, call: str, gated: tuple[nn.Module, dict[str, Any], Path], tmp_path: Path
+) -> None:
+    model, inputs, path = gated
+    file = onnx.load(path)
+    assert "FusedGemm" in {node.op_type for node in file.graph.node}
+    plant(list(file.graph.node))
+    onnx.save(file, tmp_path / "wrong.onnx")
+    report = verify(model, inputs, tmp_path / "wrong.onnx")
+    assert [one.address for one in report.calls if one.status == "differ"] == [call]

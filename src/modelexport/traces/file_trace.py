@@ -79,7 +79,13 @@ def trace_file(
 
 
 def measure_noise(
-    run: FileRun, inputs: Mapping[str, Any], truth: Trace, trace: FileTrace, *, constants: Mapping[ir.Value, Any]
+    run: FileRun,
+    inputs: Mapping[str, Any],
+    truth: Trace,
+    trace: FileTrace,
+    *,
+    constants: Mapping[ir.Value, Any],
+    replace: Mapping[ir.Value, Any] | None = None,
 ) -> dict[ir.Value, float]:
     """How much each value changes if the constants of the file are rounded otherwise, as a share of its size.
 
@@ -87,7 +93,7 @@ def measure_noise(
     the results of nodes that only a runtime computes, in float32.
 
     Args:
-        trace: The run to compare with, with the same ``constants``.
+        trace: The run to compare with, with the same ``constants`` and ``replace``.
     """
 
     def moved(value: ir.Value, array: Any) -> Any:
@@ -98,7 +104,7 @@ def measure_noise(
         generator = np.random.default_rng(zlib.crc32(array.tobytes()))
         return nudge(array, unit, generator) if unit else array
 
-    return _changes(trace, trace_file(run.nudged(), inputs, truth, constants=constants, change=moved))
+    return _changes(trace, trace_file(run.nudged(), inputs, truth, replace=replace, constants=constants, change=moved))
 
 
 def _meets_tensors(value: ir.Value) -> bool:
@@ -106,13 +112,19 @@ def _meets_tensors(value: ir.Value) -> bool:
 
 
 def measure_rounding(
-    run: FileRun, inputs: Mapping[str, Any], truth: Trace, trace: FileTrace, *, constants: Mapping[ir.Value, Any]
+    run: FileRun,
+    inputs: Mapping[str, Any],
+    truth: Trace,
+    trace: FileTrace,
+    *,
+    constants: Mapping[ir.Value, Any],
+    replace: Mapping[ir.Value, Any] | None = None,
 ) -> dict[ir.Value, float]:
     """How much each value changes with the last bits of inputs and parameters, as a share of its size: all of it where
     a sum is zero but for rounding.
 
     Args:
-        trace: The run to compare with, with the same ``constants``.
+        trace: The run to compare with, with the same ``constants`` and ``replace``.
     """
     generator = np.random.default_rng(12)
 
@@ -125,7 +137,7 @@ def measure_rounding(
 
     inputs = {name: moved(array) for name, array in inputs.items()}
     constants = {value: change(value, array) for value, array in constants.items()}
-    return _changes(trace, trace_file(run, inputs, truth, constants=constants, change=change))
+    return _changes(trace, trace_file(run, inputs, truth, replace=replace, constants=constants, change=change))
 
 
 def _changes(trace: FileTrace, other: FileTrace) -> dict[ir.Value, float]:

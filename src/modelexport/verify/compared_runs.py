@@ -13,7 +13,7 @@ from modelexport.graph.kept_outputs import requested_outputs
 from modelexport.tagged.file import TaggedFile
 from modelexport.traces.array_differences import Difference
 from modelexport.traces.file_run import FileRun
-from modelexport.traces.file_trace import exact_constants, measure_noise, measure_rounding, trace_file
+from modelexport.traces.file_trace import FileTrace, exact_constants, measure_noise, measure_rounding, trace_file
 from modelexport.traces.node_computation import NodeError
 from modelexport.traces.trace import SeenTensor, Trace
 from modelexport.verify.cut_out_calls import results_of_cut
@@ -98,15 +98,27 @@ def _compare(
         # What follows from a wrong node tells nothing of owners.
         return Compared(matches, again, located, owners, [] if located.blamed else contradictions)
 
+    def measured(at: FileTrace, pairs: Mapping[ir.Value, Wrong]) -> list[dict[ir.Value, float]]:
+        replace = replacements(pairs)
+        return [
+            measure(run, inputs, truth, at, constants=constants, replace=replace)
+            for measure in (measure_noise, measure_rounding)
+        ]
+
     strict = compared({}, {})
     if strict.agrees or trace.failed is not None:
         return strict
     # The constants that the file has rounded may be why; they are not if the same are wrong beyond it.
-    noise, rounding = (
-        measure(run, inputs, truth, trace, constants=constants) for measure in (measure_noise, measure_rounding)
-    )
+    noise, rounding = measured(trace, {})
     loose = compared(noise, rounding)
+    if loose.located.blamed:  # behind a wrong value the noise may be another one than behind a right one
+        again = measured(loose.per_module.trace, loose.located.pairs)
+        loose = compared(*(_larger(*both) for both in zip((noise, rounding), again, strict=True)))
     return strict if strict.located.blamed and strict.located.blamed.keys() <= loose.located.blamed.keys() else loose
+
+
+def _larger(one: Mapping[ir.Value, float], other: Mapping[ir.Value, float]) -> dict[ir.Value, float]:
+    return {value: max(one.get(value, 0.0), other.get(value, 0.0)) for value in {**one, **other}}
 
 
 def outputs_of(tagged: TaggedFile, truth: Trace) -> list[tuple[ir.Value, SeenTensor]]:

@@ -71,12 +71,15 @@ def find_wrong_values(
     if not pairs:
         return pairs, matches
     replaced = again(pairs)
-    certain = {value for value, _ in outputs} | {value for value in pairs if _is_recorded(value)}
+    ends = {value for value, _ in outputs}
 
-    def is_shown(run: Matches, value: ir.Value) -> bool:
-        return value in certain or value in run.confirmed
+    def is_shown(before: Matches, after: Matches, wrong: Wrong) -> bool:
+        value = wrong.value
+        if _is_doubtful(before, value, wrong.tensor):
+            return value in after.confirmed and not _wrong_users(after, value)
+        return value in ends or _is_recorded(value) or value in after.confirmed
 
-    if all(is_shown(replaced, value) for value in pairs):
+    if all(is_shown(matches, replaced, wrong) for wrong in pairs.values()):
         return pairs, replaced
     order: Mapping[ir.Node | None, int] = {node: place for place, node in enumerate(matches.tagged.nodes)}
     kept = {value: wrong for value, wrong in pairs.items() if value.is_graph_output()}
@@ -85,7 +88,7 @@ def find_wrong_values(
     while guesses := {v: w for v, w in find_pairs(run, outputs, kept, refused).items() if v not in kept}:
         value = min(guesses, key=lambda value: order.get(value.producer(), -1))
         tried = again({**kept, value: guesses[value]})
-        if value in certain or _is_recorded(value) or value in tried.confirmed:
+        if is_shown(run, tried, guesses[value]):
             kept[value], run = guesses[value], tried
         else:
             refused.add((value, guesses[value].tensor.content))
@@ -141,7 +144,9 @@ def find_pairs(
             if not fitting and len(missing[call]) == len(suspects) == 1:
                 fitting = suspects
             # What follows from a value may hardly depend on it, as the shares of attention do: it vouches for nothing.
-            fitting += [value for value in candidates if value not in pairs and _is_near(matches, value, tensor)]
+            others = [value for value in candidates if value not in pairs and value not in fitting]
+            fitting += [value for value in others if _is_near(matches, value, tensor)]
+            fitting += [value for value in others if _is_doubtful(matches, value, tensor)]
             fitting = [value for value in fitting if (value, tensor.content) not in refused]
             if fitting:
                 pairs[fitting[0]] = Wrong(fitting[0], tensor, call)
@@ -156,6 +161,22 @@ def _fits(matches: Matches, value: ir.Value, tensor: SeenTensor) -> bool:
 def _is_near(matches: Matches, value: ir.Value, tensor: SeenTensor) -> bool:
     """Whether a value is the tensor but for a small error, and no other tensor."""
     return _fits(matches, value, tensor) and not matches.same[value] and matches.error_of(value, tensor) < NEAR
+
+
+def _is_doubtful(matches: Matches, value: ir.Value, tensor: SeenTensor) -> bool:
+    """Whether a value that counts as right may be wrong: it is not the tensor, and what a user makes of it is wrong."""
+    is_another = value in matches.right and tensor.content not in matches.same.get(value, ())
+    return is_another and _fits(matches, value, tensor) and bool(_wrong_users(matches, value))
+
+
+def _wrong_users(matches: Matches, value: ir.Value) -> list[ir.Node]:
+    """The nodes that make something wrong of a value, though all that they take counts as right."""
+    return [
+        user
+        for user, _ in value.uses()
+        if user in matches.suspect
+        and all(one is None or one in matches.confirmed or one.is_initializer() for one in user.inputs)
+    ]
 
 
 def replacements(pairs: Mapping[ir.Value, Wrong]) -> dict[ir.Value, Any]:

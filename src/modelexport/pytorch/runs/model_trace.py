@@ -295,7 +295,7 @@ class _Operations(OperationMode):
             taken = tree_leaves((args, kwargs))
             own = {memory_of(now) for one, now in zip(given, taken, strict=False) if isinstance(one, nn.Parameter)}
             self._recording.see(func, taken, output, own)
-            if (product := product_without_bias(func, args, output)) is not None:
+            if (product := product_without_bias(func, args, kwargs, output)) is not None:
                 self._recording.see(func, (), product, own)
         return output
 
