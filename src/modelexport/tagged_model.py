@@ -16,12 +16,12 @@ from modelexport.core.calls import ModuleCall
 from modelexport.errors import UsageError
 from modelexport.files.path_or_model import Source
 from modelexport.graph.node_owners import owned_operators, owner_of
+from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.runtime.sessions import Session, open_session
 from modelexport.surgery import Sharing
 from modelexport.surgery.extraction import Extracted, extract
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.tree_and_nodes import format_tree, tree_rows, untagged_operators
-from modelexport.weights.recorded_transforms import parameter_plan
 
 if TYPE_CHECKING:
     from modelexport.surgery.placing import Placement, Rule

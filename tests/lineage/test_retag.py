@@ -28,9 +28,9 @@ from modelexport.files.onnx_models import load_onnx
 from modelexport.format import keys
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers
+from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.lineage.optimize_tools import TOOLS, Tool, optimize_file
 from modelexport.lineage.retagging import RetagReport
-from modelexport.weights.recorded_transforms import parameter_plan
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,12 @@ from modelexport import adapters_as_inputs, load, merge_adapters, verify, verify
 from modelexport.errors import FileFormatError, UsageError, WeightsError
 from modelexport.format import keys
 from modelexport.graph.nodes import initializers
+from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.packages.changed_packages import merge_adapters_into_package
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.surgery.splitting import split
 from modelexport.surgery.stage_runs import run_chain
 from modelexport.tagged.package import read_package
-from modelexport.weights.recorded_transforms import parameter_plan
 from peft_adapters import CASES, AdapterCase
 
 TOLERANCE = 1e-5

@@ -23,13 +23,13 @@ from modelexport.core.calls import ModuleCall
 from modelexport.errors import OutputError, UsageError
 from modelexport.format import keys
 from modelexport.graph.node_owners import owner_of
+from modelexport.graph.parameter_plans import state_dict_of
 from modelexport.pytorch.calls.module_tree_of_model import module_tree
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.surgery.extraction import extract
 from modelexport.surgery.replacing import Replaced, replace
 from modelexport.surgery.substitutes import CustomOperator, FromModel, Identity, Substitute
 from modelexport.verify.document_claims import false_claims
-from modelexport.weights.recorded_transforms import state_dict_of
 
 
 def nodes(path: Path) -> dict[str, bytes]:

@@ -23,14 +23,9 @@ from modelexport.errors import FileFormatError
 from modelexport.format import keys
 from modelexport.format.documents import TransformStep
 from modelexport.graph.nodes import all_nodes, initializers
+from modelexport.graph.parameter_plans import parameter_plan, state_dict_of
 from modelexport.verify.parameters_in_pytorch import verify_parameters
-from modelexport.weights.recorded_transforms import (
-    apply_transform,
-    decode_tensor,
-    encode_tensor,
-    parameter_plan,
-    state_dict_of,
-)
+from modelexport.weights.recorded_transforms import apply_transform, decode_tensor, encode_tensor
 
 TABLE = [case.name for case in (*models.CASES, *models.TRAINED)]
 

@@ -27,6 +27,7 @@ from modelexport.graph.hidden_weights import bind_tensors, detach_parameters, or
 from modelexport.graph.kept_outputs import record_exposed
 from modelexport.graph.names_by_module import name_nodes_by_path, name_values_by_path
 from modelexport.graph.nodes import all_nodes, initializers
+from modelexport.graph.parameter_plans import record_state_dict
 from modelexport.graph.snapshot import SourceGraph, take_snapshot
 from modelexport.graph.unique_names import name_nodes_apart, with_unique_names
 from modelexport.lineage.owners_after_passes import derive_owners
@@ -41,9 +42,8 @@ from modelexport.tagged.encodings.metadata import write_metadata
 from modelexport.weights.bytes_of_entries import Weights, stays_in_file
 from modelexport.weights.entries_of_initializers import (
     Computed,
-    Origin,
-    find_origins,
     name_after_entries,
+    record_plans,
     state_dict_entries,
     with_initializers,
 )
@@ -70,8 +70,6 @@ class Tagged:
 
     tags: Tags
     coverage: documents.Coverage
-    origins: Mapping[str, Origin]
-    """Name of an initializer to the entries that it holds or is computed from."""
     values: Mapping[str, ir.Value]
     """Names of values of the unoptimized graph to the values of the optimized one, for those that still exist."""
 
@@ -158,16 +156,17 @@ def tag(
     coverage = check_coverage(graph)
     record_exposed(graph, exported.exposed)
     tags = tags_of(tree, exported, options)
-    origins = name_after_entries(graph, find_origins(before.computed, graph))
+    record_plans(before.computed, graph)
+    name_after_entries(graph)
     name_nodes_apart(graph)
     if options.node_names == "path":
         name_nodes_by_path(graph)
         name_values_by_path(graph)
     if fused is not None:
         order_uses(graph)
-    entries = with_initializers(before.entries, origins.values())
-    write_metadata(graph, tags, origins, entries, keep_torch_metadata=options.keep_torch_metadata)
-    return Tagged(tags, coverage, origins, present)
+    record_state_dict(graph, with_initializers(before.entries, graph))
+    write_metadata(graph, tags, keep_torch_metadata=options.keep_torch_metadata)
+    return Tagged(tags, coverage, present)
 
 
 def tags_of(tree: ModuleTree, exported: Exported, options: TagOptions) -> Tags:
@@ -208,7 +207,6 @@ def describe(
         values={port: value for port, value in values.items() if value is not None and value in present},
         tags=tagged.tags,
         comparison=compare_hierarchies(tree, exported.calls, containers(model)),
-        origins=tagged.origins,
         coverage=tagged.coverage,
         settings=settings,
     )
@@ -239,7 +237,6 @@ def write_files(
         path,
         staged.parent,
         mode=options.weights,
-        parameters=tagged.origins,
         weights=options.source,
         documents=documents,
     )

@@ -21,6 +21,7 @@ from modelexport.files.untrusted_graphs import DEFAULT_DOMAIN, check_model
 from modelexport.format import keys
 from modelexport.format.versions import FORMAT_VERSION, READ_VERSIONS
 from modelexport.graph.nodes import initializers
+from modelexport.graph.parameter_plans import read_plans
 
 LARGEST_INSIDE = 10**9
 """Bytes of weights above which they are written to a separate file."""
@@ -60,6 +61,8 @@ def load_onnx(path: Path, *, ours: bool = True) -> ir.Model:
         for value in initializers(model):
             if value.const_value is not None:
                 _move_properties(value.const_value, value)
+        if model.metadata_props.get(keys.FORMAT_VERSION_KEY, FORMAT_VERSION) == FORMAT_VERSION:  # others are refused
+            read_plans(model)
         read_linked(model, path.parent, ours=ours)
     except FileFormatError as error:
         if str(path) in str(error):

@@ -39,6 +39,7 @@ def as_path(source: Source) -> Path:
     from modelexport.files.map_types import hide_map_types, restore_map_types
     from modelexport.files.onnx_models import save_model
     from modelexport.format import keys
+    from modelexport.graph.copies import copy_of
     from modelexport.graph.nodes import initializers
 
     if not isinstance(source, onnx.ModelProto | ir.Model):
@@ -53,7 +54,7 @@ def as_path(source: Source) -> Path:
         finally:
             restore_map_types(source)
     else:
-        model = source.clone()
+        model = copy_of(source)
     for value in initializers(model):
         value.metadata_props.update(value.const_value.metadata_props if value.const_value is not None else {})
     for key in (keys.DATA, keys.WEIGHTS, keys.DOCUMENTS):  # of the files that it was read from

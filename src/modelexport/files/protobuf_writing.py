@@ -12,6 +12,7 @@ from modelexport.files.map_types import restore_map_types
 from modelexport.files.protobuf_reading import LENGTH_DELIMITED, graphs_in
 from modelexport.graph.hidden_weights import bind_tensors, detach_tensors
 from modelexport.graph.nodes import nested_graphs
+from modelexport.graph.parameter_plans import plan_properties
 
 Tensors = Mapping[ir.Value, ir.TensorProtocol]
 Part = bytes | ir.TensorProtocol
@@ -30,19 +31,26 @@ def to_proto(model: ir.Model, tensors: Tensors) -> onnx.ModelProto:
     finally:
         detach_tensors(tensors)
         bind_tensors(before)
+    _write_properties(model, proto)
     _complete(model.graph, proto.graph)
+    for function, function_proto in zip(model.functions.values(), proto.functions, strict=True):
+        _complete_nested(function, function_proto)
     restore_map_types(proto)
     return proto
+
+
+def _write_properties(carrier: ir.Model | ir.Value, proto: onnx.ModelProto | onnx.TensorProto) -> None:
+    properties = {entry.key: entry.value for entry in proto.metadata_props}
+    properties |= plan_properties(carrier) | carrier.metadata_props
+    del proto.metadata_props[:]
+    for key, text in sorted(properties.items()):
+        proto.metadata_props.add(key=key, value=text)
 
 
 def _complete(graph: ir.Graph, proto: onnx.GraphProto) -> None:
     """Give the initializers of a graph, and of those nested in it, their properties, and nothing in ``value_info``."""
     for tensor in proto.initializer:
-        properties = {entry.key: entry.value for entry in tensor.metadata_props}
-        properties |= graph.initializers[tensor.name].metadata_props
-        del tensor.metadata_props[:]
-        for key, text in sorted(properties.items()):
-            tensor.metadata_props.add(key=key, value=text)
+        _write_properties(graph.initializers[tensor.name], tensor)
     written = {tensor.name for tensor in proto.initializer}
     kept = [info for info in proto.value_info if info.name not in written]
     del proto.value_info[:]
@@ -50,7 +58,11 @@ def _complete(graph: ir.Graph, proto: onnx.GraphProto) -> None:
     for info in (*proto.input, *proto.output):
         if info.name in written:
             del info.metadata_props[:]
-    for node, node_proto in zip(graph, proto.node, strict=True):
+    _complete_nested(graph, proto)
+
+
+def _complete_nested(nodes: ir.Graph | ir.Function, proto: onnx.GraphProto | onnx.FunctionProto) -> None:
+    for node, node_proto in zip(nodes, proto.node, strict=True):
         if nested := nested_graphs(node):
             protos = [inside for attribute in node_proto.attribute for inside in graphs_in(attribute)]
             for inner, inside in zip(nested, protos, strict=True):

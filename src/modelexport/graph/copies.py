@@ -23,7 +23,9 @@ def copy_of(original: Any) -> Any:
         FileFormatError: A node uses a value before it is made, or two make the same.
     """
     try:
-        return original.clone()
+        copied = original.clone()
+        copied.meta.update(original.meta)  # onnx_ir leaves out that of models
+        return copied
     except (RuntimeError, ValueError, LookupError) as error:
         raise FileFormatError(
             "the model is damaged: a node uses a value before it is made, or two nodes make the same one"
@@ -40,7 +42,7 @@ def model_like(
     whole: ir.Model, graph: ir.Graph, functions: Iterable[ir.Function], properties: dict[str, str]
 ) -> ir.Model:
     """A model of a graph with what another says of itself, and other properties."""
-    return ir.Model(
+    model = ir.Model(
         graph,
         ir_version=whole.ir_version,
         producer_name=whole.producer_name,
@@ -51,6 +53,8 @@ def model_like(
         functions=list(functions),
         metadata_props=properties,
     )
+    model.meta.update(whole.meta)
+    return model
 
 
 def with_graphs(attribute: ir.Attr, copied: Callable[[ir.Graph], ir.Graph]) -> ir.Attr:

@@ -13,19 +13,19 @@ import onnx_ir as ir
 from modelexport.format.documents import TransformStep
 from modelexport.format.keys import UNRECORDED, UNRECORDED_DOMAIN
 from modelexport.graph.nodes import initializers
+from modelexport.graph.parameter_plans import ParameterPlan, parameter_plans, record_plan
 from modelexport.graph.snapshot import SourceGraph
 from modelexport.lineage.owners_after_tools import Descent
-from modelexport.weights.entries_of_initializers import Computed, Origin
-from modelexport.weights.recorded_transforms import ParameterPlan, parameter_plan
+from modelexport.weights.entries_of_initializers import Computed
+from modelexport.weights.recorded_transforms import compute_planned
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 @dataclass(frozen=True)
 class Inheritance:
-    """The origins of the initializers of a changed file."""
+    """What is not known about how the initializers of a changed file are computed."""
 
-    origins: Mapping[str, Origin]
     unclear: Mapping[str, Sequence[str]]
     """Initializers whose names do not identify their entries, to all entries that they may come from."""
     shared: Sequence[str] = ()
@@ -33,7 +33,7 @@ class Inheritance:
 
 
 def inherited(tagged: ir.Model, source: SourceGraph, changed: ir.Model, descent: Descent) -> Inheritance:
-    """Find the entries of every initializer of a changed file.
+    """Record how every initializer of a changed file is computed from entries, in place.
 
     A computation is recorded only if it gives the same bytes: an entry unchanged, transposed or cast, or a value that
     the tagged file computed from it. For any other initializer only its entries are recorded, with the step
@@ -51,31 +51,27 @@ class _Inheritance:
     plans: dict[str, ParameterPlan] = field(default_factory=dict)
     computed: Computed | None = None
     shared: set[str] = field(default_factory=set)
-    unrecorded: dict[tuple[int, ...], Origin] = field(default_factory=dict)
+    unrecorded: dict[tuple[int, ...], ParameterPlan] = field(default_factory=dict)
     """By the identities of plans."""
 
     def run(self) -> Inheritance:
-        for value in initializers(self.tagged):
-            plan = parameter_plan(value)
-            if plan is not None:
-                self.plans[value.name or ""] = plan
+        self.plans = {value.name or "": plan for value, plan in parameter_plans(self.tagged).items()}
         plain = {name: tuple(plan.keys) for name, plan in self.plans.items() if not plan.steps}
         self.computed = Computed(self.source, plain, self.tagged.opset_imports)
-        origins: dict[str, Origin] = {}
         unclear: dict[str, list[str]] = {}
         for value in initializers(self.changed):
-            origin = self._origin(value)
-            if origin is None:
+            plan = self._plan(value)
+            if plan is None:
                 continue
-            origins[value.name or ""] = origin
-            step = origin.transform[-1] if origin.transform else None
+            record_plan(value, plan)
+            step = plan.steps[-1] if plan.steps else None
             if step is None or step.op_type != UNRECORDED:
                 continue
             if len(step.inputs) > 1 or self.descent.names.get(value) not in self.plans:
                 unclear[value.name or ""] = step.inputs
-        return Inheritance(origins, unclear, sorted(self.shared))
+        return Inheritance(unclear, sorted(self.shared))
 
-    def _origin(self, value: ir.Value) -> Origin | None:
+    def _plan(self, value: ir.Value) -> ParameterPlan | None:
         name = self.descent.names.get(value, "")
         gone, merged = self.descent.lost.get(value), self.descent.merged.get(value)
         lost = [self.plans[n] for n in gone if n in self.plans] if gone else []
@@ -85,7 +81,7 @@ class _Inheritance:
                 self.shared.update(key for plan in plans for key in plan.keys)
             steps = self._recorded(value, name)
             if steps is not None and (len(plans) == 1 or all(_done(plan) == _done(plans[0]) for plan in plans)):
-                return Origin(tuple(dict.fromkeys(key for plan in plans for key in plan.keys)), tuple(steps))
+                return ParameterPlan(list(dict.fromkeys(key for plan in plans for key in plan.keys)), steps)
             return self._unrecorded([*plans, *lost])
         if name in self.source.constant:
             return self._folded(value, name)
@@ -132,8 +128,8 @@ class _Inheritance:
             label = f"%{len(plan.steps) + len(steps) - 1}"
         return steps
 
-    def _folded(self, value: ir.Value, name: str) -> Origin | None:
-        """The origin of an initializer that the tool folded and the tagged file computed from parameters."""
+    def _folded(self, value: ir.Value, name: str) -> ParameterPlan | None:
+        """The plan of an initializer that the tool folded and the tagged file computed from parameters."""
         if name not in self.source.producer:
             return None
         plans = [self.plans[parameter] for parameter in self._parameters(name)]
@@ -141,16 +137,14 @@ class _Inheritance:
             return None
         assert self.computed is not None
         if self.computed.recordable.get(name) and value.name == name and all(not plan.steps for plan in plans):
-            origin = self.computed.transform(name)
-            tensors = {key: self._entry(key) for key in origin.keys}
-            if value.const_value is not None and _same(
-                ParameterPlan(list(origin.keys), list(origin.transform)).compute(tensors), value.const_value
-            ):
-                return origin
+            plan = self.computed.plan(name)
+            tensors = {key: self._entry(key) for key in plan.keys}
+            if value.const_value is not None and _same(compute_planned(plan, tensors), value.const_value):
+                return plan
         return self._unrecorded(plans)
 
-    def _unrecorded(self, plans: Sequence[ParameterPlan]) -> Origin:
-        """The origin of an initializer of which only its entries are known; the same one for all that have the same."""
+    def _unrecorded(self, plans: Sequence[ParameterPlan]) -> ParameterPlan:
+        """The plan of an initializer of which only its entries are known; the same one for all that have the same."""
         names = tuple(map(id, plans))
         if names not in self.unrecorded:
             self.unrecorded[names] = _unrecorded(plans)
@@ -178,10 +172,10 @@ class _Inheritance:
         return list(found)
 
 
-def _unrecorded(plans: Sequence[ParameterPlan]) -> Origin:
+def _unrecorded(plans: Sequence[ParameterPlan]) -> ParameterPlan:
     groups = list(dict.fromkeys(group for plan in plans for group in plan.groups()))
     step = TransformStep(UNRECORDED, [keys[0] for keys in groups], domain=UNRECORDED_DOMAIN)
-    return Origin(tuple(dict.fromkeys(key for keys in groups for key in keys)), (step,))
+    return ParameterPlan(list(dict.fromkeys(key for keys in groups for key in keys)), [step])
 
 
 def _done(plan: ParameterPlan) -> list[tuple[str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -27,6 +26,15 @@ from modelexport.format.call_tree import call_tree_entries
 from modelexport.graph.coverage import count_coverage
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes, initializers, is_sorted, undefined_values
+from modelexport.graph.parameter_plans import (
+    forget_plans,
+    lost_entries,
+    parameter_plans,
+    record_lost,
+    record_state_dict,
+    state_dict_of,
+    used_keys,
+)
 from modelexport.graph.snapshot import take_snapshot
 from modelexport.graph.unique_names import free_name, name_nodes_apart
 from modelexport.lineage.entries_after_tools import inherited
@@ -36,7 +44,6 @@ from modelexport.tagged.documents.hierarchy_sidecar import descended_documents
 from modelexport.tagged.encodings.metadata import write_metadata
 from modelexport.tagged.encodings.reading import unpack_tags
 from modelexport.tagged.file import TaggedFile, read_tagged
-from modelexport.weights.recorded_transforms import state_dict_of
 
 RELATED = 0.4
 """The smallest share of its values that a changed file must have in common with the tagged one.
@@ -171,21 +178,21 @@ def write_retagged(
             value.name = free_name(f"kept_{value.name}", names)
     inheritance = inherited(tagged.model, before, model, descent)
     tags, entries = tagged.call_tags, state_dict_of(tagged.model)
-    found = {key for origin in inheritance.origins.values() for key in origin.keys}
+    record_state_dict(model, entries)
+    found = used_keys(model)
     lost = [key for key, entry in entries.items() if entry.used and key not in found]
     for key, text in tagged.model.metadata_props.items():
         if not key.startswith("modelexport.") or key in (keys.OUTPUTS, keys.EXPOSED, keys.REPLACED, keys.CUT_FROM):
             model.metadata_props.setdefault(key, text)
-    write_metadata(model, tags, inheritance.origins, entries)
-    if without := [*lost, *inheritance.shared]:
-        model.metadata_props[keys.LOST] = json.dumps(without)
+    write_metadata(model, tags)
+    if without := [*lost, *inheritance.shared] or lost_entries(tagged.model):
+        record_lost(model, without)
     documents = descended_documents(
         tagged.path,
         tagged.hierarchy,
         model=model,
         values=descent.values,
         tags=tags,
-        origins=inheritance.origins,
         untagged=True,
     )
     reads = [tagged.path] if changed is None else [tagged.path, changed]
@@ -212,10 +219,7 @@ def write_retagged(
         fused=[one for one in several if one.reason != "between"],
         unclear=[one for one in several if one.reason == "between"],
         initializers=[UnclearInitializer(name, list(entries)) for name, entries in inheritance.unclear.items()],
-        unrecorded=sum(
-            any(step.domain == keys.UNRECORDED_DOMAIN for step in origin.transform)
-            for origin in inheritance.origins.values()
-        ),
+        unrecorded=sum(not plan.recorded for plan in parameter_plans(model).values()),
         lost=lost,
         gone=[str(call) for call in _owners(tagged.nodes) if call not in left],
         inlined=inlined,
@@ -257,6 +261,7 @@ def _flat(path: Path, tagged: TaggedFile) -> tuple[ir.Model, bool]:
 
 def forget_tags(model: ir.Model) -> None:
     """Remove our properties from a model that was changed, in place: they may no longer hold for it."""
+    forget_plans(model)
     stores = [node.metadata_props for node in all_nodes(model)]
     stores += [value.metadata_props for value in initializers(model)]
     for store in (model.metadata_props, *stores):

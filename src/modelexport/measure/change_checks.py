@@ -13,6 +13,7 @@ from modelexport.core.owners import Evidence, Owner
 from modelexport.core.tags import CallFacts, RecordedTags
 from modelexport.files.path_or_model import Source
 from modelexport.graph.node_owners import OWNER
+from modelexport.graph.parameter_plans import record_own_names
 from modelexport.measure.costs import cost
 from modelexport.measure.run_inputs import make_feeds
 from modelexport.runtime.devices import CPU
@@ -22,7 +23,6 @@ from modelexport.tagged.comparison_report import FileComparison
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.strip_and_inline import runnable
 from modelexport.traces.array_differences import Difference, compare_outputs
-from modelexport.weights.recorded_transforms import record_own_names
 
 Aspect = Literal["structure", "weights", "outputs", "cost"]
 ASPECTS: tuple[Aspect, ...] = ("structure", "weights", "outputs", "cost")

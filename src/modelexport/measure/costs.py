@@ -15,6 +15,7 @@ from modelexport.errors import UsageError
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
+from modelexport.graph.parameter_plans import parameter_plan, state_dict_of
 from modelexport.graph.size_conditions import check_sizes, conditions_of
 from modelexport.measure import columns
 from modelexport.measure.html_page import Page, embedded_page
@@ -25,7 +26,6 @@ from modelexport.measure.shapes import Shapes, Size, find_shapes
 from modelexport.measure.table import NodeFigures, Table
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.weights.packed.repacking import packed_size
-from modelexport.weights.recorded_transforms import parameter_plan, state_dict_of
 
 
 class CostTable(Table):

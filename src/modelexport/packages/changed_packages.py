@@ -33,6 +33,7 @@ from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import keys
 from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.graph.nodes import initializers
+from modelexport.graph.parameter_plans import ParameterPlan
 from modelexport.lineage.retagging import RetagReport, retag, write_retagged
 from modelexport.precision.quantize import Feeds, QuantizeResult, quantize, quantized, result_of
 from modelexport.precision.recipes import Recipe, chosen_recipe, encode_recipe, of_parts
@@ -43,7 +44,6 @@ from modelexport.surgery.lora_adapters import MergedAdapters
 from modelexport.surgery.lora_weights import AdaptedFile
 from modelexport.tagged.file import read_tagged
 from modelexport.tagged.package import Package, read_package
-from modelexport.weights.recorded_transforms import ParameterPlan
 from modelexport.weights.weight_updates import UpdateResult, WeightsInFile, new_tensor, planned
 
 Report = TypeVar("Report", RetagReport, QuantizeResult)

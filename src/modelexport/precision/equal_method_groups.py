@@ -18,9 +18,9 @@ import onnx_ir as ir
 
 from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.graph.node_owners import owner_of
+from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.precision.cut_pieces import MOVES, weight_behind
 from modelexport.tagged.file import TaggedFile
-from modelexport.weights.recorded_transforms import parameter_plan
 
 WEIGHTS: Mapping[str, int] = {
     "MatMul": 1,

@@ -24,6 +24,7 @@ from modelexport.format import documents
 from modelexport.graph.copies import copy_of
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers
+from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.lineage.retagging import RetagReport, write_retagged
 from modelexport.precision.calibration_data import read_data
 from modelexport.precision.cut_pieces import Pieces, cut_piece, weight_behind
@@ -42,7 +43,6 @@ from modelexport.precision.recipes import (
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import TaggedFile, read_tagged
-from modelexport.weights.recorded_transforms import parameter_plan
 
 RECIPE_SUFFIX = ".recipe.yaml"
 """The end of the name of the recipe that is written beside a quantized file."""

@@ -13,8 +13,6 @@ from modelexport.graph.nodes import all_nodes
 from modelexport.surgery.grafted_modules import Graft, grafted_sidecar
 from modelexport.tagged.documents.hierarchy_sidecar import descended_documents
 from modelexport.tagged.file import TaggedFile
-from modelexport.weights.entries_of_initializers import Origin
-from modelexport.weights.recorded_transforms import parameter_plans
 
 
 class Documents:
@@ -47,9 +45,7 @@ class Documents:
             now = {name: (moved or {}).get(value, value) for name, value in (self._names | grafted).items()}
             there = {value for node in all_nodes(model) for value in node.outputs} | set(model.graph.inputs)
             values = {name: value for name, value in now.items() if value in there}
-        plans = parameter_plans(model).items()
-        origins = {value.name or "": Origin(tuple(plan.keys), tuple(plan.steps)) for value, plan in plans}
-        return descended_documents(self._tagged.path, before, model=model, values=values, tags=tags, origins=origins)
+        return descended_documents(self._tagged.path, before, model=model, values=values, tags=tags)
 
 
 def replaced_before(model: ir.Model) -> dict[str, str]:

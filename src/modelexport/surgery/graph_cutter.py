@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import msgspec
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
+from msgspec.structs import replace
 
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.owners import Owner
@@ -21,9 +21,9 @@ from modelexport.graph.boundaries import CallBoundary, find_boundaries
 from modelexport.graph.copies import copy_of, model_like
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import nested_graphs, nodes_behind, required_inputs, values_taken
+from modelexport.graph.parameter_plans import listed_entries, record_state_dict, used_keys
 from modelexport.surgery.recomputed_values import Renewed, Repeating, is_size, read_off
 from modelexport.tagged.encodings.encoded import encoded
-from modelexport.weights.recorded_transforms import parameter_plans, record_state_dict, state_dict_of
 
 if TYPE_CHECKING:
     from modelexport.tagged.file import TaggedFile
@@ -244,12 +244,10 @@ class Cutter:
         left_out = () if is_whole else (keys.OUTPUTS, keys.EXPOSED)
         properties = {key: text for key, text in whole.metadata_props.items() if key not in left_out}
         model = encoded(model_like(whole, graph, functions.values(), properties), tags)
-        if keys.STATE_DICT in properties:
-            used = {key for plan in parameter_plans(model).values() for key in plan.keys}
-            listed = state_dict_of(whole).items()
-            record_state_dict(
-                model, {key: msgspec.structs.replace(entry, used=entry.used and key in used) for key, entry in listed}
-            )
+        if (listed := listed_entries(whole)) is not None:
+            used = used_keys(model)
+            entries = {key: replace(entry, used=entry.used and key in used) for key, entry in listed.items()}
+            record_state_dict(model, entries)
         return model
 
 

@@ -6,7 +6,6 @@ default: a pair of rank 1 that is zero. None of rank 0: ONNX Runtime's Conv leav
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -16,9 +15,9 @@ import onnx_ir as ir
 
 from modelexport.format import keys
 from modelexport.graph.node_owners import owner_of, set_owner
+from modelexport.graph.parameter_plans import AdapterInput, AdapterPart, ParameterPlan, record_adapter_input
 from modelexport.weights.entries_from_file import transposition
 from modelexport.weights.peft_adapters import LowRank
-from modelexport.weights.recorded_transforms import ParameterPlan
 
 Kind = Literal["linear", "table", "convolution"]
 
@@ -125,13 +124,13 @@ class PairInputs:
         module = pair.module
         rank = f"{module}.rank"
         a, b = pair.shapes["a"], pair.shapes["b"]
-        shapes: dict[str, list[int | str]]
+        shapes: dict[AdapterPart, list[int | str]]
         if kind == "convolution":
             group = pair.groups
             shapes = {"a": [rank, *a[1:]], "b": [b[0], rank if group == 1 else f"{rank}/{group}", *b[2:]]}
         else:
             shapes = {"a": [a[1], rank], "b": [rank, b[0]]}
-        names = {"a": f"{module}.lora_A.weight", "b": f"{module}.lora_B.weight", "scale": f"{module}.lora_scale"}
+        names: dict[AdapterPart, str] = {"a": "lora_A.weight", "b": "lora_B.weight", "scale": "lora_scale"}
         if scaled:
             shapes["scale"] = [b[0]]
         assert weight.dtype is not None
@@ -139,14 +138,14 @@ class PairInputs:
             smallest = {rank: pair.groups, f"{rank}/{pair.groups}": 1}
             sizes = [size if isinstance(size, int) else smallest[size] for size in shape]
             default = np.ones(sizes) if part == "scale" else np.zeros(sizes)
-            name = self.free(names[part].removeprefix("."))
+            name = self.free(f"{module}.{names[part]}".removeprefix("."))
             value = ir.Value(
                 name=name,
                 type=ir.TensorType(weight.dtype),
                 shape=ir.Shape(shape),
                 const_value=ir.tensor(default.astype(weight.dtype.numpy()), dtype=weight.dtype, name=name),
             )
-            value.metadata_props[keys.ADAPTER] = json.dumps({"entry": key, "part": part, "kind": kind})
+            record_adapter_input(value, AdapterInput(key, part, kind))
             self.model.graph.inputs.append(value)
             self.model.graph.initializers.add(value)
             yield value

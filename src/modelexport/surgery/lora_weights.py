@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
-import msgspec
 import numpy as np
 import onnx_ir as ir
 
-from modelexport.core.json_decoding import decode_json
 from modelexport.core.text import first_few
 from modelexport.errors import WeightsError
 from modelexport.files.atomic_writing import check_writable
-from modelexport.format import keys
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers
+from modelexport.graph.parameter_plans import (
+    AdapterInput,
+    ParameterPlan,
+    adapter_input,
+    parameter_plans,
+    record_adapter_input,
+    record_plan,
+    state_dict_of,
+)
 from modelexport.graph.unique_names import free_name, names_in
 from modelexport.surgery.lora_inputs import PairInputs, Place, low_rank_places
 from modelexport.tagged.file import read_tagged
 from modelexport.weights.entries_from_file import recover
 from modelexport.weights.peft_adapters import Changes, LowRank, changes, read_adapter
-from modelexport.weights.recorded_transforms import ParameterPlan, parameter_plans, record_plan, state_dict_of
+from modelexport.weights.recorded_transforms import compute_planned
 from modelexport.weights.weight_updates import WeightsInFile, check_fit
 
 
@@ -135,7 +139,7 @@ class AdaptedFile:
         dtype, shape = old.dtype, tuple(old.shape.numpy())
 
         def compute() -> ir.TensorProtocol:
-            array = plan.compute({key: self._applied(self.changes, key, value) for key in plan.inputs()})
+            array = compute_planned(plan, {key: self._applied(self.changes, key, value) for key in plan.inputs()})
             return ir.Tensor(np.asarray(array, order="C"), dtype=dtype)
 
         return ir.LazyTensor(compute, dtype=dtype, shape=ir.Shape(shape), name=value.name)
@@ -169,7 +173,7 @@ class AdaptedFile:
             key = next(key for key in self.plans[value].keys if key in self.changes.keys)
             found, places = self.changes.pairs.get(key, ()), self._places(value)
             if places is None:
-                value.metadata_props[keys.ADAPTER] = json.dumps({"entry": key, "part": "whole"})
+                record_adapter_input(value, AdapterInput(key, "whole"))
                 self.model.graph.inputs.append(value)
                 whole.append(value.name or "")
             elif places:
@@ -191,12 +195,11 @@ class AdaptedFile:
         """
         values: dict[str, np.ndarray] = {}
         taken: set[str] = set()
-        for value in self.inputs:
-            what = _input_of(value)
+        for value, what in self.inputs.items():
             assert value.const_value is not None and value.dtype is not None
             if what.part == "whole":
                 plan = self.plans[value]
-                array = plan.compute({key: self._applied(only, key, value) for key in plan.inputs()})
+                array = compute_planned(plan, {key: self._applied(only, key, value) for key in plan.inputs()})
                 if not set(only.keys).isdisjoint(plan.keys):
                     values[value.name or ""] = array
                     taken.update(f"{key} {part}" for key in plan.keys for part in ("whole", "magnitude", "pair"))
@@ -228,15 +231,15 @@ class AdaptedFile:
                     yield f"{key} magnitude"
 
     @property
-    def inputs(self) -> list[ir.Value]:
-        """The optional inputs of the file that are for adapters."""
-        return [value for value in initializers(self.model) if keys.ADAPTER in value.metadata_props]
+    def inputs(self) -> dict[ir.Value, AdapterInput]:
+        """The optional inputs of the file that are for adapters, to what each is a part of."""
+        return {value: what for value in initializers(self.model) if (what := adapter_input(value)) is not None}
 
     def _applied(self, only: Changes, key: str, value: ir.Value) -> np.ndarray:
         base = self._reader(value)(key)
         return only.apply(key, base) if key in only.keys else base
 
-    def _part(self, pair: LowRank, what: _Input) -> np.ndarray:
+    def _part(self, pair: LowRank, what: AdapterInput) -> np.ndarray:
         """A matrix in the form of the input."""
         if what.part == "scale":
             key, plans = what.entry, self.plans
@@ -250,23 +253,9 @@ class AdaptedFile:
         return matrix if what.kind == "convolution" else matrix.T
 
 
-class _Input(msgspec.Struct, frozen=True):
-    """What an optional input is for, as its properties say."""
-
-    entry: str
-    part: Literal["a", "b", "scale", "whole"]
-    kind: str = ""
-
-
 def _is_in(node: ir.Node, module: str) -> bool:
     """Whether all calls that own a node are calls of a module or ran in one."""
     owner = owner_of(node)
     return owner is not None and all(
         not module or call.path == module or call.path.startswith(f"{module}.") for call in owner.calls
     )
-
-
-def _input_of(value: ir.Value) -> _Input:
-    """What an input of a file is for, which an earlier run recorded."""
-    text, damaged = value.metadata_props[keys.ADAPTER], f"the input {value.name} has damaged metadata"
-    return decode_json(text, kind=_Input, damaged=damaged, then="make the file again")

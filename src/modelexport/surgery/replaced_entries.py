@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
-from modelexport.format import keys
 from modelexport.graph.node_owners import owner_of
-from modelexport.weights.recorded_transforms import ParameterPlan, parameter_plan, parameter_plans, record_plan
+from modelexport.graph.parameter_plans import ParameterPlan, parameter_plan, parameter_plans, record_plan
 
 
 def write_keys(
@@ -29,7 +27,8 @@ def write_keys(
             _release(value, given, [f"{path}." for path in paths])
     for value, names in new.items():
         if names:
-            value.metadata_props[keys.PARAMETER] = json.dumps(names)
+            plan = parameter_plan(value)
+            record_plan(value, ParameterPlan([*names], plan.steps if plan is not None else []))
     _drop_taken(model, new.keys())
 
 
@@ -61,8 +60,7 @@ def _drop_taken(model: ir.Model, new: Collection[ir.Value]) -> None:
             continue
         others = [held[key] for key in plans[value].keys if key in held]
         if any(plans[other].steps == plans[value].steps and not _equal(value, other) for other in others):
-            value.metadata_props.pop(keys.PARAMETER, None)
-            value.metadata_props.pop(keys.TRANSFORM, None)
+            record_plan(value, None)
 
 
 def _equal(one: ir.Value, other: ir.Value) -> bool:

@@ -24,6 +24,7 @@ from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import keys
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes, nested_graphs, values_taken
+from modelexport.graph.parameter_plans import adapter_input, listed_entries, record_state_dict, used_keys
 from modelexport.graph.unique_names import free_name, names_in
 from modelexport.runtime.checked_writing import written_together
 from modelexport.surgery import Sharing
@@ -38,7 +39,6 @@ from modelexport.surgery.substitutes import FromModel, Parts, Site, Substitute
 from modelexport.surgery.substitutes.from_model import check_opsets
 from modelexport.tagged.encodings.encoded import encoded
 from modelexport.tagged.file import TaggedFile, read_tagged
-from modelexport.weights.recorded_transforms import parameter_plans, record_state_dict, state_dict_of
 
 
 class ReplacedCall(msgspec.Struct, frozen=True):
@@ -138,7 +138,7 @@ class _Replacer:
         self.grafts: list[Graft] = []
         self.replaced: list[ModuleCall] = []
         self._keys: dict[ir.Value, tuple[str, ...]] = {}
-        self._entries = state_dict_of(self._model) if keys.STATE_DICT in self._model.metadata_props else {}
+        self._entries = dict(listed_entries(self._model) or {})
         self._record = replaced_before(self._model)
         self._dirty: set[ir.Value] = set()
         self.before = {id(node) for node in tagged.nodes}
@@ -337,7 +337,7 @@ class _Replacer:
             self._keys[value] = names
             if value.name not in self._model.graph.initializers:
                 self._model.graph.initializers.add(value)
-                if keys.ADAPTER in value.metadata_props:
+                if adapter_input(value) is not None:
                     self._model.graph.inputs.append(value)
             self._dirty.add(value)
         self._entries.update(parts.entries)
@@ -390,7 +390,7 @@ class _Replacer:
         """Update the metadata."""
         write_keys(self._model, self._dirty, self._keys, [place.path for place in self.replaced if place.path])
         self._release()
-        used = {key for plan in parameter_plans(self._model).values() for key in plan.keys}
+        used = used_keys(self._model)
         entries = {key: msgspec.structs.replace(entry, used=key in used) for key, entry in self._entries.items()}
         record_state_dict(self._model, entries)
         self._model.metadata_props[keys.REPLACED] = json.dumps(self._record)

@@ -25,6 +25,7 @@ from modelexport.format import keys
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers
+from modelexport.graph.parameter_plans import ParameterPlan, parameter_plans, state_dict_of
 from modelexport.tagged.comparison_report import (
     CallChange,
     EntryChange,
@@ -35,7 +36,6 @@ from modelexport.tagged.comparison_report import (
     Values,
 )
 from modelexport.tagged.file import TaggedFile, read_tagged
-from modelexport.weights.recorded_transforms import ParameterPlan, parameter_plans, state_dict_of
 
 T = TypeVar("T")
 U = TypeVar("U")

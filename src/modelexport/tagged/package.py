@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelexport.core.json_decoding import decode_json
 from modelexport.core.text import nearest
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.files.manifest_file import read_manifest
 from modelexport.files.onnx_models import load_onnx
-from modelexport.format import documents, keys
 from modelexport.format.package_manifest import MANIFEST, Manifest, PartEntry
 from modelexport.graph.node_owners import owner_of
+from modelexport.graph.parameter_plans import listed_entries
 from modelexport.tagged.file import read_tagged
 
 
@@ -66,19 +65,13 @@ def _check_together(package: Package) -> None:
                 f"{package.folder / part.file} belongs to another export: its inputs and outputs are not those that "
                 f"{MANIFEST} lists; put the file back, or export the package again"
             )
-        own = _entries(package.folder / part.file, model.metadata_props.get(keys.STATE_DICT, "{}"))
+        listed = listed_entries(model) or {}
+        own = {key: (entry.dtype, entry.shape) for key, entry in listed.items()}  # not which of them this part uses
         if entries is not None and own != entries:
             raise FileFormatError(
                 f"{part.file} and {first} in {package.folder} belong to different models: export the package again"
             )
         first, entries = first or part.file, own
-
-
-def _entries(path: Path, text: str) -> dict[str, tuple[str, list[int]]]:
-    """The entries of a model as a file lists them, without which of them this part uses."""
-    damaged, then = f"{path} has damaged tags", "export the package again"
-    entries = decode_json(text, kind=dict[str, documents.StateDictEntry], damaged=damaged, then=then)
-    return {key: (entry.dtype, entry.shape) for key, entry in entries.items()}
 
 
 def parts_with(path: Path, *modules: str) -> dict[str, Path]:

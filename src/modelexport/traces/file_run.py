@@ -24,8 +24,8 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.errors import UsageError
-from modelexport.format.keys import PARAMETER
 from modelexport.graph.nodes import READ_SIZES_ONLY, all_nodes, initializers, nested_graphs, values_taken
+from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.traces.node_computation import NodeComputation, NodeError
 
 Watch = Callable[[ir.Node, Sequence[Any], ir.Value, Any], Any]
@@ -332,7 +332,7 @@ def _is_number_of_the_file(value: ir.Value) -> bool:
     """Whether a value is a constant that does not come from a parameter."""
     producer = value.producer()
     is_constant = value.const_value is not None if producer is None else producer.op_type == "Constant"
-    return is_constant and PARAMETER not in value.metadata_props
+    return is_constant and parameter_plan(value) is None
 
 
 def _itself(array: Any) -> Any:

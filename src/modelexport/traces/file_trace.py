@@ -20,6 +20,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import draws
+from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.traces.array_differences import error_of
 from modelexport.traces.file_run import Change, FileRun
 from modelexport.traces.fingerprints import Fingerprint, fingerprint_of
@@ -27,7 +28,7 @@ from modelexport.traces.node_computation import NodeError, nudge
 from modelexport.traces.ties_and_choices import is_tie
 from modelexport.traces.tolerances import COMPUTED_WEIGHTS, SAME_SCORES, UNITS
 from modelexport.traces.trace import Content, Index, Trace
-from modelexport.weights.recorded_transforms import parameter_plan
+from modelexport.weights.recorded_transforms import compute_planned
 
 
 @dataclass(eq=False)
@@ -215,7 +216,7 @@ def computed_weights(run: FileRun, read: Callable[[str], Any], changed: Collecti
         plan = parameter_plan(value)
         if plan is None or not plan.recorded or (is_parameter(value) and not {*plan.keys} & {*changed}):
             continue
-        found[value] = plan.compute({key: read(key) for key in plan.inputs()}, wide=run.is_wide)
+        found[value] = compute_planned(plan, {key: read(key) for key in plan.inputs()}, wide=run.is_wide)
     return found
 
 

@@ -9,6 +9,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.files.path_or_model import Source
 from modelexport.graph.kept_outputs import exposed_outputs
+from modelexport.graph.parameter_plans import parameter_plans
 from modelexport.runtime.devices import CPU
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.strip_and_inline import runnable
@@ -20,7 +21,6 @@ from modelexport.verify.onnxruntime_outputs import compare_as_run, narrowest_typ
 from modelexport.verify.parameter_comparison import parameter_digests, users_of, with_weights
 from modelexport.verify.verdicts import verdicts_of
 from modelexport.verify.verify_report import VerifyReport
-from modelexport.weights.recorded_transforms import parameter_plan
 
 
 def verify_reference(path: Source, *, modules: Sequence[str] = (), provider: str = CPU) -> VerifyReport:
@@ -88,6 +88,6 @@ def _wrong_weights(tagged: TaggedFile, reference: ReferenceValues) -> Mapping[Mo
             f"{path} was made with other weights than {tagged.path} has ({len(other)} of {len(known)} parameters "
             "differ): remove it, or export with --reference again"
         )
-    plans = {value.name or "": parameter_plan(value) for value in tagged.model.graph.initializers.values()}
-    names = {n for n, plan in plans.items() if plan and json.dumps([plan.keys, len(plan.steps)]) in other}
+    plans = parameter_plans(tagged.model).items()
+    names = {value.name or "" for value, plan in plans if json.dumps([plan.keys, len(plan.steps)]) in other}
     return users_of(tagged.model, names)

@@ -30,6 +30,7 @@ from modelexport.format.node_tags import owner_properties
 from modelexport.graph.kept_outputs import exposed_outputs, requested_outputs
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers, nested_graphs
+from modelexport.graph.parameter_plans import state_dict_of, used_keys
 from modelexport.graph.size_symbols import SYMBOL, put_size
 from modelexport.tagged.documents.dag import dag_document
 from modelexport.tagged.documents.hierarchy_sidecar import descended_document, module_facts
@@ -42,8 +43,6 @@ from modelexport.traces.tolerances import ROUNDED_CONSTANT
 from modelexport.traces.trace import Content, SeenTensor
 from modelexport.verify.matched_values import Matches
 from modelexport.verify.verify_report import FalseClaim
-from modelexport.weights.entries_of_initializers import Origin
-from modelexport.weights.recorded_transforms import parameter_plan, state_dict_of
 
 _HALF = ("float16", "bfloat16")
 _FLOATS = (*_HALF, "float32", "float64")
@@ -206,13 +205,11 @@ class _Right:
 
     def sidecar(self, said: documents.Hierarchy) -> dict[tuple[str, str], Any]:
         """The entries of the sidecar."""
-        plans = {value.name or "": parameter_plan(value) for value in initializers(self.tagged.model)}
         document = descended_document(
             said,
             model=self.tagged.model,
             values=self._values,
             tags=self.tags,
-            origins={name: Origin((*plan.keys,), (*plan.steps,)) for name, plan in plans.items() if plan is not None},
             coverage=self.tagged.coverage,
         )
         right = _by_kind(document)
@@ -311,7 +308,7 @@ def _is_constant(value: ir.Value, content: Content) -> bool:
 def _entries(model: ir.Model, of_model: Collection[str]) -> Tables:
     """The entries of the model, and whether they are used: those are that an initializer is computed from."""
     listed = state_dict_of(model)
-    used = {key for value in initializers(model) if (plan := parameter_plan(value)) is not None for key in plan.keys}
+    used = used_keys(model)
     said = {key: listed[key].used if key in listed else None for key in sorted({*of_model, *used})}
     return {"state_dict": said}, {"state_dict": {key: key in used or bool(one) for key, one in said.items()}}
 

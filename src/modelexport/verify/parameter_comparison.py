@@ -21,10 +21,17 @@ from modelexport.core.calls import ModuleCall
 from modelexport.errors import UsageError
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers
+from modelexport.graph.parameter_plans import (
+    ParameterPlan,
+    lost_entries,
+    parameter_plan,
+    parameter_plans,
+    state_dict_of,
+)
 from modelexport.traces.array_differences import compare_arrays
 from modelexport.traces.tolerances import COMPUTED_BUFFER
 from modelexport.verify.verify_report import CallVerdict, ParameterReport
-from modelexport.weights.recorded_transforms import ParameterPlan, lost_entries, parameter_plan, state_dict_of
+from modelexport.weights.recorded_transforms import compute_planned
 
 Read = Callable[[str], Any]
 """Reads an entry by its key."""
@@ -117,8 +124,7 @@ def differing_buffers(model: ir.Model, read: Read, names: Collection[str]) -> li
 
 def untraced_entries(model: ir.Model) -> set[str]:
     """The entries of which a file says that another tool folded, packed or quantized them."""
-    plans = (parameter_plan(value) for value in initializers(model))
-    packed = {key for plan in plans if plan is not None and not plan.recorded for key in plan.keys}
+    packed = {key for plan in parameter_plans(model).values() if not plan.recorded for key in plan.keys}
     return packed | set(lost_entries(model))
 
 
@@ -131,14 +137,13 @@ def merged_entries(model: ir.Model, is_tied: Callable[[str, str], bool]) -> set[
 
 def _planned(model: ir.Model) -> Iterator[tuple[ir.Value, ParameterPlan]]:
     """The initializers whose computation from entries is known: steps of other tools cannot be repeated."""
-    for value in initializers(model):
-        plan = parameter_plan(value)
-        if plan is not None and plan.recorded and value.const_value is not None:
+    for value, plan in parameter_plans(model).items():
+        if plan.recorded and value.const_value is not None:
             yield value, plan
 
 
 def _same(plan: ParameterPlan, read: Read, actual: Any) -> bool:
-    expected = plan.compute({key: read(key) for key in plan.inputs()})
+    expected = compute_planned(plan, {key: read(key) for key in plan.inputs()})
     if not _equal(expected, actual):
         return False
     # All names of a tied parameter have the same tensor.
@@ -199,11 +204,10 @@ def perturbable(model: ir.Model) -> set[str]:
     """The floating-point entries that can be replaced in a file consistently, in all their uses."""
     used: set[str] = set()
     barred: set[str] = set()
-    for value in initializers(model):
-        plan = parameter_plan(value)
-        if plan is not None and plan.recorded and value.dtype is not None and value.dtype.is_floating_point():
+    for value, plan in parameter_plans(model).items():
+        if plan.recorded and value.dtype is not None and value.dtype.is_floating_point():
             used.update(plan.keys)
-        elif plan is not None:
+        else:
             barred.update(plan.keys)
     return used - barred
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from modelexport.files.path_or_model import Source
+from modelexport.graph.parameter_plans import state_dict_of
 from modelexport.pytorch.nested_tensors import as_array, as_stored
 from modelexport.pytorch.weights.perturbed_weights import entries_of, indistinct, perturbed
 from modelexport.tagged.file import read_tagged
@@ -24,7 +25,6 @@ from modelexport.verify.parameter_comparison import (
 )
 from modelexport.verify.verify_report import ParameterReport
 from modelexport.weights.bytes_of_entries import Weights
-from modelexport.weights.recorded_transforms import state_dict_of
 
 
 def verify_parameters(model: nn.Module, path: Source) -> ParameterReport:

@@ -10,7 +10,8 @@ import numpy as np
 from modelexport.errors import WeightsError
 from modelexport.format.documents import StateDictEntry, TransformStep
 from modelexport.format.dtypes import parse_dtype
-from modelexport.weights.recorded_transforms import ParameterPlan, apply_transform
+from modelexport.graph.parameter_plans import ParameterPlan
+from modelexport.weights.recorded_transforms import apply_transform, compute_planned
 
 Stored = tuple[ParameterPlan, np.ndarray]
 """How an initializer is computed, and its value."""
@@ -90,7 +91,7 @@ def _check(
     """Compute the initializer from the entry again; of the others it depends on, only elements that it has matter."""
     if len(plan.inputs()) > 1:
         raise _unrecoverable(key)
-    again = plan.compute({key: result})
+    again = compute_planned(plan, {key: result})
     if again.shape != array.shape or again.tobytes() != np.ascontiguousarray(array).tobytes():
         raise _unrecoverable(key)
 

@@ -8,7 +8,7 @@ weights, and folding must skip those whose computation cannot be recorded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from modelexport.format.documents import StateDictEntry, TransformStep
 from modelexport.graph.nodes import initializers, nested_graphs
+from modelexport.graph.parameter_plans import ParameterPlan, parameter_plans, record_plan, used_keys
 from modelexport.graph.snapshot import SourceGraph, SourceNode
 from modelexport.graph.unique_names import free_name
 from modelexport.weights.packed import repacking as packed
@@ -38,15 +39,6 @@ _UNREAD_INPUTS = {"Shape": 0, "Size": 0, "EyeLike": 0, "CastLike": 1}
 """ONNX operators to the input of which they read only the shape or the element type."""
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """The ``state_dict`` entries that an initializer's value comes from, and how."""
-
-    keys: tuple[str, ...]
-    """``state_dict`` keys. The names of a tied parameter are adjacent; a transform uses the first of them."""
-    transform: tuple[TransformStep, ...] = ()
-
-
 class HasStateDict(Protocol):
     """An ``nn.Module``, for code that must not import torch."""
 
@@ -65,13 +57,13 @@ def state_dict_entries(
     }
 
 
-def with_initializers(entries: Mapping[str, StateDictEntry], origins: Iterable[Origin]) -> dict[str, StateDictEntry]:
+def with_initializers(entries: Mapping[str, StateDictEntry], model: ir.Model) -> dict[str, StateDictEntry]:
     """The entries, where those that an initializer of the written graph is or is computed from are used, too.
 
     The size of what they are in may be all that the outputs depend on.
     """
-    there = {key for origin in origins for key in origin.keys}
-    return {key: msgspec.structs.replace(one, used=one.used or key in there) for key, one in entries.items()}
+    there = used_keys(model)
+    return {key: msgspec.structs.replace(entry, used=entry.used or key in there) for key, entry in entries.items()}
 
 
 def _used_initializers(model: ir.Model) -> Iterator[str]:
@@ -199,8 +191,8 @@ class Computed:
             for name, result in zip(node.outputs, results, strict=False)
         } | dict.fromkeys(node.outputs[len(results) :], None)
 
-    def transform(self, name: str) -> Origin:
-        """The steps from ``state_dict`` entries to a computed value. Each constant on the way becomes one step."""
+    def plan(self, name: str) -> ParameterPlan:
+        """How a value is computed from ``state_dict`` entries. Each constant on the way becomes one step."""
         keys: dict[str, None] = {}
         labels: dict[str, str] = {}
         steps: list[TransformStep] = []
@@ -227,7 +219,7 @@ class Computed:
             attributes = {name: _json_attribute(attribute) for name, attribute in node.attributes.items()}
             version = since_version(node.op, self.opsets) or 0
             steps.append(TransformStep(node.op[1], inputs, attributes, version, node.op[0]))
-        return Origin(tuple(keys), tuple(steps))
+        return ParameterPlan(list(keys), steps)
 
     def _needed(self, name: str) -> set[int]:
         """The source nodes between ``state_dict`` entries and a computed value."""
@@ -241,54 +233,44 @@ class Computed:
         return needed
 
 
-def find_origins(computed: Computed, model: ir.Model) -> dict[str, Origin]:
-    """The origin of every initializer of the optimized ``model`` that comes from ``state_dict`` entries."""
-    found: dict[str, Origin] = {}
+def record_plans(computed: Computed, model: ir.Model) -> None:
+    """Record how every initializer of the optimized ``model`` is computed that comes from ``state_dict`` entries."""
     for value in initializers(model):
         name = value.name or ""
         if name in computed.names:
-            found[name] = Origin(computed.names[name])
+            record_plan(value, ParameterPlan([*computed.names[name]]))
         elif name in computed.recordable:
-            found[name] = computed.transform(name)
-    return found
+            record_plan(value, computed.plan(name))
 
 
-def name_after_entries(model: ir.Model, found: Mapping[str, Origin]) -> dict[str, Origin]:
+def name_after_entries(model: ir.Model) -> None:
     """Name each folded initializer after its entry and the operators applied to it, in place.
 
     ``val_56`` becomes ``encoder.layer.0.attention.self.query.weight.transpose``. Initializers that are computed in the
     same way from the same entries, as for the calls of a shared module, are merged. An initializer that is computed
     from several parameters keeps its name.
-
-    Returns:
-        The origins under the new names.
     """
+    plans = parameter_plans(model)
     taken = {value.name for graph in model.graphs() for node in graph for value in node.outputs}
     taken.update(value.name for graph in model.graphs() for value in graph.inputs)
     taken.update(value.name for value in initializers(model))
-    taken.update(key for origin in found.values() for key in origin.keys)
+    taken.update(key for plan in plans.values() for key in plan.keys)
     same: dict[tuple[ir.Graph | None, bytes], ir.Value] = {}
-    renamed: dict[str, Origin] = {}
-    for value in list(initializers(model)):
-        origin = found.get(value.name or "")
-        if origin is None:
-            continue
-        if origin.transform:
+    for value, plan in plans.items():
+        if plan.steps:
             assert isinstance(value.graph, ir.Graph)
-            duplicate = same.setdefault((value.graph, msgspec.json.encode(origin)), value)
+            duplicate = same.setdefault((value.graph, msgspec.json.encode(plan)), value)
             if duplicate is not value and not value.is_graph_output():
                 value.replace_all_uses_with(duplicate)
                 value.graph.initializers.pop(value.name or "")
                 continue
-            entries = {name for step in origin.transform for name in step.inputs if name in origin.keys}
-            if origin.transform[-1].domain == packed.DOMAIN:  # named after the first tensor of the weight
-                entries = set(origin.transform[-1].inputs[:1])
+            entries = {name for step in plan.steps for name in step.inputs if name in plan.keys}
+            if plan.steps[-1].domain == packed.DOMAIN:  # named after the first tensor of the weight
+                entries = set(plan.steps[-1].inputs[:1])
             if len(entries) == 1:
-                operators = [step.op_type.lower() for step in origin.transform if step.op_type != "Constant"]
+                operators = [step.op_type.lower() for step in plan.steps if step.op_type != "Constant"]
                 base = ".".join([*entries, *(operators if len(operators) <= _NAMED_OPERATORS else ["transformed"])])
                 value.name = free_name(base, taken, first=1)
-        renamed[value.name or ""] = origin
-    return renamed
 
 
 def _read_inputs(operator: ir.OperatorIdentifier, inputs: Sequence[_T]) -> list[_T]:

@@ -7,7 +7,7 @@ included, but nothing outside the folder and no symbolic link out of it. `onnx.c
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from modelexport.files.safetensors_files import SafetensorsFile
 from modelexport.files.untrusted_external_data import sample_digest
 from modelexport.format import documents, keys
 from modelexport.graph.nodes import initializers
+from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.weights.bytes_of_entries import Weights
 
 
@@ -56,7 +57,6 @@ def save_with_weights(
     staging: Path,
     *,
     mode: str,
-    parameters: Collection[str],
     weights: Weights | None,
     documents: Mapping[str, bytes] | None = None,
 ) -> WeightsSummary:
@@ -65,7 +65,6 @@ def save_with_weights(
     Args:
         mode: ``link``, ``copy``, ``none``, or ``auto``: embedded up to 1 GB; above that, linked if ``weights`` are
             given, otherwise copied.
-        parameters: Names of the initializers that come from ``state_dict`` entries.
         weights: The places of these entries.
         documents: The documents beside the model: the suffix of each name to the content.
 
@@ -77,7 +76,7 @@ def save_with_weights(
     if mode == "auto":
         large = sum(tensor.nbytes for tensor in values.values()) > LARGEST_INSIDE
         mode = "link" if weights is not None else "copy" if large else "embed"
-    linked, to_file, embedded = _divided(values, mode, parameters)
+    linked, to_file, embedded = _divided(values, mode)
     made = weights.made if weights is not None else {}
     for value in (*to_file, *embedded):
         if isinstance(values[value], ir.LazyTensor):
@@ -103,21 +102,19 @@ def save_with_weights(
 _Tensors = dict[ir.Value, ir.TensorProtocol]
 
 
-def _divided(
-    values: Mapping[ir.Value, ir.TensorProtocol], mode: str, parameters: Collection[str]
-) -> tuple[_Tensors, _Tensors, _Tensors]:
+def _divided(values: Mapping[ir.Value, ir.TensorProtocol], mode: str) -> tuple[_Tensors, _Tensors, _Tensors]:
     """The initializers that stay in their files, those for the data file, and those for the model file."""
     linked: _Tensors = {}
     to_file: _Tensors = {}
     embedded: _Tensors = {}
-    constants = sum(tensor.nbytes for value, tensor in values.items() if value.name not in parameters)
+    constants = sum(tensor.nbytes for value, tensor in values.items() if parameter_plan(value) is None)
     for value, tensor in values.items():
         if mode == "link" and isinstance(tensor, ir.ExternalTensor):
             linked[value] = tensor
         elif mode == "embed" or tensor.nbytes < SMALLEST_OUTSIDE:
             embedded[value] = tensor
         # With linked or absent weights, constants stay in the model file unless they are large themselves.
-        elif mode == "copy" or value.name in parameters or (mode == "link" and constants > LARGEST_INSIDE):
+        elif mode == "copy" or parameter_plan(value) is not None or (mode == "link" and constants > LARGEST_INSIDE):
             to_file[value] = tensor
         else:
             embedded[value] = tensor

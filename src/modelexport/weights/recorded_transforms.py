@@ -1,148 +1,39 @@
-"""In an exported file: how an initializer is computed from ``state_dict`` entries, and recomputing it.
+"""Computes initializers from ``state_dict`` entries, by the steps that their plans record.
 
 The operators are run by onnx's reference implementation, which also folded them, so the bytes are the same.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 import onnx
 import onnx_ir as ir
 
-from modelexport.core.json_decoding import decode_json
 from modelexport.errors import FileFormatError, WeightsError
-from modelexport.format.documents import StateDictEntry, TransformStep
+from modelexport.format.documents import TransformStep
 from modelexport.format.dtypes import dtype_name, parse_dtype
-from modelexport.format.keys import LOST, PARAMETER, STATE_DICT, TRANSFORM, UNRECORDED, UNRECORDED_DOMAIN
-from modelexport.graph.nodes import initializers, is_random
+from modelexport.graph.nodes import is_random
+from modelexport.graph.parameter_plans import ParameterPlan
 from modelexport.weights.packed import repacking as packed
 
 
-class ParameterPlan(msgspec.Struct, frozen=True):
-    """How an initializer is computed from ``state_dict`` entries."""
+def compute_planned(plan: ParameterPlan, tensors: Mapping[str, np.ndarray], *, wide: bool = False) -> np.ndarray:
+    """An initializer's value.
 
-    keys: list[str]
-    """``state_dict`` keys; the names of a tied parameter are adjacent."""
-    steps: list[TransformStep]
-    """The steps of the computation; empty when the initializer is the entry itself."""
-
-    @property
-    def recorded(self) -> bool:
-        """Whether the steps can be run: a step of another tool is recorded without its computation."""
-        return not any((step.domain, step.op_type) == (UNRECORDED_DOMAIN, UNRECORDED) for step in self.steps)
-
-    def inputs(self) -> list[str]:
-        """The keys that the steps use: the first name of each parameter."""
-        named = {name for step in self.steps for name in step.inputs}
-        return [key for key in self.keys if key in named] or self.keys[:1]
-
-    def groups(self) -> list[tuple[str, ...]]:
-        """All names of each parameter."""
-        starts = [self.keys.index(key) for key in self.inputs()]
-        return [tuple(self.keys[a:b]) for a, b in zip(starts, [*starts[1:], None], strict=True)]
-
-    def renamed(self, names: Mapping[str, str]) -> list[TransformStep]:
-        """The steps, with other names of the entries that they take."""
-        return [msgspec.structs.replace(s, inputs=[names.get(each, each) for each in s.inputs]) for s in self.steps]
-
-    def compute(self, tensors: Mapping[str, np.ndarray], *, wide: bool = False) -> np.ndarray:
-        """The initializer's value, from the entries of :meth:`inputs`.
-
-        Args:
-            wide: As in :func:`apply_transform`.
-        """
-        try:
-            return apply_transform(self.steps, tensors, wide=wide) if self.steps else tensors[self.keys[0]]
-        except KeyError as error:
-            raise FileFormatError(
-                f"a transform of {', '.join(self.keys) or 'nothing'} uses {error}, which is not a parameter of it: the "
-                "file has damaged metadata; export it again"
-            ) from error
-
-
-def lost_entries(model: ir.Model) -> list[str]:
-    """The entries that no initializer comes from any more, or not alone, as the file says that a tool changed."""
-    try:
-        return list[str](decode_json(model.metadata_props.get(LOST, "[]"), kind=list[str]))
-    except (msgspec.DecodeError, UnicodeError) as error:
-        raise FileFormatError(f"the file has a damaged list of lost parameters ({error}): export it again") from error
-
-
-def parameter_plan(value: ir.Value) -> ParameterPlan | None:
-    """How an initializer's metadata says that it is computed; ``None`` if it does not come from an entry.
-
-    Raises:
-        FileFormatError: The metadata is damaged.
+    Args:
+        tensors: The entries of :meth:`ParameterPlan.inputs`.
+        wide: As in :func:`apply_transform`.
     """
-    if PARAMETER not in value.metadata_props:
-        return None
     try:
-        keys = decode_json(value.metadata_props[PARAMETER], kind=list[str])
-        encoded = value.metadata_props.get(TRANSFORM)
-        steps = decode_json(encoded, kind=list[TransformStep]) if encoded is not None else []
-        if not keys:
-            raise ValueError("it comes from no parameter")
-    except (ValueError, UnicodeError) as error:
-        raise FileFormatError(f"initializer {value.name} has damaged metadata ({error}): export it again") from error
-    return ParameterPlan(keys, steps)
-
-
-def parameter_plans(model: ir.Model) -> dict[ir.Value, ParameterPlan]:
-    """The initializers of a model that come from entries, with how each is computed.
-
-    Raises:
-        FileFormatError: Their metadata is damaged.
-    """
-    return {value: plan for value in initializers(model) if (plan := parameter_plan(value)) is not None}
-
-
-def record_plan(value: ir.Value, plan: ParameterPlan) -> None:
-    """Write into an initializer's metadata how it is computed."""
-    value.metadata_props[PARAMETER] = json.dumps(plan.keys)
-    value.metadata_props.pop(TRANSFORM, None)
-    if plan.steps:
-        value.metadata_props[TRANSFORM] = msgspec.json.encode(plan.steps).decode()
-
-
-def record_state_dict(model: ir.Model, entries: Mapping[str, StateDictEntry]) -> None:
-    """Write the ``state_dict`` entries of the exported module into a model's metadata."""
-    model.metadata_props[STATE_DICT] = msgspec.json.encode(entries).decode()
-
-
-def record_own_names(model: ir.Model, chosen: Iterable[ir.Value] | None = None) -> None:
-    """Record initializers, by default all, as parameters under their own names: those of a file without tags."""
-    entries = {}
-    for value in initializers(model) if chosen is None else chosen:
-        if (tensor := value.const_value) is not None and value.name:
-            record_plan(value, ParameterPlan([value.name], []))
-            entries[value.name] = StateDictEntry(dtype_name(tensor.dtype), list(tensor.shape.numpy()), True)
-    record_state_dict(model, entries)
-
-
-def forget_own_names(model: ir.Model) -> None:
-    """Undo :func:`record_own_names`."""
-    model.metadata_props.pop(STATE_DICT, None)
-    for value in initializers(model):
-        value.metadata_props.pop(PARAMETER, None)
-
-
-def state_dict_of(model: ir.Model) -> dict[str, StateDictEntry]:
-    """The ``state_dict`` entries of the module that a tagged file was exported from.
-
-    Raises:
-        FileFormatError: The file has no list of entries, or its metadata is damaged.
-    """
-    if STATE_DICT not in model.metadata_props:
-        raise FileFormatError("the file has no list of its module's parameters: export it again")
-    try:
-        return decode_json(model.metadata_props[STATE_DICT], kind=dict[str, StateDictEntry])
-    except (msgspec.DecodeError, UnicodeError) as error:
-        raise FileFormatError(f"the file has a damaged list of parameters ({error}): export it again") from error
+        return apply_transform(plan.steps, tensors, wide=wide) if plan.steps else tensors[plan.keys[0]]
+    except KeyError as error:
+        raise FileFormatError(
+            f"a transform of {', '.join(plan.keys) or 'nothing'} uses {error}, which is not a parameter of it: the "
+            "file has damaged metadata; export it again"
+        ) from error
 
 
 def apply_transform(

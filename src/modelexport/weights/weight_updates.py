@@ -24,16 +24,17 @@ from modelexport.format.dtypes import dtype_name
 from modelexport.format.keys import FORMAT_VERSION_KEY
 from modelexport.format.versions import check_version
 from modelexport.graph.nodes import initializers
-from modelexport.runtime.checked_writing import written_together
-from modelexport.weights.packed.known_formats import entry_name
-from modelexport.weights.recorded_transforms import (
+from modelexport.graph.parameter_plans import (
     ParameterPlan,
-    forget_own_names,
+    forget_plans,
     lost_entries,
     parameter_plans,
     record_own_names,
     state_dict_of,
 )
+from modelexport.runtime.checked_writing import written_together
+from modelexport.weights.packed.known_formats import entry_name
+from modelexport.weights.recorded_transforms import compute_planned
 
 _SIDECAR = ".hierarchy.json"
 
@@ -154,7 +155,7 @@ def _update(path: Path, weights: _InMemory | WeightsInFile, output: Path, strict
     values = list(initializers(model))
     tensors = {value: new_tensor(path, value, plan, read) for value, plan in plans.items()}
     if FORMAT_VERSION_KEY not in model.metadata_props:
-        forget_own_names(model)
+        forget_plans(model)
     external = any(isinstance(value.const_value, ir.ExternalTensor) for value in values)
     check_documents(path, model.metadata_props)
     sidecar = path.with_suffix(_SIDECAR)
@@ -207,7 +208,7 @@ def new_tensor(path: Path, value: ir.Value, plan: ParameterPlan, read: Callable[
     dtype, shape = old.dtype, tuple(old.shape.numpy())
 
     def compute() -> ir.TensorProtocol:
-        array = plan.compute({key: read(key) for key in plan.inputs()})
+        array = compute_planned(plan, {key: read(key) for key in plan.inputs()})
         if array.dtype != dtype.numpy() or array.shape != shape:
             raise FileFormatError(
                 f"{path}: initializer {value.name} is {_type(str(dtype.numpy()), shape)}, but its entries give "

@@ -12,14 +12,13 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Owner
 from modelexport.errors import UsageError
-from modelexport.format import keys
 from modelexport.graph.hidden_weights import detach_tensors
 from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.graph.nodes import required_inputs, values_taken
+from modelexport.graph.parameter_plans import parameter_plan, record_plan
 from modelexport.surgery.call_interfaces import offered_names
 from modelexport.surgery.edited_calls import EditedCalls
 from modelexport.surgery.substitutes.substitute import Parts, Site
-from modelexport.weights.recorded_transforms import parameter_plan
 
 
 @dataclass
@@ -91,6 +90,7 @@ class CustomOperator:
         detach_tensors(outside)
         for value in outside:
             value.metadata_props.clear()
+            record_plan(value, None)
         body = ir.Graph(inputs, outputs, nodes=nodes, opset_imports=dict(graph.opset_imports), name=self.op_type)
         declared = [ir.Attr(name, _attribute(name, value).type, None) for name, value in self.attributes.items()]
         function = ir.Function(self.domain, self.op_type, graph=body, attributes=declared)
@@ -121,7 +121,7 @@ def _attribute(name: str, value: Any) -> ir.Attr:
 def _is_input(value: ir.Value) -> bool:
     """Whether a weight of a module becomes an input of a function: parameters do, small constants do not."""
     tensor = value.const_value
-    return keys.PARAMETER in value.metadata_props or tensor is None or tensor.nbytes > 1024
+    return parameter_plan(value) is not None or tensor is None or tensor.nbytes > 1024
 
 
 def _loaded(value: ir.Value) -> ir.TensorProtocol:

@@ -7,7 +7,6 @@ from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import msgspec
 import onnx
 import onnx_ir as ir
 
@@ -21,12 +20,12 @@ from modelexport.format import documents, keys
 from modelexport.graph.copies import copy_of
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, may_be, nodes_behind
+from modelexport.graph.parameter_plans import ParameterPlan, listed_entries, parameter_plan, record_plan
 from modelexport.surgery.call_interfaces import Interface, Wanted, match_names, offered_names, spellings
 from modelexport.surgery.edited_calls import EditedCalls
 from modelexport.surgery.grafted_modules import Graft, graft_calls, joined
 from modelexport.surgery.substitutes.substitute import Parts, Site
 from modelexport.tagged.file import TaggedFile, read_tagged
-from modelexport.weights.recorded_transforms import parameter_plan, state_dict_of
 
 
 @dataclass
@@ -198,8 +197,7 @@ class FromModel:
         own = [[self._key(call, key) for key in names] for names in plan.groups()]
         if name not in self._keys:
             renamed = {key: self._key(call, key) for key in plan.keys}
-            if steps := plan.renamed(renamed):
-                self._weights[name].metadata_props[keys.TRANSFORM] = msgspec.json.encode(steps).decode()
+            record_plan(self._weights[name], ParameterPlan(list(renamed.values()), plan.renamed(renamed)))
             self._keys[name] = [dict.fromkeys(names) for names in own]
         for group, names in zip(self._keys[name], own, strict=True):
             group.update(dict.fromkeys(names))
@@ -209,9 +207,7 @@ class FromModel:
         return key if self._absolute else joined(call.path, key)
 
     def _entries(self, call: ModuleCall) -> dict[str, documents.StateDictEntry]:
-        if keys.STATE_DICT not in self.model.metadata_props:
-            return {}
-        entries = state_dict_of(self.model)
+        entries = listed_entries(self.model) or {}
         return {self._key(call, key): entry for key, entry in entries.items() if entry.used or not self._absolute}
 
 

@@ -24,12 +24,12 @@ from modelexport.graph.boundaries import CallBoundary, find_boundaries, match_va
 from modelexport.graph.coverage import count_coverage
 from modelexport.graph.node_owners import owner_of, required_owner
 from modelexport.graph.nodes import all_nodes, default_shape, initializers
+from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.graph.snapshot import SourceGraph
 from modelexport.tagged.documents.dag import dag_document
 from modelexport.tagged.documents.named_entries import encode_table
 from modelexport.tagged.documents.operations import operations_document
 from modelexport.tagged.encodings.metadata import initializer_tags
-from modelexport.weights.entries_of_initializers import Origin
 
 _PACKAGES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
 
@@ -44,7 +44,6 @@ def hierarchy_document(
     values: Mapping[Port, ir.Value],
     tags: Tags,
     comparison: Comparison,
-    origins: Mapping[str, Origin],
     coverage: documents.Coverage,
     settings: documents.Settings,
 ) -> documents.Hierarchy:
@@ -70,7 +69,7 @@ def hierarchy_document(
         modules=_modules(model, source, tree, calls, tags, comparison),
         calls=_calls(model, calls, tags, values),
         nodes=[_node(node, tags) for node in all_nodes(model)],
-        initializers=[_initializer(value, tags, origins.get(value.name or "")) for value in initializers(model)],
+        initializers=[_initializer(value, tags) for value in initializers(model)],
     )
 
 
@@ -80,7 +79,6 @@ def descended_document(
     model: ir.Model,
     values: Mapping[str, ir.Value],
     tags: CallTags,
-    origins: Mapping[str, Origin],
     coverage: documents.Coverage,
 ) -> documents.Hierarchy:
     """Describe a model that another tool made from an exported one, starting from the exported model's sidecar.
@@ -122,7 +120,7 @@ def descended_document(
             for call in [known.get(traced.call.address)]
         ],
         nodes=[_node(node, tags) for node in all_nodes(model) if owner_of(node) is not None],
-        initializers=[_initializer(value, tags, origins.get(value.name or "")) for value in initializers(model)],
+        initializers=[_initializer(value, tags) for value in initializers(model)],
     )
 
 
@@ -133,14 +131,13 @@ def descended_documents(
     model: ir.Model,
     values: Mapping[str, ir.Value],
     tags: CallTags,
-    origins: Mapping[str, Origin],
     untagged: bool = False,
 ) -> dict[str, bytes]:
     """The documents that are beside a file, made for a model that it became: the end of each name to the content.
 
     Args:
         path: The file that was changed.
-        before, model, values, tags, origins: As :func:`descended_document` has them.
+        before, model, values, tags: As :func:`descended_document` has them.
         untagged: Nodes may have no owner. Then the tables, which name every node, are left out.
 
     Raises:
@@ -150,7 +147,7 @@ def descended_documents(
     written: dict[str, bytes] = {}
     if before is not None:
         written[".hierarchy.json"] = encode_sidecar(
-            descended_document(before, model=model, values=values, tags=tags, origins=origins, coverage=coverage)
+            descended_document(before, model=model, values=values, tags=tags, coverage=coverage)
         )
     for suffix, table in ((".dag.json", dag_document), (".operations.json", operations_document)):
         if not (untagged and without) and path.with_suffix(suffix).is_file():
@@ -305,14 +302,15 @@ def _node(node: ir.Node, tags: CallTags) -> documents.NodeEntry:
     )
 
 
-def _initializer(value: ir.Value, tags: CallTags, origin: Origin | None) -> documents.InitializerEntry:
+def _initializer(value: ir.Value, tags: CallTags) -> documents.InitializerEntry:
     assert value.dtype is not None
+    plan = parameter_plan(value)
     return documents.InitializerEntry(
         name=value.name or "",
         dtype=dtype_name(value.dtype),
         shape=default_shape(value),
-        parameter=list(origin.keys) if origin else [],
-        transform=list(origin.transform) if origin else [],
+        parameter=plan.keys if plan else [],
+        transform=plan.steps if plan else [],
         hierarchy_tags=initializer_tags(value, tags),
     )
 

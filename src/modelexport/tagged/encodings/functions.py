@@ -32,6 +32,7 @@ from modelexport.graph.copies import model_like, with_graphs
 from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import nested_graphs
+from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.graph.unique_names import free_name
 from modelexport.tagged.encodings.functions_call_groups import FlatCall, Group, Grouping, Hoisted, Item, group_calls
 from modelexport.tagged.encodings.functions_distinct_bodies import (
@@ -41,7 +42,6 @@ from modelexport.tagged.encodings.functions_distinct_bodies import (
     distinct_bodies,
     kept_properties,
 )
-from modelexport.weights.recorded_transforms import parameter_plan
 
 _Step = ir.Node | ir.Value | Instance
 Dimensions = list[int | str | None] | None
@@ -312,7 +312,11 @@ def _common_shape(values: Sequence[ir.Value]) -> ir.Shape | None:
 
 
 def _copied(value: ir.Value, shape: ir.Shape | None, tensor: ir.TensorProtocol | None = None) -> ir.Value:
-    return ir.Value(name=value.name, type=value.type, shape=None if shape is None else shape.copy(), const_value=tensor)
+    copied = ir.Value(
+        name=value.name, type=value.type, shape=None if shape is None else shape.copy(), const_value=tensor
+    )
+    copied.meta.update(value.meta)
+    return copied
 
 
 def _constant(value: ir.Value, name: str) -> ir.Node:

@@ -20,6 +20,7 @@ from modelexport.core.tags import CallTags
 from modelexport.format import keys
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import nested_graphs
+from modelexport.graph.parameter_plans import plan_properties
 from modelexport.tagged.encodings.functions_call_groups import Group, Grouping, Item
 
 CONSTANT_LIMIT = 256
@@ -184,6 +185,7 @@ class _Search:
                 or value.is_graph_input()
                 or value.is_graph_output()
                 or kept_properties(value)
+                or plan_properties(value)
                 or tensor.nbytes > CONSTANT_LIMIT
                 or _tensor_key(tensor) != _tensor_key(first)
             ):
@@ -263,7 +265,7 @@ class _Encoding:
         for value in (*graph.inputs, *graph.initializers.values()):
             self.walk.append(value)
             tensor = value.const_value
-            known = tuple(sorted(kept_properties(value).items()))
+            known = tuple(sorted((kept_properties(value) | plan_properties(value)).items()))
             defined.append((self._define(value), None if tensor is None else _tensor_key(tensor), known))
         produced, self.produced = self.produced, []
         items = self.encode(self.items[graph])

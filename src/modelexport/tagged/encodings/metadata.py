@@ -3,40 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 
 import onnx_ir as ir
 
 from modelexport.core.tags import CallTags
 from modelexport.core.version import __version__
-from modelexport.format import documents, keys
+from modelexport.format import keys
 from modelexport.format.call_tree import call_tree_entries, encode_call_tree
 from modelexport.format.node_tags import NODE_KEYS, owner_properties
 from modelexport.format.versions import FORMAT_VERSION
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, initializers
-from modelexport.weights.entries_of_initializers import Origin
-from modelexport.weights.recorded_transforms import ParameterPlan, record_plan, record_state_dict
 
 _TORCH_KEYS = ("pkg.torch.", "pkg.onnxscript.")
 
 
-def write_metadata(
-    model: ir.Model,
-    tags: CallTags,
-    origins: Mapping[str, Origin],
-    entries: Mapping[str, documents.StateDictEntry],
-    *,
-    keep_torch_metadata: bool = False,
-) -> None:
-    """Write the tags of a model and every initializer's origin into it, in place."""
+def write_metadata(model: ir.Model, tags: CallTags, *, keep_torch_metadata: bool = False) -> None:
+    """Write the tags of a model into it, in place."""
     if not keep_torch_metadata:
         drop_torch_metadata(model)
     write_tags(model, tags)
-    for value in initializers(model):
-        if (origin := origins.get(value.name or "")) is not None:
-            record_plan(value, ParameterPlan([*origin.keys], [*origin.transform]))
-    record_state_dict(model, entries)
 
 
 def write_tags(model: ir.Model, tags: CallTags) -> None:

@@ -15,6 +15,7 @@ from modelexport.core.text import plural
 from modelexport.format import keys
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, initializers
+from modelexport.graph.parameter_plans import record_own_names
 from modelexport.graph.unique_names import name_nodes_apart
 from modelexport.tagged.encodings.metadata import write_metadata
 from modelexport.tagged.found_calls.calls_from_stacks import place_by_stacks
@@ -24,7 +25,6 @@ from modelexport.tagged.found_calls.parameter_names import read_parameter_names
 from modelexport.tagged.found_calls.recorded_stacks import CallSource, read_fx_nodes, read_metadata
 from modelexport.tagged.found_calls.scoped_names import read_named_scopes
 from modelexport.tagged.found_calls.torchscript_names import read_scoped_names
-from modelexport.weights.recorded_transforms import record_own_names
 
 _SPECIFICATION = "pkg.torch.export.graph_signature.InputSpec."
 """What ``torch.onnx`` records about an initializer: its ``kind``, and whether a buffer is ``persistent``."""
