@@ -31,6 +31,7 @@ from modelexport.graph.nodes import initializers
 from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.lineage.optimize_tools import TOOLS, Tool, optimize_file
 from modelexport.lineage.retagging import RetagReport
+from modelexport.weights.recorded_transforms import compute_planned
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,7 @@ def test_a_weight_in_half_precision_is_its_entry_cast(optimized: Optimized) -> N
         plan = parameter_plan(value)
         if plan is not None and plan.recorded and set(plan.inputs()) <= entries.keys():
             assert value.const_value is not None
-            assert plan.compute(entries).tobytes() == value.const_value.tobytes()
+            assert compute_planned(plan, entries).tobytes() == value.const_value.tobytes()
 
 
 @pytest.mark.parametrize("tool", ["quantize-dynamic", "quantize-qdq", "quantize-qoperator", "quantize-4bit"])

@@ -261,7 +261,7 @@ def random_models(draw: st.DrawFn) -> tuple[ir.Model, Tags]:
         values.append(output)
     graph = ir.Graph([x], [values[-1]], nodes=nodes, initializers=weights, opset_imports={"": 20}, name="g")
     model = ir.Model(graph, ir_version=10)
-    write_metadata(model, tags, {}, {})
+    write_metadata(model, tags)
     return model, tags
 
 

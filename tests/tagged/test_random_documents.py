@@ -95,7 +95,6 @@ def described(module: nn.Module, tags: Tags, model: ir.Model) -> documents.Hiera
         calls=tags.calls,
         tags=tags,
         comparison=compare_hierarchies(tags.tree, tags.calls, containers(module)),
-        origins={},
         values={},
         coverage=check_coverage(model),
         settings=documents.Settings(
@@ -111,7 +110,7 @@ def test_the_documents_of_random_models_agree_and_are_read_as_they_were_written(
 ) -> None:
     module, tags, model = made
     name_nodes_apart(model)
-    write_metadata(model, tags, {}, {})
+    write_metadata(model, tags)
     hierarchy = described(module, tags, model)
     dags, operations = dag_document(model, tags), operations_document(model, tags)
 

@@ -32,6 +32,7 @@ from modelexport.files.linked_weights import changed_files
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents, keys
 from modelexport.graph.nodes import initializers
+from modelexport.graph.parameter_plans import ParameterPlan, record_plan
 from modelexport.pytorch.inputs.generated_inputs import generate_inputs
 from modelexport.pytorch.loading import LoadedModel, load_model
 from modelexport.pytorch.weights.lazy_weights import lend_weights
@@ -117,13 +118,15 @@ def saved(checkpoint: Path, path: Path, mode: str = "link") -> linked_copied_emb
         ir.Value(name=key, shape=ir.Shape(t.shape.numpy()), type=ir.TensorType(t.dtype), const_value=t)
         for key, t in weights.tensors.items()
     ]
+    for value in values:
+        record_plan(value, ParameterPlan([value.name or ""]))
     identity = ir.node("Identity", [values[0]])
     output = identity.outputs[0]
     output.name, output.type, output.shape = "output", values[0].type, values[0].shape
     graph = ir.Graph([], [output], nodes=[identity], initializers=values, opset_imports={"": 20}, name="weights")
     model = ir.Model(graph, ir_version=10)
     with written_together(path.parent) as staging:
-        return save_with_weights(model, path, staging, mode=mode, parameters=weights.tensors.keys(), weights=weights)
+        return save_with_weights(model, path, staging, mode=mode, weights=weights)
 
 
 def computed(path: Path) -> np.ndarray:

@@ -20,10 +20,24 @@ import models
 from exports import Exporter
 from modelexport import export, load, verify
 from modelexport.errors import FileFormatError
+from modelexport.files.onnx_models import load_onnx, save_model
+from modelexport.files.path_or_model import as_path
 from modelexport.format import keys
-from modelexport.format.documents import TransformStep
-from modelexport.graph.nodes import all_nodes, initializers
-from modelexport.graph.parameter_plans import parameter_plan, state_dict_of
+from modelexport.format.documents import StateDictEntry, TransformStep
+from modelexport.graph.copies import copy_of
+from modelexport.graph.nodes import all_nodes, held_initializers, initializers
+from modelexport.graph.parameter_plans import (
+    AdapterInput,
+    ParameterPlan,
+    adapter_input,
+    lost_entries,
+    parameter_plan,
+    record_adapter_input,
+    record_lost,
+    record_plan,
+    record_state_dict,
+    state_dict_of,
+)
 from modelexport.verify.parameters_in_pytorch import verify_parameters
 from modelexport.weights.recorded_transforms import apply_transform, decode_tensor, encode_tensor
 
@@ -234,6 +248,64 @@ def test_an_entry_that_the_file_does_not_name_is_found(exported: Exporter, tmp_p
     del tagged.graph.initializers["head.bias"].metadata_props[keys.PARAMETER]
     ir.save(tagged, tmp_path / "x.onnx")
     assert verify_parameters(case.case.build(), tmp_path / "x.onnx").unaccounted == ["head.bias"]
+
+
+def test_plans_travel_with_copies_and_are_text_only_in_files(tmp_path: Path) -> None:
+    """In the main graph, in a branch, and in a branch in a function; with onnx_ir's writer only as they were read."""
+
+    def weight(name: str) -> ir.Value:
+        return ir.Value(
+            name=name,
+            type=ir.TensorType(ir.DataType.FLOAT),
+            shape=ir.Shape([2]),
+            const_value=ir.tensor(np.ones(2, np.float32), name=name),
+        )
+
+    def branches(condition: ir.Value, *inside: ir.Value) -> ir.Node:
+        graphs = []
+        for value in inside:
+            node = ir.node("Neg", [value])
+            graphs.append(ir.Graph([], node.outputs, nodes=[node], initializers=[value], name=f"of_{value.name}"))
+        named = {"then_branch": graphs[0], "else_branch": graphs[-1]}
+        return ir.node("If", [condition], attributes=named)
+
+    outer, left, right, in_function, other = values = [weight(name) for name in ("outer", "l", "r", "f", "g")]
+    steps = [TransformStep("Transpose", ["w"], {"perm": [1, 0]}, 13)]
+    plans = {value.name: ParameterPlan([f"tied.{value.name}", "w"], steps) for value in values}
+    for value in values:
+        record_plan(value, plans[value.name])
+    record_adapter_input(outer, AdapterInput("w", "a", "linear"))
+
+    def condition() -> ir.Value:
+        return ir.Value(name="c", type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([]))
+
+    body_condition, main_condition = condition(), condition()
+    body = branches(body_condition, in_function, other)
+    function = ir.Function(
+        "f", "F", graph=ir.Graph([body_condition], body.outputs, nodes=[body], opset_imports={"": 20}), attributes=[]
+    )
+    call = ir.node("F", [main_condition], domain="f")
+    chosen = branches(main_condition, left, right)
+    total = ir.node("Sum", [outer, chosen.outputs[0], call.outputs[0]])
+    total.outputs[0].name, total.outputs[0].type = "y", ir.TensorType(ir.DataType.FLOAT)
+    graph = ir.Graph(
+        [main_condition], total.outputs, nodes=[chosen, call, total], initializers=[outer], name="main",
+        opset_imports={"": 20, "f": 1},
+    )  # fmt: skip
+    model = ir.Model(graph, ir_version=10, functions=[function])
+    record_state_dict(model, {"w": StateDictEntry("float32", [2], True)})
+    record_lost(model, ["gone"])
+
+    save_model(copy_of(model), tmp_path / "x.onnx")
+    read = load_onnx(tmp_path / "x.onnx")
+    ir.save(read, tmp_path / "by_onnx_ir.onnx")
+    for again in (read, load_onnx(tmp_path / "by_onnx_ir.onnx"), load_onnx(as_path(read)), load_onnx(as_path(model))):
+        assert {value.name: parameter_plan(value) for value in held_initializers(again)} == plans
+        assert adapter_input(again.graph.initializers["outer"]) == AdapterInput("w", "a", "linear")
+        assert (state_dict_of(again), lost_entries(again)) == (state_dict_of(model), ["gone"])
+    record_plan(read.graph.initializers["outer"], ParameterPlan(["new"]))
+    save_model(read, tmp_path / "y.onnx")
+    assert parameter_plan(load_onnx(tmp_path / "y.onnx").graph.initializers["outer"]) == ParameterPlan(["new"])
 
 
 @given(

@@ -20,7 +20,7 @@ from modelexport.files.protobuf_writing import Tensors, serialized, size_of, to_
 from modelexport.files.untrusted_graphs import DEFAULT_DOMAIN, check_model
 from modelexport.format import keys
 from modelexport.format.versions import FORMAT_VERSION, READ_VERSIONS
-from modelexport.graph.nodes import initializers
+from modelexport.graph.nodes import held_initializers, initializers
 from modelexport.graph.parameter_plans import read_plans
 
 LARGEST_INSIDE = 10**9
@@ -58,7 +58,7 @@ def load_onnx(path: Path, *, ours: bool = True) -> ir.Model:
             if DEFAULT_DOMAIN in imports:  # onnx_ir gives its nodes the other name
                 imports.setdefault("", imports.pop(DEFAULT_DOMAIN))
         _upgrade(model)
-        for value in initializers(model):
+        for value in held_initializers(model):
             if value.const_value is not None:
                 _move_properties(value.const_value, value)
         if model.metadata_props.get(keys.FORMAT_VERSION_KEY, FORMAT_VERSION) == FORMAT_VERSION:  # others are refused

@@ -79,6 +79,14 @@ def initializers(model: ir.Model) -> Iterator[ir.Value]:
         yield from graph.initializers.values()
 
 
+def held_initializers(model: ir.Model) -> Iterator[ir.Value]:
+    """The initializers of the graph, of nested graphs, and of the graphs nested in functions."""
+    yield from initializers(model)
+    for node in chain(*map(nodes_of, model.functions.values())):
+        for graph in nested_graphs(node):
+            yield from graph.initializers.values()
+
+
 def inputs_and_results(model: ir.Model) -> Iterator[ir.Value]:
     """The inputs of the graph and of nested graphs, and the outputs of every node."""
     for graph in model.graphs():

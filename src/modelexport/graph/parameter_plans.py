@@ -19,7 +19,7 @@ from modelexport.errors import FileFormatError
 from modelexport.format.documents import StateDictEntry, TransformStep
 from modelexport.format.dtypes import dtype_name
 from modelexport.format.keys import ADAPTER, LOST, PARAMETER, STATE_DICT, TRANSFORM, UNRECORDED, UNRECORDED_DOMAIN
-from modelexport.graph.nodes import initializers
+from modelexport.graph.nodes import held_initializers, initializers
 
 
 class ParameterPlan(msgspec.Struct, frozen=True):
@@ -167,7 +167,7 @@ def read_plans(model: ir.Model) -> None:
         FileFormatError: The text is damaged.
     """
     model.meta.update(_decoded(model.metadata_props, "the file"))
-    for value in initializers(model):
+    for value in held_initializers(model):
         content = _decoded(value.metadata_props, f"initializer {value.name}")
         if keys := content.pop(PARAMETER, None):
             content[PARAMETER] = ParameterPlan(keys, content.pop(TRANSFORM, []))

@@ -172,6 +172,7 @@ class _Expansion:
             if original.const_value is not None:
                 bind_tensors({value: original.const_value})
             value.metadata_props.update(original.metadata_props)
+            value.meta.update(original.meta)
         nodes = self._nodes(graph, env, scope)
         outputs = [env[value] for value in graph.outputs]
         return ir.Graph(inputs, outputs, nodes=nodes, initializers=initializers, name=graph.name)
