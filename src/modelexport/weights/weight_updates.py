@@ -135,9 +135,9 @@ def planned(
         record_own_names(model, named)
     try:
         entries = state_dict_of(model)
-        plans = parameter_plans(model)
     except FileFormatError as error:
         raise FileFormatError(f"{path}: {error}") from error
+    plans = parameter_plans(model)
     _check_recorded(path, entries, plans, set(lost_entries(model)))
     tied = {key: names for plan in plans.values() for names in plan.groups() for key in names}
     check_fit(path, entries, dict.fromkeys(tied.values()).keys(), weights, strict)

@@ -97,7 +97,7 @@ def find_calls(model: ir.Model, *, keep_torch_metadata: bool = True) -> FoundCal
     name_nodes_apart(model)
     parameters = _recorded_parameters(model)
     repeated = _repeated(model, {node for node, known in found.items() if known.stack[-1].index is None})
-    write_metadata(model, tags, {}, {}, keep_torch_metadata=keep_torch_metadata)
+    write_metadata(model, tags, keep_torch_metadata=keep_torch_metadata)
     record_own_names(model, parameters or None)
     record_sources(model, placing.sources)
     return FoundCalls(tags, placing.sources, repeated)
