@@ -1,9 +1,9 @@
-"""Checking that the documents beside a model were written together with it, by the digests in the model."""
+"""Checking that a document beside a model was written together with it, by the digests in the model."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from modelexport.core.json_decoding import decode_json
@@ -13,29 +13,28 @@ from modelexport.files.regular_files import read_regular
 from modelexport.format import keys
 
 
-def check_documents(path: Path, properties: Mapping[str, str], suffixes: Iterable[str] = ()) -> None:
-    """Refuse documents beside a model that were not written together with it.
+def check_document(path: Path, properties: Mapping[str, str], suffix: str) -> None:
+    """Refuse a document beside a model that was not written together with it, if there is one.
 
     A killed run, or copying only some of the files, may leave files of two exports beside each other.
 
     Args:
         path: The model.
         properties: The model's properties. A model of an earlier version has no digests.
-        suffixes: The suffixes of the documents to check; by default all that describe a model.
+        suffix: The suffix of the document.
 
     Raises:
-        FileFormatError: A document belongs to another export. Names it.
+        FileFormatError: The document belongs to another export.
     """
     if keys.DOCUMENTS not in properties:
         return
     recorded = decode_json(properties[keys.DOCUMENTS], kind=dict[str, str], damaged=f"{path} has damaged tags")
-    for suffix in suffixes or keys.DESCRIBING_SUFFIXES:
-        document = path.with_suffix(suffix)
-        if document.exists() and hashlib.sha256(read_document(document)).hexdigest() != recorded.get(suffix):
-            raise FileFormatError(
-                f"{document} does not belong to {path}: they are from different runs, or one was changed; export "
-                "again, or remove the document: the model can be read without it"
-            )
+    document = path.with_suffix(suffix)
+    if document.exists() and hashlib.sha256(read_document(document)).hexdigest() != recorded.get(suffix):
+        raise FileFormatError(
+            f"{document} does not belong to {path}: they are from different runs, or one was changed; export "
+            "again, or remove the document: the model can be read without it"
+        )
 
 
 def read_document(path: Path) -> bytes:

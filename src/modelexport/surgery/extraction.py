@@ -72,7 +72,7 @@ def extract(tagged: TaggedFile, name: str, output: str | Path) -> Extracted:
 
     Raises:
         UsageError: The call does not exist or has no nodes; the message says why.
-        FileFormatError: Weights in other files are missing, or the sidecar belongs to another file.
+        FileFormatError: Weights in other files are missing.
         OutputError: ``output`` cannot be written. An existing file of that name is unchanged.
     """
     output = Path(output)

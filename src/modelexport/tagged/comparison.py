@@ -126,11 +126,7 @@ class _Side:
 
     def facts(self, notes: list[str]) -> FileFacts:
         tagged, model = self.tagged, self.tagged.model
-        sidecar = None
-        try:
-            sidecar = tagged.hierarchy
-        except FileFormatError as error:
-            notes.append(f"the settings and environment of {tagged.path} are not known: {error}")
+        sidecar = tagged.hierarchy
         parameters: dict[str, Held] = {}
         constants: dict[str, Held] = {}
         files = {tagged.path}

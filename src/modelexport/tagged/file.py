@@ -15,12 +15,12 @@ from modelexport.core.collected_messages import READING
 from modelexport.core.selectors import Selection, find_call, select_calls
 from modelexport.core.tags import RecordedTags
 from modelexport.errors import FileFormatError
-from modelexport.files.document_digests import check_documents
+from modelexport.files.document_digests import check_document
 from modelexport.files.linked_weights import check_weights
 from modelexport.files.onnx_models import load_onnx
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import documents
-from modelexport.format.call_tree import call_tree_entries, read_call_tree, recorded_tags
+from modelexport.format.call_tree import read_call_tree, recorded_tags
 from modelexport.format.cut_record import CutRecord, read_cut_record
 from modelexport.format.keys import FORMAT_VERSION_KEY
 from modelexport.format.node_tags import OwnerReader
@@ -28,7 +28,7 @@ from modelexport.format.versions import check_version
 from modelexport.graph.boundaries import CallBoundary, find_boundaries
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes
-from modelexport.tagged.documents.reader import check_same_calls, check_same_nodes, load_hierarchy
+from modelexport.tagged.documents.reader import load_hierarchy
 from modelexport.tagged.encodings.encoded import encoded
 from modelexport.tagged.encodings.metadata import write_calls
 from modelexport.tagged.encodings.reading import unpack_tags
@@ -86,16 +86,19 @@ class TaggedFile:
     def hierarchy(self) -> documents.Hierarchy | None:
         """The sidecar, which also has facts that the graph cannot contain; ``None`` if there is none.
 
-        Raises:
-            FileFormatError: It cannot be read, or was not written for this file. Names the first difference.
+        One that cannot be read, or was not written with this file, is not used; a line says so.
         """
         path = self.path.with_suffix(SIDECAR)
         if self.found is not None or not path.exists():
             return None
-        sidecar = load_hierarchy(path)
-        check_same_calls(path, sidecar, call_tree_entries(self.call_tags))
-        check_same_nodes(path, sidecar, self.nodes)
-        check_documents(self.path, self.model.metadata_props, [SIDECAR])
+        try:
+            sidecar = load_hierarchy(path)
+            if [call.address for call in sidecar.calls] != [traced.call.address for traced in self.calls]:
+                raise FileFormatError(f"{path} does not belong to {self.path}: it has other calls")
+            check_document(self.path, self.model.metadata_props, SIDECAR)
+        except FileFormatError as error:
+            READING.info("not used: %s", error)
+            return None
         return sidecar
 
     @cached_property
@@ -203,7 +206,7 @@ def read_tagged(path: Source, *, checked: bool = True) -> TaggedFile:
 
     Raises:
         FileFormatError: The file is missing, is not an ONNX file, or has tags of an unknown format version; or a
-            document or a weights file beside it is not the one that was written with it.
+            weights file is not the one that was written with it.
     """
     path = as_path(path)
     model = load_onnx(path)
@@ -225,7 +228,6 @@ def read_tagged(path: Source, *, checked: bool = True) -> TaggedFile:
     tagged = TaggedFile(path, model, tags, encoding)
     if checked:
         check_weights(model)
-    _check_documents(tagged)
     return tagged
 
 
@@ -237,12 +239,3 @@ def read_untagged(path: Path, model: ir.Model) -> TaggedFile:
         raise FileFormatError(f"{path}: {error}") from error
     READING.info("%s has %s", path, found.sentence)
     return TaggedFile(path, model, found.tags.recorded(), found=found)
-
-
-def _check_documents(tagged: TaggedFile) -> None:
-    """Refuse documents of another export; the message names the first difference."""
-    try:
-        check_documents(tagged.path, tagged.model.metadata_props)
-    except FileFormatError:
-        _ = tagged.hierarchy
-        raise

@@ -7,11 +7,10 @@ stays as it is claimed: where modules were replaced, for example, which of them 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -25,7 +24,6 @@ from modelexport.core.text import shortened
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.files.onnx_models import OLDER_FILE
 from modelexport.format import documents, keys
-from modelexport.format.dtypes import dtype_name
 from modelexport.format.node_tags import owner_properties
 from modelexport.graph.kept_outputs import exposed_outputs, requested_outputs
 from modelexport.graph.node_owners import owner_of
@@ -35,12 +33,9 @@ from modelexport.graph.size_symbols import SYMBOL, put_size
 from modelexport.tagged.documents.dag import dag_document
 from modelexport.tagged.documents.hierarchy_sidecar import descended_document, module_facts
 from modelexport.tagged.documents.operations import operations_document
-from modelexport.tagged.documents.reader import load_dag, load_operations
+from modelexport.tagged.documents.reader import load_dag, load_hierarchy, load_operations
 from modelexport.tagged.encodings.metadata import initializer_tags
 from modelexport.tagged.file import TaggedFile
-from modelexport.traces.fingerprints import fingerprint_of
-from modelexport.traces.tolerances import ROUNDED_CONSTANT
-from modelexport.traces.trace import Content, SeenTensor
 from modelexport.verify.matched_values import Matches
 from modelexport.verify.verify_report import FalseClaim
 
@@ -67,23 +62,26 @@ def false_claims(
         entries: The keys of the model's entries, if it is available.
     """
     right = _Right(tagged, sidecar, matches, tree)
-    dag, operations = (tagged.path.with_suffix(suffix) for suffix in (".dag.json", ".operations.json"))
-    properties = tagged.model.metadata_props
+    hierarchy, dag, operations = (tagged.path.with_suffix(suffix) for suffix in keys.DESCRIBING_SUFFIXES)
     checks: list[tuple[str, Callable[[], Tables]]] = [
         ("metadata", right.metadata),
         ("metadata", lambda: _entries(tagged.model, entries)),
     ]
     if matches is not None and tagged.cut is None:  # a call that was cut out has neither all calls nor the outputs
-        skips = sidecar is not None and sidecar.settings.presumed  # PyTorch may make fewer calls with these inputs
+        # PyTorch may make fewer calls with these inputs if something was presumed, which only the sidecar says.
+        unknown = tree is not None and hierarchy.is_file()
+        skips = sidecar.settings.presumed if sidecar is not None else unknown
         made = (_outputs, _exposed, _shapes) if skips else (_called, _outputs, _exposed, _shapes)
         checks += [("metadata", partial(one, matches)) for one in made]
-    if sidecar is not None:
-        checks.append(("hierarchy", lambda: (_by_kind(sidecar), right.sidecar(sidecar))))
+    if hierarchy.is_file() and tree is not None:
+        checks.append(("hierarchy", lambda: right.sidecar(load_hierarchy(hierarchy))))
+    elif sidecar is not None:
+        checks.append(("hierarchy", lambda: right.sidecar(sidecar)))
     if dag.is_file():
-        checks.append(("dag", lambda: (load_dag(dag, properties), dag_document(tagged.model, right.tags))))
+        checks.append(("dag", lambda: (load_dag(dag, checked=False), dag_document(tagged.model, right.tags))))
     if operations.is_file():
         right_operations = partial(operations_document, tagged.model, right.tags)
-        checks.append(("operations", lambda: (load_operations(operations, properties), right_operations())))
+        checks.append(("operations", lambda: (load_operations(operations, checked=False), right_operations())))
     found: list[FalseClaim] = []
     for document, check in checks:
         try:
@@ -158,14 +156,19 @@ class _Right:
             parent = parents.get(traced.call)
             found[traced.call] = replace(traced, parent=parent) if parent in found else traced
         calls, tree = CallTree(tuple(found.values())), self.tree
+        recorded = RecordedTags(calls, {call: self._with_class(call) for call in found})
         if self.said is None or tree is None or self._replaced or any(call.path not in tree for call in found):
-            return RecordedTags(calls, {call: self._with_class(call) for call in found})
+            return recorded
         said = self.said.settings
-        try:
+        with suppress(UsageError, ValueError):  # settings that are not those of the export
             granularity = msgspec.convert(said.granularity, Granularity)
-            return Tags(tree, calls, granularity=granularity, include=said.include, exclude=said.exclude)
-        except (UsageError, ValueError) as error:
-            raise FileFormatError(f"the settings in the sidecar are not those of the export: {error}") from error
+            by_settings = Tags(tree, calls, granularity=granularity, include=said.include, exclude=said.exclude)
+            levels = (by_settings.is_level_call(call) == recorded.is_level_call(call) for call in found)
+            if self.tagged.model.meta.get(OLDER_FILE) or all(levels):
+                return by_settings
+        include = {recorded.class_of(call) for call in found if call != ROOT and recorded.is_level_call(call)}
+        exclude = {recorded.class_of(call) for call in found if call != ROOT} - include
+        return Tags(tree, calls, granularity="model", include=include, exclude=exclude)
 
     def _with_class(self, call: ModuleCall) -> CallFacts:
         """What the file records of a call, with the class of its module in the model."""
@@ -203,28 +206,19 @@ class _Right:
                 so["initializer", value.name] = {"hierarchy_tags": initializer_tags(value, self.tags)}
         return said, so
 
-    def sidecar(self, said: documents.Hierarchy) -> dict[tuple[str, str], Any]:
-        """The entries of the sidecar."""
+    def sidecar(self, said: documents.Hierarchy) -> Tables:
+        """The entries of the sidecar, and what they should be."""
+        made = [value for node in self.tagged.nodes for value in node.outputs]
+        weights = list(initializers(self.tagged.model))
         document = descended_document(
             said,
             model=self.tagged.model,
-            values=self._values,
+            values={value.name or "": value for value in (*made, *weights, *self.tagged.model.graph.inputs)},
             tags=self.tags,
             coverage=self.tagged.coverage,
         )
         right = _by_kind(document)
-        captured = {entry.address for entry in said.calls if entry.enter is None}  # in a branch that did not run
-        ran = [call for call in self.tagged.tags if call.address not in captured]
-        stacks = {call: self.tags.calls.stack(call) for call in ran}
-        inside = Counter(around for stack in stacks.values() for around in stack)
-        for number, call in enumerate(ran):
-            entry = right["calls", call.address]
-            if not self._replaced:  # before a call begins, all before it began, and those not around it ended
-                enter = 2 * number + 1 - len(stacks[call])
-                entry |= {"enter": enter, "exit": enter + 2 * inside[call] - 1}
-            if self.matches is not None and call.path in self._as_often:
-                entry |= {side: self._tensors(call, side, entry[side], self.matches) for side in _SIDES}
-        return right if self.tree is None else self._with_modules(right, self.tree)
+        return _by_kind(said), right if self.tree is None else self._with_modules(right, self.tree)
 
     def _with_modules(self, right: dict[tuple[str, str], Any], tree: ModuleTree) -> dict[tuple[str, str], Any]:
         """The entries with the facts of the model; modules that others were put in the place of stay listed."""
@@ -244,51 +238,6 @@ class _Right:
             model["parameters"] = tree.root.parameters
         return right
 
-    def _tensors(self, call: ModuleCall, side: Side, said: list[Any], matches: Matches) -> list[dict[str, Any]]:
-        """The tensors that a call got or returned; a size that is said to be dynamic may be any."""
-        known, found = {tensor["name"]: tensor for tensor in said}, []
-        seen_there = matches.truth.side(call, side)
-        if not seen_there:  # hooks of scripts do not say what they get
-            return said
-        for seen in seen_there:
-            one = known.get(seen.place.name, {})
-            if not one and seen.content not in matches.found:  # it is not in the file, as what a cache had before
-                continue
-            sizes = zip_longest(one.get("shape", [])[: len(seen.shape)], seen.shape)
-            shape = [own if isinstance(own, str) else size for own, size in sizes]
-            value = self._value(one["value"], seen, matches) if "value" in one else None
-            # A run in float64 does not show the types of a model that has several: the file's own may.
-            dtype = str(one.get("dtype", ""))
-            is_half = seen.dtype in _HALF and dtype in (*_HALF, "float32")
-            its = self._values[value].dtype if value is not None else None
-            is_files = dtype in _FLOATS and (its is None or dtype_name(its) == dtype)
-            if not (is_half or (is_files and seen.dtype in _FLOATS)):
-                dtype = seen.dtype
-            found.append({"name": seen.place.name, "dtype": dtype, "shape": shape, "value": value})
-        return found
-
-    @cached_property
-    def _as_often(self) -> set[str]:
-        there = Counter(call.path for call in (self.matches.truth.parents if self.matches is not None else ()))
-        return {path for path, count in Counter(t.call.path for t in self.tagged.calls).items() if there[path] == count}
-
-    def _value(self, claimed: str, tensor: SeenTensor, matches: Matches) -> str | None:
-        """The name of the value that is a tensor: the claimed one, unless that is known to be another."""
-        value, content = self._values[claimed], tensor.content
-        known = matches.alike.get(value, ())
-        is_parameter = value.is_initializer() and not content.computed  # which may have other numbers in this run
-        if content in known or is_parameter or _is_constant(value, content):
-            return claimed
-        right = [one for one, contents in matches.alike.items() if content in contents]
-        if right:
-            return min(right, key=lambda one: matches.trace.shapes.get(one) != tensor.shape).name
-        return None if known else claimed
-
-    @cached_property
-    def _values(self) -> Mapping[str, ir.Value]:
-        made = [value for node in self.tagged.nodes for value in node.outputs]
-        return {v.name: v for v in (*made, *initializers(self.tagged.model), *self.tagged.model.graph.inputs) if v.name}
-
 
 def _lists(text: str) -> Any:
     """The list that a text is in JSON; any other text as it is."""
@@ -296,13 +245,6 @@ def _lists(text: str) -> Any:
         return decode_json(text, kind=list[str])
     except ValueError:
         return text
-
-
-def _is_constant(value: ir.Value, content: Content) -> bool:
-    """Whether an initializer has the elements of a tensor, up to the rounding of its type."""
-    if value.const_value is None or value.const_value.size != content.fingerprint.size:
-        return False
-    return fingerprint_of(value.const_value.numpy()).alike(content.fingerprint, ROUNDED_CONSTANT)
 
 
 def _entries(model: ir.Model, of_model: Collection[str]) -> Tables:

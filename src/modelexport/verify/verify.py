@@ -84,7 +84,7 @@ def verify(
     """
     with only_new_garbage():
         tagged = open_for(model, path)
-        said = sidecar or tagged.hierarchy
+        said = sidecar or tagged.hierarchy  # what is used of it, if it was written with the file
         constants = tuple(said.settings.constants) if said is not None else ()
         given = arguments_by_name(model, inputs)
         inputs = prepare_inputs(model, inputs, [one for one in constants if one in given]).inputs

@@ -10,11 +10,12 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 
+from modelexport.core.collected_messages import READING
 from modelexport.core.result_display import Written
 from modelexport.core.text import first_few, nearest
 from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.atomic_writing import check_writable
-from modelexport.files.document_digests import check_documents, read_document
+from modelexport.files.document_digests import check_document, read_document
 from modelexport.files.linked_weights import check_weights
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.files.path_or_model import Source, as_path
@@ -157,9 +158,13 @@ def _update(path: Path, weights: _InMemory | WeightsInFile, output: Path, strict
     if FORMAT_VERSION_KEY not in model.metadata_props:
         forget_plans(model)
     external = any(isinstance(value.const_value, ir.ExternalTensor) for value in values)
-    check_documents(path, model.metadata_props)
     sidecar = path.with_suffix(_SIDECAR)
-    documents = {_SIDECAR: read_document(sidecar)} if sidecar.exists() else {}
+    documents = {}
+    try:
+        check_document(path, model.metadata_props, _SIDECAR)
+        documents = {_SIDECAR: read_document(sidecar)} if sidecar.exists() else {}
+    except FileFormatError as error:
+        READING.info("not used: %s", error)
     with written_together(output.parent, [path]) as staging:
         target = staging / output.name
         save_model(model, target, external=external, tensors=tensors, same_graph=True)
