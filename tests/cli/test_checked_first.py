@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from modelexport.cli.name_and_axis_options import NameOptions, read_interface
-from modelexport.errors import ModelLoadError, UsageError
-from modelexport.files.named_models import check_named
+from modelexport.errors import UsageError
 
 _WITHOUT_LIBRARIES = """
 import json, sys
@@ -27,12 +26,9 @@ for arguments in json.loads(sys.argv[1]):
 
 
 def test_a_wrong_model_or_column_is_refused_without_torch_and_onnxruntime(tmp_path: Path) -> None:
-    (tmp_path / "nets.py").write_text("import torch\ndef make():\n    return torch.nn.ReLU()\n")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "model.gguf").touch()
     lines = [
-        (["export", "nets.py:mak", "-o", "x.onnx"], "nets.py has no mak: did you mean nets.py:make?"),
-        (["verify", "x.onnx", "--model", "nets:mak"], "nets has no mak: did you mean nets:make?"),
         (["export", "folder", "-o", "x/"], "the weights in folder are a GGUF file: give file.py:factory"),
         (["hierarchy", "none.py:make"], "no such file: none.py"),
         (["profile", "x.onnx", "--sort", "SECONDS OWN"], "there is no column 'SECONDS OWN'; the columns are seconds,"),
@@ -44,31 +40,6 @@ def test_a_wrong_model_or_column_is_refused_without_torch_and_onnxruntime(tmp_pa
     assert [int(status) for status in printed[1::2]] == [2] * len(lines)
     for line, (_, message) in zip(printed[::2], lines, strict=True):
         assert line.startswith(f"modelexport: {message}")
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "from other import *",
-        "def __getattr__(name): ...",
-        "globals()['ma' + 'ke'] = 1",
-        "if True:\n    import json as make",
-        "make = other = None",
-        "def broken(:",
-    ],
-)
-def test_a_factory_that_may_exist_is_left_to_the_import(tmp_path: Path, code: str) -> None:
-    (tmp_path / "nets.py").write_text(code)
-    check_named(f"{tmp_path}/nets.py:make")
-
-
-def test_a_factory_of_an_installed_module_is_looked_for_in_its_source() -> None:
-    check_named("json.decoder:JSONDecoder")
-    check_named("not.installed:anything")
-    with pytest.raises(
-        ModelLoadError, match=r"json\.decoder has no JSONDecode: did you mean json\.decoder:JSONDecoder"
-    ):
-        check_named("json.decoder:JSONDecode")
 
 
 def test_axes_of_several_inputs_go_in_one_option() -> None:

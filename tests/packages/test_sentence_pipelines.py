@@ -23,7 +23,7 @@ from exports import Shared
 from modelexport.errors import ModelLoadError
 from modelexport.packages.package_kinds import load_for_parts
 from modelexport.packages.sentence_pipelines import LayerNorm, Pooling, is_pipeline, load_pipeline
-from modelexport.packages.verify_by_encoding import encoding_fault
+from modelexport.packages.verify_before_writing import encoding_fault
 
 WIDTH = 32
 SIZES = {

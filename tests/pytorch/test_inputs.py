@@ -401,7 +401,12 @@ def test_a_wrong_specification_is_refused_in_one_line(spec: dict[str, Any], said
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [(None, "there is no file"), ("{", "is not JSON"), ("[1]", "not a JSON object"), ("3", "not a JSON object")],
+    [
+        (None, "there is no file"),
+        ("{", "cannot be read as JSON"),
+        ("[1]", "not a JSON object"),
+        ("3", "not a JSON object"),
+    ],
 )
 def test_a_file_that_is_not_a_specification_is_named(tmp_path: Path, text: str | None, said: str) -> None:
     path = tmp_path / "spec.json"

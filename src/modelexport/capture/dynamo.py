@@ -55,7 +55,7 @@ from modelexport.capture.recorded_conditions import RecordedConditions
 from modelexport.capture.repairs.decompositions import outputs_converted_back, with_decompositions
 from modelexport.capture.repairs.fourier_transforms import with_sizes_of_transforms
 from modelexport.capture.repairs.packed_linear import opset_for
-from modelexport.capture.repairs.pooling_last_windows import without_last_windows
+from modelexport.capture.repairs.pooling import without_last_windows
 from modelexport.capture.repairs.recurrent import steps_open
 from modelexport.capture.repairs.translations import Table, translations, with_translations
 from modelexport.capture.repairs.untraceable import reading_no_values

@@ -76,11 +76,11 @@ def differentiates(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) 
     return bool(read)
 
 
-def failure(error: BaseException, call: ModuleCall | None, reason: str, told: str) -> CaptureError:
+def failure(error: BaseException, call: ModuleCall | None, reason: str, explanation: str) -> CaptureError:
     """The error of a front end: what failed, the call, the model's own line of code, and what is told of the reason."""
     where = f" in {call}" if call is not None else ""
     line = line_of(traceback.extract_tb(error.__traceback__))
-    problem = f"{type(error).__name__}{where}{f' ({line})' if line else ''}: {told}"
+    problem = f"{type(error).__name__}{where}{f' ({line})' if line else ''}: {explanation}"
     return CaptureError(problem, address=None if call is None else call.address, reason=reason)
 
 
@@ -105,8 +105,8 @@ def reason_of(cause: BaseException) -> str:
             f"data-dependent: Python decides by values that are computed from the inputs ({cause.cond}); "
             f"torch.where and torch.cond decide in the graph"
         )
-    own = str(cause).partition("\nWhile executing ")[0]  # what torch.fx adds of the node that it ran
-    lines = [line for line in own.strip().splitlines() if line.strip()]
+    text = str(cause).partition("\nWhile executing ")[0]  # what torch.fx adds of the node that it ran
+    lines = [line for line in text.strip().splitlines() if line.strip()]
     return "\n".join(line[:200] for line in lines[:_REASON_LINES])
 
 
@@ -153,5 +153,5 @@ def _is_packed(module: nn.Module) -> bool:
 
 def _has_local(error: BaseException, kind: type) -> bool:
     """Whether a function that an exception came through has a variable of this type."""
-    frames = (frame for one in chained(error) for frame, _ in traceback.walk_tb(one.__traceback__))
+    frames = (frame for cause in chained(error) for frame, _ in traceback.walk_tb(cause.__traceback__))
     return any(isinstance(value, kind) for frame in frames for value in frame.f_locals.values())

@@ -19,7 +19,7 @@ from modelexport.capture.value_decisions import READS_VALUES, WRITES_TEXT, Site,
 from modelexport.core.collected_messages import collected
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.nested_tensors import run_arguments
-from modelexport.pytorch.private_torch import tree_leaves
+from modelexport.pytorch.private_torch import tensor_leaves
 
 
 def fixed_answers(
@@ -90,10 +90,10 @@ class _Answers(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if self._changed and func in READS_VALUES - WRITES_TEXT and _tensors(args):  # a text is for the error
+        if self._changed and func in READS_VALUES - WRITES_TEXT and tensor_leaves(args):  # a text is for the error
             raise _AskedAgain
         output = func(*args, **(kwargs or {}))
-        varies = self._all_vary or any(_memory(one) in self._memories for one in _tensors((args, kwargs)))
+        varies = self._all_vary or any(_memory(one) in self._memories for one in tensor_leaves((args, kwargs)))
         if asks(func, args):
             site = site_of()
             self.given.setdefault(site, set()).add(output)
@@ -103,7 +103,7 @@ class _Answers(TorchFunctionMode):
         if varies:
             # What Python makes of a number, or of a size that depends on values, cannot be followed.
             self._all_vary |= func in READS_VALUES or selects(func, args)
-            self._memories.update((_memory(one), one) for one in _tensors((args, output)))
+            self._memories.update((_memory(one), one) for one in tensor_leaves((args, output)))
         return output
 
 
@@ -113,10 +113,6 @@ def _memory(tensor: torch.Tensor) -> int:
         return int(tensor.untyped_storage().data_ptr())
     except (NotImplementedError, RuntimeError):  # a sparse or packed one has none of its own
         return id(tensor)
-
-
-def _tensors(value: object) -> list[torch.Tensor]:
-    return [one for one in tree_leaves(value) if isinstance(one, torch.Tensor)]
 
 
 def _is_raised(error: BaseException | None) -> bool:

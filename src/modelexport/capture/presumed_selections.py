@@ -20,7 +20,13 @@ from torch.overrides import TorchFunctionMode
 from modelexport.capture.failure_hints import line_of
 from modelexport.capture.patches import replaced
 from modelexport.capture.value_decisions import READS_SIZES, READS_VALUES, DecisionError, Site, asks, site_of
-from modelexport.pytorch.private_torch import DataDependentOutputException, FakeTensor, tree_leaves, tree_map
+from modelexport.pytorch.private_torch import (
+    DataDependentOutputException,
+    FakeTensor,
+    tensor_leaves,
+    tree_leaves,
+    tree_map,
+)
 
 
 class Presumed:
@@ -99,7 +105,7 @@ class _StandIns(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        given = tensor_leaves((args, kwargs))
         known = bool(given) and all(id(one) in self._of for one in given)
         if given and asks(func, args):
             fixed = self._presumed.fixed.get(site_of())

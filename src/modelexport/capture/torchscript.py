@@ -31,7 +31,7 @@ from modelexport.capture.failure_hints import OTHER_OPERATIONS, check_returned, 
 from modelexport.capture.patches import private, replaced, require
 from modelexport.capture.presumed_selections import Presumed
 from modelexport.capture.quantized_form import USUAL_FORM, QuantizedForm
-from modelexport.capture.repairs.pooling_last_windows import without_last_windows
+from modelexport.capture.repairs.pooling import without_last_windows
 from modelexport.capture.repairs.untraceable import translatable
 from modelexport.capture.supported_opsets import TRACED_OPSETS
 from modelexport.capture.torchscript_owners import assign_owners, name_after_owners

@@ -17,7 +17,7 @@ from modelexport.capture.patches import private
 from modelexport.core.collected_messages import collected
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.nested_tensors import input_tensors, run_arguments
-from modelexport.pytorch.private_torch import tracing_state, tree_leaves, version_of
+from modelexport.pytorch.private_torch import tensor_leaves, tracing_state, version_of
 
 
 class DecisionError(RuntimeError):
@@ -45,7 +45,7 @@ class NoDecisions(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if tracing_state() is not None and (func in READS_VALUES or func in READS_SIZES):
-            for tensor in _tensors(args):
+            for tensor in tensor_leaves(args):
                 value = private("value")(tensor)
                 if self._fixed and asks(func, args) and site_of() in self._fixed:
                     break
@@ -56,8 +56,8 @@ class NoDecisions(TorchFunctionMode):
                         f"torch.where decides in the graph"
                     )
         output = func(*args, **(kwargs or {}))
-        if func not in _TELL_SIZES and any(map(self._is_written, _tensors((args, kwargs)))):
-            self._of_written.update(dict.fromkeys(_tensors(output)))
+        if func not in _TELL_SIZES and any(map(self._is_written, tensor_leaves((args, kwargs)))):
+            self._of_written.update(dict.fromkeys(tensor_leaves(output)))
         return output
 
     def _is_written(self, tensor: torch.Tensor) -> bool:
@@ -74,12 +74,12 @@ class NoDecisions(TorchFunctionMode):
         while pending:
             current, of = pending[-1]
             if (key := (current.unique(), of)) not in self._found:
-                told, before = _reasons(current.node(), of)
-                unseen = [one for one in before if (one[0].unique(), one[1]) not in self._found]
-                if not told and unseen:
+                by_itself, before = _reasons(current.node(), of)
+                unseen = [earlier for earlier in before if (earlier[0].unique(), earlier[1]) not in self._found]
+                if not by_itself and unseen:
                     pending.extend(unseen)
                     continue
-                self._found[key] = told or any(self._found[one.unique(), its] for one, its in before)
+                self._found[key] = by_itself or any(self._found[earlier.unique(), its] for earlier, its in before)
             pending.pop()
         return self._found[value.unique(), what]
 
@@ -88,13 +88,13 @@ def _reasons(node: Any, of: Literal["elements", "size"]) -> tuple[bool, list[tup
     """Whether the elements or sizes of what a node gives depend on values by themselves, and on what before it."""
     kind, inputs = node.kind(), list(node.inputs())
     if of == "elements":
-        return kind == "prim::Param", [(one, "size" if kind in _SIZES else "elements") for one in inputs]
+        return kind == "prim::Param", [(value, "size" if kind in _SIZES else "elements") for value in inputs]
     if kind in _SIZED_BY_VALUES or (kind == "aten::where" and len(inputs) == 1):
         return True, []
     if kind == "aten::index" and any(map(_is_mask, inputs[1].node().inputs())):
         return True, []
-    made = kind in _MADE_OF_NUMBERS
-    return False, [(one, "elements" if made or _is_number(one) else "size") for one in inputs]
+    is_made = kind in _MADE_OF_NUMBERS
+    return False, [(value, "elements" if is_made or _is_number(value) else "size") for value in inputs]
 
 
 def _is_number(value: Any) -> bool:
@@ -108,10 +108,6 @@ def _is_number(value: Any) -> bool:
 def _is_mask(value: Any) -> bool:
     kind = value.type()
     return isinstance(kind, torch.TensorType) and kind.scalarType() in ("Bool", "Byte")
-
-
-def _tensors(value: object) -> list[torch.Tensor]:
-    return [one for one in tree_leaves(value) if isinstance(one, torch.Tensor)]
 
 
 def asks(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
@@ -223,7 +219,7 @@ _SELECTING = {getattr(owner, name) for owner in (torch, torch.Tensor) for name i
 def selects(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
     """Whether the size of what a function gives depends on values."""
     if func is torch.Tensor.__getitem__:
-        return any(one.dtype in (torch.bool, torch.uint8) for one in _tensors(args[1]))
+        return any(one.dtype in (torch.bool, torch.uint8) for one in tensor_leaves(args[1]))
     return func in _SELECTING or (func in (torch.where, torch.Tensor.where) and len(args) == 1)
 
 
@@ -244,14 +240,14 @@ class InputsRead(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        given = _tensors((args, kwargs))
+        given = tensor_leaves((args, kwargs))
         sources = frozenset[str]().union(*(self._from.get(id(tensor), frozenset()) for tensor in given))
         if sources and func in READS_VALUES:
             self.read.update(dict.fromkeys(sorted(sources)))
         output = func(*args, **(kwargs or {}))
         data = any(_is_data(tensor) and id(tensor) not in self._from for tensor in given)
         if sources and not data:
-            for tensor in _tensors(output):
+            for tensor in tensor_leaves(output):
                 self._from[id(tensor)] = self._from.get(id(tensor), frozenset()) | sources
                 self._alive.append(tensor)
         return output

@@ -11,38 +11,58 @@ class Listed(NamedTuple):
     """A command, before its code is imported."""
 
     group: str
+    function: str
+    """``file:function``, of ``cli/commands``."""
     help: str
     runs_model: bool = False
     """Whether it may run a model."""
 
 
 COMMANDS = {
-    "export": Listed("export", "export a model to a file, or to a folder of parts", True),
-    "hierarchy": Listed("export", "show a model's module tree without exporting it", True),
-    "inputs": Listed("export", "show or save the example inputs of a model", True),
-    "internals": Listed("export", "show what PyTorch's exporters record about modules", True),
-    "tree": Listed("look", "show the modules in a file"),
-    "select": Listed("look", "list nodes of modules in the form that another tool takes"),
-    "nodes": Listed("look", "list the nodes of modules"),
-    "cost": Listed("look", "parameters, operations and memory of each module"),
-    "profile": Listed("look", "run a file, and show the time of each module", True),
-    "sensitivity": Listed("look", "how much quantizing each module changes the output"),
-    "report": Listed("look", "write tree, cost and verification to an HTML page"),
-    "verify": Listed("check", "compare a file with PyTorch, module by module", True),
-    "devices": Listed("check", "show what this machine can run files on"),
-    "compare": Listed("check", "show how two files differ, module by module"),
-    "extract": Listed("change", "write modules as models of their own"),
-    "replace": Listed("change", "replace modules by a model, an operator or nothing"),
-    "rename": Listed("change", "name nodes after their modules"),
-    "update-weights": Listed("change", "put other weights or LoRA adapters into a file"),
-    "quantize": Listed("change", "quantize modules, and keep others bit for bit"),
-    "optimize": Listed("change", "run another package's optimizer, and keep the tags"),
-    "retag": Listed("change", "restore the tags of a file that a tool changed"),
-    "adopt": Listed("change", "tag a file that another exporter wrote"),
-    "strip": Listed("change", "convert tags as attributes to metadata"),
-    "inline": Listed("change", "convert a file of functions to a flat one"),
-    "split": Listed("package", "cut a file into stages that run in sequence"),
-    "place": Listed("package", "assign modules to devices"),
+    "export": Listed("export", "export:export", "export a model to a file, or to a folder of parts", True),
+    "hierarchy": Listed(
+        "export", "hierarchy_inputs_internals:hierarchy", "show a model's module tree without exporting it", True
+    ),
+    "inputs": Listed("export", "hierarchy_inputs_internals:inputs", "show or save the example inputs of a model", True),
+    "internals": Listed(
+        "export", "hierarchy_inputs_internals:internals", "show what PyTorch's exporters record about modules", True
+    ),
+    "tree": Listed("look", "tree_nodes_compare:tree", "show the modules in a file"),
+    "select": Listed(
+        "look", "quantize_sensitivity_select:select", "list nodes of modules in the form that another tool takes"
+    ),
+    "nodes": Listed("look", "tree_nodes_compare:nodes", "list the nodes of modules"),
+    "cost": Listed("look", "cost_profile_report:cost", "parameters, operations and memory of each module"),
+    "profile": Listed("look", "cost_profile_report:profile", "run a file, and show the time of each module", True),
+    "sensitivity": Listed(
+        "look", "quantize_sensitivity_select:sensitivity", "how much quantizing each module changes the output"
+    ),
+    "report": Listed("look", "cost_profile_report:report", "write tree, cost and verification to an HTML page"),
+    "verify": Listed("check", "verify:verify", "compare a file with PyTorch, module by module", True),
+    "devices": Listed("check", "devices:devices", "show what this machine can run files on"),
+    "compare": Listed("check", "tree_nodes_compare:compare", "show how two files differ, module by module"),
+    "extract": Listed("change", "extract_update_weights:extract", "write modules as models of their own"),
+    "replace": Listed(
+        "change", "split_replace_place_rename:replace", "replace modules by a model, an operator or nothing"
+    ),
+    "rename": Listed("change", "split_replace_place_rename:rename", "name nodes after their modules"),
+    "update-weights": Listed(
+        "change", "extract_update_weights:update_weights", "put other weights or LoRA adapters into a file"
+    ),
+    "quantize": Listed(
+        "change", "quantize_sensitivity_select:quantize", "quantize modules, and keep others bit for bit"
+    ),
+    "optimize": Listed(
+        "change", "strip_inline_adopt_retag_optimize:optimize", "run another package's optimizer, and keep the tags"
+    ),
+    "retag": Listed(
+        "change", "strip_inline_adopt_retag_optimize:retag", "restore the tags of a file that a tool changed"
+    ),
+    "adopt": Listed("change", "strip_inline_adopt_retag_optimize:adopt", "tag a file that another exporter wrote"),
+    "strip": Listed("change", "strip_inline_adopt_retag_optimize:strip", "convert tags as attributes to metadata"),
+    "inline": Listed("change", "strip_inline_adopt_retag_optimize:inline", "convert a file of functions to a flat one"),
+    "split": Listed("package", "split_replace_place_rename:split", "cut a file into stages that run in sequence"),
+    "place": Listed("package", "split_replace_place_rename:place", "assign modules to devices"),
 }
 """The commands by name, in the order in which ``--help`` lists them."""
 _GROUPS = {
@@ -88,4 +108,4 @@ def _beginning() -> list[str]:
 
 
 def _names(group: str) -> list[str]:
-    return [name for name, one in COMMANDS.items() if one.group == group]
+    return [name for name, command in COMMANDS.items() if command.group == group]

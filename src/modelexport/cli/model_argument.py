@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -126,14 +125,7 @@ def read_arguments(spec: Path | None) -> dict[str, Any] | None:
     """
     if spec is None:
         return None
-    from modelexport.core.limits import SETTINGS_BYTES
-    from modelexport.errors import FileFormatError, InputsError
-    from modelexport.files.regular_files import read_regular
+    from modelexport.errors import InputsError
+    from modelexport.files.regular_files import read_json
 
-    try:
-        found = json.loads(read_regular(spec, SETTINGS_BYTES))
-    except (ValueError, FileFormatError, RecursionError) as error:
-        raise InputsError(f"{spec} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise InputsError(f'{spec} is not a JSON object of arguments, such as {{"prompt": ["a cat", "a dog"]}}')
-    return found
+    return read_json(spec, InputsError, 'write arguments, such as {"prompt": ["a cat", "a dog"]}')

@@ -112,10 +112,10 @@ def _check_sizes(
     interface = options.capture.interface or AS_CAPTURED
     names = interface if isinstance(interface, Interface) else None
     with runnable(path, options.tags.tags_as) as file:
-        found = find_sizes(
+        sizes = find_sizes(
             Sides.of(model, inputs, open_for(model, file)), inputs, exported, names, every=options.checks.sizes
         )
-    return FileCheck(status="failed", step="other sizes", reason=found.refusal) if found.refusal else passed, found
+    return FileCheck(status="failed", step="other sizes", reason=sizes.refusal) if sizes.refusal else passed, sizes
 
 
 def _invalid(path: Path) -> str:
@@ -143,7 +143,7 @@ def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], 
     from modelexport.verify.parameters_in_pytorch import changed_weights
 
     sides = Sides.of(model, inputs, open_for(model, path))
-    own = sides.own(inputs)
+    from_torch = sides.own(inputs)
     step: CheckStep = "loading"
     try:
         runs = open_session(path, optimized=True)
@@ -152,7 +152,10 @@ def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], 
     except UsageError as error:
         return _not_run(sides, step, str(error))
     properties, otherwise = runs.get_modelmeta().custom_metadata_map, _declared_otherwise(runs, results)
-    returned, outputs = requested_outputs(properties, own), len(runs.get_outputs()) - len(exposed_outputs(properties))
+    returned, outputs = (
+        requested_outputs(properties, from_torch),
+        len(runs.get_outputs()) - len(exposed_outputs(properties)),
+    )
     masked = _wrong_without_keys(sides, inputs, runs)
     del runs  # its weights, and the copies of them that its kernels prefer
     if len(returned) != outputs:
@@ -161,18 +164,18 @@ def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], 
     sides.trace(inputs, {})  # first, so that no other run is needed to settle
     sides.settle(inputs)
     truth = sides.trace(inputs, {})
-    found = sides.as_run(inputs, CPU, truth.outputs, results).outputs
-    largest = max((one.relative or 0.0 for one in found), default=0.0)
-    wrong = [one for one in found if one.status == "differ"]
+    differences = sides.as_run(inputs, CPU, truth.outputs, results).outputs
+    largest = max((difference.relative or 0.0 for difference in differences), default=0.0)
+    wrong = [difference for difference in differences if difference.status == "differ"]
     compared = sides.compare(inputs, {}, truth)
     doubted = compared
     if compared.contradictions and (changed := changed_weights(model, sides.tagged.model, None, [])):
         doubted = sides.compare(inputs, changed)  # by fresh weights, several calls may compute one value
-    told = "; ".join(filter(None, (otherwise, _lost_calls(sides, truth), _doubts(doubted))))
+    doubts = "; ".join(filter(None, (otherwise, _lost_calls(sides, truth), _doubts(doubted))))
     random = compared.end_to_end.trace.random or truth.drawn
     if not wrong:
         is_wrong = masked and not random
-        passed = FileCheck(status="passed", reason=told, largest=largest)
+        passed = FileCheck(status="passed", reason=doubts, largest=largest)
         return FileCheck(status="failed", step="other inputs", reason=masked) if is_wrong else passed
     if sides.wide and not compared.located.pairs and compared.end_to_end.trace.failed is None:
         if random:
@@ -222,7 +225,7 @@ def _wrong_without_keys(sides: Sides, inputs: Mapping[str, Any] | Sequence[Any],
                 for name, array in run_session(runs, sides.feeds(other)).items()
                 if name not in exposed_outputs(properties)
             ]
-            if not all(np.isfinite(one.astype(np.float64)).all() for one in right):
+            if not all(np.isfinite(array_of_torch.astype(np.float64)).all() for array_of_torch in right):
                 continue
             apart = max((error_of(*both) for both in zip(right, outputs, strict=False)), default=0.0)
             if apart > _CLEARLY_WRONG and not sides.agrees(other, sides.returned(other)):
@@ -251,10 +254,10 @@ def _check_on_others(
     settings = hierarchy.settings
     sides = Sides.of(model, inputs, open_for(model, path))
     kept = kept_tensors(model, inputs, tuple(settings.constants))
-    for one in compare_others(sides, inputs, kept, selects=True).compared:
-        if one.status == "differ":
-            told = told_of_presumed(settings.presumed) if settings.presumed else "the model decides by values"
-            reason = f"with {one.what}: {one.reason}; {told}"
+    for comparison in compare_others(sides, inputs, kept, selects=True).compared:
+        if comparison.status == "differ":
+            cause = told_of_presumed(settings.presumed) if settings.presumed else "the model decides by values"
+            reason = f"with {comparison.what}: {comparison.reason}; {cause}"
             return FileCheck(status="failed", step="other inputs", reason=reason)
     return passed
 
@@ -270,10 +273,10 @@ def told_of_presumed(lines: Sequence[str]) -> str:
 def _declared_otherwise(runs: InferenceSession, results: Mapping[str, Any]) -> str:
     """The first output whose sizes are not those that the file declares; empty if there is none."""
     for output in runs.get_outputs():
-        found = list(getattr(results[output.name], "shape", ()))
-        fixed = [size if isinstance(size, int) else given for size, given in zip(output.shape, found, strict=False)]
-        if found and output.shape and (len(found) != len(output.shape) or fixed != found):
-            return f"the file declares {output.name} as {output.shape}, and it is {found}"
+        shape = list(getattr(results[output.name], "shape", ()))
+        fixed = [size if isinstance(size, int) else actual for size, actual in zip(output.shape, shape, strict=False)]
+        if shape and output.shape and (len(shape) != len(output.shape) or fixed != shape):
+            return f"the file declares {output.name} as {output.shape}, and it is {shape}"
     return ""
 
 
@@ -354,8 +357,8 @@ def run_checks(
                 if options.capture.dynamic and runs and check.status == "passed":
                     with _with_weights(model, lent, hierarchy):
                         check, sizes = _check_sizes(model, inputs, staged, options, exported, check)
-                    if [one.formula for one in sizes.conditions] != [
-                        one.formula for one in hierarchy.settings.valid_if
+                    if [condition.formula for condition in sizes.conditions] != [
+                        condition.formula for condition in hierarchy.settings.valid_if
                     ]:
                         hierarchy = restate(sizes.conditions)
             if check.status == "failed" and must_pass:

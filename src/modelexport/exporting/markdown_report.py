@@ -58,12 +58,12 @@ def _summary(result: ExportResult) -> Iterator[str]:
     if check is None:
         yield "Not requested."
     else:
-        told = {"passed": "Passed", "failed": "**Failed**", "skipped": "Skipped"}[check.status]
+        status = {"passed": "Passed", "failed": "**Failed**", "skipped": "Skipped"}[check.status]
         where = f" ({check.step})" if check.step else ""
         largest = "" if check.largest is None else f"; the largest error is {check.largest:.2e} of the output's norm"
         yield (
             "`onnx.checker`, loading in ONNX Runtime, and the outputs for the example inputs compared with PyTorch's: "
-            f"{told}{where}{': ' + without_paths(check.reason) if check.reason else ''}{largest}."
+            f"{status}{where}{': ' + without_paths(check.reason) if check.reason else ''}{largest}."
         )
 
 
@@ -73,7 +73,10 @@ def _right_for(result: ExportResult) -> Iterator[str]:
     if result.valid_if:
         yield "## Sizes"
         yield "The file is right where these conditions hold; for other sizes the model decides otherwise."
-        rows = [(f"`{one.formula}`", one.where, f"`{one.source}`" if one.source else "") for one in result.valid_if]
+        rows = [
+            (f"`{condition.formula}`", condition.where, f"`{condition.source}`" if condition.source else "")
+            for condition in result.valid_if
+        ]
         yield _table(("valid for", "line of the model", "code"), rows)
     if result.fixed:
         yield "## Axes that are not dynamic"
@@ -153,8 +156,14 @@ def _fusion(fusion: Fusion) -> Iterator[str]:
     yield _table(
         ("operator", "nodes", "calls of", "with it", "without it"),
         [
-            (f"`{one.op_type}`", one.nodes, f"`{one.module_class}`", f"{one.calls} of {one.of}", _values(one.without))
-            for one in fusion.operators
+            (
+                f"`{operator.op_type}`",
+                operator.nodes,
+                f"`{operator.module_class}`",
+                f"{operator.calls} of {operator.of}",
+                _values(operator.without),
+            )
+            for operator in fusion.operators
         ],
     )
     yield "### Attention that is not GroupQueryAttention"
@@ -193,8 +202,8 @@ def _weights(weights: WeightsSummary) -> Iterator[str]:
         yield _table(("file", "how"), [(f"`{location}`", how) for location, how in weights.linked.items()])
     if weights.made:
         yield "### Changed from the checkpoint"
-        made = [(f"`{name}`", operations) for name, operations in weights.made.items()]
-        yield _table(("initializer", "computed by"), made)
+        rows = [(f"`{name}`", operations) for name, operations in weights.made.items()]
+        yield _table(("initializer", "computed by"), rows)
 
 
 def told_of(kind: str) -> str:

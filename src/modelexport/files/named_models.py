@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-import difflib
 import re
-import sys
-from importlib.machinery import PathFinder
 from pathlib import Path
 
-from modelexport.core.limits import SETTINGS_BYTES
-from modelexport.errors import ModelExportError, ModelLoadError
-from modelexport.files.regular_files import read_regular
+from modelexport.errors import ModelLoadError
 
 BERT_TINY = "bert-tiny"
 """The built-in example: the configuration of google/bert_uncased_L-2_H-128_A-2, with seeded random weights."""
@@ -34,8 +28,8 @@ def check_named(spec: str) -> None:
         spec: A folder, the name of a model on a hub, ``file.py:factory``, ``package.module:factory`` or ``bert-tiny``.
 
     Raises:
-        ModelLoadError: The folder has no description of a model, the file or its factory does not exist, or ``spec``
-            is neither a folder nor a possible name.
+        ModelLoadError: The folder has no description of a model, the file does not exist, or ``spec`` is neither a
+            folder nor a possible name.
     """
     if (folder := named_folder(spec)) is not None:
         _check_folder(folder)
@@ -69,49 +63,5 @@ def _check_factory(spec: str) -> None:
     place, _, attribute = spec.rpartition(":")
     if not place or not attribute:
         raise ModelLoadError(f"{spec} does not name a factory: give file.py:factory or package.module:factory")
-    file = Path(place).expanduser() if place.endswith(".py") else _source_of(place)
-    if file is None:
-        return
-    if not file.is_file():
+    if place.endswith(".py") and not Path(place).expanduser().is_file():
         raise ModelLoadError(f"no such file: {place} (for {spec})")
-    names = _names_in(file)
-    name = attribute.partition(".")[0]
-    if names is not None and name not in names:
-        close = difflib.get_close_matches(name, names, 1)
-        hint = f"did you mean {place}:{close[0]}?" if close else "name a callable that returns the module"
-        raise ModelLoadError(f"{place} has no {attribute}: {hint}")
-
-
-def _source_of(module: str) -> Path | None:
-    """The source file of a module, found without importing anything; ``None`` if only an import can tell."""
-    search, source = [str(Path.cwd()), *sys.path], None
-    for part in module.split("."):
-        spec = PathFinder.find_spec(part, search)
-        if spec is None or spec.origin is None:
-            return None
-        search, source = list(spec.submodule_search_locations or ()), spec.origin
-    return Path(source) if source is not None and source.endswith(".py") else None
-
-
-def _names_in(file: Path) -> set[str] | None:
-    """Every name that a file's code may bind, in any scope; ``None`` if other code or a text may bind more."""
-    try:
-        tree = ast.parse(read_regular(file, SETTINGS_BYTES))
-    except (ModelExportError, SyntaxError, ValueError, RecursionError):
-        return None  # importing it says what is wrong
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        match node:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                if name == "__getattr__":
-                    return None
-                names.add(name)
-            case ast.Name(id=name):
-                if name in ("globals", "exec", "setattr", "vars"):
-                    return None
-                names.add(name)
-            case ast.alias(name=name, asname=alias):
-                if name == "*":
-                    return None
-                names.add(alias or name.partition(".")[0])
-    return names

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import stat
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+from modelexport.core.limits import SETTINGS_BYTES
 from modelexport.core.text import nearest
-from modelexport.errors import FileFormatError, NotWrittenError
+from modelexport.errors import FileFormatError, ModelExportError, NotWrittenError
 
 
 @contextlib.contextmanager
@@ -60,6 +62,22 @@ def read_regular(path: Path, limit: int) -> bytes:
             return file.read(limit + 1)
         except OSError as error:
             raise FileFormatError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def read_json(path: Path, error: type[ModelExportError], then: str) -> dict[str, Any]:
+    """The object in a JSON file of settings.
+
+    Args:
+        error: The class of the error to raise.
+        then: What to do about a file that cannot be read.
+    """
+    try:
+        read = json.loads(read_regular(path, SETTINGS_BYTES))
+    except (ValueError, FileFormatError, RecursionError) as cause:
+        raise error(f"{path} cannot be read as JSON: {cause}; {then}") from cause
+    if not isinstance(read, dict):
+        raise error(f"{path} is not a JSON object: {then}")
+    return read
 
 
 def _kind(mode: int) -> str:

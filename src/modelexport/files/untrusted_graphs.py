@@ -77,7 +77,7 @@ def _check_acyclic(nodes: Sequence[onnx.NodeProto]) -> None:
     """Refuse nodes of which one depends on itself. They may be in any order."""
     maker = {name: number for number, node in enumerate(nodes) for name in node.output if name}
     needs = {number: {maker[name] for name in _taken(node) if name in maker} for number, node in enumerate(nodes)}
-    if all(before < number for number, found in needs.items() for before in found):
+    if all(before < number for number, makers in needs.items() for before in makers):
         return  # as nearly always
     try:
         TopologicalSorter(needs).prepare()
@@ -115,9 +115,9 @@ def _check_tensor(tensor: onnx.TensorProto) -> None:
     if is_raw:
         import onnx_ir as ir  # takes longer than showing a tree, which checks functions only
 
-        given = len(tensor.raw_data)
-        if given != (size * ir.DataType(kind).bitwidth + 7) // 8:
-            raise FileFormatError(f"the tensor {name} has {given:,} bytes for {size:,} elements")
+        held_bytes = len(tensor.raw_data)
+        if held_bytes != (size * ir.DataType(kind).bitwidth + 7) // 8:
+            raise FileFormatError(f"the tensor {name} has {held_bytes:,} bytes for {size:,} elements")
         return
     held_numbers = max(len(getattr(tensor, field)) for field in _NUMBERS)
     if size > held_numbers * _MOST_IN_ONE:
@@ -163,15 +163,15 @@ def check_functions(model: onnx.ModelProto) -> None:
 
 def _check_body(name: str, nodes: Iterable[onnx.NodeProto], known: set[str], outputs: Iterable[str]) -> None:
     """Refuse a function that uses a value before it is made, makes one twice, or gives one that nobody made."""
-    made: set[str] = set()
+    results: set[str] = set()
     for node in nodes:
         _check_known(name, node.input, known)
         for graph in (graph for attribute in node.attribute for graph in graphs_in(attribute)):
             inside = {*known, *(value.name for value in (*graph.input, *graph.initializer))}
             _check_body(name, graph.node, inside, [value.name for value in graph.output])
-        if again := next((value for value in node.output if value and value in made), None):
+        if again := next((value for value in node.output if value and value in results), None):
             raise FileFormatError(f"the function {name!r} of the model makes the value {again!r} twice")
-        made.update(node.output)
+        results.update(node.output)
         known.update(node.output)
     _check_known(name, outputs, known)
 

@@ -110,7 +110,7 @@ def _node_figures(
     tagged: TaggedFile, shapes: Shapes, constant: frozenset[str]
 ) -> tuple[list[NodeFigures], Counter[str]]:
     """The computation and traffic of each node, and the operators of the nodes for which they are not known."""
-    found = []
+    figures_of_nodes = []
     unknown: Counter[str] = Counter()
     places = explorer_places(tagged)
     for node in tagged.nodes:
@@ -128,12 +128,12 @@ def _node_figures(
                 read = written
             figures[columns.ACTIVATION_BYTES.name] = written
             figures[columns.MOVED_BYTES.name] = written + read
-        found.append(
+        figures_of_nodes.append(
             NodeFigures(
                 node.name or "", node.op_type, owner.calls if owner else (), figures, place=places.get(node, ("", ""))
             )
         )
-    return found, unknown
+    return figures_of_nodes, unknown
 
 
 def _total(sizes: Iterable[Size | None]) -> Size:

@@ -189,12 +189,12 @@ def verify(
         TypeError: A keyword is for another of these cases.
         UsageError: The model is not the one that was exported, or a module or provider does not exist.
     """
-    given = {
+    keywords = {
         "modules": modules or None, "seed": seed, "bound": bound, "perturb": perturb, "others": others,
         "sidecar": sidecar, "weights": weights, "kept": kept, "new_tokens": new_tokens, "steps": steps,
         "device": device, "inputs": inputs, "limit": limit, "keep": keep,
     }  # fmt: skip
-    how: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    how: dict[str, Any] = {name: value for name, value in keywords.items() if value is not None}
     how |= {"provider": provider} if device is None else _told(progress)
     if file is None:
         return _without_model(as_path(first), against, how)

@@ -29,9 +29,9 @@ def cut_piece(model: ir.Model, nodes: Sequence[ir.Node]) -> onnx.ModelProto:
     Its inputs are the values that the nodes take from others, its outputs the values that others take from them; every
     value keeps its name. A weight that the graph transposes or cuts is in it as that: quantizers look for initializers.
     """
-    own = set(nodes)
+    inside = set(nodes)
     inputs = (value for node in nodes for value in node.inputs)
-    taken = list(dict.fromkeys(value for value in inputs if value is not None and value.producer() not in own))
+    taken = list(dict.fromkeys(value for value in inputs if value is not None and value.producer() not in inside))
     view = ir.GraphView(taken, outputs_of(nodes), nodes=nodes, opset_imports=model.opset_imports)
     graph = copy_of(view)
     for value, copied in zip(taken, list(graph.inputs), strict=True):
@@ -97,9 +97,11 @@ def _elements(value: ir.Value, opsets: Mapping[str, int]) -> np.ndarray:
 
 def outputs_of(nodes: Collection[ir.Node]) -> list[ir.Value]:
     """The values that nodes produce for others, or as outputs of the graph."""
-    own = set(nodes)
-    made = (value for node in nodes for value in node.outputs)
-    return [value for value in made if value.is_graph_output() or any(user not in own for user in value.consumers())]
+    inside = set(nodes)
+    outputs = (value for node in nodes for value in node.outputs)
+    return [
+        value for value in outputs if value.is_graph_output() or any(user not in inside for user in value.consumers())
+    ]
 
 
 class Pieces:
@@ -133,10 +135,10 @@ class Pieces:
             self._names.discard(node.name)
             for value in node.outputs:
                 del self._there[value.name]
-        made = self._nodes(piece, values, _owners(piece, nodes))
+        replacing = self._nodes(piece, values, _owners(piece, nodes))
         by_name = {value.name: values[value] for value in piece.graph.outputs}
         arriving = [by_name[value.name] for value in leaving]
-        ir.convenience.replace_nodes_and_values(graph, nodes[-1], list(nodes), made, leaving, arriving)
+        ir.convenience.replace_nodes_and_values(graph, nodes[-1], list(nodes), replacing, leaving, arriving)
         for value in taken.values():
             if weight_behind(value) is not None:
                 self._drop(value)
@@ -162,7 +164,7 @@ class Pieces:
         self, piece: ir.Model, values: dict[ir.Value, ir.Value], owners: Mapping[ir.Node, Owner | None]
     ) -> list[ir.Node]:
         """The nodes of a piece that the graph does not have yet, on the graph's values; their outputs join these."""
-        there, made = self._there, []
+        there, created = self._there, []
         for node in piece.graph:
             inputs = [None if value is None else values[value] for value in node.inputs]
             twin = there[node.outputs[0].name].producer() if node.outputs[0].name in there else None
@@ -179,10 +181,10 @@ class Pieces:
             values.update(zip(node.outputs, results, strict=True))
             attributes = list(node.attributes.values())
             name = free_name(node.name or "quantized", self._names)
-            made.append(ir.Node(node.domain, node.op_type, inputs, attributes, outputs=results, name=name))
-            set_owner(made[-1], owners[node])
-        self._new.update(made)
-        return made
+            created.append(ir.Node(node.domain, node.op_type, inputs, attributes, outputs=results, name=name))
+            set_owner(created[-1], owners[node])
+        self._new.update(created)
+        return created
 
     def _drop(self, value: ir.Value) -> None:
         """Remove a weight that nothing uses any more, and what moved its elements."""
@@ -223,20 +225,20 @@ def import_operators(model: ir.Model, piece: ir.Model) -> None:
 def _owners(piece: ir.Model, replaced: Sequence[ir.Node]) -> dict[ir.Node, Owner | None]:
     """The owner of each node of a changed piece: of the replaced node with its result, or of the nodes it leads to."""
     before = {value.name: node for node in replaced for value in node.outputs}
-    found: dict[ir.Node, Owner | None] = {}
+    owners: dict[ir.Node, Owner | None] = {}
     for node in reversed(piece.graph):
         source = next((before[value.name] for value in node.outputs if value.name in before), None)
         if source is None:
-            found[node] = _together([found[user] for value in node.outputs for user in value.consumers()])
+            owners[node] = _together([owners[user] for value in node.outputs for user in value.consumers()])
         elif node.op_identifier() == source.op_identifier():
-            found[node] = owner_of(source)
+            owners[node] = owner_of(source)
         else:
-            found[node] = _together([owner_of(source)])
+            owners[node] = _together([owner_of(source)])
     for node in piece.graph:  # what leads to nothing: the scale of a result
-        if found[node] is None:
+        if owners[node] is None:
             makers = [value.producer() for value in node.inputs if value is not None]
-            found[node] = _together([found[maker] for maker in makers if maker is not None])
-    return found
+            owners[node] = _together([owners[maker] for maker in makers if maker is not None])
+    return owners
 
 
 def _together(owners: Sequence[Owner | None]) -> Owner | None:
@@ -245,16 +247,16 @@ def _together(owners: Sequence[Owner | None]) -> Owner | None:
     return Owner(tuple(calls), Evidence.DERIVED) if calls else None
 
 
-def _equal(one: ir.TensorProtocol | None, other: ir.TensorProtocol | None) -> bool:
-    if one is None or other is None or one.dtype != other.dtype or one.shape != other.shape:
+def _equal(first: ir.TensorProtocol | None, second: ir.TensorProtocol | None) -> bool:
+    if first is None or second is None or first.dtype != second.dtype or first.shape != second.shape:
         return False
-    return one is other or one.tobytes() == other.tobytes()
+    return first is second or first.tobytes() == second.tobytes()
 
 
-def _is_same(one: ir.Node, other: ir.Node, inputs: Sequence[ir.Value | None]) -> bool:
+def _is_same(first: ir.Node, second: ir.Node, inputs: Sequence[ir.Value | None]) -> bool:
     return (
-        one.op_identifier() == other.op_identifier()
-        and list(one.inputs) == list(inputs)
-        and len(one.outputs) == len(other.outputs)
-        and one.attributes == other.attributes
+        first.op_identifier() == second.op_identifier()
+        and list(first.inputs) == list(inputs)
+        and len(first.outputs) == len(second.outputs)
+        and first.attributes == second.attributes
     )

@@ -39,6 +39,7 @@ __all__ = [
     "outside_of_modes",
     "peek_interpreter_stack",
     "schema_of",
+    "tensor_leaves",
     "tracing_state",
     "tree_leaves",
     "tree_map",
@@ -52,6 +53,11 @@ __all__ = [
 outside_of_modes = _disable_current_modes
 """A context in which no mode sees operations: what is not the model's own."""
 tracing_state = torch._C._get_tracing_state
+
+
+def tensor_leaves(value: object) -> list[torch.Tensor]:
+    """The tensors in nested lists, tuples and dictionaries."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def schema_of(operation: Any) -> Any:

@@ -20,20 +20,20 @@ from modelexport.verify.verify_report import CallVerdict
 def verdicts_of(compared: Compared, chosen: Sequence[ModuleCall] = ()) -> list[CallVerdict]:
     """The verdicts on the calls of a file, in the order in which they began; of all, or of those chosen."""
     tagged = compared.end_to_end.tagged
-    own: dict[ModuleCall, int] = {}
+    nodes_of_calls: dict[ModuleCall, int] = {}
     for node in tagged.nodes:
         owner = owner_of(node)
         for call in owner.calls if owner is not None else ():
-            own[call] = own.get(call, 0) + 1
+            nodes_of_calls[call] = nodes_of_calls.get(call, 0) + 1
     contradicted: dict[ModuleCall, Contradiction] = {}
-    for one in compared.contradictions:
-        contradicted.setdefault(one.call, one)
+    for contradiction in compared.contradictions:
+        contradicted.setdefault(contradiction.call, contradiction)
     shown = [
         traced.call
         for traced in tagged.calls
         if not chosen or not set(chosen).isdisjoint(tagged.calls.stack(traced.call))
     ]
-    return [_verdict(compared, call, own.get(call, 0), contradicted.get(call)) for call in shown]
+    return [_verdict(compared, call, nodes_of_calls.get(call, 0), contradicted.get(call)) for call in shown]
 
 
 def _verdict(compared: Compared, call: ModuleCall, nodes: int, contradiction: Contradiction | None) -> CallVerdict:

@@ -36,8 +36,10 @@ class Region:
     @cached_property
     def inputs(self) -> tuple[torch.fx.Node, ...]:
         """The nodes before the region whose values it uses, in the order in which it first uses them."""
-        found = {source: None for node in self.nodes for source in node.all_input_nodes if source not in self.position}
-        return tuple(found)
+        sources = {
+            source: None for node in self.nodes for source in node.all_input_nodes if source not in self.position
+        }
+        return tuple(sources)
 
     @cached_property
     def outputs(self) -> tuple[int, ...]:
@@ -98,7 +100,7 @@ def _regions(graph: torch.fx.Graph, calls: Sequence[TracedCall], address_key: st
             last[call] = index
             count[call] += 1
             call = parents.get(call)
-    found: dict[ModuleCall, Region] = {}
+    regions: dict[ModuleCall, Region] = {}
     spans: set[tuple[int, int]] = set()
     for traced in calls:
         call = traced.call
@@ -107,8 +109,8 @@ def _regions(graph: torch.fx.Graph, calls: Sequence[TracedCall], address_key: st
         start, end = first[call], last[call] + 1
         if end - start == count[call] + nameless[end] - nameless[start] and (start, end) not in spans:
             spans.add((start, end))
-            found[call] = Region(call, tuple(nodes[start:end]))
-    return found
+            regions[call] = Region(call, tuple(nodes[start:end]))
+    return regions
 
 
 def _outermost(calls: Sequence[TracedCall], keys: Mapping[ModuleCall, Hashable]) -> list[list[ModuleCall]]:
@@ -128,12 +130,12 @@ def _outermost(calls: Sequence[TracedCall], keys: Mapping[ModuleCall, Hashable])
 
 def _writes(graph: torch.fx.Graph) -> list[tuple[torch.fx.Node, frozenset[int]]]:
     """The nodes that write into the memory of their arguments, with that memory."""
-    found = []
+    writers = []
     for node in graph.nodes:
         schema = schema_of(node.target)
         if schema is not None and schema.is_mutable:
-            found.append((node, frozenset(_memory(node.all_input_nodes))))
-    return found
+            writers.append((node, frozenset(_memory(node.all_input_nodes))))
+    return writers
 
 
 def _is_pure(
@@ -144,12 +146,12 @@ def _is_pure(
     It is not if it writes into what it gets, or if memory that it uses is written into once it has begun.
     """
     begin = order[region.nodes[0]]
-    inside, given = frozenset(_memory(region.nodes)), frozenset(_memory(region.inputs))
+    inside, taken = frozenset(_memory(region.nodes)), frozenset(_memory(region.inputs))
     for writer, memory in written:
         if writer in region.position:
-            if memory & given:
+            if memory & taken:
                 return False
-        elif order[writer] > begin and memory & (inside | given):
+        elif order[writer] > begin and memory & (inside | taken):
             return False
     return True
 
@@ -157,8 +159,8 @@ def _is_pure(
 def _memory(nodes: Iterable[torch.fx.Node]) -> Iterator[int]:
     """The storages of the tensors that nodes make: tensors that are views of each other have the same."""
     for node in nodes:
-        made = node.meta.get("val")
-        for value in made if isinstance(made, (list, tuple)) else (made,):
+        value_or_values = node.meta.get("val")
+        for value in value_or_values if isinstance(value_or_values, (list, tuple)) else (value_or_values,):
             if isinstance(value, torch.Tensor):
                 yield storage_of(value)
 

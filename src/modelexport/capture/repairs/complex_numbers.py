@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from modelexport.capture.patches import private, replaced
-from modelexport.pytorch.private_torch import OpOverload, schema_of, tree_leaves, tree_map
+from modelexport.pytorch.private_torch import OpOverload, schema_of, tensor_leaves, tree_leaves, tree_map
 
 Decompositions = dict[Any, Callable[..., Any]]
 
@@ -63,7 +63,7 @@ def _promoting(operator: Any, otherwise: Callable[..., Any] | None) -> Callable[
     """
 
     def decompose(*args: Any, **kwargs: Any) -> Any:
-        numbers = [one for one in tree_leaves(args) if isinstance(one, torch.Tensor)]
+        numbers = tensor_leaves(args)
         if any(one.is_complex() for one in numbers) and len({one.dtype for one in numbers}) > 1:
             dtype = functools.reduce(torch.promote_types, (one.dtype for one in numbers))
             args = tree_map(lambda one: _converted(one, dtype) if isinstance(one, torch.Tensor) else one, args)

@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import onnx_ir as ir
 import torch
+from onnxscript.function_libs.torch_lib.ops.core import aten_full, aten_full_like, aten_scalar_tensor
 
 from modelexport.capture.quantized_form import USUAL_FORM, QuantizedForm
-from modelexport.capture.repairs import filled_tensors, fourier, indexing, packed_linear, pooling, recurrent
+from modelexport.capture.repairs import fourier, indexing, packed_linear, pooling, recurrent
 from modelexport.capture.repairs.attention import translated_attention
+from modelexport.capture.repairs.translation_constants import table
 
 Table = dict[Callable[..., Any], Callable[..., Any]]
 
@@ -26,10 +30,10 @@ def translations(form: QuantizedForm = USUAL_FORM) -> Table:
         aten.masked_select.default: indexing.masked_select,
         aten._unique2.default: indexing.unique,
         aten.unique_consecutive.default: indexing.unique_in_turn,
-        aten.scalar_tensor.default: filled_tensors.scalar_tensor,
-        aten.full.default: filled_tensors.full,
-        aten.new_full.default: filled_tensors.new_full,
-        aten.full_like.default: filled_tensors.full_like,
+        aten.scalar_tensor.default: scalar_tensor,
+        aten.full.default: full,
+        aten.new_full.default: new_full,
+        aten.full_like.default: full_like,
         aten.arange.start: indexing.numbers_from,
         aten.arange.start_step: indexing.numbers_by_step,
         aten._fft_r2c.default: fourier.spectrum,
@@ -66,3 +70,25 @@ def with_translations(export: Callable[..., Any], programs: list[Any], ours: Tab
         return programs[-1]
 
     return with_more
+
+
+def scalar_tensor(s: Any, dtype: int = -1, **options: Any) -> Any:
+    return aten_scalar_tensor(_number(s, dtype), dtype=ir.DataType.FLOAT if dtype in (None, -1) else dtype)
+
+
+def full(size: Any, fill_value: Any, dtype: int = -1, **options: Any) -> Any:
+    return aten_full(size, _number(fill_value, dtype), dtype=-1 if dtype is None else dtype)
+
+
+def full_like(self: Any, fill_value: Any, dtype: int = -1, **options: Any) -> Any:
+    dtype = self.dtype if dtype in (None, -1) else dtype
+    return aten_full_like(self, _number(fill_value, dtype), dtype=dtype)
+
+
+def new_full(self: Any, size: Any, fill_value: Any, dtype: int = -1, **options: Any) -> Any:
+    dtype = self.dtype if dtype in (None, -1) else dtype
+    return aten_full(size, _number(fill_value, dtype), dtype=dtype)
+
+
+def _number(number: Any, dtype: int | None) -> Any:
+    return table(np.array(number)) if isinstance(number, float) and dtype == ir.DataType.DOUBLE else number

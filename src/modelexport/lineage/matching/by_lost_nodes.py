@@ -31,8 +31,8 @@ def match_by_folding(state: Matching, node: ir.Node) -> None:
         state.values.pop(name, None)
         name = state.source.nodes[index].outputs[0]
         state.record_value(name, value)
-        for one in chain:
-            state.matches[one].insert(0, index)
+        for matched in chain:
+            state.matches[matched].insert(0, index)
 
 
 def has_new_parameter(state: Matching, node: ir.Node) -> bool:
@@ -63,13 +63,13 @@ def _with_new_parameters(state: Matching, node: ir.Node) -> list[ir.Node]:
 def _is_folded(state: Matching, index: int, name: str) -> bool:
     """Whether a source node computes with one value and parameters, and is gone with all of them."""
     before = state.source.nodes[index]
-    constants = [one for one in before.inputs if one is not None and one != name]
+    constants = [constant for constant in before.inputs if constant is not None and constant != name]
     return (
         len(before.outputs) >= 1
         and not any(state.is_present(output) for output in before.outputs)
         and bool(constants)
-        and all(one in state.source.constant and not state.is_present(one) for one in constants)
-        and any(is_parameter(state.source.initializers.get(one)) for one in constants)
+        and all(constant in state.source.constant and not state.is_present(constant) for constant in constants)
+        and any(is_parameter(state.source.initializers.get(constant)) for constant in constants)
     )
 
 
@@ -83,16 +83,16 @@ def match_by_removal(state: Matching, node: ir.Node) -> None:
 
     Case: OnnxSlim removes a ``Pad`` of nothing, and the value before it gets the name of its result.
     """
-    found = state.matches.get(node, [])
+    matches = state.matches.get(node, [])
     nodes = state.source.nodes
-    if len(found) != 1 or len(node.outputs) != 1 or node in state.approximate:
+    if len(matches) != 1 or len(node.outputs) != 1 or node in state.approximate:
         return
-    if nodes[found[0]].op == node.op_identifier():
-        _match_the_one_before(state, node, found)
+    if nodes[matches[0]].op == node.op_identifier():
+        _match_the_one_before(state, node, matches)
         return
     if has_new_parameter(state, node):
         return
-    index = found[0]
+    index = matches[0]
     for _ in range(CHAIN):
         taken = [name for name in nodes[index].inputs if name is not None]
         before = _only_input(state, nodes[index])
@@ -101,17 +101,17 @@ def match_by_removal(state: Matching, node: ir.Node) -> None:
             return
         index = state.source.producer[before]
         if is_same_operation(node, nodes[index]) and not state.is_present(before):
-            found.append(index)
+            matches.append(index)
             state.values[before] = node.outputs[0]
             return
 
 
-def _match_the_one_before(state: Matching, node: ir.Node, found: list[int]) -> None:
+def _match_the_one_before(state: Matching, node: ir.Node, matches: list[int]) -> None:
     """Match a node with the one before the removed one, if both are of one operator and it takes what that one takes.
 
     Case: OnnxSlim removes the second of two ``Add``, of a parameter that is zero.
     """
-    nodes, removed = state.source.nodes, state.source.nodes[found[0]]
+    nodes, removed = state.source.nodes, state.source.nodes[matches[0]]
     taken = [state.names.get(value) if value is not None else None for value in node.inputs]
     if taken == list(removed.inputs):
         return
@@ -120,7 +120,7 @@ def _match_the_one_before(state: Matching, node: ir.Node, found: list[int]) -> N
     index = state.source.producer[before]
     same = is_same_operation(node, nodes[index]) and taken == list(nodes[index].inputs)
     if same and not state.is_present(before):
-        found[:] = [index]
+        matches[:] = [index]
         state.values[before] = node.outputs[0]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,10 +11,9 @@ import torch
 from torch import nn
 
 from modelexport.core.collected_messages import collected
-from modelexport.core.limits import SETTINGS_BYTES
 from modelexport.core.text import error_line
-from modelexport.errors import FileFormatError, ModelLoadError, raised_as
-from modelexport.files.regular_files import read_regular
+from modelexport.errors import ModelLoadError, raised_as
+from modelexport.files.regular_files import read_json
 from modelexport.pytorch.loading import LoadedModel
 from modelexport.pytorch.loading.hugging_face import quiet_transformers
 from modelexport.pytorch.loading.trust import no_questions
@@ -87,14 +85,10 @@ def load_diffusion(directory: Path, *, trust_remote_code: bool = False, dtype: s
 def _check_index(directory: Path) -> None:
     """Refuse an index that names classes of other libraries: importing them would run code."""
     path = directory / MODEL_INDEX
-    try:
-        index = json.loads(read_regular(path, SETTINGS_BYTES))
-        entries = {name: entry for name, entry in index.items() if isinstance(entry, list)}
-        known = all(len(entry) == 2 and _is_known(entry[0]) for entry in entries.values())
-        named = isinstance(index.get("_class_name"), str)
-    except (ValueError, FileFormatError, RecursionError, AttributeError) as error:
-        raise ModelLoadError(f"{path} cannot be read ({error}): copy or download it again") from error
-    if not named or not known:
+    index = read_json(path, ModelLoadError, "copy or download it again")
+    entries = [entry for entry in index.values() if isinstance(entry, list)]
+    known = all(len(entry) == 2 and _is_known(entry[0]) for entry in entries)
+    if not known or not isinstance(index.get("_class_name"), str):
         raise ModelLoadError(
             f"{path} names classes that are not of diffusers or transformers: read their code, then pass "
             f"--trust-remote-code to run it"

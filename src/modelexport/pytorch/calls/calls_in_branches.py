@@ -14,7 +14,7 @@ import torch
 from modelexport.pytorch.calls.call_recorder import CallRecorder
 from modelexport.pytorch.dispatch_modes import OperationMode
 from modelexport.pytorch.nested_tensors import memory_of
-from modelexport.pytorch.private_torch import tree_leaves, written_by
+from modelexport.pytorch.private_torch import tensor_leaves, written_by
 
 
 class BodyError(Exception):
@@ -115,4 +115,4 @@ class Bodies(OperationMode):
 
 def _memory(value: Any) -> set[int | None]:
     """Where the elements of the tensors in a value are."""
-    return {memory_of(one) for one in tree_leaves(value) if isinstance(one, torch.Tensor)} - {None}
+    return {*map(memory_of, tensor_leaves(value))} - {None}

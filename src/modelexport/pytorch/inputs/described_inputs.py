@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
@@ -10,9 +9,9 @@ from typing import Any
 
 import torch
 
-from modelexport.core.limits import ELEMENTS, SETTINGS_BYTES
-from modelexport.errors import FileFormatError, InputsError
-from modelexport.files.regular_files import read_regular
+from modelexport.core.limits import ELEMENTS
+from modelexport.errors import InputsError
+from modelexport.files.regular_files import read_json
 from modelexport.pytorch.inputs.argument_tensors import COUNTED, InputMaker
 from modelexport.pytorch.inputs.trial_runs import Inputs
 
@@ -26,12 +25,7 @@ def read_spec(spec: Mapping[str, Any] | str | Path | None, accepted: list[str] |
         InputsError: It cannot be read, names an argument that does not exist, or describes one wrongly.
     """
     if isinstance(spec, str | Path):
-        try:
-            spec = json.loads(read_regular(Path(spec), SETTINGS_BYTES))
-        except FileFormatError as error:
-            raise InputsError(f"{error}; give a JSON file") from error
-        except (ValueError, RecursionError) as error:
-            raise InputsError(f"{spec} is not JSON: {error}; write {_EXAMPLE}") from error
+        spec = read_json(Path(spec), InputsError, f"write {_EXAMPLE}")
     if not isinstance(spec, Mapping | None):
         raise InputsError(f"the inputs are a {type(spec).__name__}, not a JSON object: write {_EXAMPLE}")
     given: Inputs = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -12,11 +11,10 @@ from typing import Any
 
 import torch
 
-from modelexport.core.limits import SETTINGS_BYTES
 from modelexport.core.text import error_line, first_few
-from modelexport.errors import FileFormatError, ModelLoadError, WeightsError, raised_as
+from modelexport.errors import ModelLoadError, WeightsError, raised_as
 from modelexport.files.named_models import LOCAL
-from modelexport.files.regular_files import read_regular
+from modelexport.files.regular_files import read_json
 from modelexport.files.safetensors_files import INDEX, SINGLE, SafetensorsFile, checkpoint
 from modelexport.pytorch.loading.loaded import TOKENIZER_FILES, LoadedModel
 from modelexport.pytorch.loading.trust import check_config, no_larger_than, no_questions
@@ -218,12 +216,7 @@ def _read_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
     if not path.is_file():
         raise ModelLoadError(f"{directory} is a pipeline of several models: export it to a folder, -o OUT/")
-    try:
-        config = json.loads(read_regular(path, SETTINGS_BYTES))
-    except (ValueError, FileFormatError, RecursionError) as error:
-        raise ModelLoadError(f"{path} cannot be read as JSON: {error}; save the model again") from error
-    if not isinstance(config, dict):
-        raise ModelLoadError(f"{path} is not a JSON object: save the model again")
+    config = read_json(path, ModelLoadError, "save the model again")
     if not any(directory.glob("*.safetensors")) and not any(directory.glob("*.bin")):
         raise ModelLoadError(f"{directory} has no weights: put model.safetensors beside its config.json")
     return config

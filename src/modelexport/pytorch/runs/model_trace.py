@@ -32,7 +32,7 @@ from modelexport.pytorch.nested_tensors import (
     output_tensors,
     run_arguments,
 )
-from modelexport.pytorch.private_torch import tree_leaves, tree_map, version_of
+from modelexport.pytorch.private_torch import tensor_leaves, tree_leaves, tree_map, version_of
 from modelexport.pytorch.runs.products_without_bias import product_without_bias
 from modelexport.pytorch.weights.lazy_weights import lend_weights
 from modelexport.pytorch.weights.perturbed_weights import entries_of
@@ -349,7 +349,7 @@ _LARGEST = torch.finfo(torch.float32).max
 
 def _is_of_integers(args: Any, output: Any) -> bool:
     """Whether integers gave a result of PyTorch's default type, as in a division."""
-    given = [one for one in tree_leaves(args) if isinstance(one, torch.Tensor)]
+    given = tensor_leaves(args)
     narrow = isinstance(output, torch.Tensor) and output.dtype is torch.get_default_dtype()
     return narrow and bool(given) and not any(one.is_floating_point() or one.is_complex() for one in given)
 
