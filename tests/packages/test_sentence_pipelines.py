@@ -19,10 +19,12 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import modelexport
+from commands import run
 from exports import Shared
 from modelexport.errors import ModelLoadError
+from modelexport.packages import sentence_pipelines
 from modelexport.packages.package_kinds import load_for_parts
-from modelexport.packages.sentence_pipelines import LayerNorm, Pooling, is_pipeline, load_pipeline
+from modelexport.packages.sentence_pipelines import LayerNorm, Pooling, is_pipeline, load_pipeline, pipeline_folder
 from modelexport.packages.verify_before_writing import encoding_fault
 
 WIDTH = 32
@@ -266,3 +268,35 @@ def test_layouts_of_sentence_transformers_give_its_embeddings(name: str, tmp_pat
     build, modules, options = LAYOUTS[name]
     result = export(folder(tmp_path / "model", build, modules, **options), tmp_path / "out")
     assert not result.notes  # a package that was not compared says so
+
+
+def test_a_file_has_the_whole_pipeline_as_a_package_has(tmp_path: Path) -> None:
+    path, file = folder(tmp_path / "model", bert, [("Pooling", {}), ("Normalize", {})]), tmp_path / "whole.onnx"
+    done = run("export", path, "-o", file, "--axes", "batch,sequence")
+    assert done.returncode == 0, done.stderr
+    assert "out  sentence_embedding float32[batch, 32]" in done.stdout
+    assert "Transformer, Pooling (mean), Normalize; --bare: the Transformer alone" in done.stdout
+    inputs = {"input_ids": np.array([[2, 5, 3], [2, 4, 0]]), "attention_mask": np.array([[1, 1, 1], [1, 1, 0]])}
+    (embedding,) = onnxruntime.InferenceSession(file).run(None, inputs)
+    model = load_pipeline(path).model
+    right = model(**{name: torch.from_numpy(array) for name, array in inputs.items()})["sentence_embedding"]
+    np.testing.assert_allclose(embedding, right.detach(), atol=1e-6)
+
+    bare = tmp_path / "bare.onnx"
+    assert "last_hidden_state" in run("export", path, "-o", bare, "--bare").stdout
+    for each in (file, bare):  # with the part of the model that the file has
+        assert run("verify", each, "--model", path).returncode == 0
+
+
+def test_a_model_of_the_hub_is_the_same_as_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder(tmp_path / "model", bert, [("Pooling", {})])
+    monkeypatch.setattr(sentence_pipelines, "hub_answers", lambda: False)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *_, **__: str(path / "modules.json"))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(path))
+    assert pipeline_folder("someone/sentences") == path
+
+
+def test_weights_have_the_type_that_is_asked_for(tmp_path: Path) -> None:
+    modules: Modules = [("Pooling", {}), ("Dense", DENSE)]
+    model = load_pipeline(folder(tmp_path / "model", bert, modules), dtype="float16").model
+    assert {one.dtype for one in model.parameters()} == {torch.float16}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ class Loading:
 
     model_class: str | None = option(None, "The transformers class to load a directory with.", metavar="NAME")
     dtype: str | None = option(None, "float32, float16, bfloat16: convert the weights while loading.", metavar="NAME")
+    bare: bool = option(False, "Of a model of sentence-transformers its transformer alone, which gives no embeddings.")
     trust_remote_code: bool = option(False, "Run code from the model's repository.")
     seed: int = option(0, "The seed of random weights and inputs.", metavar="N")
 
@@ -46,28 +47,53 @@ class ModelChoice:
         weights: Literal["memory", "files", "auto"] = "memory",
     ) -> tuple[Any, Any]:
         """The model, and example inputs for it."""
-        how = self.loading
         with stages("load"):
-            from modelexport.pytorch.loading import load_model
-
-            loaded = load_model(
-                self.model,
-                model_class=how.model_class,
-                trust_remote_code=how.trust_remote_code,
-                seed=how.seed,
-                dtype=how.dtype,
-                weights=weights,
-            )
+            loaded = self._load(weights)
             _print_warnings(loaded)
         if not make_inputs or (loaded.inputs is not None and self.inputs is None):
             return loaded, loaded.inputs
         with stages("inputs"):
             return loaded, self.make_inputs(loaded)
 
+    def _load(self, weights: Literal["memory", "files", "auto"]) -> Any:
+        """The model: one of sentence-transformers from tokens to embeddings, as its packages have it."""
+        how = self.loading
+        if not how.bare and how.model_class is None:
+            from modelexport.packages.sentence_pipelines import load_pipeline, pipeline_folder
+
+            if (folder := pipeline_folder(self.model)) is not None:
+                return load_pipeline(folder, trust_remote_code=how.trust_remote_code, dtype=how.dtype, weights=weights)
+        from modelexport.pytorch.loading import load_model
+
+        return load_model(
+            self.model,
+            model_class=how.model_class,
+            trust_remote_code=how.trust_remote_code,
+            seed=how.seed,
+            dtype=how.dtype,
+            weights=weights,
+        )
+
+    def of_file(self, file: Path) -> ModelChoice:
+        """The same model as a file has it: of sentence-transformers whole, or its transformer alone."""
+        from modelexport.packages.sentence_pipelines import SentencePipeline, pipeline_folder
+
+        if self.loading.bare or pipeline_folder(self.model) is None:
+            return self
+        from modelexport.core.calls import ROOT
+        from modelexport.tagged.file import read_tagged
+
+        whole = read_tagged(file).class_of(ROOT) == SentencePipeline.__name__
+        return self if whole else replace(self, loading=replace(self.loading, bare=True))
+
     def make_inputs(self, loaded: Any) -> Any:
         """Example inputs as described, or as fit the model."""
         from modelexport.pytorch.inputs.generated_inputs import generate_inputs
 
+        if self.inputs is None and getattr(loaded.model, "takes_prompt_length", False):
+            from modelexport.packages.sentence_pipelines import pipeline_parts
+
+            return pipeline_parts(loaded.model)[0].inputs
         return generate_inputs(
             loaded.model,
             spec=self.inputs,
@@ -85,7 +111,7 @@ def load_for_package(choice: ModelChoice, parts: str, stages: Callable[[str], An
 
         loaded, takes = load_for_parts(
             choice.model,
-            parts,
+            "whole" if how.bare and parts == "auto" else parts,
             model_class=how.model_class,
             trust_remote_code=how.trust_remote_code,
             seed=how.seed,

@@ -17,13 +17,20 @@ if TYPE_CHECKING:
     from modelexport.exporting.export_result import ExportResult
     from modelexport.exporting.options import Options
     from modelexport.exporting.runtime_fusion import Fusion
+    from modelexport.format.documents import Value
     from modelexport.weights.linked_copied_embedded import WeightsSummary
 
 
-def format_export(result: ExportResult) -> str:
-    """The result of an export: what was written, what was proven, and what to do next."""
-    calls = sum(row.nodes > 0 for row in result.tree)
+def format_export(result: ExportResult, about: str = "") -> str:
+    """The result of an export: what was written, what was proven, and what to do next.
+
+    Args:
+        about: What the model computes, if its class does not say it.
+    """
+    calls, shown = sum(row.nodes > 0 for row in result.tree), result.hierarchy
     lines = [styled(f"wrote {result.path}: {plural(result.tree[0].nodes, 'node')} of {plural(calls, 'call')}", "bold")]
+    lines += [f"  {side}  {_values(values)}" for side, values in (("in ", shown.inputs), ("out", shown.outputs))]
+    lines += [f"  {about}"] * bool(about)
     lines += [f"  {format_coverage(result.coverage)}"]
     beside = [file.name for file in result.files if file != result.path]
     lines += [f"  beside it: {', '.join(beside)}"] if beside else []
@@ -42,6 +49,16 @@ def format_export(result: ExportResult) -> str:
     most = ", ".join(f"{stage} {spent:.1f} s" for stage, spent in slowest)
     lines.append(styled(f"{sum(result.seconds.values()):.1f} s: {most}", "dim"))
     return "\n".join([*lines, "next: " + _next_steps(result)])
+
+
+def _values(values: Sequence[Value]) -> str:
+    """Inputs or outputs with their types and sizes."""
+    texts = [f"{one.name} {one.dtype}[{', '.join(map(str, one.shape))}]" for one in values]
+    return ", ".join(texts[:_MOST]) + (f" and {len(texts) - _MOST} more" if len(texts) > _MOST else "")
+
+
+_MOST = 6
+"""How many inputs or outputs are shown."""
 
 
 def _next_steps(result: ExportResult) -> str:

@@ -20,8 +20,8 @@ from modelexport.packages.model_parts import ModelPart
 from modelexport.packages.sentence_pipelines import (
     SENTENCE_TRANSFORMER,
     SentencePipeline,
-    is_pipeline,
     load_pipeline,
+    pipeline_folder,
     pipeline_parts,
 )
 from modelexport.pytorch.loading import LoadedModel, load_model
@@ -47,11 +47,10 @@ def load_for_parts(
     folder = Path(spec).expanduser()
     linked = any((folder / name).is_file() for name in (SINGLE, INDEX))
     weights: Literal["files", "auto"] = "files" if linked else "auto"
-    if parts in ("auto", "pipeline") and folder.is_dir():
-        if (folder / MODEL_INDEX).is_file():
-            return load_diffusion(folder, trust_remote_code=trust_remote_code, dtype=dtype), "arguments"
-        if is_pipeline(folder):
-            return load_pipeline(folder, trust_remote_code=trust_remote_code, weights=weights), "nothing"
+    if parts in ("auto", "pipeline") and (folder / MODEL_INDEX).is_file():
+        return load_diffusion(folder, trust_remote_code=trust_remote_code, dtype=dtype), "arguments"
+    if parts in ("auto", "pipeline") and (pipeline := pipeline_folder(spec)) is not None:
+        return load_pipeline(pipeline, trust_remote_code=trust_remote_code, dtype=dtype, weights=weights), "nothing"
     loaded = load_model(
         spec, model_class=model_class, trust_remote_code=trust_remote_code, seed=seed, dtype=dtype, weights=weights
     )

@@ -15,6 +15,7 @@ from torch import nn
 
 from modelexport.core.text import error_line
 from modelexport.errors import ModelLoadError, raised_as
+from modelexport.files.named_models import BERT_TINY, named_folder
 from modelexport.files.safetensors_files import read_header
 from modelexport.packages.model_parts import ModelPart
 from modelexport.packages.sentence_settings import (
@@ -32,6 +33,7 @@ from modelexport.packages.sentence_settings import (
     transformer_settings,
 )
 from modelexport.pytorch.loading import LoadedModel, load_model
+from modelexport.pytorch.loading.hugging_face import hub_answers
 
 SENTENCE_TRANSFORMER = "modules.json"
 SENTENCE, TOKENS = "sentence_embedding", "token_embeddings"
@@ -162,6 +164,20 @@ class LayerNorm(nn.Module):
         return {SENTENCE: self.norm(features[SENTENCE])}
 
 
+def pipeline_folder(spec: str) -> Path | None:
+    """The folder of the pipeline that ``spec`` names, here or on the hub; ``None`` if it is another model."""
+    folder = named_folder(spec)
+    if folder is None and spec != BERT_TINY and ":" not in spec:
+        from huggingface_hub import hf_hub_download, snapshot_download
+
+        local_only = not hub_answers()
+        with suppress(Exception):  # of the hub or its client for HTTP: whoever loads the model says what is wrong
+            hf_hub_download(spec, SENTENCE_TRANSFORMER, local_files_only=local_only)
+            files = ["*.json", "*.txt", "*.model", "*.safetensors", "*pytorch_model.bin"]
+            folder = Path(snapshot_download(spec, allow_patterns=files, local_files_only=local_only))
+    return folder if folder is not None and is_pipeline(folder) else None
+
+
 def is_pipeline(directory: Path) -> bool:
     """Whether a folder holds a pipeline. A cross encoder, which has the same files, is one model with its head."""
     if not (directory / SENTENCE_TRANSFORMER).is_file():
@@ -171,7 +187,11 @@ def is_pipeline(directory: Path) -> bool:
 
 
 def load_pipeline(
-    directory: Path, *, trust_remote_code: bool = False, weights: Literal["memory", "files", "auto"] = "memory"
+    directory: Path,
+    *,
+    trust_remote_code: bool = False,
+    dtype: str | None = None,
+    weights: Literal["memory", "files", "auto"] = "memory",
 ) -> LoadedModel:
     """Load the pipeline in a folder, in eval mode. Modules and entries have the names of sentence-transformers.
 
@@ -184,7 +204,7 @@ def load_pipeline(
         folder = _folder(directory, entry)
         if entry.name in modules:
             raise ModelLoadError(f"{directory / SENTENCE_TRANSFORMER} has two modules {entry.name}: correct it")
-        module = _module(entry.type, folder, trust_remote_code, weights)
+        module = _module(entry.type, folder, trust_remote_code, dtype, weights)
         if isinstance(module, LoadedModel):
             loaded[entry.name], module = module, Transformer(module.model)
         modules |= {} if module is None else {entry.name: module}
@@ -208,7 +228,14 @@ def load_pipeline(
         directory,
         tuple(warning for one in loaded.values() for warning in one.warnings),
         weights_apart,
+        f"as in sentence-transformers: {', '.join(map(_named, modules.values()))}; --bare: the Transformer alone",
     )
+
+
+def _named(module: nn.Module) -> str:
+    """The class of a module, with the modes of a pooling."""
+    how = f" ({', '.join(module.modes)})" if isinstance(module, Pooling) else ""
+    return type(module).__name__ + how
 
 
 def pipeline_parts(model: SentencePipeline) -> list[ModelPart]:
@@ -229,7 +256,7 @@ def _folder(directory: Path, entry: Entry) -> Path:
 
 
 def _module(
-    kind: str, folder: Path, trust_remote_code: bool, weights: Literal["memory", "files", "auto"]
+    kind: str, folder: Path, trust_remote_code: bool, dtype: str | None, weights: Literal["memory", "files", "auto"]
 ) -> nn.Module | LoadedModel | None:
     """A module of a type, or the model of a ``Transformer``.
 
@@ -246,6 +273,7 @@ def _module(
                 str(folder),
                 model_class=None if whole is not None and _has_decoder(whole) else "AutoModel",
                 trust_remote_code=trust_remote_code,
+                dtype=dtype,
                 weights=weights,
             )
         case "Pooling":
@@ -256,18 +284,16 @@ def _module(
             activation = getattr(nn, dense.activation_function.rpartition(".")[2], None)
             if not (isinstance(activation, type) and issubclass(activation, nn.Module)):
                 raise ModelLoadError(f"{folder} has an activation {dense.activation_function} that torch.nn lacks")
-            return _with_weights(folder, lambda: Dense(dense, activation()))
+            return _with_weights(folder, dtype, lambda: Dense(dense, activation()))
         case "LayerNorm":
             dimension = read_settings(path, LayerNormConfig).dimension
-            return _with_weights(folder, lambda: LayerNorm(dimension))
+            return _with_weights(folder, dtype, lambda: LayerNorm(dimension))
         case "Normalize":
             return Normalize(read_if_there(path, NormalizeConfig()))
         case "Dropout" | "MultiVectorMask" as name:
             read_if_there(path, DropoutConfig() if name == "Dropout" else MaskConfig())
             return None
-    raise ModelLoadError(
-        f"{folder} is a module of the unsupported type {kind}: export its transformer with --parts whole"
-    )
+    raise ModelLoadError(f"{folder} is a module of the unsupported type {kind}: export its transformer with --bare")
 
 
 def _class_without_head(kind: Any) -> Any:
@@ -285,7 +311,7 @@ def _has_decoder(kind: type[nn.Module]) -> bool:
     return "decoder_input_ids" in inspect.signature(kind.forward).parameters
 
 
-def _with_weights(folder: Path, make: Callable[[], nn.Module]) -> nn.Module:
+def _with_weights(folder: Path, dtype: str | None, make: Callable[[], nn.Module]) -> nn.Module:
     from safetensors.torch import load_file
 
     weights, older = folder / "model.safetensors", folder / "pytorch_model.bin"
@@ -298,4 +324,4 @@ def _with_weights(folder: Path, make: Callable[[], nn.Module]) -> nn.Module:
         else:
             read_header(weights)
             layer.load_state_dict(load_file(weights), assign=True)
-    return layer
+    return layer if dtype is None else layer.to(getattr(torch, dtype))

@@ -122,7 +122,7 @@ def profile(
     stages = Stages(LINE.tell)
     given: Any = inputs
     if beside.against_torch is not None:
-        loaded, example = ModelChoice(beside.against_torch, inputs, loading).load(stages)
+        loaded, example = ModelChoice(beside.against_torch, inputs, loading).of_file(file).load(stages)
         from modelexport.pytorch.inputs.named_inputs import feeds
         from modelexport.runtime.sessions import open_file, session_options
 

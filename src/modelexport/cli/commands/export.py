@@ -50,11 +50,11 @@ def export(
 
     options.check_together()
     stages = Stages(LINE.tell)
-    result = _export_file(choice, output, names, options, stages)
+    result, about = _export_file(choice, output, names, options, stages)
     if report:
         _write_page(result.path, result.path.with_suffix(".html"), stages, result.verified)
     show_export.print_warnings(result, options)
-    print_result(show_export.export_document(result), lambda: show_export.format_export(result), as_json=as_json)
+    print_result(show_export.export_document(result), lambda: show_export.format_export(result, about), as_json=as_json)
     failed = result.check is not None and result.check.status == "failed"
     if failed or (result.verified is not None and not result.verified.agrees):
         raise typer.Exit(1)
@@ -62,14 +62,15 @@ def export(
 
 def _export_file(
     choice: ModelChoice, output: str, names: NameOptions, options: Options, stages: Stages
-) -> ExportResult:
+) -> tuple[ExportResult, str]:
+    """The result, and what the model computes if its class does not say it."""
     from modelexport.exporting.input_output_axis_names import widened
     from modelexport.exporting.pipeline import export as run
 
     interface = read_interface(names)
     loaded, example = choice.load(stages, weights="files" if options.weights.weights == "link" else "auto")
     options.quantized.check_model(loaded.model)
-    return run(
+    result = run(
         loaded.model,
         widened(example, interface) if isinstance(example, Mapping) else example,
         output,
@@ -80,6 +81,7 @@ def _export_file(
         dynamic=options.capture.dynamic or bool(names.axes),
         source=loaded.weights,
     )
+    return result, loaded.about
 
 
 def _write_page(path: Path, output: Path, stages: Stages, verified: VerifyReport | None = None) -> None:

@@ -155,7 +155,7 @@ def _compared(
     choice = ModelChoice(other.model, inputs, loading)
     if file.is_dir():
         return _package(file, choice, extent, stages, how)
-    loaded, example = choice.load(stages, weights="auto")
+    loaded, example = choice.of_file(file).load(stages, weights="auto")
     if inputs is None:
         from modelexport.files.onnx_models import load_onnx
         from modelexport.pytorch.inputs.other_sizes import within_conditions

@@ -34,7 +34,7 @@ def load_hugging_face(
     directory = Path(spec).expanduser() if Path(spec).expanduser().is_dir() else None
     source = spec if directory is None else str(directory)
     with quiet_transformers(), no_questions():
-        local_only = directory is not None or not _hub_answers()
+        local_only = directory is not None or not hub_answers()
         config = _read_config(directory) if directory else _fetch_config(spec, local_only)
         check_config(spec, config)
         cls, notes = _choose_class(spec, config, model_class, trust_remote_code)
@@ -188,7 +188,7 @@ def quiet_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _hub_answers() -> bool:
+def hub_answers() -> bool:
     """Whether the hub can be reached, asked once: huggingface_hub asks six times, which takes 23 s without network."""
     from huggingface_hub import constants, get_session
 

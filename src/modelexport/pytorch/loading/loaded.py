@@ -39,3 +39,5 @@ class LoadedModel:
     """Warnings about the weights, one line each: tensors that the checkpoint lacks, ..."""
     weights: Weights | None = None
     """The places of the weights, if the module was built without them."""
+    about: str = ""
+    """What the model computes, if its class does not say it: of a model that is made of several."""
