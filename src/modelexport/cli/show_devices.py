@@ -12,7 +12,7 @@ from modelexport.core.result_display import error_text
 from modelexport.core.text import align, first_few, indent, plural, shortened
 
 if TYPE_CHECKING:
-    from modelexport.devices.device_report import DeviceReport, PieceReport
+    from modelexport.devices.device_report import DeviceReport, Fix, PieceReport
     from modelexport.runtime.devices import FoundDevice
 
 _MEANING = (
@@ -40,12 +40,14 @@ def format_device(report: DeviceReport) -> str:
     lines += list(_where(report))
     for piece in report.culprits:
         lines.append(f"wrong on {report.device.name}: {_named(piece)}")
-    whole = report.whole
-    told = f"off by {whole.error:.2g} of its size" if whole.error is not None else whole.status
-    if whole.rounding is not None:
-        told += f", and by {whole.rounding:.2g} on the processor in the device's type"
+    lines += list(_fixed(report.fix)) if report.fix is not None else []
+    whole = report.whole if report.fix is None else report.fix
+    told = f"off by {whole.error:.2g} of its size" if whole.error is not None else report.whole.status
+    if report.whole.rounding is not None:
+        told += f", and by {report.whole.rounding:.2g} on the processor in the device's type"
+    named = "file" if report.fix is None else "changed file"
     summary = (
-        f"{'agree' if report.agrees else 'differ'}: on {report.device} the file is {told}; bound {report.bound:g}; "
+        f"{'agree' if report.agrees else 'differ'}: on {report.device} the {named} is {told}; bound {report.bound:g}; "
         f"inputs: {report.inputs}; {plural(report.measured, 'piece')} measured now"
     )
     colour: Style = "green" if report.agrees else "red"
@@ -69,6 +71,15 @@ def _where(report: DeviceReport) -> Iterator[str]:
         calls = first_few(call or "." for call in fallback.calls)
         yield f"not on {report.device.name}: {plural(len(fallback.nodes), fallback.operator)} in {calls}"
         yield from (f"  {reason}" for reason in fallback.reasons)
+
+
+def _fixed(fix: Fix) -> Iterator[str]:
+    for step in fix.steps:
+        before = "not run" if step.before is None else f"off by {step.before:.2g}"
+        yield f"changed: {step.address or '.'}, {', '.join(step.operators)} {step.what}: {before}, now {step.after:.2g}"
+    if fix.unchanged:
+        yield f"no change that was tried makes right: {first_few(name or '.' for name in fix.unchanged)}"
+    yield f"written: {fix.path}" if fix.path else "nothing was written"
 
 
 def _named(piece: PieceReport) -> str:

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from modelexport.core.result_display import Rows, Shown, error_text
+from modelexport.devices.changes import Kind
 from modelexport.devices.part_runs import PartResult
 from modelexport.runtime.devices import Device
 
@@ -51,6 +52,36 @@ class Fallback(msgspec.Struct, frozen=True):
     """Lines of the provider's log that name it."""
 
 
+class FixStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A change that was tried on the device, and makes a piece right."""
+
+    address: str
+    kind: Kind
+    what: str
+    """What the change does."""
+    nodes: list[str]
+    """The nodes of the file that are changed."""
+    operators: list[str]
+    before: float | None
+    """The error of the piece on the device."""
+    after: float
+
+
+class Fix(msgspec.Struct, frozen=True, kw_only=True):
+    """A changed file that is less wrong on the device."""
+
+    path: str
+    """The file; empty if none was written, because no change made a piece right."""
+    steps: list[FixStep]
+    unchanged: list[str]
+    """Addresses of what is wrong, and was not made right by any change."""
+    error: float | None
+    """The error of the changed file on the device."""
+    nodes: dict[str, int]
+    """Providers to the number of nodes that they run of the changed file."""
+    agrees: bool
+
+
 class DeviceReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
     """A file on a device."""
 
@@ -70,6 +101,7 @@ class DeviceReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
     measured: int
     """Pieces that were run now; the results of the others were kept."""
     notes: list[str] = []
+    fix: Fix | None = None
 
     @property
     def whole(self) -> PieceReport:
@@ -78,8 +110,8 @@ class DeviceReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def agrees(self) -> bool:
-        """Whether the outputs of the whole file are within the bound."""
-        return self.whole.status == "agree"
+        """Whether the outputs of the whole file, or of the changed one, are within the bound."""
+        return self.whole.status == "agree" if self.fix is None else self.fix.agrees
 
     def __repr__(self) -> str:
         named = ", ".join(piece.address or "." for piece in self.culprits)

@@ -107,7 +107,7 @@ class Pieces:
         return Piece(".", self._tagged.nodes, model, self._tagged.path.parent, dict(self._inputs), outputs)
 
     def of_call(self, call: ModuleCall) -> Piece | None:
-        """A call with those inside it; ``None`` if it has no nodes, or the values at its boundary are not known."""
+        """A call with those inside it; ``None`` if it depends on no input, or its boundary is not known."""
         if call.address in ("", ".") or not self._cutter.has_nodes(call):
             return None
         return self._piece(str(call), self._tagged.nodes_of(call), self._cutter.cut(call))
@@ -124,8 +124,8 @@ class Pieces:
 
     def _piece(self, name: str, nodes: Iterable[ir.Node], cut: Cut) -> Piece | None:
         self._compute([*cut.inputs, *cut.outputs])
-        if not all(value in self._right for value in (*cut.inputs, *cut.outputs)):
-            return None
+        if not cut.inputs or not all(value in self._right for value in (*cut.inputs, *cut.outputs)):
+            return None  # constants are computed when the file is loaded
         inputs = {
             value.name or "": source for value, source in zip(required_inputs(cut.model), cut.inputs, strict=True)
         }

@@ -212,7 +212,7 @@ def _told(progress: Callable[[str], None] | None) -> dict[str, Any]:
 
 def _without_model(path: Path, against: Source | None, how: Mapping[str, Any]) -> Report:
     if "device" in how and against is None and not path.is_dir():
-        from modelexport.devices.check import verify_device
+        from modelexport.devices.device_verification import verify_device
 
         return verify_device(path, **how)
     if against is None:

@@ -62,6 +62,10 @@ class OnDevice:
 
     provider: str = DEVICE
     limit: float = option(300.0, "Seconds that a module may take on the device.", metavar="SECONDS")
+    fix: bool = option(False, "Also look for a change that makes it right there: writes OUT.onnx.")
+    output: Path | None = option(
+        None, "With --fix: the changed file.", flag="-o --output", metavar="OUT.onnx", file="written"
+    )
     fresh: bool = option(False, "Measure again what earlier runs measured.")
 
     @property
@@ -125,6 +129,8 @@ def _check_options(
         raise UsageError("--weights-sample and --perturb go with --model")
     if shown.as_csv and shown.as_json:
         raise UsageError("give --csv or --json, not both")
+    if on_device.fix != (on_device.output is not None) or (on_device.fix and not alone):
+        raise UsageError("--fix goes with --device, and with -o OUT.onnx for the changed file")
     if file.is_dir() and (shown.as_csv or shown.html is not None):
         raise UsageError(f"{file} is a folder: --csv and --html go with a file")
     if file.is_dir() and (extent.modules or extent.weights_sample is not None):

@@ -1,84 +1,33 @@
-"""``verify FILE --device NAME``: whether a file is right on a device, and if not, which module is wrong there.
-
-The whole file is run first. Only if it is wrong, its calls are run, each alone with right values at its inputs, down to
-the smallest that is wrong; where all parts of a call are right and the call is not, the device fuses or casts across
-them, and the smallest wrong span of its nodes is found by halving.
-"""
+"""Which module of a file is wrong on a device: the whole first, then calls, then spans of nodes."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.text import shortened
-from modelexport.devices.device_report import DeviceReport, Fallback, PieceReport, PieceStatus, count_nodes
-from modelexport.devices.part_runs import LIMIT, PartResult, PartRuns
+from modelexport.devices.device_report import (
+    DeviceReport,
+    Fallback,
+    PieceReport,
+    PieceStatus,
+    count_nodes,
+)
+from modelexport.devices.judged_pieces import BOUND, Runs, judge
+from modelexport.devices.part_runs import PartResult
 from modelexport.devices.pieces import Piece, Pieces
 from modelexport.devices.wrong_spans import smallest_span
 from modelexport.errors import UsageError
-from modelexport.files.path_or_model import Source
 from modelexport.graph.node_owners import owner_of
-from modelexport.measure.run_inputs import make_feeds
-from modelexport.runtime.devices import CPU, Device, find_device
-from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.runtime.devices import CPU
+from modelexport.tagged.file import TaggedFile
 
-BOUND = 0.01
-"""How far off outputs on a device may be, as a share of their size."""
-TIMES_ROUNDING = 2.0
-"""How many times what rounding costs on the processor a device may be off that rounds at other places."""
 _REASONS = 3
 """Lines of a provider's log that are shown for an operator."""
-
-
-class Runs(Protocol):
-    """What runs pieces on a device."""
-
-    device: Device
-    measured: int
-
-    def run(self, piece: Piece, *, session: Mapping[str, str] | None = None, log: bool = False) -> PartResult:
-        """Run a piece."""
-
-
-def verify_device(
-    file: Source,
-    *,
-    device: str,
-    modules: Sequence[str] = (),
-    inputs: Mapping[str, Any] | Path | None = None,
-    bound: float = BOUND,
-    limit: float = LIMIT,
-    keep: bool = True,
-    seed: int = 0,
-    tell: Callable[[str], None] = lambda step: None,
-) -> DeviceReport:
-    """Run a tagged file on a device, compare it with what it should compute, and find the module that is wrong.
-
-    Args:
-        file: A tagged file. It is right by definition: its values are computed exactly, in float64.
-        device: ``NAME[,option=value...]``.
-        modules: Selectors of calls that are run alone even if the whole is right.
-        inputs: Arrays by name, or a file of them; by default those of the reference values, or random ones.
-        bound: How far off outputs may be, as a share of their size.
-        limit: Seconds that a run may take.
-        keep: Whether results of earlier runs are used, and these kept.
-        tell: Called with the name of each piece that is run.
-
-    Raises:
-        UsageError: This machine does not have the device, or a module does not exist.
-        FileFormatError: The file is missing or has no tags.
-        InputsError: The inputs do not fit.
-    """
-    found, tagged = find_device(device), read_tagged(file)
-    chosen = tagged.select(*modules).calls if modules else ()
-    feeds, source = make_feeds(tagged, tagged.path, inputs, {}, provider=CPU, seed=seed)
-    with PartRuns(found, limit=limit, keep=keep) as runs:
-        return check(tagged, feeds, runs, modules=chosen, inputs=source, bound=bound, tell=tell)
 
 
 def check(
@@ -152,8 +101,10 @@ class _Check:
         found: list[PieceReport] = []
         for child in self._tagged.calls.children[call]:
             piece = self.call(child)
-            if piece is None or piece.is_faulty:
-                found += self.wrong_in(child, alone=piece is not None)
+            if piece is None or piece.status == "not compared":
+                found += self.wrong_in(child, alone=False)
+            elif piece.is_faulty:
+                found += self.wrong_in(child)
         if alone and not found:  # what is wrong is across its parts, or between them
             found.append(self._span(self._main_nodes(call), call))
         elif alone:
@@ -190,15 +141,9 @@ class _Check:
         return report
 
     def _judged(self, piece: Piece, result: PartResult, call: ModuleCall, **more: Any) -> PieceReport:
-        status: PieceStatus = "agree"
-        rounding = None
-        if result.status != "ran":
-            status = result.status
-        elif not piece.outputs:
-            status = "not compared"
-        elif result.error > self._bound:
-            rounding = self._rounding(piece)
-            status = "rounding" if result.error <= TIMES_ROUNDING * rounding else "off"
+        status, rounding = judge(piece, result, self._runs.device, self._bound)
+        if status in ("failed", "crashed", "hung") and self._result.status == "ran":
+            status = "not compared"  # as a part of the whole it runs
         error = result.error if result.error < float("inf") else None
         reason = result.message
         if status == "off" and error is None:
@@ -208,13 +153,6 @@ class _Check:
 
     def _report(self, call: ModuleCall, status: PieceStatus, **more: Any) -> PieceReport:
         return PieceReport(address=call.address, tag=self._tagged.tags[call], status=status, **more)
-
-    def _rounding(self, piece: Piece) -> float:
-        try:
-            on_cpu = piece.errors_on_cpu()
-        except UsageError:  # the processor has no kernel
-            on_cpu = 0.0
-        return max(on_cpu, piece.cost_of_half() if self._runs.device.computes == "float16" else 0.0)
 
     # --- where it runs ---
 

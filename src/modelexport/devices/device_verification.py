@@ -1,0 +1,68 @@
+"""``verify FILE --device NAME``: whether a file is right on a device, and if not, which module is wrong there.
+
+The whole file is run first. Only if it is wrong, its calls are run, each alone with right values at its inputs, down to
+the smallest that is wrong; where all parts of a call are right and the call is not, the device fuses or casts across
+them, and the smallest wrong span of its nodes is found by halving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from modelexport.devices.device_report import (
+    DeviceReport,
+)
+from modelexport.devices.fixes import find_fix
+from modelexport.devices.judged_pieces import BOUND
+from modelexport.devices.part_runs import LIMIT, PartRuns
+from modelexport.devices.wrong_modules import check
+from modelexport.files.path_or_model import Source
+from modelexport.measure.run_inputs import make_feeds
+from modelexport.runtime.devices import CPU, find_device
+from modelexport.tagged.file import read_tagged
+
+
+def verify_device(
+    file: Source,
+    *,
+    device: str,
+    modules: Sequence[str] = (),
+    inputs: Mapping[str, Any] | Path | None = None,
+    bound: float = BOUND,
+    limit: float = LIMIT,
+    keep: bool = True,
+    fix: Path | None = None,
+    seed: int = 0,
+    tell: Callable[[str], None] = lambda step: None,
+) -> DeviceReport:
+    """Run a tagged file on a device, compare it with what it should compute, and find the module that is wrong.
+
+    Args:
+        file: A tagged file. It is right by definition: its values are computed exactly, in float64.
+        device: ``NAME[,option=value...]``.
+        modules: Selectors of calls that are run alone even if the whole is right.
+        inputs: Arrays by name, or a file of them; by default those of the reference values, or random ones.
+        bound: How far off outputs may be, as a share of their size.
+        limit: Seconds that a run may take.
+        keep: Whether results of earlier runs are used, and these kept.
+        fix: A file to write that is right there, if there is a change that makes it so.
+        tell: Called with the name of each piece that is run.
+
+    Raises:
+        UsageError: This machine does not have the device, or a module does not exist.
+        FileFormatError: The file is missing or has no tags.
+        InputsError: The inputs do not fit.
+        OutputError: The changed file cannot be written.
+    """
+    found, tagged = find_device(device), read_tagged(file)
+    chosen = tagged.select(*modules).calls if modules else ()
+    feeds, source = make_feeds(tagged, tagged.path, inputs, {}, provider=CPU, seed=seed)
+    with PartRuns(found, limit=limit, keep=keep) as runs:
+        report = check(tagged, feeds, runs, modules=chosen, inputs=source, bound=bound, tell=tell)
+        if fix is None or report.agrees:
+            return report
+        return msgspec.structs.replace(report, fix=find_fix(tagged, report, fix, feeds, runs, tell))

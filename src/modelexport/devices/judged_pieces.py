@@ -1,0 +1,50 @@
+"""Whether a piece is right on a device, and if not, whether its type is to blame."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from modelexport.devices.device_report import (
+    PieceStatus,
+)
+from modelexport.devices.part_runs import PartResult
+from modelexport.devices.pieces import Piece
+from modelexport.errors import UsageError
+from modelexport.runtime.devices import Device
+
+BOUND = 0.01
+"""How far off outputs on a device may be, as a share of their size."""
+TIMES_ROUNDING = 2.0
+"""How many times what rounding costs on the processor a device may be off that rounds at other places."""
+
+
+class Runs(Protocol):
+    """What runs pieces on a device."""
+
+    device: Device
+    measured: int
+
+    def run(self, piece: Piece, *, session: Mapping[str, str] | None = None, log: bool = False) -> PartResult:
+        """Run a piece."""
+
+
+def judge(piece: Piece, result: PartResult, device: Device, bound: float) -> tuple[PieceStatus, float | None]:
+    """The status of a piece, and what its type costs on the processor if it is beyond the bound.
+
+    A quantized piece is as far off on the processor; that the device computes in another type is not.
+    """
+    if result.status != "ran":
+        return result.status, None
+    if not piece.outputs:
+        return "not compared", None
+    if result.error <= bound:
+        return "agree", None
+    try:
+        on_cpu = piece.errors_on_cpu()
+    except UsageError:  # the processor has no kernel
+        on_cpu = 0.0
+    rounding = max(on_cpu, piece.cost_of_half() if device.computes == "float16" else 0.0)
+    if result.error <= TIMES_ROUNDING * on_cpu:
+        return "agree", rounding
+    return ("rounding" if result.error <= TIMES_ROUNDING * rounding else "off"), rounding
