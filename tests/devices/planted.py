@@ -25,6 +25,8 @@ class SpoiledDevice:
         by: What their first results are multiplied by.
     """
 
+    halves = True
+
     def __init__(self, spoils: Spoils, by: float = 1.2) -> None:
         self.device = Device(name="spoiled", provider="SpoiledExecutionProvider")
         self.measured = 0

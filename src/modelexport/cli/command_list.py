@@ -39,7 +39,7 @@ COMMANDS = {
     ),
     "report": Listed("look", "cost_profile_report:report", "write tree, cost and verification to an HTML page"),
     "verify": Listed("check", "verify:verify", "compare a file with PyTorch, module by module", True),
-    "devices": Listed("check", "devices:devices", "show what this machine can run files on"),
+    "devices": Listed("check", "devices_kit:devices", "show what this machine can run files on"),
     "compare": Listed("check", "tree_nodes_compare:compare", "show how two files differ, module by module"),
     "extract": Listed("change", "extract_update_weights:extract", "write modules as models of their own"),
     "replace": Listed(
@@ -62,6 +62,7 @@ COMMANDS = {
     "strip": Listed("change", "strip_inline_adopt_retag_optimize:strip", "convert tags as attributes to metadata"),
     "inline": Listed("change", "strip_inline_adopt_retag_optimize:inline", "convert a file of functions to a flat one"),
     "split": Listed("package", "split_replace_place_rename:split", "cut a file into stages that run in sequence"),
+    "kit": Listed("package", "devices_kit:kit", "write a folder that runs modules on another machine"),
     "place": Listed("package", "split_replace_place_rename:place", "assign modules to devices"),
 }
 """The commands by name, in the order in which ``--help`` lists them."""

@@ -24,6 +24,8 @@ class Runs(Protocol):
 
     device: Device
     measured: int
+    halves: bool
+    """Whether it can run any span of nodes."""
 
     def run(self, piece: Piece, *, session: Mapping[str, str] | None = None, log: bool = False) -> PartResult:
         """Run a piece."""

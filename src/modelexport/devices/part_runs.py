@@ -55,6 +55,8 @@ class PartRuns:
         keep: Whether results are read from and written to the cache of the user.
     """
 
+    halves = True
+
     def __init__(self, device: Device, *, limit: float = LIMIT, keep: bool = True) -> None:
         self.device, self._limit, self._keep = device, limit, keep
         self._process: subprocess.Popen[bytes] | None = None

@@ -1,8 +1,8 @@
 """Runs the parts of a kit on a device, each in a process of its own, and writes results.json.
 
-python runner.py [PROVIDER] [OPTION=VALUE ...] [plugin:PACKAGE] [limit:SECONDS]   (numpy and onnxruntime are needed)
-PROVIDER: QNNExecutionProvider, ...; by default CPUExecutionProvider. PACKAGE: of a plug-in, onnxruntime_qnn.
-"""
+    python runner.py [PROVIDER] [OPTION=VALUE ...] [plugin:PACKAGE] [limit:SECONDS]
+
+PROVIDER is CPUExecutionProvider if left out; PACKAGE is that of a plug-in. It needs numpy and onnxruntime."""
 
 import importlib
 import json
@@ -24,8 +24,7 @@ def run_part(folder: Path, part: Any, device: Any) -> dict[str, Any]:
     """Load a part and run it; returns the errors of its outputs, its nodes by provider, and seconds."""
     options = ort.SessionOptions()
     options.log_severity_level = device.get("log", 4)
-    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    for key, value in device.get("session", {}).items():
+    for key, value in {"session.record_ep_graph_assignment_info": "1", **device.get("session", {})}.items():
         options.add_session_config_entry(key, value)
     if device.get("library"):
         if device["provider"] not in [one.ep_name for one in ort.get_ep_devices()]:
@@ -36,7 +35,7 @@ def run_part(folder: Path, part: Any, device: Any) -> dict[str, Any]:
         options.add_provider(device["provider"], device["options"])
     began, seconds, nodes = time.perf_counter(), list[float](), dict[str, Any]()
     session = ort.InferenceSession(str(folder / part["file"]), options)
-    load_seconds = time.perf_counter() - began
+    loaded = time.perf_counter() - began
     feeds = {value["name"]: read_value(folder, value) for value in part["inputs"]}
     while not seconds or (len(seconds) < 5 and sum(seconds) < 0.2):
         began = time.perf_counter()
@@ -46,24 +45,16 @@ def run_part(folder: Path, part: Any, device: Any) -> dict[str, Any]:
         nodes.setdefault(graph.ep_name, []).append([node.name for node in graph.get_nodes()])
     pairs = zip(part["outputs"], results, strict=True)
     errors = {value["name"]: error_of(read_value(folder, value), np.asarray(result)) for value, result in pairs}
-    return {
-        "errors": errors,
-        "nodes": nodes,
-        "load_seconds": load_seconds,
-        "seconds": sorted(seconds)[len(seconds) // 2],
-    }
+    return {"errors": errors, "nodes": nodes, "load_seconds": loaded, "seconds": float(np.median(seconds))}
 
 
 def read_value(folder: Path, value: Any) -> Any:
-    """An array of the kit."""
     return np.fromfile(folder / value["value"], np.dtype(value["dtype"])).reshape(value["shape"])
 
 
 def error_of(right: Any, result: Any) -> float | None:
-    """The norm of the difference as a share of that of the right array; of wide integers, the share that differs.
-
-    None if the shape is another, or an element is infinite or not a number where it should not be.
-    """
+    """The norm of the difference over that of the right array; of wide integers, the share that differs; None if
+    the shape is another, or an element is infinite or not a number where it should not be."""
     if right.shape != result.shape:
         return None
     if right.dtype.kind == "b" or (right.dtype.kind in "iu" and right.dtype.itemsize > 2):
@@ -91,12 +82,10 @@ def serve() -> None:
 
 
 def run_apart(part: Any, device: Any, limit: float) -> Any:
-    """Run a part in a process of its own, which may crash or hang."""
-    job, command = json.dumps({"folder": str(HERE), "part": part, "device": device}), [sys.executable, __file__]
+    job = json.dumps({"folder": str(HERE), "part": part, "device": device})
+    how: Any = {"input": job, "capture_output": True, "text": True, "timeout": limit}
     try:
-        done = subprocess.run(
-            [*command, "--serve"], input=job, capture_output=True, text=True, timeout=limit, check=False
-        )
+        done = subprocess.run([sys.executable, __file__, "--serve"], check=False, **how)
     except subprocess.TimeoutExpired:
         return {"status": "hung", "message": f"not done after {limit:g} s"}
     crashed = {"status": "crashed", "message": f"the process ended with status {done.returncode}"}
@@ -104,20 +93,16 @@ def run_apart(part: Any, device: Any, limit: float) -> Any:
 
 
 def run_kit(words: list[str]) -> None:
-    """Run every part of the kit."""
-    settings = dict(word.split(":", 1) for word in words if word.split(":")[0] in ("plugin", "limit"))
+    settings = dict(word.split(":", 1) for word in words if word.startswith(("plugin:", "limit:")))
     options = dict(word.split("=", 1) for word in words if "=" in word)
-    provider = words[0] if words and "=" not in words[0] and ":" not in words[0] else "CPUExecutionProvider"
-    device = {
-        "provider": provider,
-        "options": options,
-        "version": f"{platform.platform()}, onnxruntime {ort.__version__}",
-    }
+    provider = next((word for word in words if "=" not in word and ":" not in word), "CPUExecutionProvider")
+    version = f"onnxruntime {ort.__version__} on {platform.platform()}"
+    device = {"name": provider, "provider": provider, "options": options, "version": version}
     if "plugin" in settings:
         device["library"] = importlib.import_module(settings["plugin"]).get_library_path()
-    kit = json.loads((HERE / "kit.json").read_text())
-    parts = {part["name"]: run_apart(part, device, float(settings.get("limit", 300))) for part in kit["parts"]}
-    results = {"digest": kit["digest"], "device": device, "parts": parts}
+    kit, limit = json.loads((HERE / "kit.json").read_text()), float(settings.get("limit", 300))
+    parts = {part["name"]: run_apart(part, device, limit) for part in kit["parts"]}
+    results = {"kit": kit["kit"], "device": device, "parts": parts}
     (HERE / "results.json").write_text(json.dumps(results, indent=1))
 
 

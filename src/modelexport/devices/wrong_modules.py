@@ -84,13 +84,13 @@ class _Check:
             return self.looked_at[str(call)]
         try:
             piece = self._pieces.of_call(call)
-        except UsageError as error:  # in a function, or of a value without a type
+            if piece is None:
+                return None
+            self._tell(str(call))
+            return self._note(piece, self._runs.run(piece), call)
+        except UsageError as error:  # in a function, of a value without a type, or not in a kit
             self.looked_at[str(call)] = self._report(call, "not compared", reason=str(error))
             return None
-        if piece is None:
-            return None
-        self._tell(str(call))
-        return self._note(piece, self._runs.run(piece), call)
 
     def wrong_in(self, call: ModuleCall, *, alone: bool = True) -> list[PieceReport]:
         """The smallest wrong pieces of a call.
@@ -105,6 +105,8 @@ class _Check:
                 found += self.wrong_in(child, alone=False)
             elif piece.is_faulty:
                 found += self.wrong_in(child)
+        if alone and not self._runs.halves:
+            return found or [self.looked_at[str(call)]]
         if alone and not found:  # what is wrong is across its parts, or between them
             found.append(self._span(self._main_nodes(call), call))
         elif alone:
@@ -198,7 +200,7 @@ class _Check:
         device = self._runs.device
         if device.simulated:
             yield f"{device.name} is a simulator here: its times tell nothing about the device"
-        if self._result.status == "ran" and device.provider != CPU and device.provider not in self._result.nodes:
+        if self._result.nodes and device.provider != CPU and device.provider not in self._result.nodes:
             yield f"no node runs on {device.name}: the processor ran the whole"
 
 

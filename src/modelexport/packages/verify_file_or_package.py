@@ -156,6 +156,7 @@ def verify(
     ``verify(model, inputs, "a.onnx")``       every call and output with PyTorch               ``VerifyReport``
     ``verify("a.onnx")``                      the same with the values of ``reference=True``   ``VerifyReport``
     ``verify("a.onnx", device="qnn")``        the file on a device                             ``DeviceReport``
+    ``verify("a.onnx", results="r.json")``    what its kit gave on another machine             ``DeviceReport``
     ``verify("a.onnx", against="b.onnx")``    a file that was made from it                     ``AgainstReport``
     ``verify("stages/", against="a.onnx")``   the stages of a split file with the file         ``StagesReport``
     ``verify(model, prompts, "folder/")``     generated tokens and logits                      ``GenerationReport``
@@ -211,6 +212,10 @@ def _told(progress: Callable[[str], None] | None) -> dict[str, Any]:
 
 
 def _without_model(path: Path, against: Source | None, how: Mapping[str, Any]) -> Report:
+    if how.get("results") is not None:
+        from modelexport.devices.kits import verify_results
+
+        return verify_results(path, **how)
     if "device" in how and against is None and not path.is_dir():
         from modelexport.devices.device_verification import verify_device
 

@@ -153,7 +153,6 @@ def find_device(text: str) -> Device:
         told = f"; it has {', '.join(known)}" if known else ""
         raise UsageError(f"the device {name} has no option '{unknown[0]}'{nearest(unknown[0], known)}{told}")
     options |= given
-    computes = _VENDORS[name].computes if name in _VENDORS else "float32"
     return Device(
         name=name,
         asked=",".join([name, *pairs]),
@@ -161,9 +160,15 @@ def find_device(text: str) -> Device:
         options=options,
         library=library,
         version=version,
-        computes="float32" if any(options.get(key) == value for key, value in _OFF.items()) else computes,
+        computes=_computes(name, options),
         simulated=name == "qnn" and _is_x86(),
     )
+
+
+def described(device: Device) -> Device:
+    """A device of another machine, of which only the provider and its options are known, with its short name."""
+    name = short_name(device.provider)
+    return msgspec.structs.replace(device, name=name, computes=_computes(name, device.options))
 
 
 def plugged_in(provider: str, library: Path) -> Device:
@@ -183,6 +188,11 @@ def add_device(options: onnxruntime.SessionOptions, device: Device) -> None:
     else:
         devices = [one for one in onnxruntime.get_ep_devices() if one.ep_name == device.provider]
         options.add_provider_for_devices(devices[:1], device.options)
+
+
+def _computes(name: str, options: Mapping[str, str]) -> str:
+    off = any(options.get(key) == value for key, value in _OFF.items())
+    return _VENDORS[name].computes if name in _VENDORS and not off else "float32"
 
 
 def _built_in() -> dict[str, str]:

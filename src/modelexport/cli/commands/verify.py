@@ -27,6 +27,9 @@ class Other:
 
     model: str | None = option(None, "The model that FILE was exported from.", metavar="MODEL")
     against: Path | None = option(None, "A tagged descendant of FILE.", metavar="OTHER.onnx")
+    results: Path | None = option(
+        None, "What the runner of FILE's kit wrote on another machine.", metavar="results.json", file="read"
+    )
     bound: float | None = option(
         None,
         "With --against, the first call further off than this is named [0.05]; with --device, what agrees [0.01].",
@@ -118,9 +121,9 @@ def _check_options(
     loading: Loading,
     shown: Shown,
 ) -> None:
-    alone = on_device.named and other.model is None and other.against is None
-    if other.model is not None and other.against is not None:
-        raise UsageError("give --model or --against, not both")
+    if sum(one is not None for one in (other.model, other.against, other.results)) > 1:
+        raise UsageError("give one of --model, --against and --results")
+    alone = (on_device.named or other.results is not None) and other.model is None and other.against is None
     if ((other.against is None and not alone) or file.is_dir()) and other.bound is not None:
         raise UsageError("--bound goes with --against OTHER.onnx, or with --device")
     if other.model is None and not alone and (inputs is not None or loading.asked):
@@ -129,7 +132,7 @@ def _check_options(
         raise UsageError("--weights-sample and --perturb go with --model")
     if shown.as_csv and shown.as_json:
         raise UsageError("give --csv or --json, not both")
-    if on_device.fix != (on_device.output is not None) or (on_device.fix and not alone):
+    if on_device.fix != (on_device.output is not None) or (on_device.fix and not on_device.named):
         raise UsageError("--fix goes with --device, and with -o OUT.onnx for the changed file")
     if file.is_dir() and (shown.as_csv or shown.html is not None):
         raise UsageError(f"{file} is a folder: --csv and --html go with a file")
@@ -150,6 +153,9 @@ def _compared(
     if other.model is None:
         if other.against is not None:
             how |= {"against": other.against, "seed": loading.seed}
+            how |= {} if other.bound is None else {"bound": other.bound}
+        elif other.results is not None:
+            how = {"results": other.results, "inputs": inputs}
             how |= {} if other.bound is None else {"bound": other.bound}
         elif on_device.named and not file.is_dir():
             how = {"device": on_device.provider, "modules": extent.modules, "inputs": inputs, "seed": loading.seed}

@@ -1,0 +1,48 @@
+"""`devices` and `kit`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from modelexport.cli.printing import print_json, print_result
+from modelexport.cli.progress import LINE
+from modelexport.cli.shared_options import FILE, JSON
+from modelexport.core.declared_options import option
+from modelexport.core.text import plural
+
+
+def devices(as_json: bool = JSON) -> None:
+    """Show the devices of this machine, with the options that matter; `--device NAME[,option=value...]` takes one."""
+    from modelexport.cli.show_devices import format_devices
+    from modelexport.runtime.devices import find_devices
+
+    found = find_devices()
+    if as_json:
+        print_json({"devices": found})
+    else:
+        print(format_devices(found))
+
+
+def kit(
+    file: Path = FILE,
+    output: Path = option(..., "The folder to write.", flag="-o --output", metavar="KIT/", file="written folder"),
+    modules: Sequence[str] = option(
+        (), "Calls that become parts, beside the whole; by default all.", flag="--module", metavar="SELECTOR"
+    ),
+    inputs: Path | None = option(
+        None, "Arrays by name: .npz, .safetensors, or a JSON description.", metavar="FILE", file="read"
+    ),
+    seed: int = option(0, "For random inputs.", metavar="N"),
+    as_json: bool = JSON,
+) -> None:
+    """Write modules of FILE with inputs and right outputs, and runners for Python, Node and browsers.
+
+    On the other machine: `python runner.py`; then here `modelexport verify FILE --results results.json`.
+    """
+    from modelexport.core.timed_stages import Stages
+    from modelexport.devices.kits import write_kit
+
+    result = write_kit(file, output, modules=modules, inputs=inputs, seed=seed, tell=Stages(LINE.tell).tell)
+    told = f"{result.path}: {plural(len(result.parts), 'part')}; on the other machine: python runner.py PROVIDER"
+    print_result(result, lambda: told, as_json=as_json)

@@ -1,0 +1,155 @@
+"""``kit``: a folder that runs the modules of a file on a machine without modelexport, and its results read back."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from modelexport.core.json_decoding import decode_json
+from modelexport.core.limits import SETTINGS_BYTES
+from modelexport.core.result_display import Written
+from modelexport.devices.device_report import DeviceReport
+from modelexport.devices.judged_pieces import BOUND
+from modelexport.devices.part_runs import PartResult, write_part
+from modelexport.devices.pieces import Piece, Pieces
+from modelexport.devices.wrong_modules import check
+from modelexport.errors import FileFormatError, UsageError
+from modelexport.files.output_folders import check_output_folder
+from modelexport.files.path_or_model import Source
+from modelexport.files.regular_files import read_regular
+from modelexport.measure.run_inputs import make_feeds
+from modelexport.runtime.checked_writing import written_together
+from modelexport.runtime.devices import CPU, Device, described
+from modelexport.surgery.extraction import file_stem
+from modelexport.tagged.file import TaggedFile, read_tagged
+
+_RUNNERS = {"runner.py": "runner.py", "runner.mjs": "runner.mjs", "runner.html": "index.html"}
+"""Files of this folder to what a kit calls them."""
+_OF_OTHERS = "was made from another file or with other inputs: run a kit of this file, or give its --inputs"
+
+
+class KitOf(msgspec.Struct, frozen=True):
+    """What a kit was made from."""
+
+    file: str
+    digest: str
+    """SHA-256 of the file and of the inputs."""
+    seed: int
+
+
+class Kit(Written, msgspec.Struct, frozen=True):
+    """A kit that was written."""
+
+    path: str
+    parts: list[str]
+    """The addresses of the calls; ``.`` is the whole."""
+    skipped: list[str]
+    """Calls that cannot be cut out, or depend on no input."""
+
+
+class KitResults(msgspec.Struct, frozen=True):
+    """What the runner of a kit wrote."""
+
+    kit: KitOf
+    device: Device
+    parts: dict[str, PartResult]
+
+
+def write_kit(
+    file: Source,
+    output: Path,
+    *,
+    modules: Sequence[str] = (),
+    inputs: Mapping[str, Any] | Path | None = None,
+    seed: int = 0,
+    tell: Callable[[str], None] = lambda step: None,
+) -> Kit:
+    """Write the parts of a file, their inputs and right outputs, and runners for Python, Node and browsers.
+
+    Args:
+        modules: Selectors of the calls that become parts, beside the whole; by default all.
+        inputs, seed: As :func:`.device_verification.verify_device` has them.
+
+    Raises:
+        FileFormatError: The file is missing.
+        UsageError: A selector matches nothing.
+        InputsError: The inputs do not fit.
+        OutputError: The folder cannot be written.
+    """
+    check_output_folder(output)
+    tagged = read_tagged(file)
+    calls = tagged.select(*modules).calls if modules else [traced.call for traced in tagged.calls]
+    feeds, _ = make_feeds(tagged, tagged.path, inputs, {}, provider=CPU, seed=seed)
+    pieces, parts, skipped = Pieces(tagged, feeds), [], list[str]()
+    with written_together(output, [tagged.path], make=True, check=False) as staging:
+        (staging / "values").mkdir()
+        seen = {tagged.nodes}
+        parts.append(write_part(pieces.whole(), staging, ".", staging / "values", "whole"))
+        for call in calls:
+            tell(str(call))
+            try:
+                piece = pieces.of_call(call)
+            except UsageError:
+                piece = None
+            if piece is None:
+                skipped += [str(call)] if call.path else []
+            elif piece.nodes not in seen:  # else a call inside it is all of it
+                seen.add(piece.nodes)
+                parts.append(write_part(piece, staging, str(call), staging / "values", file_stem(call)))
+        made_from = KitOf(tagged.path.name, _digest(tagged, feeds), seed)
+        kit = {"kit": made_from, "parts": parts}
+        (staging / "kit.json").write_bytes(msgspec.json.format(msgspec.json.encode(kit), indent=1))
+        for name, place in _RUNNERS.items():
+            shutil.copyfile(Path(__file__).with_name(name), staging / place)
+    return Kit(str(output), [part["name"] for part in parts], skipped)
+
+
+def verify_results(
+    file: Source, results: Path, *, inputs: Mapping[str, Any] | Path | None = None, bound: float = BOUND
+) -> DeviceReport:
+    """The report of a file on a device where its kit was run.
+
+    Raises:
+        FileFormatError: The results cannot be read, or are of a kit of another file.
+        UsageError: As :func:`.device_verification.verify_device`.
+    """
+    content = read_regular(results, SETTINGS_BYTES)
+    damaged = f"{results} is not a file of results"
+    read = decode_json(content, kind=KitResults, damaged=damaged, then="run the runner of the kit again")
+    tagged = read_tagged(file)
+    feeds, source = make_feeds(tagged, tagged.path, inputs, {}, provider=CPU, seed=read.kit.seed)
+    if _digest(tagged, feeds) != read.kit.digest:
+        raise FileFormatError(f"the kit of {results} {_OF_OTHERS}")
+    return check(tagged, feeds, _Elsewhere(read), inputs=source, bound=bound)
+
+
+class _Elsewhere:
+    """A device on which the parts of a kit were run, and nothing else can be."""
+
+    halves = False
+    measured = 0
+
+    def __init__(self, results: KitResults) -> None:
+        self.device, self._parts = described(results.device), results.parts
+
+    def run(self, piece: Piece, *, session: Mapping[str, str] | None = None, log: bool = False) -> PartResult:
+        """The result of a part.
+
+        Raises:
+            UsageError: The kit does not have it.
+        """
+        if piece.name not in self._parts:
+            raise UsageError("the kit does not have it")
+        return self._parts[piece.name]
+
+
+def _digest(tagged: TaggedFile, feeds: Mapping[str, Any]) -> str:
+    digest = hashlib.sha256(tagged.path.read_bytes())
+    for name, array in sorted(feeds.items()):
+        digest.update(name.encode() + str(array.dtype).encode() + array.tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,70 @@
+"""``kit``: modules that run on a machine without modelexport, and what they gave there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from commands import run
+from modelexport import export, verify
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.first(x)))
+
+
+def test_a_kit_gives_the_report_of_the_machine_where_it_was_run(tmp_path: Path) -> None:
+    file, kit = tmp_path / "model.onnx", tmp_path / "kit"
+    export(Model(), {"x": torch.randn(2, 4)}, file)
+    assert run("kit", file, "-o", kit).returncode == 0
+    assert {path.name for path in kit.iterdir()} >= {"runner.py", "runner.mjs", "index.html", "kit.json", "values"}
+    lines = [line for line in (kit / "runner.py").read_text().splitlines() if line.strip()]
+    assert len(lines) < 100
+    assert "modelexport" not in {word for line in lines if "import" in line.split() for word in line.split()}
+    parts = [part["name"] for part in json.loads((kit / "kit.json").read_text())["parts"]]
+    assert parts == [".", "first", "last"]
+
+    def results() -> Path:
+        subprocess.run([sys.executable, "-I", kit / "runner.py"], check=True)
+        return kit / "results.json"
+
+    report = verify(file, results=results())
+    assert report.agrees
+    assert (report.device.name, report.whole.nodes.keys()) == ("cpu", {"CPUExecutionProvider"})
+
+    # A part whose right output is another one there, in a file that is wrong as a whole.
+    text = json.loads((kit / "kit.json").read_text())
+    for part in text["parts"]:
+        if part["name"] != "first":
+            value = part["outputs"][0]
+            (kit / "values" / "other.bin").write_bytes(b"\0" * (kit / value["value"]).stat().st_size)
+            value["value"] = "values/other.bin"
+    (kit / "kit.json").write_text(json.dumps(text))
+    source = (kit / "runner.py").read_text()
+    crashes = "    part['name'] == 'first' and os.abort()\n    options = ort"
+    (kit / "runner.py").write_text(source.replace("    options = ort", crashes, 1))
+    done = run("verify", file, "--results", results(), "--json")
+    document = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert [piece["address"] for piece in document["culprits"]] == ["last"]
+    assert {piece["address"]: piece["status"] for piece in document["pieces"]} == {
+        "": "off",
+        "first": "not compared",
+        "last": "off",
+    }, "a part that crashes alone runs as a part of the whole"
+
+    document = {"kit": {"file": "m", "digest": "0", "seed": 0}, "device": {"name": "", "provider": ""}, "parts": {}}
+    for content, message in (("{}", "is not a file of results"), (json.dumps(document), "was made from another file")):
+        (kit / "results.json").write_text(content)
+        done = run("verify", file, "--results", kit / "results.json")
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert message in done.stderr
