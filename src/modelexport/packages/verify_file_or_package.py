@@ -80,8 +80,13 @@ def verify(
     bound: float = ...,
     limit: float = ...,
     keep: bool = True,
+    fix: Path | None = None,
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
+) -> DeviceReport: ...
+@overload
+def verify(
+    file: Source, /, *, results: Path, inputs: Mapping[str, Any] | Path | None = None, bound: float = ...
 ) -> DeviceReport: ...
 @overload
 def verify(
@@ -132,6 +137,7 @@ def verify(
     *,
     against: Source | None = None,
     device: str | None = None,
+    results: Path | None = None,
     inputs: Mapping[str, Any] | Path | None = None,
     modules: Sequence[str] = (),
     provider: str = CPU,
@@ -139,6 +145,7 @@ def verify(
     bound: float | None = None,
     limit: float | None = None,
     keep: bool | None = None,
+    fix: Path | None = None,
     perturb: bool | None = None,
     others: bool | None = None,
     sidecar: Hierarchy | None = None,
@@ -167,6 +174,7 @@ def verify(
     Args:
         model_inputs: Of the model; ``None`` for prompts and arguments that are made.
         device: ``NAME[,option=value...]``: the file is compared there with what it should compute.
+        results: What the runner of the file's kit wrote on another machine.
         inputs: Of a file that is compared on a device: arrays by name, or a file of them.
         against: The file to compare with.
         modules: Selectors of the calls to compare, with those inside them; by default all. Of files.
@@ -175,6 +183,7 @@ def verify(
         bound: With ``against``: the report has the first call that is further off than this share of its size. With
             ``device``: how far off outputs may be.
         limit, keep: With ``device``: the seconds that a run may take (300), and whether results are kept and used.
+        fix: With ``device``: a file to write that is right there, if there is a change that makes it so.
         perturb: Change the weights in memory, on both sides, so that no two are equal; by default if some are.
         others: Also compare outputs on other inputs, where a file is compared with a model; true by default.
         sidecar: The document of the file, if not ``NAME.hierarchy.json`` beside it.
@@ -193,9 +202,13 @@ def verify(
     keywords = {
         "modules": modules or None, "seed": seed, "bound": bound, "perturb": perturb, "others": others,
         "sidecar": sidecar, "weights": weights, "kept": kept, "new_tokens": new_tokens, "steps": steps,
-        "device": device, "inputs": inputs, "limit": limit, "keep": keep,
+        "device": device, "inputs": inputs, "limit": limit, "keep": keep, "fix": fix,
     }  # fmt: skip
     how: dict[str, Any] = {name: value for name, value in keywords.items() if value is not None}
+    if results is not None:
+        from modelexport.devices.kits import verify_results
+
+        return verify_results(as_path(first), results, **how)
     how |= {"provider": provider} if device is None else _told(progress)
     if file is None:
         return _without_model(as_path(first), against, how)
@@ -212,10 +225,6 @@ def _told(progress: Callable[[str], None] | None) -> dict[str, Any]:
 
 
 def _without_model(path: Path, against: Source | None, how: Mapping[str, Any]) -> Report:
-    if how.get("results") is not None:
-        from modelexport.devices.kits import verify_results
-
-        return verify_results(path, **how)
     if "device" in how and against is None and not path.is_dir():
         from modelexport.devices.device_verification import verify_device
 

@@ -160,6 +160,7 @@ def _compared(
         elif on_device.named and not file.is_dir():
             how = {"device": on_device.provider, "modules": extent.modules, "inputs": inputs, "seed": loading.seed}
             how |= {"limit": on_device.limit, "keep": not on_device.fresh, "progress": stages.tell}
+            how |= {"fix": on_device.output}
             how |= {} if other.bound is None else {"bound": other.bound}
         with stages("verify"):
             alone: Report = run(file, **how)
