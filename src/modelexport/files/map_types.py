@@ -5,9 +5,23 @@ from __future__ import annotations
 import base64
 
 import onnx
+import onnx_ir as ir
 
 from modelexport.files.protobuf_reading import serialized_graphs
 from modelexport.format.keys import VALUE_TYPE
+
+
+def model_of(proto: onnx.ModelProto) -> ir.Model:
+    """The model that a message is, which is not changed.
+
+    Raises:
+        SerdeError: It is damaged.
+    """
+    hide_map_types(proto)
+    try:
+        return ir.serde.deserialize_model(proto)
+    finally:
+        restore_map_types(proto)
 
 
 def hide_map_types(model: onnx.ModelProto) -> None:

@@ -36,7 +36,7 @@ def as_path(source: Source) -> Path:
     import onnx
     import onnx_ir as ir
 
-    from modelexport.files.map_types import hide_map_types, restore_map_types
+    from modelexport.files.map_types import model_of
     from modelexport.files.onnx_models import save_model
     from modelexport.format import keys
     from modelexport.graph.copies import copy_of
@@ -47,14 +47,7 @@ def as_path(source: Source) -> Path:
     folder = tempfile.mkdtemp(prefix="modelexport-")
     path = _Temporary(folder, "model.onnx")
     weakref.finalize(path, shutil.rmtree, folder, ignore_errors=True)
-    if isinstance(source, onnx.ModelProto):
-        hide_map_types(source)
-        try:
-            model = ir.serde.deserialize_model(source)
-        finally:
-            restore_map_types(source)
-    else:
-        model = copy_of(source)
+    model = model_of(source) if isinstance(source, onnx.ModelProto) else copy_of(source)
     for value in initializers(model):
         value.metadata_props.update(value.const_value.metadata_props if value.const_value is not None else {})
     for key in (keys.DATA, keys.WEIGHTS, keys.DOCUMENTS):  # of the files that it was read from

@@ -17,7 +17,7 @@ from modelexport.graph.parameter_plans import record_own_names
 from modelexport.measure.costs import cost
 from modelexport.measure.run_inputs import make_feeds
 from modelexport.runtime.devices import CPU
-from modelexport.runtime.sessions import open_file, run_session, session_options
+from modelexport.runtime.sessions import arrays_in, open_file, run_session, session_options
 from modelexport.tagged.comparison import compare
 from modelexport.tagged.comparison_report import FileComparison
 from modelexport.tagged.file import TaggedFile, read_tagged
@@ -104,7 +104,9 @@ def _outputs(one: TaggedFile, other: TaggedFile, inputs: Path | None, provider: 
     """The outputs of both files for the same inputs, output by output."""
     with runnable(one.path, one.encoding) as path, runnable(other.path, other.encoding) as against:
         feeds, _ = make_feeds(one, path, inputs, {}, provider=provider, seed=seed)
-        given = [run_session(open_file(file, session_options("all", provider)), feeds) for file in (path, against)]
+        given = [
+            arrays_in(run_session(open_file(file, session_options("all", provider)), feeds)) for file in (path, against)
+        ]
     expected, actual = given
     names = [name if name == theirs else f"{name} / {theirs}" for name, theirs in zip(expected, actual, strict=False)]
     names += list(actual)[len(names) :]

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from modelexport.core.owners import Evidence, Owner
 from modelexport.errors import UsageError
+from modelexport.files.map_types import model_of
 from modelexport.files.onnx_models import inside_file
 from modelexport.files.protobuf_writing import to_proto
 from modelexport.graph.copies import copy_of, value_like
@@ -124,7 +125,7 @@ class Pieces:
             UsageError: The library has changed the version of ONNX's operators.
         """
         graph = self._model.graph
-        piece = ir.serde.deserialize_model(changed)
+        piece = model_of(changed)
         piece.graph.sort()  # some libraries append new nodes at the end
         import_operators(self._model, piece)
         leaving = outputs_of(nodes)

@@ -18,6 +18,7 @@ from modelexport.core.text import short_repr
 from modelexport.errors import CheckError, UsageError
 from modelexport.files.atomic_writing import check_writable, scratch
 from modelexport.files.linked_weights import check_files
+from modelexport.files.map_types import model_of
 from modelexport.files.onnx_models import save_model
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import documents
@@ -324,7 +325,7 @@ def check_kernels(model: ir.Model, assignment: Assignment, folder: Path) -> None
         onnx.save(piece, file)
         feeds: dict[str, Any] = {}
         with contextlib.suppress(UsageError):  # then it is not run
-            feeds = make_random_inputs(ir.serde.deserialize_model(piece), open_session(file))
+            feeds = make_random_inputs(model_of(piece), open_session(file))
         onnx.save(apply_method(piece, method), file)
         try:
             session = open_session(file)

@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from modelexport.core.text import nearest
 from modelexport.errors import UsageError
+from modelexport.files.map_types import model_of
 from modelexport.graph.copies import copy_of, value_like
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, nodes_behind
@@ -109,7 +110,7 @@ class Switched:
                     if not takes(method, node, weighted):
                         held[method] |= float_weights
                         continue
-                    piece = ir.serde.deserialize_model(apply_method(cut_piece(model, [node]), method, ranges))
+                    piece = model_of(apply_method(cut_piece(model, [node]), method, ranges))
                     import_operators(model, piece)
                     held[method] |= _sizes(piece.graph.initializers.values())
                     branches.append((_switch(index, method), piece))

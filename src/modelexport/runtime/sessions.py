@@ -277,6 +277,20 @@ def run_session(model: onnxruntime.InferenceSession, feeds: Mapping[str, Any]) -
         return run.result()
 
 
+def arrays_in(results: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays in the results of a run: those of a sequence by position, of a map its keys and its values."""
+    arrays: dict[str, Any] = {}
+    for name, found in results.items():
+        if isinstance(found, list):
+            arrays |= arrays_in({f"{name}[{position}]": part for position, part in enumerate(found)})
+        elif isinstance(found, dict):
+            keys = sorted(found)
+            arrays |= {f"{name}.keys": np.array(keys), f"{name}.values": np.array([found[key] for key in keys])}
+        else:
+            arrays[name] = found
+    return arrays
+
+
 class RunningSession:
     """A run of a session beside other work, in a thread of its own; it ends with the block.
 

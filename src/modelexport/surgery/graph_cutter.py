@@ -183,9 +183,9 @@ class Cutter:
 
     def _check_types(self, what: str, values: Iterable[ir.Value]) -> None:
         for value in values:
-            if value.type is None:
+            if value.type is None and keys.VALUE_TYPE not in value.metadata_props:
                 passes.ShapeInferencePass()(self._model)
-            if value.type is None:
+            if value.type is None and keys.VALUE_TYPE not in value.metadata_props:
                 raise FileFormatError(
                     f"{self._tagged.path} has no type for '{value.name}', which {what} takes or returns, "
                     "and it cannot be inferred: export it again"

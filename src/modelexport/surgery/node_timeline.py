@@ -59,7 +59,12 @@ class Timeline:
 
     @cached_property
     def points(self) -> dict[int, None]:
-        """The points where a call begins or ends and where only its enclosing calls are cut in two."""
+        """The points where a call begins or ends and where only its enclosing calls are cut in two.
+
+        Of a model that is one module, every point.
+        """
+        if len(self._tagged.calls) == 1:
+            return dict.fromkeys(range(1, len(self.nodes)))
         opened = [0] * (len(self.nodes) + 1)
         for first, last in self.spans.values():  # how many calls each point cuts in two
             if first < last:

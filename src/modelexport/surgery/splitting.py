@@ -87,10 +87,11 @@ def split(
 ) -> Split:
     """Write a model as a folder of stages that run in sequence, with a manifest.
 
-    Stages are cut where a module call begins or ends. Among the cuts whose largest stage is within 10 % of the
-    smallest possible, those that the fewest bytes cross are chosen. Values that other stages compute only from weights
-    and constants are recomputed, and so are sizes that can be read from a stage's inputs. A weight that several stages
-    use is in each of them. A value that one stage computes and another takes has the same name in both, its name in
+    Stages are cut where a module call begins or ends, and a model that is one module anywhere. Among the cuts whose
+    largest stage is within 10 % of the smallest possible, those that the fewest bytes cross are chosen. Values that
+    other stages compute only from weights and constants are recomputed, and so are sizes that can be read from a
+    stage's inputs. A weight that several stages use is in each of them. A value that one stage computes and another
+    takes has the same name in both, its name in
     ``tagged``; the inputs of the whole model go to the stages that use them.
 
     Args:

@@ -27,7 +27,7 @@ from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import may_be, required_inputs, values_taken
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.random_inputs import make_random_inputs
-from modelexport.runtime.sessions import open_session, run_session
+from modelexport.runtime.sessions import arrays_in, open_session, run_session
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.strip_and_inline import runnable
 from modelexport.traces.array_differences import Difference, Verdict, compare_arrays, is_floating
@@ -223,11 +223,7 @@ def _around(
 def _ran(tagged: TaggedFile, inputs: Mapping[str, Any], provider: str) -> dict[str, Any]:
     """The outputs of a file, as ONNX Runtime computes them."""
     with runnable(tagged.path, tagged.encoding) as file:
-        results = run_session(open_session(file, provider=provider), inputs)
-    parts = {
-        f"{n}[{i}]": each for n, array in results.items() if isinstance(array, list) for i, each in enumerate(array)
-    }
-    return {name: array for name, array in results.items() if not isinstance(array, list)} | parts
+        return arrays_in(run_session(open_session(file, provider=provider), inputs))
 
 
 def _outputs(one: TaggedFile, two: TaggedFile, right: Mapping[str, Any], found: Mapping[str, Any]) -> list[Loss]:

@@ -15,8 +15,9 @@ from modelexport.files.linked_weights import check_files
 from modelexport.files.path_or_model import Source
 from modelexport.graph.kept_outputs import exposed_outputs, requested_outputs
 from modelexport.graph.nodes import nested_graphs, required_inputs
+from modelexport.pytorch.calls.module_tree_of_model import module_tree
 from modelexport.pytorch.inputs.named_inputs import under_names
-from modelexport.pytorch.nested_tensors import as_array, tensors_in
+from modelexport.pytorch.nested_tensors import as_array, as_stored, tensors_in
 from modelexport.pytorch.runs.float64_kernels import DOUBLE_KERNELS
 from modelexport.pytorch.runs.model_trace import own_type, trace_model
 from modelexport.pytorch.runs.outputs_as_users_run import returned_by
@@ -29,6 +30,7 @@ from modelexport.traces.file_trace import computed_weights, rounded_constants
 from modelexport.traces.node_computation import NodeError
 from modelexport.traces.tolerances import AGREE, ALLOWED, TIMES_ALLOWED, TIMES_ONE_BIT
 from modelexport.traces.trace import Trace
+from modelexport.verify.calls_of_other_files import find_parameters, with_calls_of
 from modelexport.verify.compared_runs import Compared, compare_runs, outputs_of
 from modelexport.verify.cut_out_calls import arguments_of_cut, array_of, results_of_cut
 from modelexport.verify.onnxruntime_outputs import AsRun, compare_as_run, narrowest_type
@@ -42,13 +44,17 @@ def open_for(model: nn.Module, path: Source) -> TaggedFile:
     """The file at a path.
 
     Raises:
-        FileFormatError: The file has no tags, or its weights files have changed.
-        UsageError: It is not a file of this model.
+        FileFormatError: It is not an ONNX file, or its weights files have changed.
+        UsageError: It has tags, and is not a file of this model.
     """
     tagged = read_tagged(path)
-    entries = {k: (str(t.dtype).removeprefix("torch."), list(t.shape)) for k, t in entries_of(model).items()}
-    check_same_entries(entries, tagged.model, tagged.path)
+    tensors = entries_of(model)
+    entries = {k: (str(t.dtype).removeprefix("torch."), list(t.shape)) for k, t in tensors.items()}
+    if tagged.found is None:
+        check_same_entries(entries, tagged.model, tagged.path)
     check_files(tagged.model)
+    if tagged.found is not None:
+        find_parameters(tagged.model, entries, lambda key: as_array(as_stored(tensors[key])))
     return tagged
 
 
@@ -99,13 +105,14 @@ class Sides:
         wide = self.wide and not own
         key = _key_of_trace(inputs, changed, wide)
         if key not in self.kept:
-            called = {traced.call.path for traced in self.tagged.calls}
+            paths = {path for path, _ in self.model.named_modules()}
+            called = {traced.call.path for traced in self.tagged.calls} if self.tagged.found is None else paths
             self.kept[key] = trace_model(
                 self.model,
                 inputs,
                 parameters=changed,
                 weights=self.weights,
-                never_called={path for path, _ in self.model.named_modules()} - called,
+                never_called=paths - called,
                 bodies=self.tagged.cut is not None or any(nested_graphs(node) for node in self.tagged.model.graph),
                 wide=wide,
                 kept=rounded_constants(self.run),
@@ -137,6 +144,11 @@ class Sides:
         truth = truth or self.trace(inputs, changed)
         own = partial(self.trace, inputs, changed, own=True) if truth.exact else None
         return compare_runs(self.tagged, self.run, self.feeds(inputs, truth), truth, self._weights(changed), own)
+
+    def find_calls(self, inputs: Inputs, changed: Mapping[str, torch.Tensor]) -> None:
+        """Give a file without tags the calls of the model, by the values that both compute."""
+        compared = self.compare(inputs, changed)
+        self.tagged = with_calls_of(self.tagged, module_tree(self.model), compared.per_module)
 
     def agrees(self, inputs: Inputs, right: Sequence[Any]) -> bool:
         """Whether the file gives what the model returns in float64, in one run of which nothing is recorded."""

@@ -78,7 +78,7 @@ def verify(
         tell: Called with the name of each step.
 
     Raises:
-        FileFormatError: The file has no tags, or its weights files have changed.
+        FileFormatError: It is not an ONNX file, or its weights files have changed.
         InputsError: The inputs do not fit the file.
         UsageError: The model is not the one that was exported, or a module or provider does not exist.
     """
@@ -88,13 +88,21 @@ def verify(
         constants = tuple(said.settings.constants) if said is not None else ()
         given = arguments_by_name(model, inputs)
         inputs = prepare_inputs(model, inputs, [one for one in constants if one in given]).inputs
-        chosen = tagged.select(*modules).calls if modules else (tagged.top,)
         sides = Sides.of(model, inputs, tagged, weights, kept)
+        if tagged.found is not None:
+            perturb = perturb or False  # entries that were folded into others cannot be changed in the file
+            sides.notes.append(
+                f"the calls of the file and its parameters were found by value ({tagged.found.sentence})"
+            )
         changed = changed_weights(model, tagged.model, perturb, sides.notes) if weights is None else {}
         parameters = compare_with_model(model, tagged.model, weights)
         if weights is None:
             sides.settle(inputs)
         tell("verify: every call")
+        if tagged.found is not None:
+            sides.find_calls(inputs, changed)
+            tagged = sides.tagged
+        chosen = tagged.select(*modules).calls if modules else (tagged.top,)
         compared = sides.compare(inputs, changed)
         run = AsRun([])
         if weights is None:
@@ -108,7 +116,9 @@ def verify(
         calls = verdicts_of(compared, chosen)
         if compared.agrees and varied.wrong is not None:
             calls = _with_others(calls, varied.wrong, chosen)
-        claims = false_claims(tagged, said, compared.end_to_end, module_tree(model), entries=entries_of(model))
+        claims = []
+        if tagged.found is None:
+            claims = false_claims(tagged, said, compared.end_to_end, module_tree(model), entries=entries_of(model))
         return VerifyReport(
             outputs=(run.outputs if run.cause else _judged(run.outputs, compared, bool(parameters.differing)))
             or output_differences(compared),

