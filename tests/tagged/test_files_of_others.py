@@ -138,3 +138,65 @@ def test_products_in_branches_are_counted(tmp_path: Path) -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     table = modelexport.cost(model)
     assert table.numbers(table.whole)["macs"] == 128
+
+
+def test_a_file_of_one_module_is_split_anywhere(tmp_path: Path) -> None:
+    nodes = [("MatMul", f"MatMul_{number}", f"w{number}") for number in range(4)]
+    path = chain(nodes, tmp_path / "m.onnx")
+    split = modelexport.split(path, tmp_path / "stages", stages=2)
+    assert [stage.nodes for stage in split.stages] == [2, 2]
+    x = np.ones((2, 8), np.float32)
+    chained = modelexport.run_chain(tmp_path / "stages", {"x": x})["y"]
+    np.testing.assert_array_equal(chained, modelexport.load(path).session().run(None, {"x": x})[0])
+
+
+def test_parts_between_values_are_extracted_also_from_branches(tmp_path: Path) -> None:
+    inner = [helper.make_node("MatMul", ["h", "w"], ["m"]), helper.make_node("Relu", ["m"], ["o"])]
+    other = [helper.make_node("Neg", ["h"], ["p"])]
+    branches = [
+        helper.make_graph(nodes, name, [], [helper.make_tensor_value_info(name, FLOATS, [2, 8])])
+        for nodes, name in ((inner, "o"), (other, "p"))
+    ]
+    nodes = [
+        helper.make_node("Add", ["x", "z"], ["h"]),
+        helper.make_node("If", ["c"], ["y"], then_branch=branches[0], else_branch=branches[1]),
+    ]
+    ports = {name: helper.make_tensor_value_info(name, FLOATS, [2, 8]) for name in "xzy"}
+    ports["c"] = helper.make_tensor_value_info("c", TensorProto.BOOL, [])
+    graph = helper.make_graph(nodes, "g", [ports["x"], ports["z"], ports["c"]], [ports["y"]], [floats("w", 8, 8)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(onnx.shape_inference.infer_shapes(model), tmp_path / "m.onnx")
+
+    done = run("extract", "m.onnx", "--to", "m", "-o", "part.onnx", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    part = onnx.load(tmp_path / "part.onnx").graph
+    assert [node.op_type for node in part.node] == ["Add", "MatMul"]
+    assert [value.name for value in (*part.input, *part.output)] == ["x", "z", "m"]
+    run("extract", "m.onnx", "--from", "h", "--to", "o", "-o", "part.onnx", cwd=tmp_path)
+    part = onnx.load(tmp_path / "part.onnx").graph
+    assert [value.name for value in (*part.input, *part.output)] == ["h", "o"]
+    for arguments, told in ((("--to", "q"), "no value 'q'"), (("--to", "x"), "no node computes 'x'"),
+                            (("--to", "y", "--from", "h"), "also depends on c: give it with --from"),
+                            (("--from", "h"), "with --to and --from")):  # fmt: skip
+        done = run("extract", "m.onnx", *arguments, "-o", "part.onnx", cwd=tmp_path)
+        assert done.returncode == 2 and told in done.stderr
+
+
+def test_inputs_are_made_for_sizes_and_numbers_that_a_file_asks_for(tmp_path: Path) -> None:
+    """Sizes of -1 are dynamic; a number that is compared with a constant is that constant; a NaN is no obstacle."""
+    nodes = [
+        helper.make_node("Equal", ["rate", "fast"], ["is_fast"]),
+        helper.make_node("Where", ["is_fast", "frames", "others"], ["shape"]),
+        helper.make_node("Reshape", ["x", "shape"], ["r"]),
+        helper.make_node("Sqrt", ["r"], ["y"]),
+    ]
+    numbers = {"fast": 16_000, "frames": [-1, 512], "others": [-1, 7]}
+    graph = helper.make_graph(
+        nodes, "g",
+        [helper.make_tensor_value_info(*port) for port in (("x", FLOATS, [-1, -1]), ("rate", TensorProto.INT64, []))],
+        [helper.make_tensor_value_info("y", FLOATS, None)],
+        [numpy_helper.from_array(np.array(number), name) for name, number in numbers.items()],
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    done = run("profile", "m.onnx", "--runs", 1, cwd=tmp_path)
+    assert "x float32[1, 512], rate int64[]" in done.stdout, done.stderr

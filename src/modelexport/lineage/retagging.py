@@ -25,7 +25,7 @@ from modelexport.format import documents, keys
 from modelexport.format.call_tree import call_tree_entries
 from modelexport.graph.coverage import count_coverage
 from modelexport.graph.node_owners import owner_of, set_owner
-from modelexport.graph.nodes import all_nodes, initializers, is_sorted, undefined_values
+from modelexport.graph.nodes import all_nodes, initializers, inputs_and_results, is_sorted, undefined_values
 from modelexport.graph.parameter_plans import (
     forget_plans,
     lost_entries,
@@ -307,7 +307,8 @@ def _check_related(changed: Path, tagged: TaggedFile, descent: Descent) -> None:
     Raises:
         UsageError: The files have too few values in common.
     """
-    share = descent.common / max(descent.total, 1)
+    there = sum(1 for _ in inputs_and_results(tagged.model))  # a tool may write many nodes for one: fewer are enough
+    share = descent.common / max(min(descent.total, there), 1)
     if share < RELATED:
         count = f"{descent.common:,} of its {descent.total:,} values ({share:.0%})"
         raise UsageError(

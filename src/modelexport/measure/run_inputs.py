@@ -21,7 +21,7 @@ from modelexport.graph.copies import value_like
 from modelexport.graph.nodes import required_inputs
 from modelexport.graph.size_conditions import check_sizes, conditions_of, put_conditions, renamed
 from modelexport.graph.size_symbols import SYMBOL, rename_sizes
-from modelexport.runtime.random_inputs import make_random_inputs
+from modelexport.runtime.random_inputs import compared_numbers, make_random_inputs
 from modelexport.runtime.sessions import open_file, session_options
 from modelexport.tagged.file import TaggedFile
 from modelexport.traces.reference_values import open_reference, reference_path
@@ -84,7 +84,9 @@ def random_feeds(
             if isinstance(size, ir.SymbolicDim) and size.value is not None and size.value.isidentifier():
                 bound[size.value] = actual
     session = open_file(path, session_options("none", provider))
-    return make_random_inputs(_sized(tagged.model, bound), session, seed=seed, given=fixed)
+    return make_random_inputs(
+        _sized(tagged.model, bound), session, seed=seed, given={**compared_numbers(tagged.model), **fixed}
+    )
 
 
 def _sized(model: ir.Model, sizes: Mapping[str, int]) -> ir.Model:

@@ -27,14 +27,19 @@ _TAKE_SIZES = {
     "TopK": (1,),
 }  # fmt: skip
 """Operators to their inputs that are sizes of what they give."""
-_SIZES = ((2, 8), (2, 32), (1, 64), (1, 224), (1, 1))
-"""The sizes for a dynamic first axis and for every other dynamic axis."""
+_SIZES = (
+    (2, 8, 8), (2, 32, 32), (1, 64, 64), (1, 224, 224), (1, 1, 1), (1, 1, 512), (1, 16_000, 16_000),
+)  # fmt: skip
+"""The sizes of a dynamic first axis, of those between, and of the last: up to an image, and a second of sound."""
+_NOT_A_NUMBER = "is not a number for any of them"
 
 
 def make_random_inputs(
     model: ir.Model, runs: onnxruntime.InferenceSession, *, seed: int = 0, given: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Arrays that a file has run with and given no NaN: numbers drawn from a normal distribution, whole numbers, true.
+    """Arrays that a file has run with: numbers drawn from a normal distribution, whole numbers, true.
+
+    Those that gave a NaN are taken if no others fit. A whole number that the graph compares with a constant is that.
 
     Args:
         model: The file, for its inputs' types and shapes.
@@ -46,17 +51,21 @@ def make_random_inputs(
         InputsError: The file does not run with any of the inputs that were tried.
     """
     reason, sizes = "", _inputs_that_are_sizes(model)
-    for first, other in _SIZES:
-        shapes = _shapes(model, first, other)
+    given = {**compared_numbers(model), **(given or {})}
+    without_numbers: dict[str, Any] | None = None
+    for of_axes in _SIZES:
+        shapes = _shapes(model, *of_axes)
         if sum(prod(shape) for shape in shapes.values()) > RANDOM_ELEMENTS or any(
             min(s, default=0) < 0 for s in shapes.values()
         ):
             continue
         for lowest in (1, 0):
             whole: dict[str, int] = {}
-            draw = _Draw(model, shapes, seed, lowest, given or {})
+            draw = _Draw(model, shapes, seed, lowest, given)
             misfit = _misfit(runs, draw(whole))
             reason = reason or misfit
+            if misfit.endswith(_NOT_A_NUMBER) and without_numbers is None:
+                without_numbers = draw(whole)
             if not misfit:
                 for name in draw.whole_numbers:
                     for bound in (_LARGEST_SIZE,) if name in sizes else _BOUNDS:
@@ -64,10 +73,13 @@ def make_random_inputs(
                             whole[name] = bound
                             break
                 return draw(whole)
+    if without_numbers is not None:
+        return without_numbers
     names = ", ".join(value.name or "" for value in required_inputs(model))
     reason = reason or "their fixed sizes are too large, or negative"
     raise InputsError(
-        f"none of the random inputs fit ({names}): {reason}; export with --reference, which stores inputs that fit"
+        f"none of the random inputs fit ({names}): {reason}; give inputs with --inputs, or sizes with --size, "
+        "where the command takes them; export with --reference stores inputs that fit"
     )
 
 
@@ -85,6 +97,20 @@ def _inputs_that_are_sizes(model: ir.Model) -> set[str]:
                     found.add(one.name or "")
                 pending += [output for output in user.outputs if output not in seen]
                 seen.update(user.outputs)
+    return found
+
+
+def compared_numbers(model: ir.Model) -> dict[str, Any]:
+    """The integer inputs that a graph compares with constants, such as the rate of a sound, to the last of these."""
+    found = {}
+    for value in required_inputs(model):
+        sizes = [size if isinstance(size, int) else 1 for size in value.shape or ()]
+        if value.dtype is None or not value.dtype.is_integer() or prod(sizes) != 1:
+            continue
+        for user, _ in value.uses():
+            constants = [ir.convenience.get_const_tensor(one) for one in user.inputs if one is not None]
+            if user.op_type == "Equal" and (numbers := [one.numpy() for one in constants if one is not None]):
+                found[value.name or ""] = np.full(sizes, numbers[0].flat[0], value.dtype.numpy())
     return found
 
 
@@ -120,23 +146,29 @@ class _Draw:
                 yield name, random.standard_normal(shape).astype(dtype.numpy())
 
 
-def _shapes(model: ir.Model, first: int, other: int) -> dict[str, tuple[int, ...]]:
+def _shapes(model: ir.Model, first: int, middle: int, last: int) -> dict[str, tuple[int, ...]]:
     """The shapes of the inputs: a symbol has one size wherever it is, and a sum of symbols is theirs."""
+
+    def default(axis: int, rank: int) -> int:
+        return first if not axis else last if axis == rank - 1 else middle
+
     symbols: dict[str, int] = {}
     for value in required_inputs(model):
         for axis, size in enumerate(value.shape or ()):
             if isinstance(size, ir.SymbolicDim) and size.value is not None and SYMBOL.fullmatch(size.value):
-                symbols.setdefault(size.value, other if axis else first)
+                symbols.setdefault(size.value, default(axis, len(value.shape or ())))
     numbers = {name: str(size) for name, size in (fitting(conditions_of(model), symbols, symbols) or symbols).items()}
 
-    def sized(size: int | ir.SymbolicDim, axis: int) -> int:
+    def sized(size: int | ir.SymbolicDim, axis: int, rank: int) -> int:
         if isinstance(size, int):
             return size
         terms = [str(put_size(term.strip(), numbers)) for term in (size.value or "").split("+")]
-        return sum(map(int, terms)) if all(term.isdecimal() for term in terms) else other if axis else first
+        return sum(map(int, terms)) if all(term.isdecimal() for term in terms) else default(axis, rank)
 
     return {
-        value.name or "": tuple(sized(size, axis) for axis, size in enumerate(value.shape or ()))
+        value.name or "": tuple(
+            sized(size, axis, len(value.shape or ())) for axis, size in enumerate(value.shape or ())
+        )
         for value in required_inputs(model)
     }
 
@@ -150,4 +182,4 @@ def _misfit(runs: onnxruntime.InferenceSession, inputs: Mapping[str, Any]) -> st
     nan = next(
         (n for n, a in outputs.items() if isinstance(a, np.ndarray) and a.dtype.kind == "f" and np.isnan(a).any()), ""
     )
-    return f"{nan} is not a number for any of them" if nan else ""
+    return f"{nan} {_NOT_A_NUMBER}" if nan else ""

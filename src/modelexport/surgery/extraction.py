@@ -13,8 +13,9 @@ from urllib.parse import quote
 import msgspec
 import onnx_ir as ir
 
-from modelexport.core.calls import ModuleCall, Side
+from modelexport.core.calls import ROOT, ModuleCall, Side, common_stack
 from modelexport.core.result_display import Written
+from modelexport.core.text import first_few, nearest
 from modelexport.errors import OutputError, UsageError
 from modelexport.files.atomic_writing import check_writable
 from modelexport.files.onnx_models import LARGEST_INSIDE, save_model
@@ -22,7 +23,8 @@ from modelexport.files.output_folders import check_output_folder
 from modelexport.format.cut_record import CutRecord, CutValue
 from modelexport.format.dtypes import dtype_name
 from modelexport.format.keys import CUT_FROM
-from modelexport.graph.nodes import required_inputs
+from modelexport.graph.node_owners import owner_of
+from modelexport.graph.nodes import inputs_and_results, nested_graphs, required_inputs, values_taken
 from modelexport.runtime.checked_writing import written_together
 from modelexport.surgery.call_interfaces import Interface, interface_of
 from modelexport.surgery.graph_cutter import Cut, Cutter
@@ -105,6 +107,66 @@ def extract_all(tagged: TaggedFile, names: Sequence[str], folder: str | Path) ->
         return [extractor.write(call, staging, target) for call, target in targets.items()]
 
 
+def extract_values(
+    tagged: TaggedFile, outputs: Sequence[str], output: str | Path, *, inputs: Sequence[str] = ()
+) -> Extracted:
+    """Write the nodes between values as a model of its own: those that ``outputs`` depend on, as far as ``inputs``.
+
+    The values may be in branches and bodies, too. What depends only on weights and constants is recomputed.
+
+    Args:
+        outputs: Names of values, which the model returns in this order.
+        output: The file to write.
+        inputs: Names of values that the model takes, in this order; by default the inputs of the file.
+
+    Raises:
+        UsageError: There is no such value, nothing computes an output, or it also depends on other inputs.
+        FileFormatError: Weights in other files are missing, or a value has no type that is known.
+        OutputError: ``output`` cannot be written. An existing file of that name is unchanged.
+    """
+    output = Path(output)
+    check_writable(output, [tagged.path])
+    values = {value.name: value for value in inputs_and_results(tagged.model) if value.name}
+    if unknown := [name for name in (*outputs, *inputs) if name not in values]:
+        raise UsageError(
+            f"{tagged.path} has no value '{unknown[0]}'{nearest(unknown[0], [str(name) for name in values])}"
+        )
+    made, given = [values[name] for name in outputs], [values[name] for name in inputs]
+    if absent := [value.name for value in made if value.producer() is None or value in given]:
+        raise UsageError(f"no node computes '{absent[0]}': name a value that is the result of a node")
+    own, taken = _between(made, given)
+    cutter = Cutter(tagged)
+    needs = cutter.needs(own, [*given, *(value for value in taken if value not in given)])
+    if given and (more := [value.name or "" for value in needs.inputs if value not in given]):
+        raise UsageError(f"'{outputs[0]}' also depends on {first_few(more)}: give it with --from as well")
+    calls = {owner.call for node in own if (owner := owner_of(node)) is not None}
+    inside = {above for call in calls for above in tagged.calls.stack(call)}
+    cut = cutter.copy(own, needs, made, inside, {ROOT}, "the part")
+    cut.reorder(given or [value for value in tagged.model.graph.inputs if value in cut.inputs], made)
+    with written_together(output.parent, [tagged.path]) as staging:
+        return _save(tagged, cut, common_stack(map(tagged.calls.stack, calls))[-1], staging, output)
+
+
+def _between(outputs: Sequence[ir.Value], inputs: Sequence[ir.Value]) -> tuple[set[ir.Node], dict[ir.Value, None]]:
+    """The nodes that values depend on as far as others, with those inside of them, and what these take from outside."""
+    own: set[ir.Node] = set()
+    taken: dict[ir.Value, None] = {}
+    pending = [node for value in outputs if (node := value.producer()) is not None]
+    while pending:
+        node = pending.pop()
+        if node in own:
+            continue
+        own.add(node)
+        pending.extend(inner for graph in nested_graphs(node) for inner in graph)
+        for value in values_taken(node):
+            if (producer := value.producer()) is None or value in inputs:
+                if not value.is_initializer():
+                    taken[value] = None
+            else:
+                pending.append(producer)
+    return own, taken
+
+
 def file_stem(call: ModuleCall) -> str:
     """A unique file name for a call, safe on every file system: the address, percent-encoded if necessary.
 
@@ -143,22 +205,7 @@ class _Extractor:
         cut.rename(interface.names)
         record = self.record(call, cut, interface)
         cut.model.metadata_props[CUT_FROM] = msgspec.json.encode(record).decode()
-        size = size_of_weights(cut.model, self.tagged.path)
-        save_model(cut.model, staging / output.name, external=size > LARGEST_INSIDE)
-        return Extracted(
-            path=str(output),
-            call=str(call),
-            tag=self.tagged.tags[call],
-            nodes=sum(1 for _ in cut.model.graph.all_nodes()),
-            borrowed=cut.borrowed,
-            bytes=size,
-            inputs=[
-                _describe(value, source) for value, source in zip(required_inputs(cut.model), cut.inputs, strict=True)
-            ],
-            outputs=[
-                _describe(value, source) for value, source in zip(cut.model.graph.outputs, cut.outputs, strict=True)
-            ],
-        )
+        return _save(self.tagged, cut, call, staging, output)
 
     def record(self, call: ModuleCall, cut: Cut, interface: Interface) -> CutRecord:
         """Where a cut comes from; if the file was itself cut out of another one, then from there."""
@@ -204,6 +251,22 @@ def _has_layout(value: ir.Value, shape: Sequence[int | str]) -> bool:
 
 def _shape(value: ir.Value) -> list[int | str | None]:
     return [size if isinstance(size, int) else size.value for size in value.shape] if value.shape is not None else []
+
+
+def _save(tagged: TaggedFile, cut: Cut, call: ModuleCall, staging: Path, output: Path) -> Extracted:
+    """Write a cut into a folder, from which it will be moved to ``output``."""
+    size = size_of_weights(cut.model, tagged.path)
+    save_model(cut.model, staging / output.name, external=size > LARGEST_INSIDE)
+    return Extracted(
+        path=str(output),
+        call=str(call),
+        tag=tagged.tags[call],
+        nodes=sum(1 for _ in cut.model.graph.all_nodes()),
+        borrowed=cut.borrowed,
+        bytes=size,
+        inputs=[_describe(value, source) for value, source in zip(required_inputs(cut.model), cut.inputs, strict=True)],
+        outputs=[_describe(value, source) for value, source in zip(cut.model.graph.outputs, cut.outputs, strict=True)],
+    )
 
 
 def _describe(value: ir.Value, source: ir.Value) -> ExtractedValue:

@@ -80,6 +80,7 @@ def format_overview(facts: FileOverview, file: str) -> str:
     largest = [(shortened(name, 60), typed, size) for name, (typed, size) in facts.largest.items()]
     more = (
         f"to see more: modelexport cost {file} (operations and memory), modelexport profile {file} (time), "
-        f"modelexport nodes {file} . (every node)"
+        f"modelexport nodes {file} . (every node), modelexport extract {file} --to VALUE -o PART.onnx (the nodes "
+        "up to a value)"
     )
     return "\n".join([align(rows), *(["", "largest parameters:", align(largest)] if largest else []), "", more])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import numpy as np
@@ -34,9 +34,10 @@ from modelexport.verify.matched_values import Matches
 
 
 def find_parameters(model: ir.Model, entries: Mapping[str, tuple[str, list[int]]], read: Callable[[str], Any]) -> None:
-    """Record which entry of the model each initializer is, in place: that of its name, or one of equal elements.
+    """Record which entry of the model each initializer is, in place: one of equal elements, best that of its name.
 
-    A weight may be transposed. An entry that no initializer is was folded into another value.
+    A weight may be transposed. An entry that no initializer is was folded into another value, or is wrong in the file,
+    which the calls show.
 
     Args:
         entries: Key to element type and shape.
@@ -50,7 +51,7 @@ def find_parameters(model: ir.Model, entries: Mapping[str, tuple[str, list[int]]
     for value in held:
         name, array = value.name or "", value.const_value
         assert array is not None
-        if name in entries and entries[name][1] == list(array.shape.numpy()):
+        if name in entries and _content(array.numpy()) == _content(read(name)):
             plans[value] = ParameterPlan([name], [])
             continue
         by_content = _by_content(entries, read) if by_content is None else by_content
@@ -77,6 +78,18 @@ def _by_content(entries: Mapping[str, Any], read: Callable[[str], Any]) -> dict[
             step = TransformStep("Transpose", [key], {"perm": [1, 0]}, 13)
             found.setdefault(_content(array.T), ParameterPlan([key], [step]))
     return found
+
+
+def wrong_parameters(model: ir.Model, entries: Mapping[str, Any], blamed: Container[ModuleCall]) -> list[str]:
+    """The initializers with the name of an entry, other elements, and a user in a call that is wrong."""
+    plans = parameter_plans(model)
+    return [
+        value.name or ""
+        for value in initializers(model)
+        if value.name in entries
+        and value not in plans
+        and any((owner := owner_of(node)) is not None and owner.call in blamed for node, _ in value.uses())
+    ]
 
 
 def with_calls_of(tagged: TaggedFile, modules: ModuleTree, matches: Matches) -> TaggedFile:

@@ -33,6 +33,7 @@ from modelexport.runtime.devices import CPU
 from modelexport.tagged.file import read_tagged
 from modelexport.traces.array_differences import Difference
 from modelexport.traces.reference_values import reference_path, write_reference
+from modelexport.verify.calls_of_other_files import wrong_parameters
 from modelexport.verify.compared_runs import Compared, output_differences
 from modelexport.verify.document_claims import false_claims
 from modelexport.verify.model_and_file import Inputs, Sides, open_for
@@ -113,6 +114,9 @@ def verify(
             tell("verify: other inputs")
             selects = said is not None and bool(said.settings.presumed)
             varied = compare_others(sides, inputs, kept_tensors(model, inputs, constants), selects=selects)
+        if tagged.found is not None:
+            wrong = wrong_parameters(tagged.model, entries_of(model), compared.located.blamed)
+            parameters = msgspec.structs.replace(parameters, differing=[*parameters.differing, *wrong])
         calls = verdicts_of(compared, chosen)
         if compared.agrees and varied.wrong is not None:
             calls = _with_others(calls, varied.wrong, chosen)

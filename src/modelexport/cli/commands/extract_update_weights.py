@@ -81,19 +81,27 @@ def extract(
     ),
     modules: Sequence[str] = argument((), "Modules: address, glob, tag, class:NAME.", metavar="SELECTOR"),
     each: str | None = option(None, "Every call of modules of CLASS.", metavar="CLASS"),
+    to_values: Sequence[str] = option(
+        (), "Instead of a module: the nodes up to this value of the file.", flag="--to", metavar="VALUE"
+    ),
+    from_values: Sequence[str] = option(
+        (), "With --to: only the nodes behind this value, an input of SUB.onnx.", flag="--from", metavar="VALUE"
+    ),
     as_json: bool = JSON,
 ) -> None:
-    """Write module calls as models of their own."""
+    """Write module calls, or the nodes between values, as models of their own."""
     from modelexport.cli import show_changed
     from modelexport.surgery import extraction as cutting
     from modelexport.tagged.file import read_tagged
     from modelexport.tagged.package import parts_with
 
-    if bool(modules) == bool(each):
-        raise UsageError("name the calls to extract, or a class with --each")
+    if bool(modules) + bool(each) + bool(to_values) != 1 or (from_values and not to_values):
+        raise UsageError("name the calls to extract, or a class with --each, or values with --to and --from")
     # Of a package, the first part that runs it.
     tagged = read_tagged(next(iter(parts_with(file, modules[0] if modules else ".").values())))
-    if each:
+    if to_values:
+        extracted = [cutting.extract_values(tagged, to_values, output, inputs=from_values)]
+    elif each:
         extracted = cutting.extract_all(tagged, [f"class:{each}"], output)
     elif len(calls := tagged.select(*modules).calls) > 1:
         extracted = cutting.extract_all(tagged, modules, output)

@@ -14,7 +14,7 @@ from modelexport.core.tags import Tags
 from modelexport.core.text import plural
 from modelexport.format import keys
 from modelexport.graph.node_owners import owner_of
-from modelexport.graph.nodes import all_nodes, initializers
+from modelexport.graph.nodes import all_nodes, initializers, inputs_and_results
 from modelexport.graph.parameter_plans import record_own_names
 from modelexport.graph.unique_names import name_nodes_apart
 from modelexport.tagged.encodings.metadata import write_metadata
@@ -84,6 +84,7 @@ def find_calls(model: ir.Model, *, keep_torch_metadata: bool = True) -> FoundCal
     Raises:
         FileFormatError: The functions of the model cannot be inlined.
     """
+    _free_negative_sizes(model)
     in_functions = inline_functions(model)
     by_name = read_scoped_names(model)
     by_name |= read_named_scopes(model, by_name)
@@ -101,6 +102,14 @@ def find_calls(model: ir.Model, *, keep_torch_metadata: bool = True) -> FoundCal
     record_own_names(model, parameters or None)
     record_sources(model, placing.sources)
     return FoundCalls(tags, placing.sources, repeated)
+
+
+def _free_negative_sizes(model: ir.Model) -> None:
+    """Make sizes below zero, as some converters write dynamic axes, unknown ones."""
+    for value in (*inputs_and_results(model), *model.graph.outputs):
+        sizes = list(value.shape or ())
+        if any(isinstance(size, int) and size < 0 for size in sizes):
+            value.shape = ir.Shape([None if isinstance(size, int) and size < 0 else size for size in sizes])
 
 
 def record_sources(model: ir.Model, sources: Counter[CallSource]) -> None:
