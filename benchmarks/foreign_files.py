@@ -181,8 +181,8 @@ class Trial:
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if " has no tags" not in line]
             if done.returncode == 1 and "nothing" in done.stdout:
-                raise NotTried(done.stdout)
-            raise Refused(done.returncode, " ".join(lines[-3:]) or done.stdout[-300:])
+                raise NotTriedError(done.stdout)
+            raise RefusedError(done.returncode, " ".join(lines[-3:]) or done.stdout[-300:])
         return done.stdout
 
     def same(self, output: str, within: float = 0.0) -> None:
@@ -274,7 +274,8 @@ class Trial:
         self.tell("split", self.file, "--stages", 2, "-o", "stages")
         found = modelexport.run_chain(self.place / "stages", self.feeds)
         far = max(distance(self.expected[name], found[name]) for name in self.expected)
-        assert far <= 1e-5, f"the outputs of the stages differ by {far:.2g}"
+        quantized = any("Quantize" in node.op_type or "Integer" in node.op_type for node in self.model.graph.node)
+        assert far <= (1e-2 if quantized else 1e-5), f"the outputs of the stages differ by {far:.2g}"
 
     def rename(self) -> None:
         self.tell("rename", self.file, "-o", "renamed.onnx")
@@ -288,13 +289,13 @@ class Trial:
             t.name: np.array(numpy_helper.to_array(t)) for t in self.model.graph.initializer if t.data_type in kinds
         }
         if not arrays:
-            raise NotTried("no initializers")
+            raise NotTriedError("no initializers")
         save_file(arrays, self.place / "w.safetensors")
         self.tell("update-weights", self.file, "w.safetensors", "-o", "updated.onnx")
         self.same("updated.onnx")
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """A command ended with a status and a line."""
 
     def __init__(self, status: int, line: str) -> None:
@@ -302,7 +303,7 @@ class Refused(Exception):
         self.status = status
 
 
-class NotTried(Exception):
+class NotTriedError(Exception):
     """There is nothing to try."""
 
 
@@ -344,9 +345,9 @@ def try_file(file: pathlib.Path, results: Any) -> None:
             try:
                 getattr(trial, command)()
                 results.put((command, "right", time.monotonic() - began))
-            except NotTried as error:
+            except NotTriedError as error:
                 results.put((command, "nothing to do", str(error)))
-            except Refused as error:
+            except RefusedError as error:
                 kind = "internal error" if error.status == 70 else "differs" if error.status == 1 else "refused"
                 results.put((command, kind, str(error)))
             except Exception as error:
@@ -387,7 +388,8 @@ def main(folder: pathlib.Path, names: list[str]) -> None:
     rows, lines, counts = [], [], collections.Counter[str]()
     for file in files:
         found = try_apart(file)
-        label = f"{file.parent.name.replace('_', '/') if file.parent.name.startswith('@') else file.parent.name}: {file.name}"
+        package = file.parent.name
+        label = f"{package.replace('_', '/', 1) if package.startswith('@') else package}: {file.name}"
         print(label, {k: v[0] for k, v in found.items()}, file=sys.stderr, flush=True)
         facts = found.get("facts", [{}])[0]
         marks = []
@@ -398,9 +400,8 @@ def main(folder: pathlib.Path, names: list[str]) -> None:
                 {"right": "+", "refused": "r", "nothing to do": "-", "not tried": "."}.get(kind, "**" + kind + "**")
             )
             if kind not in ("right", "nothing to do", "not tried"):
-                lines.append(
-                    f"- {label}, `{_NAMES.get(command, command)}`, {kind}: {re.sub(r'/tmp/[^ ]*/', '', str(detail))[:300]}"
-                )
+                told = re.sub(r"/tmp/[^ ]*/", "", str(detail))[:300]
+                lines.append(f"- {label}, `{_NAMES.get(command, command)}`, {kind}: {told}")
         if "inputs" in found:
             lines.append(f"- {label}, not tried: {str(found['inputs'][1])[:300]}")
         rows.append(

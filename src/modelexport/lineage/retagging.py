@@ -307,9 +307,9 @@ def _check_related(changed: Path, tagged: TaggedFile, descent: Descent) -> None:
     Raises:
         UsageError: The files have too few values in common.
     """
-    there = sum(1 for _ in inputs_and_results(tagged.model))  # a tool may write many nodes for one: fewer are enough
-    share = descent.common / max(min(descent.total, there), 1)
-    if share < RELATED:
+    share = descent.common / max(descent.total, 1)
+    has_all = descent.common >= sum(1 for _ in inputs_and_results(tagged.model))  # a tool wrote many nodes for one
+    if share < RELATED and not has_all:
         count = f"{descent.common:,} of its {descent.total:,} values ({share:.0%})"
         raise UsageError(
             f"{changed} was not made from {tagged.path}: {count} come from there; give the tagged file "
