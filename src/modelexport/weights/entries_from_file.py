@@ -38,6 +38,9 @@ def recover(
     for key in keys:
         whole = next((array for plan, array in stored if not plan.steps and plan.keys[0] == key), None)
         found[key] = _rearranged(key, entries, stored) if whole is None else whole
+    for plan, array in stored:
+        if plan.steps and transposition(plan.steps) is None and any(key in found for key in plan.inputs()):
+            _check(plan, array, found)
     return found
 
 
@@ -54,7 +57,6 @@ def _rearranged(key: str, entries: Mapping[str, StateDictEntry], stored: Iterabl
             raise _unrecoverable(key)
         here = (numbers > 0) & (numbers <= result.size)
         result.reshape(-1)[numbers[here] - 1] = array[here].astype(result.dtype)
-        _check(key, plan, entries, array, result)
     return result
 
 
@@ -85,15 +87,14 @@ def _numbers(key: str, plan: ParameterPlan, entries: Mapping[str, StateDictEntry
     return numbers if numbers.dtype == np.int64 else None
 
 
-def _check(
-    key: str, plan: ParameterPlan, entries: Mapping[str, StateDictEntry], array: np.ndarray, result: np.ndarray
-) -> None:
-    """Compute the initializer from the entry again; of the others it depends on, only elements that it has matter."""
-    if len(plan.inputs()) > 1:
-        raise _unrecoverable(key)
-    again = compute_planned(plan, {key: result})
+def _check(plan: ParameterPlan, array: np.ndarray, found: Mapping[str, np.ndarray]) -> None:
+    """Compute an initializer from its entries again; all of them have to be known."""
+    unknown = [key for key in plan.inputs() if key not in found]
+    if unknown:
+        raise _unrecoverable(plan.inputs()[0])
+    again = compute_planned(plan, found)
     if again.shape != array.shape or again.tobytes() != np.ascontiguousarray(array).tobytes():
-        raise _unrecoverable(key)
+        raise _unrecoverable(plan.inputs()[0])
 
 
 def _unrecoverable(key: str) -> WeightsError:

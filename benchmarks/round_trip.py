@@ -1,0 +1,362 @@
+"""Models exported, and taken back to PyTorch: `modelexport.to_torch` over the models of the sweep and of the tests.
+
+    OMP_NUM_THREADS=1 python benchmarks/round_trip.py [FAMILY ...] [--models NAME,...] [--seconds N]
+                                                      [--results FILE.jsonl] [--write]
+
+Of each model five things are asked, each by itself:
+
+* back: `to_torch` makes a model of the file;
+* agrees: in float64 it computes what the file computes, run node by node by onnx's reference implementations, within
+  1e-9 of the largest number;
+* state: its `state_dict` loads into the original and the original's into it, strictly, and the entries that the file
+  has are equal bit by bit;
+* trains: in float64 the gradient of every parameter, of a weighted sum of all outputs, is the original's within 1e-6
+  of its norm;
+* again: exported again it has the same calls with the same tags, and the same names of inputs and outputs.
+
+Each model runs in a process of its own, which is ended after N seconds. What was found is appended to FILE, and a model
+that is in it is not run again. `--write` puts the table into `docs/evidence/round-trip.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+
+PAGE = ROOT / "docs" / "evidence" / "round-trip.md"
+BEGIN, END = "<!-- figures: round_trip.py -->", "<!-- end -->"
+QUESTIONS = ("back", "agrees", "state", "trains", "again")
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What was found of a model: `yes`, `no: reason`, or `-: reason` where it cannot be asked."""
+
+    family: str
+    name: str
+    exported: bool = False
+    answers: dict[str, str] = dataclasses.field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def as_double(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.double() if value.is_floating_point() else value
+    if isinstance(value, Mapping):
+        return type(value)({key: as_double(each) for key, each in value.items()}) if type(value) is dict else value
+    return type(value)(as_double(each) for each in value) if type(value) in (list, tuple) else value
+
+
+class Trip:
+    """One model there and back."""
+
+    def __init__(self, case: Callable[[], Any], path: Path, constants: Sequence[str] = ()) -> None:
+        import sweep
+
+        self.sweep, self.case, self.path, self.constants = sweep, case, path, constants
+        self.model, self.inputs = case()
+        self.options = {"constants": constants} if constants else {}
+
+    def export(self) -> None:
+        from modelexport import export
+
+        export(self.model, self.inputs, self.path, **self.options)
+        self.model, self.inputs = self.case()
+        if hasattr(self.model, "config") and isinstance(self.inputs, Mapping):
+            self.inputs = {k: v for k, v in self.inputs.items() if k not in ("labels", "future_values")}
+
+    def feeds(self) -> dict[str, Any]:
+        from modelexport.tagged.file import read_tagged
+
+        sweep = self.sweep
+        self.tagged = read_tagged(self.path)
+        given = {name.replace(".", "_"): t for name, t in sweep.tensors(sweep.named(self.model, self.inputs))}
+        wanted = [value.name for value in self.tagged.model.graph.inputs]
+        plain = [name.removeprefix("input.").replace(".", "_") for name in wanted]
+        if set(plain) <= set(given):
+            return {name: given[key] for name, key in zip(wanted, plain, strict=True)}
+        if len(wanted) == len(given):
+            return dict(zip(wanted, given.values(), strict=True))
+        raise ValueError(f"the file takes {', '.join(wanted)}, and the model {', '.join(given)}")
+
+    def back(self) -> str:
+        from modelexport.torch_source.to_torch import torch_source
+
+        self.feed = self.feeds()
+        self.double = torch_source(self.path, dtype="float64").model()
+        self.source = torch_source(self.path)
+        self.single = self.source.model()
+        return "yes"
+
+    def agrees(self) -> str:
+        from modelexport.traces.file_run import FileRun
+
+        run = FileRun(self.tagged.model, wide="float32")
+        wanted = list(run.run({name: self.sweep.as_numpy(tensor) for name, tensor in self.feed.items()}).values())
+        with torch.no_grad():
+            found = outputs(self.double(*as_double(list(self.feed.values()))))
+        if len(found) != len(wanted):
+            return f"no: {len(found)} outputs instead of {len(wanted)}"
+        worst = 0.0
+        for one, other in zip(wanted, found, strict=True):
+            if isinstance(one, list):
+                continue
+            other = other.detach().numpy()
+            if one.shape != other.shape:
+                return f"no: shape {list(other.shape)} instead of {list(one.shape)}"
+            if one.dtype.kind not in "fc":
+                if not np.array_equal(one, other):
+                    return "no: other whole numbers"
+                continue
+            finite = np.isfinite(one)
+            if not np.array_equal(one[~finite], other[~finite], equal_nan=True):
+                return "no: other infinite numbers"
+            size = max(float(np.abs(one[finite]).max(initial=0)), 1e-6)
+            worst = max(worst, float(np.abs((one - other)[finite]).max(initial=0)) / size)
+        if worst > 1e-9 and self.is_random():
+            return "-: it draws random numbers"
+        return "yes" if worst <= 1e-9 else f"no: off by {worst:.1e}"
+
+    def is_random(self) -> bool:
+        from modelexport.graph.nodes import all_nodes, draws
+
+        return any(draws(node) for node in all_nodes(self.tagged.model))
+
+    def state(self) -> str:
+        ours, theirs = self.single.state_dict(), self.sweep.state(self.model)
+        missing, more = theirs.keys() - ours.keys(), ours.keys() - theirs.keys()
+        if missing or more:
+            return f"no: {len(missing)} entries missing ({min(missing, default='')}), {len(more)} more ({min(more, default='')})"
+        for key, tensor in theirs.items():
+            if ours[key].shape != tensor.shape or ours[key].dtype != tensor.dtype:
+                return f"no: {key} is {ours[key].dtype}{list(ours[key].shape)}, not {tensor.dtype}{list(tensor.shape)}"
+        lost = set(self.source.lost)
+        entries = {name for name in self.source.tensors if name in theirs and name not in lost}
+        other = [key for key in entries if not torch.equal(ours[key].nan_to_num(), theirs[key].nan_to_num())]
+        if other:
+            return f"no: {len(other)} of {len(entries)} entries have other numbers ({min(other)})"
+        self.single.load_state_dict(theirs, strict=True)
+        self.case()[0].load_state_dict(ours, strict=True)
+        return f"no: {len(lost)} entries cannot be computed ({min(lost)})" if lost else "yes"
+
+    def trains(self) -> str:
+        torch.manual_seed(0)
+        try:
+            original, inputs = self.model.double(), as_double(self.inputs)
+            given = original(**inputs) if isinstance(inputs, Mapping) else original(*inputs)
+            expected = gradients(original, [tensor for _, tensor in self.sweep.tensors(given)])
+        except Exception as error:
+            return f"-: the original does not train in float64 ({type(error).__name__})"
+        if expected is None:
+            return "-: no output depends on a parameter"
+        found = gradients(self.double, outputs(self.double(*as_double(list(self.feed.values())))))
+        if found is None:
+            return "no: no output depends on a parameter"
+        for name, gradient in expected.items():
+            mine = found.get(name)
+            size = float(gradient.norm())
+            if mine is None and size > 0:
+                return f"no: {name} has no gradient"
+            if mine is not None and float((mine - gradient).norm()) > 1e-6 * max(size, 1e-6):
+                return f"no: the gradient of {name} is off by {float((mine - gradient).norm()) / max(size, 1e-30):.1e}"
+        return "yes"
+
+    def again(self) -> str:
+        from modelexport import export
+        from modelexport.tagged.file import read_tagged
+
+        names = list(inspect.signature(self.single.forward).parameters)
+        second = self.path.with_name("again.onnx")
+        fed = list(self.feed.values())
+        inputs = dict(zip(names, fed, strict=True)) if "kwargs" not in names and "input" not in names[:0] else fed
+        if not isinstance(self.single, nn.Module) or names == ["input"]:
+            inputs = fed
+        export(self.single, inputs, second)
+        old, new = self.tagged, read_tagged(second)
+        before, after = ({call.address: tag for call, tag in each.tags.items()} for each in (old, new))
+        if before != after:
+            lost = [f"{address} {tag}" for address, tag in before.items() if after.get(address) != tag]
+            more = [f"{address} {tag}" for address, tag in after.items() if before.get(address) != tag]
+            return f"no: {len(lost)} calls less ({min(lost, default='')}), {len(more)} more ({min(more, default='')})"
+        for side in ("inputs", "outputs"):
+            a, b = ([value.name for value in getattr(each.model.graph, side)] for each in (old, new))
+            if a != b:
+                return f"no: {side} {', '.join(b)[:80]} instead of {', '.join(a)[:80]}"
+        return "yes"
+
+
+def outputs(result: Any) -> list[Any]:
+    return list(result.values()) if isinstance(result, dict) else [result]
+
+
+def gradients(model: nn.Module, results: Sequence[torch.Tensor]) -> dict[str, torch.Tensor] | None:
+    """The gradient of each parameter of a sum of all outputs with fixed weights."""
+    generator = torch.Generator().manual_seed(1)
+    total = torch.zeros((), dtype=torch.float64)
+    for result in results:
+        if result.is_floating_point():
+            total = total + (torch.randn(result.shape, generator=generator, dtype=torch.float64) * result.nan_to_num(0, 0, 0)).sum()
+    if not total.requires_grad:
+        return None
+    named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    found = torch.autograd.grad(total, list(named.values()), allow_unused=True)
+    return {name: gradient for name, gradient in zip(named, found, strict=True) if gradient is not None}
+
+
+def attempt(family: str, name: str, case: Callable[[], Any], constants: Sequence[str], connection: Any) -> None:
+    outcome = Outcome(family, name)
+    started = time.perf_counter()
+    if connection is not None:
+        with Path(os.devnull).open("w") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+            os.dup2(nowhere.fileno(), 2)
+    warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            trip = Trip(case, Path(folder) / "m.onnx", constants)
+            trip.export()
+            outcome.exported = True
+        except BaseException as error:
+            outcome.answers["export"] = f"no: {said(error)}"
+        for question in QUESTIONS if outcome.exported else ():
+            try:
+                outcome.answers[question] = getattr(trip, question)()
+            except BaseException as error:
+                if connection is None:
+                    import traceback
+
+                    traceback.print_exc()
+                outcome.answers[question] = f"no: {said(error)}"
+                if question == "back":
+                    break
+    outcome.seconds = round(time.perf_counter() - started, 1)
+    if connection is None:
+        print(outcome)
+    else:
+        connection.send(dataclasses.asdict(outcome))
+        connection.close()
+
+
+def said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+
+
+def run(family: str, name: str, case: Callable[[], Any], constants: Sequence[str], seconds: float) -> Outcome:
+    context = multiprocessing.get_context("fork")
+    receiving, sending = context.Pipe(duplex=False)
+    process = context.Process(target=attempt, args=(family, name, case, constants, sending))
+    process.start()
+    sending.close()
+    outcome = Outcome(family, name)
+    try:
+        if receiving.poll(seconds):
+            return Outcome(**receiving.recv())
+        outcome.answers["export"] = f"no: took more than {seconds:.0f} s"
+    except EOFError:
+        outcome.answers["export"] = "no: the process ended"
+    finally:
+        process.kill()
+        process.join()
+    return outcome
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    families = list(dict.fromkeys(outcome.family for outcome in outcomes))
+    exported = [outcome for outcome in outcomes if outcome.exported]
+    lines = ["| family | exported | " + " | ".join(QUESTIONS) + " | all |", "|---" * (len(QUESTIONS) + 3) + "|"]
+    for family in [*families, None]:
+        of = [outcome for outcome in exported if family in (outcome.family, None)]
+        cells = [shown([o.answers.get(question, "no") for o in of]) for question in QUESTIONS]
+        whole = sum(all(not o.answers.get(question, "no").startswith("no") for question in QUESTIONS) for o in of)
+        lines.append(f"| {family or 'all'} | {len(of)} | {' | '.join(cells)} | {whole} |")
+    lines += ["", "| model | question | answer |", "|---|---|---|"]
+    for o in exported:
+        for question, answer in o.answers.items():
+            if answer != "yes":
+                text = answer.replace("|", "\\|").replace("<", "\\<")
+                lines.append(f"| {o.family}: {o.name} | {question} | {text[:180]} |")
+    return "\n".join(lines)
+
+
+def shown(answers: Sequence[str]) -> str:
+    asked = [answer for answer in answers if not answer.startswith("-")]
+    yes = sum(answer == "yes" for answer in asked)
+    return f"{yes}" if len(asked) == len(answers) else f"{yes} of {len(asked)}"
+
+
+def all_cases() -> list[tuple[str, str, Callable[[], Any], Sequence[str]]]:
+    import zoo
+    from models import CASES
+
+    found: list[tuple[str, str, Callable[[], Any], Sequence[str]]] = []
+    found += [(f"tests: {case.family}", case.name, built(case), ()) for case in CASES]
+    found += [(case.family, case.name, case, case.constants) for case in zoo.cases()]
+    return found
+
+
+def built(case: Any) -> Callable[[], Any]:
+    return lambda: (case.build(), case.inputs())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("families", nargs="*")
+    parser.add_argument("--models", default="")
+    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--results", type=Path)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--here", action="store_true", help="in this process, with tracebacks")
+    options = parser.parse_args()
+    known = {}
+    if options.results and options.results.exists():
+        for line in options.results.read_text().splitlines():
+            outcome = Outcome(**json.loads(line))
+            known[outcome.family, outcome.name] = outcome
+    outcomes = []
+    for family, name, case, constants in all_cases():
+        if (options.families and family not in options.families) or (options.models and name not in options.models.split(",")):
+            continue
+        if options.here:
+            attempt(family, name, case, constants, None)
+            continue
+        found = known.get((family, name))
+        if found is None:
+            found = run(family, name, case, constants, options.seconds)
+            marks = "".join(found.answers.get(question, "no")[0] for question in QUESTIONS)
+            reason = "; ".join(f"{question} {answer}" for question, answer in found.answers.items() if answer != "yes")
+            print(f"{found.seconds:6.1f} {marks} {family}: {name} {reason}", file=sys.stderr, flush=True)
+            if options.results:
+                with options.results.open("a") as file:
+                    file.write(json.dumps(dataclasses.asdict(found)) + "\n")
+        outcomes.append(found)
+    print(table(outcomes))
+    if options.write:
+        text = PAGE.read_text(encoding="utf-8")
+        before, _, rest = text.partition(BEGIN)
+        PAGE.write_text(f"{before}{BEGIN}\n\n{table(outcomes)}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    import modelexport.exporting.pipeline
+    import modelexport.traces.file_run
+    import modelexport.verify.verify  # noqa: F401
+
+    main()

@@ -1,0 +1,152 @@
+"""Which nodes run in which call of a file, and which values each call takes and returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+
+from modelexport.core.calls import ModuleCall
+from modelexport.graph.nodes import nested_graphs
+from modelexport.tagged.encodings.functions_call_groups import Group, Item, group_calls
+from modelexport.tagged.file import TaggedFile
+from modelexport.torch_source.entries_as_nodes import Entries
+
+SMALL = 256
+"""Bytes of a constant that each module that uses it gets for itself."""
+
+
+class CallLayout:
+    """The calls of a file as functions of values.
+
+    Args:
+        constants: The constants of the graph.
+    """
+
+    def __init__(self, tagged: TaggedFile, entries: Entries, constants: Mapping[ir.Value, ir.TensorProtocol]) -> None:
+        self.tagged, self.entries, self.constants = tagged, entries, constants
+        self.graph = tagged.model.graph
+        grouping = group_calls(tagged.model, tagged.calls)
+        self.items: Mapping[ir.Graph, list[Item]] = grouping.items
+        self.root = Group(tagged.calls.calls[0].call, grouping.items[self.graph])
+        self.groups: dict[ModuleCall, Group] = {}
+        self.chain: dict[ir.Node, tuple[ModuleCall, ...]] = {}
+        """Each node with the calls that it runs in, the root first."""
+        self._graph_chain: dict[ir.Graph, tuple[ModuleCall, ...]] = {}
+        self._place(self.root, ())
+        self.arguments, self.unchanged = self._from_sidecar()
+        self.homes = {value: self._home(value) for value in constants if constants[value].nbytes > SMALL}
+        """The path of the module that has a large constant."""
+        self.inputs: dict[ModuleCall, list[ir.Value]] = {}
+        self.outputs: dict[ModuleCall, list[ir.Value]] = {}
+        self._find_boundaries(self.root)
+        self.inputs[self.root.call], self.outputs[self.root.call] = list(self.graph.inputs), list(self.graph.outputs)
+
+    def _place(self, group: Group, around: tuple[ModuleCall, ...]) -> None:
+        self.groups[group.call] = group
+        chain = (*around, group.call)
+        if not around:
+            self._graph_chain[self.graph] = chain
+        self._place_items(group.items, chain)
+
+    def _place_items(self, items: Sequence[Item], chain: tuple[ModuleCall, ...]) -> None:
+        for item in items:
+            if isinstance(item, Group):
+                self._place(item, chain)
+                continue
+            self.chain[item] = chain
+            for graph in nested_graphs(item):
+                self._graph_chain[graph] = chain
+                self._place_items(self.items[graph], chain)
+
+    def _home(self, value: ir.Value) -> str:
+        paths = [self._giver(value, self.chain[use.node]).path.split(".") for use in value.uses() if use.node in self.chain]
+        common: list[str] = []
+        for parts in zip(*paths, strict=False):
+            if len(set(parts)) > 1:
+                break
+            common.append(parts[0])
+        called = {call.path for call in self.groups}
+        while ".".join(common) not in called:
+            common.pop()
+        return ".".join(common)
+
+    def _giver(self, value: ir.Value, chain: tuple[ModuleCall, ...]) -> ModuleCall:
+        """The innermost call of a chain that a constant is not an argument of."""
+        return next((call for call in reversed(chain) if not self._is_argument(value, call)), chain[0])
+
+    def _is_argument(self, value: ir.Value, call: ModuleCall) -> bool:
+        return value in self.constants and value.name in self.arguments.get(call, ()) and call != self.root.call
+
+    def is_within_reach(self, value: ir.Value, call: ModuleCall) -> bool:
+        """Whether a module has an entry or constant of its own, or in a module inside it."""
+        path = call.path
+        if self._is_argument(value, call):
+            return False
+        if value in self.entries.values:
+            names = self.entries.names.get(self.entries.values[value], (self.entries.values[value],))
+            return any(is_below(name, path) for name in names)
+        if value in self.homes:
+            return self.homes[value] == path or is_below(self.homes[value], path)
+        return value in self.constants
+
+    def _find_boundaries(self, group: Group) -> tuple[dict[ir.Value, None], set[ir.Value]]:
+        """What a call uses and does not compute, and what it computes; writes down its inputs and outputs."""
+        used: dict[ir.Value, None] = {}
+        made: dict[ir.Value, None] = {}
+        self._walk(group.items, used, made)
+        outside = {
+            value: None for value in used if value not in made and not self.is_within_reach(value, group.call)
+        }
+        self.inputs[group.call] = list(outside)
+        self.outputs[group.call] = [value for value in made if self._leaves(value, group.call)]
+        return outside, set(made)
+
+    def _walk(self, items: Sequence[Item], used: dict[ir.Value, None], made: dict[ir.Value, None]) -> None:
+        for item in items:
+            if isinstance(item, Group):
+                outside, _ = self._find_boundaries(item)
+                used.update(outside)
+                made.update(dict.fromkeys(self.outputs[item.call]))
+                continue
+            used.update(dict.fromkeys(value for value in item.inputs if value is not None))
+            for graph in nested_graphs(item):
+                made.update(dict.fromkeys(graph.inputs))
+                self._walk(self.items[graph], used, made)
+                used.update(dict.fromkeys(graph.outputs))
+            if item.op_type != "Constant" or item.domain:
+                made.update(dict.fromkeys(value for value in item.outputs if value.name))
+
+    def _leaves(self, value: ir.Value, call: ModuleCall) -> bool:
+        graph = value.graph
+        if value.is_graph_output() and isinstance(graph, ir.Graph) and call not in self._graph_chain[graph]:
+            return True
+        if graph is self.graph and value.is_graph_output() and call != self.root.call:
+            return True
+        return any(call not in self.chain[use.node] for use in value.uses() if use.node in self.chain) or self._ends_inner_graph(value, call)
+
+    def _ends_inner_graph(self, value: ir.Value, call: ModuleCall) -> bool:
+        """Whether a value is the result of a branch or loop that does not run inside the call."""
+        return any(
+            value in graph.outputs and call not in chain for graph, chain in self._graph_chain.items() if graph is not self.graph
+        )
+
+    def _from_sidecar(self) -> tuple[dict[ModuleCall, dict[str, str]], dict[ModuleCall, list[tuple[str, ModuleCall]]]]:
+        """Names of the arguments of each call by value, and the calls of each that return what they get."""
+        names: dict[ModuleCall, dict[str, str]] = {}
+        unchanged: dict[ModuleCall, list[tuple[str, ModuleCall]]] = {}
+        sidecar = self.tagged.hierarchy
+        for entry in sidecar.calls if sidecar is not None else ():
+            call = ModuleCall.parse(entry.address)
+            names[call] = {tensor.value: tensor.name for tensor in reversed(entry.inputs) if tensor.value}
+            if call in self.groups or entry.parent is None or not entry.inputs or not entry.outputs:
+                continue
+            value = entry.inputs[0].value
+            if value is not None and value == entry.outputs[0].value and not self.tagged.calls.children.get(call):
+                unchanged.setdefault(ModuleCall.parse(entry.parent), []).append((value, call))
+        return names, unchanged
+
+
+def is_below(path: str, above: str) -> bool:
+    """Whether a path, or the key of an entry, is inside a module."""
+    return not above or path.startswith(f"{above}.")

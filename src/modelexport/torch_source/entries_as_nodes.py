@@ -1,0 +1,194 @@
+"""The entries of a ``state_dict`` as values of the graph: recorded transforms become nodes again.
+
+An initializer that is a transposed weight becomes the weight and a ``Transpose`` in each call that uses it, so that
+the code has the entry under its own name and shape. What cannot be computed backwards stays as the file holds it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from modelexport.errors import FileFormatError, WeightsError
+from modelexport.format.documents import StateDictEntry, TransformStep
+from modelexport.format.dtypes import parse_dtype
+from modelexport.graph.node_owners import owner_of, set_owner
+from modelexport.graph.nodes import initializers
+from modelexport.weights.entries_from_file import recover
+from modelexport.weights.packed.repacking import DOMAIN as PACKED
+from modelexport.weights.recorded_transforms import (
+    ParameterPlan,
+    decode_tensor,
+    parameter_plans,
+    run_operator,
+    state_dict_of,
+    tensor_attributes,
+)
+
+
+@dataclass
+class Entries:
+    """The ``state_dict`` entries of a file."""
+
+    shapes: dict[str, StateDictEntry]
+    """Every entry of the module that was exported."""
+    values: dict[ir.Value, str] = field(default_factory=dict)
+    """The values of the graph that are entries."""
+    arrays: dict[str, Any] = field(default_factory=dict)
+    """The numbers of each entry, under the first of its names."""
+    names: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """The first name of an entry to all of them."""
+    lost: list[str] = field(default_factory=list)
+    """Entries that the graph uses in a form from which they cannot be computed."""
+
+
+def entries_as_nodes(model: ir.Model) -> Entries:
+    """Put the recorded transforms of a model's initializers into its graph, which is changed, and find its entries.
+
+    Raises:
+        FileFormatError: The metadata is damaged.
+    """
+    plans = {value: plan for value, plan in parameter_plans(model).items() if value.const_value is not None}
+    try:
+        entries = Entries(state_dict_of(model))
+    except FileFormatError:
+        entries = Entries({})
+    stored: dict[str, list[tuple[ir.Value, ParameterPlan]]] = defaultdict(list)
+    for value, plan in plans.items():
+        for key in plan.inputs():
+            stored[key].append((value, plan))
+        for group in plan.groups():
+            entries.names[group[0]] = group
+    for key, uses in stored.items():
+        array = _recovered(key, uses, entries.shapes)
+        if array is None:
+            entries.lost.append(key)
+        else:
+            entries.arrays[key] = array
+    by_key: dict[str, ir.Value] = {}
+    for value, plan in plans.items():
+        if not plan.steps:
+            entries.values[value] = plan.keys[0]
+            by_key.setdefault(plan.keys[0], value)
+    for value, plan in plans.items():
+        if plan.steps and plan.recorded and not value.is_graph_output() and not any(s.domain == PACKED for s in plan.steps):
+            if all(key in entries.arrays for key in plan.inputs()):
+                for key in plan.inputs():
+                    if key not in by_key:
+                        by_key[key] = _entry(key, entries.arrays[key])
+                        entries.values[by_key[key]] = key
+                _insert_steps(value, plan, by_key, entries)
+    return entries
+
+
+def _recovered(key: str, uses: Sequence[tuple[ir.Value, ParameterPlan]], shapes: dict[str, StateDictEntry]) -> Any:
+    for value, plan in uses:
+        if not plan.steps:
+            assert value.const_value is not None
+            return value.const_value.numpy()
+    if key not in shapes or not all(plan.recorded for _, plan in uses):
+        return None
+    stored = [(plan, value.const_value.numpy()) for value, plan in uses if value.const_value is not None]
+    try:
+        return recover([key], shapes, stored)[key]
+    except WeightsError:
+        return None
+
+
+def _entry(key: str, array: Any) -> ir.Value:
+    return ir.Value(name=key, shape=ir.Shape(array.shape), type=ir.TensorType(ir.DataType.from_numpy(array.dtype)))
+
+
+def _insert_steps(value: ir.Value, plan: ParameterPlan, by_key: dict[str, ir.Value], entries: Entries) -> None:
+    """Compute an initializer from its entries, in each call that uses it."""
+    results: dict[Any, ir.Value] = {}
+    uses = [(use.node, use.idx) for use in value.uses()]
+    order = {node: number for graph in {node.graph for node, _ in uses} if graph is not None for number, node in enumerate(graph)}
+    for node, index in sorted(uses, key=lambda use: order[use[0]]):
+        owner = owner_of(node)
+        place = node.graph, owner.call if owner is not None else None
+        if place not in results:
+            nodes = _step_nodes(value, plan, by_key, entries)
+            for step in nodes:
+                if owner is not None:
+                    set_owner(step, owner)
+            assert isinstance(node.graph, ir.Graph)
+            node.graph.insert_before(node, nodes)
+            results[place] = nodes[-1].outputs[0]
+        node.replace_input_with(index, results[place])
+
+
+def _step_nodes(value: ir.Value, plan: ParameterPlan, by_key: dict[str, ir.Value], entries: Entries) -> list[ir.Node]:
+    outputs: dict[str, tuple[ir.Value, Any]] = {}
+    nodes = []
+    for number, step in enumerate(plan.steps):
+        inputs = [_input(name, outputs, by_key, entries) for name in step.inputs]
+        node = ir.node(step.op_type, [each[0] for each in inputs], _attributes(step), domain=step.domain,
+                       version=step.version or None, num_outputs=_count(number, plan.steps))  # fmt: skip
+        for place, (output, array) in enumerate(zip(node.outputs, _shapes(node, step, inputs), strict=False)):
+            output.name = f"{value.name}_{number}" if place == 0 else f"{value.name}_{number}_{place}"
+            output.shape, output.dtype = ir.Shape(array.shape), ir.DataType.from_numpy(array.dtype)
+            outputs[f"%{number}:{place}"] = (output, array)
+        outputs[f"%{number}"] = outputs[f"%{number}:0"]
+        nodes.append(node)
+    return nodes
+
+
+def _count(number: int, steps: Sequence[TransformStep]) -> int:
+    """How many outputs of a step are used."""
+    used = [name for step in steps for name in step.inputs if name.startswith(f"%{number}:")]
+    return max([int(name.partition(":")[2]) for name in used], default=0) + 1
+
+
+def _input(
+    name: str, outputs: dict[str, tuple[ir.Value, Any]], by_key: dict[str, ir.Value], entries: Entries
+) -> tuple[ir.Value | None, Any]:
+    if not name or name in outputs:
+        return outputs.get(name, (None, None))
+    array = entries.arrays[name]
+    return by_key[name], np.broadcast_to(np.zeros((), array.dtype), array.shape)
+
+
+def _attributes(step: TransformStep) -> dict[str, Any]:
+    return {
+        name: ir.tensor(decode_tensor(value)) if isinstance(value, dict) else value for name, value in step.attributes.items()
+    }
+
+
+def _shapes(node: ir.Node, step: TransformStep, inputs: Sequence[tuple[ir.Value | None, Any]]) -> Sequence[Any]:
+    """Arrays with the shapes and types of a step's outputs; those of a constant are its numbers."""
+    if step.op_type == "Constant":
+        return [decode_tensor(step.attributes["value"])]
+    if step.op_type == "Cast":
+        dtype = ir.DataType(step.attributes["to"]).numpy()
+        return [np.broadcast_to(np.zeros((), dtype), inputs[0][1].shape)]
+    attributes = tensor_attributes(node.attributes)
+    return run_operator(step.domain, step.op_type, step.version, [array for _, array in inputs], attributes)
+
+
+def constants_of(model: ir.Model, entries: Entries) -> dict[ir.Value, ir.TensorProtocol]:
+    """The initializers and outputs of ``Constant`` that are not entries."""
+    found: dict[ir.Value, ir.TensorProtocol] = {}
+    for value in initializers(model):
+        if value not in entries.values and value.const_value is not None:
+            found[value] = value.const_value
+    for node in model.graph.all_nodes():
+        if node.op_type == "Constant" and not node.domain:
+            for name, attribute in node.attributes.items():
+                if name == "value":
+                    found[node.outputs[0]] = attribute.as_tensor()
+                elif name in ("value_int", "value_ints"):
+                    found[node.outputs[0]] = ir.tensor(np.array(attribute.value, np.int64))
+                elif name in ("value_float", "value_floats"):
+                    found[node.outputs[0]] = ir.tensor(np.array(attribute.value, np.float32))
+    return found
+
+
+def zeros_of(entry: StateDictEntry) -> Any:
+    """Zeros of an entry's type and shape."""
+    return np.zeros(entry.shape, parse_dtype(entry.dtype).numpy())

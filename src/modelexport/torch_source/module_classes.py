@@ -1,0 +1,329 @@
+"""The classes of a generated file: one for each distinct module, with its entries, its modules and its ``forward``."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from modelexport.core.calls import ModuleCall
+from modelexport.format.documents import StateDictEntry
+from modelexport.format.dtypes import parse_dtype
+from modelexport.graph.unique_names import free_name
+from modelexport.torch_source.call_layout import SMALL, CallLayout
+from modelexport.torch_source.expressions import identifier, is_plain, listed, literal, type_name
+from modelexport.torch_source.forward_text import FileNumbers, ForwardText
+from modelexport.torch_source.module_nodes import ELSEWHERE, ModuleNode, ModuleNodes
+from modelexport.torch_source.torch_classes import torch_class
+
+
+@dataclass(eq=False)
+class Built:
+    """A module as code."""
+
+    constructor: str
+    """The call that makes it."""
+    forwards: dict[ModuleCall, int] = field(default_factory=dict)
+    """Which forward each call runs, for a module whose calls compute differently; otherwise 0."""
+    constants: dict[ir.Value, str] = field(default_factory=dict)
+    """The names of the constants that it has."""
+
+
+class ModuleClasses:
+    """Writes the classes of a file.
+
+    Args:
+        wide: The floating-point type that is float64 instead.
+        dropout: Paths of modules to the probability with which their results are dropped in training.
+    """
+
+    def __init__(self, layout: CallLayout, nodes: ModuleNodes, *, wide: str | None, dropout: dict[str, float]) -> None:
+        self.layout, self.nodes, self.wide, self.dropout = layout, nodes, wide, dropout
+        self.numbers = FileNumbers(layout)
+        self.helpers: set[Callable[..., Any]] = set()
+        self.classes: dict[str, str] = {}
+        """The text of each class, by its name, callees first."""
+        self._equal: dict[tuple[str, str], tuple[str, list[str]]] = {}
+        self._built: dict[str, Built] = {}
+        self._taken: set[str] = set()
+        self.ties = self._ties()
+
+    def build(self, path: str) -> Built:
+        """A module, and all inside it."""
+        if path not in self._built:
+            node = self.nodes.by_path[path]
+            if node.alias_of is not None:
+                return self.build(node.alias_of)
+            self._built[path] = self._build(node)
+        return self._built[path]
+
+    def _build(self, node: ModuleNode) -> Built:
+        children = {name: self.build(child.path).constructor for name, child in node.children.items()}
+        if node.path in self.dropout and node.class_name.startswith("Dropout") and not node.calls and not node.entries:
+            return Built(f"nn.{node.class_name}({literal(self.dropout[node.path])})")
+        known = torch_class(self.layout, node)
+        if known is None and not node.calls and not node.is_unchanged:
+            known = self._container(node, children) or self._uncalled(node)
+        known = known or self._sequential(node, children)
+        if known is not None and node.path in self.dropout:
+            known = None
+        return Built(known) if known is not None else self._class(node, children)
+
+    # Containers
+
+    def _container(self, node: ModuleNode, children: dict[str, str]) -> str | None:
+        if not node.path or node.path in self.ties:
+            return None
+        if node.class_name == "ModuleDict" and node.is_from_torch and not node.entries:
+            pairs = [f"{ascii(name)}: {text}" for name, text in children.items()]
+            return f"nn.ModuleDict({{{', '.join(pairs)}}})"
+        if not node.is_list:
+            return None
+        if node.entries:
+            if not all(self._is_parameter(node, name) for name in node.entries):
+                return None
+            return f"nn.ParameterList([{', '.join(self._zeros(entry) for entry in node.entries.values())}])"
+        kind = "Sequential" if node.class_name == "Sequential" else "ModuleList"
+        texts = list(children.values())
+        if len(texts) > 1 and len(set(texts)) == 1:
+            repeated = f"{texts[0]} for _ in range({len(texts)})"
+            return f"nn.{kind}(*({repeated}))" if kind == "Sequential" else f"nn.{kind}({repeated})"
+        return f"nn.Sequential({', '.join(texts)})" if kind == "Sequential" else f"nn.ModuleList([{', '.join(texts)}])"
+
+    def _sequential(self, node: ModuleNode, children: dict[str, str]) -> str | None:
+        """A ``Sequential`` whose calls run its modules, in order, and nothing else."""
+        if node.class_name != "Sequential" or node.entries or not children or node.path in self.ties or not node.is_from_torch:
+            return None
+        for group in node.calls:
+            value = self.layout.inputs[group.call][0] if len(self.layout.inputs[group.call]) == 1 else None
+            unchanged = {call.path: name for name, call in self.layout.unchanged.get(group.call, ())}
+            items = list(group.items)
+            for name in node.children:
+                path = node.children[name].path
+                item = items[0] if items else None
+                if value is not None and unchanged.get(path) == value.name:
+                    continue
+                if isinstance(item, ir.Node) or item is None or item.call.path != path:
+                    return None
+                if self.layout.inputs[item.call] != [value] or len(self.layout.outputs[item.call]) != 1:
+                    return None
+                if self.build(path).forwards.get(item.call):
+                    return None
+                value = self.layout.outputs[item.call][0]
+                items.pop(0)
+            if items or self.layout.outputs[group.call] != [value]:
+                return None
+        if not node.calls and not node.is_unchanged:
+            return None
+        if list(children) == [str(number) for number in range(len(children))]:
+            return f"nn.Sequential({', '.join(children.values())})"
+        if all(is_plain(name) for name in children):
+            texts = [f"{name}={text}" for name, text in children.items()]
+            return f"nn.Sequential(OrderedDict({', '.join(texts)}))"
+        return None
+
+    def _uncalled(self, node: ModuleNode) -> str | None:
+        """A module that the file does not run: the class of an equal one that it does, or one of ``torch.nn``."""
+        for other in self.nodes.by_path.values():
+            if other.calls and other.class_name == node.class_name and other.is_like(node):
+                return self.build(other.path).constructor
+        if node.children or not node.is_from_torch or node.path in self.ties:
+            return None
+        shapes = {name: entry.shape for name, entry in node.entries.items()}
+        if {entry.dtype for entry in node.entries.values()} != {"float32"} and shapes:
+            return None
+        weight = shapes.get("weight", [])
+        if node.class_name == "Linear" and set(shapes) in ({"weight", "bias"}, {"weight"}):
+            return f"nn.Linear({weight[1]}, {weight[0]}{'' if 'bias' in shapes else ', bias=False'})"
+        if node.class_name == "Embedding" and set(shapes) == {"weight"}:
+            return f"nn.Embedding({weight[0]}, {weight[1]})"
+        if node.class_name == "Identity" and not shapes:
+            return "nn.Identity()"
+        return None
+
+    # Entries and constants
+
+    def _torch_type(self, dtype: str, *, default: str = "float32") -> str:
+        name = type_name(parse_dtype(dtype), self.wide)
+        return "" if name == default else f", dtype=torch.{name}"
+
+    def _zeros(self, entry: StateDictEntry) -> str:
+        return f"torch.zeros({listed([str(size) for size in entry.shape])}{self._torch_type(entry.dtype)})"
+
+    def _is_parameter(self, node: ModuleNode, name: str) -> bool:
+        """Whether an entry is a parameter: of a floating-point type, and among the sidecar's count of these."""
+        floating = {key: math.prod(entry.shape) for key, entry in node.entries.items() if _is_floating(entry)}
+        sidecar = self.layout.tagged.hierarchy
+        if name not in floating or sidecar is None:
+            return name in floating
+        counts = {module.path: module.parameters for module in sidecar.modules}
+        if node.path not in counts:
+            return True
+        own = counts[node.path] - sum(counts.get(child.path, 0) for child in node.children.values() if child.alias_of is None)
+        for size in range(len(floating), -1, -1) if len(floating) < 12 else (len(floating),):
+            for chosen in itertools.combinations(floating, size):
+                if sum(floating[key] for key in chosen) == own:
+                    return name in chosen
+        return True
+
+    def _ties(self) -> dict[str, list[str]]:
+        """Statements that give one tensor, or module, a second name, by the path of the module they are made in."""
+        found: dict[str, list[str]] = {}
+        for node in self.nodes.by_path.values():
+            if node.alias_of is not None:
+                self._tie(found, node.path, node.alias_of)
+        for names in self.layout.entries.names.values():
+            kept = [name for name in names if self._has(name)]
+            for other in kept[1:]:
+                self._tie(found, other, kept[0])
+        return found
+
+    def _has(self, name: str) -> bool:
+        path, _, last = name.rpartition(".")
+        return path in self.nodes.by_path and last in self.nodes.by_path[path].entries
+
+    def _tie(self, found: dict[str, list[str]], name: str, first: str) -> None:
+        common: list[str] = []
+        for a, b in zip(name.split(".")[:-1], first.split(".")[:-1], strict=False):
+            if a != b:
+                break
+            common.append(a)
+        while common and (self.nodes.by_path[".".join(common)].is_list or not self.nodes.by_path[".".join(common)].calls):
+            common.pop()
+        start = ".".join(common)
+        texts = []
+        for each in (name, first):
+            path, _, last = each.rpartition(".")
+            texts.append(self.nodes.attribute(start, path, last))
+        if texts[0].endswith("]") or texts[0].startswith("getattr"):
+            path, _, last = name.rpartition(".")
+            statement = f"setattr({self.nodes.attribute(start, path)}, {ascii(last)}, {texts[1]})"
+            if texts[0].endswith("]"):
+                statement = f"{texts[0]} = {texts[1]}"
+        else:
+            statement = f"{texts[0]} = {texts[1]}"
+        found.setdefault(start, []).append(statement)
+
+    def _constant_lines(self, values: Sequence[tuple[ir.Value, str]]) -> list[str]:
+        lines = []
+        for value, name in values:
+            tensor = self.layout.constants[value]
+            dtype = type_name(tensor.dtype, self.wide)
+            if tensor.nbytes <= SMALL:
+                array = tensor.numpy()
+                listed_values = array.astype(np.float64) if array.dtype.kind not in "biufc" else array
+                text = f"torch.tensor({_nested(listed_values)}, dtype=torch.{dtype})"
+            else:
+                text = f"torch.zeros({listed([str(size) for size in tensor.shape.numpy()])}, dtype=torch.{dtype})"
+            lines.append(f'self.register_buffer({ascii(name)}, {text}, persistent=False)')
+        return lines
+
+    # Classes
+
+    def _class(self, node: ModuleNode, children: dict[str, str]) -> Built:
+        built = Built("")
+        plain = [self._forward(node, group.call, built, plain=True) for group in node.calls]
+        keys = ["\n".join([", ".join(each.arguments), *each.lines]) for each in plain]
+        distinct = list(dict.fromkeys(keys))
+        built.forwards = {group.call: distinct.index(key) for group, key in zip(node.calls, keys, strict=True)}
+        taken = {*node.children, *node.entries}
+        order = list(built.constants)
+        names: dict[ir.Value, str] = {}
+
+        def constant_name(value: ir.Value, base: str) -> str:
+            if value not in names:
+                names[value] = free_name(base, taken, first=1)
+            return names[value]
+
+        head = self._head(node, children)
+        plain_constants = self._constant_lines([(value, f"constant{number}") for number, value in enumerate(order)])
+        dropped = self.dropout.get(node.path)
+        key = "\n".join([*head, *plain_constants, *distinct, str(dropped)])
+        wanted = identifier(node.class_name or _class_name(node.path), "Module")
+        if (wanted, key) not in self._equal:
+            texts = [
+                ForwardText(self.layout, self.nodes, self.numbers, node.calls[keys.index(each)], plain=False, wide=self.wide,
+                            constant_name=constant_name, call_number=self._number)
+                for each in distinct
+            ]  # fmt: skip
+            for text in texts:
+                self.helpers |= text.helpers
+            for value in order:
+                constant_name(value, "constant")
+            lines = [*head, *self._constant_lines([(value, names[value]) for value in order])]
+            name = free_name(wanted, self._taken, first=2)
+            self._taken.add(name)
+            self._equal[wanted, key] = name, [names[value] for value in order]
+            self.classes[name] = self._class_text(name, lines, texts, node, dropped)
+        name, constants = self._equal[wanted, key]
+        built.constructor, built.constants = f"{name}()", dict(zip(order, constants, strict=True))
+        return built
+
+    def _forward(self, node: ModuleNode, call: ModuleCall, built: Built, *, plain: bool) -> ForwardText:
+        def constant_name(value: ir.Value, base: str) -> str:
+            built.constants.setdefault(value, "")
+            return f"constant{list(built.constants).index(value)}"
+
+        return ForwardText(self.layout, self.nodes, self.numbers, self.layout.groups[call], plain=plain, wide=self.wide,
+                           constant_name=constant_name, call_number=self._number)  # fmt: skip
+
+    def _number(self, call: ModuleCall) -> int:
+        return self.build(call.path).forwards.get(call, 0)
+
+    def _head(self, node: ModuleNode, children: dict[str, str]) -> list[str]:
+        lines = []
+        for name, text in children.items():
+            lines.append(f"self.{name} = {text}" if is_plain(name) else f"self.add_module({ascii(name)}, {text})")
+        for name, entry in node.entries.items():
+            if self._is_parameter(node, name):
+                text = f"nn.Parameter({self._zeros(entry)})"
+                lines.append(f"self.{name} = {text}" if is_plain(name) else f"self.register_parameter({ascii(name)}, {text})")
+            else:
+                lines.append(f"self.register_buffer({ascii(name)}, {self._zeros(entry)})")
+        lines += self.ties.get(node.path, ())
+        for caller, paths in self.nodes.elsewhere.items() if not node.path else ():
+            targets = ", ".join(self.nodes.attribute("", path) for path in paths)
+            lines.append(f"{self.nodes.attribute('', caller)}.{ELSEWHERE} = [{targets}]")
+        return lines
+
+    def _class_text(self, name: str, head: list[str], forwards: list[ForwardText], node: ModuleNode, dropped: float | None) -> str:
+        lines = [f"class {name}(nn.Module):"]
+        if head:
+            lines += ["    def __init__(self):", "        super().__init__()", *(f"        {line}" for line in head), ""]
+        for number, text in enumerate(forwards):
+            method = "forward" if len(forwards) == 1 else f"forward_{number}"
+            body = list(text.lines)
+            if dropped is not None and body[-1].startswith("return "):
+                body[-1] = f"return F.dropout({body[-1].removeprefix('return ')}, {literal(dropped)}, self.training)"
+            lines += [f"    def {method}({', '.join(['self', *text.arguments])}):", *(f"        {line}" for line in body), ""]
+        if len(forwards) > 1:
+            methods = ", ".join(f"self.forward_{number}" for number in range(len(forwards)))
+            lines += ["    def forward(self, *arguments, call=0):", f"        return ({methods})[call](*arguments)", ""]
+        if not forwards and node.is_unchanged:
+            result = "x" if dropped is None else f"F.dropout(x, {literal(dropped)}, self.training)"
+            lines += ["    def forward(self, x):", f"        return {result}", ""]
+        if len(lines) == 1:
+            lines += ["    pass", ""]
+        return "\n".join(lines)
+
+
+def _is_floating(entry: StateDictEntry) -> bool:
+    return parse_dtype(entry.dtype).is_floating_point()
+
+
+def _class_name(path: str) -> str:
+    parts = [part for part in path.split(".") if not part.isdigit()] or ["Module"]
+    return "".join(word.capitalize() for word in parts[-1].split("_")) or "Module"
+
+
+def _nested(array: Any) -> str:
+    """Numbers in nested lists."""
+    if array.ndim == 0:
+        value = array.item()
+        return literal(np.float32(value)) if array.dtype == np.float32 else repr(value) if isinstance(value, complex) else literal(value)
+    return f"[{', '.join(_nested(each) for each in array)}]"

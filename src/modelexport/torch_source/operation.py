@@ -1,0 +1,195 @@
+"""One node of a file as the table of operators sees it: texts of its operands, and its attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import onnx_ir as ir
+
+from modelexport.torch_source.expressions import METHODS, Expression, Number, Numbers, listed, literal, type_name
+from modelexport.torch_source.size_numbers import constant_numbers, kind_of
+
+
+class Unwritten(Exception):
+    """An operator, or this use of it, has no counterpart in the table."""
+
+
+class Operands(Protocol):
+    """What a scope knows of the values that nodes of it take."""
+
+    wide: str | None
+    """The floating-point type that is float64 instead."""
+    helpers: set[Callable[..., Any]]
+    """The functions that the texts call."""
+    device: str
+    """The argument that places a new tensor on the device of the model's inputs; may be empty."""
+
+    def tensor(self, value: ir.Value) -> Expression: ...
+    def numbers(self, value: ir.Value) -> Numbers | None: ...
+    def constant(self, value: ir.Value) -> Any: ...
+
+
+class Operation:
+    """A node with the texts of its operands.
+
+    Args:
+        version: The opset version of its domain.
+    """
+
+    def __init__(self, node: ir.Node, version: int, scope: Operands) -> None:
+        self.node, self.version, self.scope = node, version, scope
+
+    def value(self, index: int) -> ir.Value | None:
+        """The value at an input; ``None`` if it is left out."""
+        return self.node.inputs[index] if index < len(self.node.inputs) else None
+
+    def has(self, index: int) -> bool:
+        """Whether an input is given."""
+        return self.value(index) is not None
+
+    def x(self, index: int = 0, binding: int = 0) -> str:
+        """An operand as a tensor, ``None`` if it is left out."""
+        value = self.value(index)
+        return "None" if value is None else self.scope.tensor(value).within(binding)
+
+    def scalar(self, index: int, binding: int = 0) -> str:
+        """An operand, as a Python number if it is one, and broadcasting with the other does not need its axes."""
+        value = self.value(index)
+        number = None if value is None else self.number(index)
+        others = [other for other in self.node.inputs if other is not None and other is not value]
+        if value is None or number is None or not all(self._reaches(other, value) for other in others):
+            return self.x(index, binding)
+        return number.expression.within(binding)
+
+    def _reaches(self, other: ir.Value, value: ir.Value) -> bool:
+        rank = len(value.shape) if value.shape is not None else None
+        return rank == 0 or (rank is not None and other.shape is not None and len(other.shape) >= rank)
+
+    def number(self, index: int) -> Number | None:
+        """An operand that is one Python number."""
+        value = self.value(index)
+        if value is None:
+            return None
+        array = self.scope.constant(value)
+        if array is not None and array.size == 1 and array.dtype.kind in "iufb":
+            return Number.of(array.reshape(-1)[0].item())
+        numbers = self.scope.numbers(value)
+        return numbers.items[0] if numbers is not None and len(numbers.items) == 1 else None
+
+    def array(self, index: int) -> Any:
+        """An operand that is constant, as an array; ``None`` if it is not."""
+        value = self.value(index)
+        return None if value is None else self.scope.constant(value)
+
+    def numbers(self, index: int) -> list[Number] | None:
+        """The elements of an operand, if they are Python numbers."""
+        value = self.value(index)
+        if value is None:
+            return None
+        found = self.scope.numbers(value) or constant_numbers(self.scope.constant(value))
+        return None if found is None else list(found.items)
+
+    def integers(self, index: int) -> list[int] | None:
+        """The elements of an operand that is a constant of whole numbers."""
+        array = self.array(index)
+        return None if array is None else [int(each) for each in array.reshape(-1)]
+
+    def sizes(self, index: int) -> str:
+        """An operand as a tuple of Python numbers; a tensor is read when the model runs."""
+        numbers = self.numbers(index)
+        return f"{self.x(index, 12)}.tolist()" if numbers is None else listed([number.text for number in numbers])
+
+    def size(self, index: int) -> str:
+        """An operand as one Python number."""
+        number = self.number(index)
+        return f"{self.x(index, 12)}.item()" if number is None else number.text
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """An attribute, or its default."""
+        found = self.node.attributes.get(name)
+        if found is None:
+            return default
+        if found.is_ref():
+            raise Unwritten(f"its attribute {name} is that of a function")
+        return list(found.value) if isinstance(found.value, tuple) else found.value
+
+    def axes(self, index: int, *, attribute: str = "axes") -> list[int] | None:
+        """Axes, which are an attribute in older opsets and an input in newer ones; ``None`` if they are not given."""
+        if attribute in self.node.attributes:
+            return list(self.attribute(attribute))
+        if not self.has(index):
+            return None
+        found = self.integers(index)
+        if found is None:
+            raise Unwritten("its axes are computed")
+        return found
+
+    def rank(self, index: int = 0) -> int:
+        """How many axes an operand has."""
+        value = self.value(index)
+        if value is None or value.shape is None:
+            raise Unwritten(f"the number of axes of {value.name if value is not None else 'an input'} is not known")
+        return len(value.shape)
+
+    def dtype(self, index: int = 0) -> ir.DataType | None:
+        """The element type of an operand."""
+        value = self.value(index)
+        return None if value is None else value.dtype
+
+    def kind(self, index: int = 0) -> str:
+        """NumPy's kind of an operand's type."""
+        return kind_of(self.dtype(index))
+
+    def type_of(self, dtype: Any) -> str:
+        """``torch.float32`` of an element type or its number in ONNX."""
+        return f"torch.{type_name(ir.DataType(dtype), self.scope.wide)}"
+
+    def converted(self, text: str, dtype: Any) -> Expression:
+        """A tensor in another element type. The text binds as an attribute's does."""
+        name = type_name(ir.DataType(dtype), self.scope.wide)
+        return Expression(f"{text}.{METHODS[name]}()" if name in METHODS else f"{text}.to(torch.{name})")
+
+    def several(self, count: int, function: Callable[..., Any], *arguments: Any) -> Several:
+        """A call of such a function that returns so many tensors."""
+        return Several(self.use(function, *arguments).text, count)
+
+    def use(self, function: Callable[..., Any], *arguments: Any) -> Expression:
+        """A call of a function of ``functions_*.py``; arguments that are not text are written as literals."""
+        self.scope.helpers.add(function)
+        texts = [argument if isinstance(argument, Text) else literal_or_none(argument) for argument in arguments]
+        return Expression(f"{function.__name__}({', '.join(texts)})")
+
+    def t(self, index: int) -> Text:
+        """An operand for :meth:`use`."""
+        return Text(self.x(index))
+
+    def outputs_used(self) -> int:
+        """Up to which output the node's are used."""
+        used = [number for number, value in enumerate(self.node.outputs) if value.uses() or value.is_graph_output()]
+        return max(used, default=0) + 1
+
+
+@dataclass(frozen=True)
+class Several:
+    """Text of Python that computes a tuple of tensors, more of them perhaps than the node has outputs."""
+
+    text: str
+    count: int
+
+
+class Text(str):
+    """An argument that is an expression and not a text of its own."""
+
+    __slots__ = ()
+
+
+def literal_or_none(value: Any) -> str:
+    """A literal; lists of numbers as tuples."""
+    if value is None:
+        return "None"
+    if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str):
+        return listed([literal(each) for each in value])
+    return literal(value)

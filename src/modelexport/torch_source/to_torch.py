@@ -1,0 +1,231 @@
+"""``to_torch``: a file as a tree of ``nn.Module``, in memory or as source code with its weights beside it."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from modelexport.core.selectors import select_calls
+from modelexport.core.text import plural
+from modelexport.errors import UsageError
+from modelexport.files.atomic_writing import replaced_together
+from modelexport.files.path_or_model import Source
+from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.torch_source import functions_of_layers, functions_of_quantized, functions_of_tensors
+from modelexport.torch_source.call_layout import CallLayout
+from modelexport.torch_source.entries_as_nodes import Entries, constants_of, entries_as_nodes
+from modelexport.torch_source.expressions import TORCH_TYPES
+from modelexport.torch_source.module_classes import ModuleClasses
+from modelexport.torch_source.module_nodes import ModuleNodes
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_FUNCTION_FILES = (functions_of_tensors, functions_of_layers, functions_of_quantized)
+
+
+@dataclass(frozen=True)
+class TorchSource:
+    """A file as code of PyTorch."""
+
+    text: str
+    """The source of a module of Python that needs torch and safetensors alone."""
+    class_name: str
+    """The name of the root's class."""
+    tensors: Mapping[str, np.ndarray[Any, Any]]
+    """The entries and large constants by the names that the model has for them."""
+    is_wide: bool
+    """Whether it computes in float64 what the file computes in its own floating-point type."""
+    lost: tuple[str, ...]
+    """Entries that the file holds only in a form from which they cannot be computed; they are zeros in the model, which
+    uses what the file holds."""
+
+    def model(self) -> nn.Module:
+        """The model, in evaluation mode, with its weights."""
+        import torch
+
+        name = f"{__name__}.generated_{id(self)}"
+        module = types.ModuleType(name)
+        module.__file__ = f"{self.class_name}.py"
+        sys.modules[name] = module  # classes are looked up there, for example to pickle a model
+        exec(compile(self.text, f"<{self.class_name} of to_torch>", "exec"), module.__dict__)
+        model: nn.Module = module.__dict__[self.class_name]()
+        model = model.double() if self.is_wide else model
+        state = {**dict(model.named_buffers()), **model.state_dict()}
+        with torch.no_grad():
+            for key, array in self.tensors.items():
+                state[key].copy_(as_tensor(array))
+        return model.eval()
+
+    def write(self, path: str | Path) -> None:
+        """Write the source, and the weights beside it under the same name with ``.safetensors``.
+
+        Raises:
+            UsageError: The path does not end with ``.py``.
+        """
+        from safetensors.torch import save_file
+
+        path = Path(path)
+        if path.suffix != ".py":
+            raise UsageError(f"{path} does not end with .py: that is the source, and the weights are written beside it")
+        tensors = {key: as_tensor(array) for key, array in self.tensors.items()}
+        with replaced_together() as replacement:
+            folder = replacement.folder(path.parent)
+            (folder / path.name).write_text(self.text, encoding="utf-8")
+            save_file(tensors, folder / path.with_suffix(".safetensors").name)
+
+
+def to_torch(
+    source: Source, *, dropout: Mapping[str, float] | None = None, dtype: str = ""
+) -> nn.Module:
+    """A model of PyTorch out of a file: the modules, classes and ``state_dict`` of the one that was exported.
+
+    Args:
+        source: A file, or an open model.
+        dropout: Selectors of modules to the probability with which their results are dropped in training.
+        dtype: ``float64`` computes in float64 what the file computes in its own floating-point type.
+
+    Raises:
+        FileFormatError: The file cannot be read, or its tags are damaged.
+        MissingOperatorError: An operator has no counterpart. Names it, its module, and where to add it.
+        UsageError: A selector matches nothing.
+    """
+    return torch_source(source, dropout=dropout, dtype=dtype).model()
+
+
+def torch_source(source: Source, *, dropout: Mapping[str, float] | None = None, dtype: str = "") -> TorchSource:
+    """The code and weights of such a model: see :func:`to_torch`."""
+    if dtype not in ("", "float64"):
+        raise UsageError(f"dtype is {dtype}: give float64, or leave it out")
+    tagged = read_tagged(source)
+    _ = tagged.hierarchy  # read while the graph is still the file's
+    entries = entries_as_nodes(tagged.model)
+    constants = constants_of(tagged.model, entries)
+    layout = CallLayout(tagged, entries, constants)
+    nodes = ModuleNodes(layout)
+    wide = _floating_type(layout) if dtype else None
+    classes = ModuleClasses(layout, nodes, wide=wide, dropout=_dropped(tagged, dropout or {}))
+    root = classes.build("")
+    name = root.constructor.removesuffix("()")
+    if root.constructor.startswith("nn."):  # a root of torch.nn alone
+        name = "Model"
+        classes.classes[name] = f"def {name}():\n    return {root.constructor}\n"
+    text = _file_text(tagged, classes, name)
+    return TorchSource(text, name, _tensors(layout, nodes, classes, entries), bool(wide), tuple(entries.lost))
+
+
+def _floating_type(layout: CallLayout) -> str | None:
+    """The floating-point type that most of a file's nodes compute in."""
+    counts: dict[str, int] = {}
+    for node in layout.graph.all_nodes():
+        for value in node.outputs:
+            if value.dtype is not None and value.dtype.is_floating_point():
+                name = value.dtype.numpy().name
+                counts[name] = counts.get(name, 0) + 1
+    return max(counts, key=lambda name: counts[name]) if counts else None
+
+
+def _dropped(tagged: TaggedFile, dropout: Mapping[str, float]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for selector, probability in dropout.items():
+        if not 0 <= probability < 1:
+            raise UsageError(f"the dropout of {selector} is {probability}: give a number from 0 to below 1")
+        selected = select_calls([selector], tagged.calls, tagged.tags, where=tagged.path)
+        found.update({call.path: probability for call in selected.calls})
+    return found
+
+
+def _file_text(tagged: TaggedFile, classes: ModuleClasses, name: str) -> str:
+    body = "\n\n".join([*map(_function_text, _with_callees(classes.helpers)), *classes.classes.values()])
+    docstring = f"{name}, out of an ONNX file: {plural(len(tagged.calls), 'call')} of modules. Made by modelexport to-torch."
+    imports = ["from __future__ import annotations", ""] if classes.helpers else []
+    imports += ["import math"] if "math." in body else []
+    imports += ["from collections import OrderedDict"] if "OrderedDict(" in body else []
+    imports += ["from collections.abc import Callable, Sequence"] if "Sequence[" in body or "Callable[" in body else []
+    imports += ["from pathlib import Path", *(["from typing import Any"] if "Any" in body else []), "", "import torch"]
+    imports += ["import torch.nn.functional as F"] if "F." in body else []
+    imports += ["from safetensors.torch import load_file", f"from torch import {'Tensor, ' if classes.helpers else ''}nn"]
+    return "\n".join([f'"""{docstring}"""', "", *imports, "", "", body.rstrip(), "", "", _LOAD.replace("NAME()", f"{name}(){'.double()' if classes.wide else ''}")])
+
+
+_LOAD = '''def load(path=Path(__file__).with_suffix(".safetensors")):
+    """The model, in evaluation mode, with the weights of a safetensors file."""
+    model = NAME()
+    state = {**dict(model.named_buffers()), **model.state_dict()}
+    with torch.no_grad():
+        for name, tensor in load_file(path).items():
+            state[name].copy_(tensor)
+    return model.eval()
+'''
+
+
+def _with_callees(helpers: Iterable[Callable[..., Any]]) -> list[Callable[..., Any]]:
+    """Functions and those that they call, callees first."""
+    found: dict[Callable[..., Any], None] = {}
+
+    def add(function: Callable[..., Any]) -> None:
+        for node in ast.walk(ast.parse(inspect.getsource(function))):
+            other = _FUNCTIONS.get(node.id) if isinstance(node, ast.Name) else None
+            if other is not None and other is not function and other not in found:
+                add(other)
+        found[function] = None
+
+    for helper in sorted(helpers, key=lambda each: each.__name__):
+        add(helper)
+    return list(found)
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    name: each
+    for file in _FUNCTION_FILES
+    for name, each in vars(file).items()
+    if inspect.isfunction(each) and each.__module__ == file.__name__
+}
+
+
+def _function_text(function: Callable[..., Any]) -> str:
+    return re.sub(r"  # noqa: \w+$", "", inspect.getsource(function), flags=re.MULTILINE)
+
+
+def _tensors(
+    layout: CallLayout, nodes: ModuleNodes, classes: ModuleClasses, entries: Entries
+) -> dict[str, np.ndarray[Any, Any]]:
+    found: dict[str, np.ndarray[Any, Any]] = {}
+    for key, array in entries.arrays.items():
+        names = entries.names.get(key, (key,))
+        found[next((name for name in names if _exists(nodes, name)), key)] = array
+    for path in nodes.by_path:
+        if nodes.by_path[path].alias_of is None:
+            for value, name in classes.build(path).constants.items():
+                tensor = layout.constants[value]
+                if tensor.dtype != ir.DataType.STRING:
+                    found[f"{path}.{name}".lstrip(".")] = tensor.numpy()
+    return found
+
+
+def _exists(nodes: ModuleNodes, name: str) -> bool:
+    path, _, last = name.rpartition(".")
+    return path in nodes.by_path and last in nodes.by_path[path].entries
+
+
+def as_tensor(array: np.ndarray[Any, Any]) -> Any:
+    """An array, of any of ONNX's types, as a tensor of torch."""
+    import torch
+
+    name = array.dtype.name
+    if name in TORCH_TYPES:
+        array = array.astype(np.dtype(TORCH_TYPES[name]))
+    elif name == "bfloat16" or name.startswith("float8"):
+        bits = torch.from_numpy(np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}").astype(f"i{array.dtype.itemsize}"))
+        return bits.view(getattr(torch, name)).clone()
+    return torch.from_numpy(np.array(array))
