@@ -116,10 +116,10 @@ class Trip:
         if len(found) != len(wanted):
             return f"no: {len(found)} outputs instead of {len(wanted)}"
         worst = 0.0
-        for one, other in zip(wanted, found, strict=True):
+        for one, tensor in zip(wanted, found, strict=True):
             if isinstance(one, list):
                 continue
-            other = other.detach().numpy()
+            other = tensor.detach().numpy()
             if one.shape != other.shape:
                 return f"no: shape {list(other.shape)} instead of {list(one.shape)}"
             if one.dtype.kind not in "fc":
@@ -144,7 +144,8 @@ class Trip:
         ours, theirs = self.single.state_dict(), self.sweep.state(self.model)
         missing, more = theirs.keys() - ours.keys(), ours.keys() - theirs.keys()
         if missing or more:
-            return f"no: {len(missing)} entries missing ({min(missing, default='')}), {len(more)} more ({min(more, default='')})"
+            names = f"{min(missing, default='-')}, {min(more, default='-')}"
+            return f"no: {len(missing)} entries missing, {len(more)} more ({names})"
         for key, tensor in theirs.items():
             if ours[key].shape != tensor.shape or ours[key].dtype != tensor.dtype:
                 return f"no: {key} is {ours[key].dtype}{list(ours[key].shape)}, not {tensor.dtype}{list(tensor.shape)}"
@@ -213,7 +214,12 @@ def gradients(model: nn.Module, results: Sequence[torch.Tensor]) -> dict[str, to
     total = torch.zeros((), dtype=torch.float64)
     for result in results:
         if result.is_floating_point():
-            total = total + (torch.randn(result.shape, generator=generator, dtype=torch.float64) * result.nan_to_num(0, 0, 0)).sum()
+            total = (
+                total
+                + (
+                    torch.randn(result.shape, generator=generator, dtype=torch.float64) * result.nan_to_num(0, 0, 0)
+                ).sum()
+            )
     if not total.requires_grad:
         return None
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -221,7 +227,7 @@ def gradients(model: nn.Module, results: Sequence[torch.Tensor]) -> dict[str, to
     return {name: gradient for name, gradient in zip(named, found, strict=True) if gradient is not None}
 
 
-def attempt(family: str, name: str, case: Callable[[], Any], constants: Sequence[str], connection: Any) -> None:
+def attempt(family: str, name: str, case: Callable[[], Any], constants: Sequence[str], connection: Any) -> Outcome:
     outcome = Outcome(family, name)
     started = time.perf_counter()
     if connection is not None:
@@ -248,11 +254,10 @@ def attempt(family: str, name: str, case: Callable[[], Any], constants: Sequence
                 if question == "back":
                     break
     outcome.seconds = round(time.perf_counter() - started, 1)
-    if connection is None:
-        print(outcome)
-    else:
+    if connection is not None:
         connection.send(dataclasses.asdict(outcome))
         connection.close()
+    return outcome
 
 
 def said(error: BaseException) -> str:
@@ -323,7 +328,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--results", type=Path)
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--here", action="store_true", help="in this process, with tracebacks")
+    parser.add_argument("--here", action="store_true", help="all models in this process, with tracebacks")
     options = parser.parse_args()
     known = {}
     if options.results and options.results.exists():
@@ -332,14 +337,16 @@ def main() -> None:
             known[outcome.family, outcome.name] = outcome
     outcomes = []
     for family, name, case, constants in all_cases():
-        if (options.families and family not in options.families) or (options.models and name not in options.models.split(",")):
-            continue
-        if options.here:
-            attempt(family, name, case, constants, None)
+        if (options.families and family not in options.families) or (
+            options.models and name not in options.models.split(",")
+        ):
             continue
         found = known.get((family, name))
         if found is None:
-            found = run(family, name, case, constants, options.seconds)
+            if options.here:
+                found = attempt(family, name, case, constants, None)
+            else:
+                found = run(family, name, case, constants, options.seconds)
             marks = "".join(found.answers.get(question, "no")[0] for question in QUESTIONS)
             reason = "; ".join(f"{question} {answer}" for question, answer in found.answers.items() if answer != "yes")
             print(f"{found.seconds:6.1f} {marks} {family}: {name} {reason}", file=sys.stderr, flush=True)

@@ -9,7 +9,7 @@
 Export and check: export, export_package, verify, verify_generation, verify_pipeline, verify_reference, verify_against.
 Look: load, compare, cost, profile, sensitivity, hierarchy.
 Change: extract, split, replace, place, rename, quantize, update_weights, merge_adapters, adapters_as_inputs.
-Files of others: adopt, retag, strip, inline.
+Files of others: adopt, retag, strip, inline. Back to PyTorch: to_torch.
 
 ``help`` of each shows its arguments, results and errors. Every error that is raised on purpose is a
 :class:`ModelExportError` whose text says what was wrong and what to do. Importing this package is fast: torch and other
@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from modelexport.tagged_model import load as load
     from modelexport.tagged_model import place as place
     from modelexport.tagged_model import split as split
+    from modelexport.torch_source.to_torch import to_torch as to_torch
     from modelexport.verify.against_file import verify_against as verify_against
     from modelexport.verify.against_reference import verify_reference as verify_reference
     from modelexport.verify.verify_report import VerifyReport as VerifyReport
@@ -128,6 +129,7 @@ _PUBLIC = {
     "load": "modelexport.tagged_model",
     "retag": "modelexport.lineage.retagging",
     "strip": "modelexport.tagged.strip_and_inline",
+    "to_torch": "modelexport.torch_source.to_torch",
     "update_weights": "modelexport.weights.weight_updates",
     "verify_reference": "modelexport.verify.against_reference",
 }

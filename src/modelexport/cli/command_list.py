@@ -61,6 +61,7 @@ COMMANDS = {
     "adopt": Listed("change", "strip_inline_adopt_retag_optimize:adopt", "tag a file that another exporter wrote"),
     "strip": Listed("change", "strip_inline_adopt_retag_optimize:strip", "convert tags as attributes to metadata"),
     "inline": Listed("change", "strip_inline_adopt_retag_optimize:inline", "convert a file of functions to a flat one"),
+    "to-torch": Listed("change", "to_torch:to_torch", "write a file as a module of PyTorch, with its weights"),
     "split": Listed("package", "split_replace_place_rename:split", "cut a file into stages that run in sequence"),
     "kit": Listed("package", "devices_kit:kit", "write a folder that runs modules on another machine"),
     "place": Listed("package", "split_replace_place_rename:place", "assign modules to devices"),

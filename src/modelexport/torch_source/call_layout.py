@@ -60,7 +60,9 @@ class CallLayout:
                 self._place_items(self.items[graph], chain)
 
     def _home(self, value: ir.Value) -> str:
-        paths = [self._giver(value, self.chain[use.node]).path.split(".") for use in value.uses() if use.node in self.chain]
+        paths = [
+            self._giver(value, self.chain[use.node]).path.split(".") for use in value.uses() if use.node in self.chain
+        ]
         common: list[str] = []
         for parts in zip(*paths, strict=False):
             if len(set(parts)) > 1:
@@ -95,9 +97,7 @@ class CallLayout:
         used: dict[ir.Value, None] = {}
         made: dict[ir.Value, None] = {}
         self._walk(group.items, used, made)
-        outside = {
-            value: None for value in used if value not in made and not self.is_within_reach(value, group.call)
-        }
+        outside = {value: None for value in used if value not in made and not self.is_within_reach(value, group.call)}
         self.inputs[group.call] = list(outside)
         self.outputs[group.call] = [value for value in made if self._leaves(value, group.call)]
         return outside, set(made)
@@ -123,12 +123,16 @@ class CallLayout:
             return True
         if graph is self.graph and value.is_graph_output() and call != self.root.call:
             return True
-        return any(call not in self.chain[use.node] for use in value.uses() if use.node in self.chain) or self._ends_inner_graph(value, call)
+        return any(
+            call not in self.chain[use.node] for use in value.uses() if use.node in self.chain
+        ) or self._ends_inner_graph(value, call)
 
     def _ends_inner_graph(self, value: ir.Value, call: ModuleCall) -> bool:
         """Whether a value is the result of a branch or loop that does not run inside the call."""
         return any(
-            value in graph.outputs and call not in chain for graph, chain in self._graph_chain.items() if graph is not self.graph
+            value in graph.outputs and call not in chain
+            for graph, chain in self._graph_chain.items()
+            if graph is not self.graph
         )
 
     def _from_sidecar(self) -> tuple[dict[ModuleCall, dict[str, str]], dict[ModuleCall, list[tuple[str, ModuleCall]]]]:

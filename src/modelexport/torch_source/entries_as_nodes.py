@@ -7,28 +7,25 @@ the code has the entry under its own name and shape. What cannot be computed bac
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from modelexport.errors import FileFormatError, WeightsError
+from modelexport.errors import WeightsError
 from modelexport.format.documents import StateDictEntry, TransformStep
 from modelexport.format.dtypes import parse_dtype
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import initializers
+from modelexport.graph.parameter_plans import ParameterPlan, listed_entries, parameter_plans
 from modelexport.weights.entries_from_file import recover
 from modelexport.weights.packed.repacking import DOMAIN as PACKED
-from modelexport.weights.recorded_transforms import (
-    ParameterPlan,
-    decode_tensor,
-    parameter_plans,
-    run_operator,
-    state_dict_of,
-    tensor_attributes,
-)
+from modelexport.weights.recorded_transforms import decode_tensor, run_operator, tensor_attributes
+
+Stored = list[tuple[ir.Value, ParameterPlan]]
+"""The initializers that an entry is in, with how each is computed."""
 
 
 @dataclass
@@ -48,56 +45,65 @@ class Entries:
 
 
 def entries_as_nodes(model: ir.Model) -> Entries:
-    """Put the recorded transforms of a model's initializers into its graph, which is changed, and find its entries.
-
-    Raises:
-        FileFormatError: The metadata is damaged.
-    """
+    """Put the recorded transforms of a model's initializers into its graph, which is changed, and find its entries."""
     plans = {value: plan for value, plan in parameter_plans(model).items() if value.const_value is not None}
-    try:
-        entries = Entries(state_dict_of(model))
-    except FileFormatError:
-        entries = Entries({})
-    stored: dict[str, list[tuple[ir.Value, ParameterPlan]]] = defaultdict(list)
+    entries = Entries(listed_entries(model) or {})
+    stored: dict[str, Stored] = defaultdict(list)
     for value, plan in plans.items():
         for key in plan.inputs():
             stored[key].append((value, plan))
         for group in plan.groups():
             entries.names[group[0]] = group
-    for key, uses in stored.items():
-        array = _recovered(key, uses, entries.shapes)
-        if array is None:
-            entries.lost.append(key)
-        else:
-            entries.arrays[key] = array
+    for key in stored:
+        if key not in entries.arrays and key not in entries.lost:
+            together = _joined(key, stored)
+            arrays = _recovered(together, stored, entries.shapes)
+            entries.arrays.update(arrays)
+            entries.lost += [each for each in together if each not in arrays]
     by_key: dict[str, ir.Value] = {}
     for value, plan in plans.items():
         if not plan.steps:
             entries.values[value] = plan.keys[0]
             by_key.setdefault(plan.keys[0], value)
     for value, plan in plans.items():
-        if plan.steps and plan.recorded and not value.is_graph_output() and not any(s.domain == PACKED for s in plan.steps):
-            if all(key in entries.arrays for key in plan.inputs()):
-                for key in plan.inputs():
-                    if key not in by_key:
-                        by_key[key] = _entry(key, entries.arrays[key])
-                        entries.values[by_key[key]] = key
-                _insert_steps(value, plan, by_key, entries)
+        if (
+            plan.steps
+            and plan.recorded
+            and not value.is_graph_output()
+            and not any(s.domain == PACKED for s in plan.steps)
+        ) and all(key in entries.arrays for key in plan.inputs()):
+            for key in plan.inputs():
+                if key not in by_key:
+                    by_key[key] = _entry(key, entries.arrays[key])
+                    entries.values[by_key[key]] = key
+            _insert_steps(value, plan, by_key, entries)
     return entries
 
 
-def _recovered(key: str, uses: Sequence[tuple[ir.Value, ParameterPlan]], shapes: dict[str, StateDictEntry]) -> Any:
-    for value, plan in uses:
-        if not plan.steps:
-            assert value.const_value is not None
-            return value.const_value.numpy()
-    if key not in shapes or not all(plan.recorded for _, plan in uses):
-        return None
-    stored = [(plan, value.const_value.numpy()) for value, plan in uses if value.const_value is not None]
+def _joined(key: str, stored: Mapping[str, Stored]) -> list[str]:
+    """An entry and those that initializers hold together with it, as the two biases of a recurrent layer."""
+    found, pending = dict[str, None](), [key]
+    while pending:
+        found[pending[-1]] = None
+        plans = [plan for _, plan in stored[pending.pop()]]
+        pending += [other for plan in plans for other in plan.inputs() if other not in found and other not in pending]
+    return list(found)
+
+
+def _recovered(keys: Sequence[str], stored: Mapping[str, Stored], shapes: dict[str, StateDictEntry]) -> dict[str, Any]:
+    """The entries as PyTorch had them, as far as the file has their numbers."""
+    plans = {value: plan for key in keys for value, plan in stored[key]}
+    whole = {
+        plan.keys[0]: value.const_value.numpy() for value, plan in plans.items() if not plan.steps and value.const_value
+    }
     try:
-        return recover([key], shapes, stored)[key]
+        if not all(plan.recorded for plan in plans.values()) or not set(keys) <= shapes.keys():
+            return whole
+        return recover(
+            keys, shapes, [(plan, value.const_value.numpy()) for value, plan in plans.items() if value.const_value]
+        )
     except WeightsError:
-        return None
+        return whole
 
 
 def _entry(key: str, array: Any) -> ir.Value:
@@ -108,7 +114,12 @@ def _insert_steps(value: ir.Value, plan: ParameterPlan, by_key: dict[str, ir.Val
     """Compute an initializer from its entries, in each call that uses it."""
     results: dict[Any, ir.Value] = {}
     uses = [(use.node, use.idx) for use in value.uses()]
-    order = {node: number for graph in {node.graph for node, _ in uses} if graph is not None for number, node in enumerate(graph)}
+    order = {
+        node: number
+        for graph in {node.graph for node, _ in uses}
+        if graph is not None
+        for number, node in enumerate(graph)
+    }
     for node, index in sorted(uses, key=lambda use: order[use[0]]):
         owner = owner_of(node)
         place = node.graph, owner.call if owner is not None else None
@@ -156,7 +167,8 @@ def _input(
 
 def _attributes(step: TransformStep) -> dict[str, Any]:
     return {
-        name: ir.tensor(decode_tensor(value)) if isinstance(value, dict) else value for name, value in step.attributes.items()
+        name: ir.tensor(decode_tensor(value)) if isinstance(value, dict) else value
+        for name, value in step.attributes.items()
     }
 
 

@@ -75,25 +75,28 @@ def literal(value: Any) -> str:
 
     A float32 of at most six digits is written as these: an epsilon of 1e-12 is what the model's author wrote.
     """
-    if isinstance(value, bool | np.bool_):
-        return repr(bool(value))
-    if isinstance(value, str):
-        return ascii(value)
-    if isinstance(value, int | np.integer):
-        return repr(int(value))
+    if isinstance(value, bool | np.bool_ | int | np.integer | str):
+        return ascii(value.item() if isinstance(value, np.generic) else value)
     if isinstance(value, Sequence | np.ndarray):
         return f"[{', '.join(map(literal, value))}]"
     number = float(value)
-    if math.isnan(number):
-        return "math.nan"
-    if math.isinf(number):
-        return "math.inf" if number > 0 else "-math.inf"
+    if not math.isfinite(number):
+        return "math.nan" if math.isnan(number) else "math.inf" if number > 0 else "-math.inf"
     with np.errstate(over="ignore"):
         narrow = np.float32(number)
     if float(narrow) == number:
         short = float(str(narrow))
         return repr(short if float(f"{short:.6g}") == short else number)
     return repr(number)
+
+
+def literal_or_none(value: Any) -> str:
+    """A literal; lists of numbers as tuples."""
+    if value is None:
+        return "None"
+    if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str):
+        return listed([literal(each) for each in value])
+    return literal(value)
 
 
 def identifier(text: str, default: str = "value") -> str:
@@ -108,8 +111,10 @@ def identifier(text: str, default: str = "value") -> str:
     return f"{name}_" if keyword.iskeyword(name) or name in RESERVED else name
 
 
-RESERVED = frozenset(("self", "torch", "nn", "F", "math", "Tensor", "super", "range", "list", "int", "float", "bool", "tuple",
-                      "min", "max", "abs", "round", "zip", "call", "print", "type", "None", "len"))  # fmt: skip
+RESERVED = frozenset(
+    ("self", "torch", "nn", "F", "math", "Tensor", "super", "range", "list", "int", "float", "bool", "min", "max",
+     "abs", "zip", "call", "setattr", "getattr", "len")
+)  # fmt: skip
 """Names that a generated file uses otherwise."""
 
 

@@ -1,4 +1,7 @@
-"""Quantized operators of ONNX, and those of ONNX Runtime that fused and quantized files contain, as functions of torch."""
+"""Quantized operators of ONNX, and those of ONNX Runtime that fused and quantized files contain, as functions of torch.
+
+Each has the inputs, the attributes and the defaults that its definition gives the operator.
+"""
 
 from __future__ import annotations
 
@@ -9,64 +12,77 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from modelexport.torch_source.functions_of_layers import attention, convolution, rotate
+from modelexport.torch_source.functions_of_layers import attention, conv, rotate
 
 
-def quantization_parameter(parameter: Tensor | None, x: Tensor, axis: int, block: int) -> Tensor | None:
-    """A scale or zero point in a shape that broadcasts with ``x``."""
-    if parameter is None or parameter.numel() == 1:
-        return parameter if parameter is None else parameter.reshape(())
+def spread(parameter: Tensor, x: Tensor, axis: int, block: int) -> Tensor:
+    """A scale or zero point, of a tensor, of channels or of blocks, in a shape that broadcasts with ``x``."""
+    if parameter.numel() == 1:
+        return parameter.reshape(())
     if block:
         return parameter.repeat_interleave(block, axis).narrow(axis, 0, x.shape[axis])
     return parameter.reshape(-1, *[1] * (x.ndim - 1 - axis % x.ndim))
 
 
-def dequantize(x: Tensor, scale: Tensor, zero: Tensor | None, axis: int = 1, block: int = 0) -> Tensor:
-    """``(x - zero) * scale``, by tensor, channel or block."""
-    number = x.to(scale.dtype)
-    shift = quantization_parameter(zero, x, axis, block)
-    factor = quantization_parameter(scale, x, axis, block)
-    assert factor is not None
-    return (number if shift is None else number - shift.to(scale.dtype)) * factor
+def dequantize_linear(x: Tensor, scale: Tensor, zero: Any = None, *, axis: int = 1, block_size: int = 0) -> Tensor:
+    """``(x - zero) * scale``."""
+    shift = 0 if zero is None else spread(zero, x, axis, block_size).to(scale.dtype)
+    return (x.to(scale.dtype) - shift) * spread(scale, x, axis, block_size)
 
 
-def quantize(
-    x: Tensor, scale: Tensor, zero: Tensor | None, axis: int, block: int, low: int, high: int, dtype: torch.dtype
+def quantize_linear(
+    x: Tensor, scale: Tensor, zero: Any, limits: Any, dtype: torch.dtype, *, axis: int = 1, block_size: int = 0
 ) -> Tensor:
-    """The whole numbers nearest to ``x / scale + zero``, within the range of a type."""
-    factor = quantization_parameter(scale, x, axis, block)
-    shift = quantization_parameter(zero, x, axis, block)
-    assert factor is not None
-    number = torch.round(x / factor)
-    return (number if shift is None else number + shift.to(x.dtype)).clamp(low, high).to(dtype)
+    """The whole numbers nearest to ``x / scale + zero``, within the limits of a type."""
+    shift = 0 if zero is None else spread(zero, x, axis, block_size).to(x.dtype)
+    return (torch.round(x / spread(scale, x, axis, block_size)) + shift).clamp(*limits).to(dtype)
 
 
 def dynamic_quantize(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """``x`` in 8 bits with the scale and zero point of its own range."""
     low, high = x.min().clamp(max=0), x.max().clamp(min=0)
     scale = (high - low) / 255
-    scale = torch.where(scale == 0, 1.0, scale)
-    zero = torch.round((-low / scale).clamp(0, 255))
+    zero = torch.round((-low / torch.where(scale == 0, 1.0, scale)).clamp(0, 255))
     return torch.round(x / scale + zero).clamp(0, 255).to(torch.uint8), scale, zero.to(torch.uint8)
 
 
-def integer_product(a: Tensor, b: Tensor, a_zero: Tensor | None, b_zero: Tensor | None) -> Tensor:
+def matmul_integer(a: Tensor, b: Tensor, a_zero: Any = None, b_zero: Any = None) -> Tensor:
     """The product of matrices of whole numbers, exact."""
     a, b = a.double(), b.double()
-    if a_zero is not None:
-        a = a - (a_zero.double().unsqueeze(-1) if a_zero.ndim else a_zero.double())
+    a = a if a_zero is None else a - (a_zero.double().unsqueeze(-1) if a_zero.ndim else a_zero.double())
     return (a @ (b if b_zero is None else b - b_zero.double())).to(torch.int32)
 
 
-def integer_convolution(
-    x: Tensor, w: Tensor, x_zero: Tensor | None, w_zero: Tensor | None, strides: Any, pads: Any, dilations: Any, group: int
-) -> Tensor:
+def conv_integer(x: Tensor, w: Tensor, x_zero: Any = None, w_zero: Any = None, **how: Any) -> Tensor:
     """A convolution of whole numbers, exact."""
-    number = x.double() if x_zero is None else x.double() - x_zero.double()
-    weight = w.double()
-    if w_zero is not None:
-        weight = weight - w_zero.double().reshape(-1, *[1] * (w.ndim - 1))
-    return convolution(number, weight, None, strides, pads, dilations, group).to(torch.int32)
+    number, weight = x.double(), w.double()
+    number = number if x_zero is None else number - x_zero.double()
+    weight = weight if w_zero is None else weight - w_zero.double().reshape(-1, *[1] * (w.ndim - 1))
+    return conv(number, weight, None, **how).to(torch.int32)
+
+
+def requantized(total: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    """Whole numbers times a scale, rounded to the type of a zero point."""
+    limits = torch.iinfo(zero.dtype)
+    return (torch.round(total * scale) + zero).clamp(limits.min, limits.max).to(zero.dtype)
+
+
+def qlinear_matmul(
+    a: Tensor, a_scale: Tensor, a_zero: Tensor, b: Tensor, b_scale: Tensor, b_zero: Tensor, scale: Tensor, zero: Tensor
+) -> Tensor:
+    """A product of quantized matrices, quantized."""
+    return requantized(matmul_integer(a, b, a_zero, b_zero), a_scale * b_scale / scale, zero)
+
+
+def qlinear_conv(
+    x: Tensor, x_scale: Tensor, x_zero: Tensor, w: Tensor, w_scale: Tensor, w_zero: Tensor, scale: Tensor, zero: Tensor,
+    bias: Any = None, **how: Any,
+) -> Tensor:  # fmt: skip
+    """A convolution of quantized numbers, quantized."""
+    shape = (-1, *[1] * (x.ndim - 2))
+    total = conv_integer(x, w, x_zero, w_zero, **how)
+    total = total if bias is None else total + bias.view(shape)
+    return requantized(total, x_scale * w_scale.reshape(shape) / scale, zero)
 
 
 def unpacked(codes: Tensor, bits: int) -> Tensor:
@@ -77,186 +93,128 @@ def unpacked(codes: Tensor, bits: int) -> Tensor:
     return ((codes.unsqueeze(-1) >> shifts) & (2**bits - 1)).flatten(-2)
 
 
-def block_weight(
-    codes: Tensor, scales: Tensor, zeros: Tensor | None, width: int, height: int, bits: int, block: int
-) -> Tensor:
-    """The weight [height, width] that ``MatMulNBits`` holds in blocks of few bits."""
-    blocks = -(-width // block)
-    numbers = unpacked(codes.reshape(height, blocks, -1), bits).to(scales.dtype)
-    if zeros is None:
-        shift = torch.tensor(2.0 ** (bits - 1), dtype=scales.dtype, device=scales.device)
-    elif zeros.dtype == scales.dtype:
-        shift = zeros.reshape(height, blocks, 1)
-    else:
-        shift = unpacked(zeros.reshape(height, -1), bits)[:, :blocks].unsqueeze(-1).to(scales.dtype)
-    return ((numbers - shift) * scales.reshape(height, blocks, 1)).flatten(1)[:, :width]
-
-
-def gather_blocks(
-    codes: Tensor, indices: Tensor, scales: Tensor, zeros: Tensor | None, axis: int, block: int, bits: int
-) -> Tensor:
-    """Slices along the first axis of a tensor that is quantized in blocks along its last."""
-    if axis != 0:
-        raise NotImplementedError("GatherBlockQuantized along another axis than the first")
-    rows = codes[indices.long()]
-    numbers = (unpacked(rows, bits) if rows.dtype is torch.uint8 else rows).to(scales.dtype)
-    factors = scales[indices.long()].repeat_interleave(block, -1)[..., : numbers.shape[-1]]
-    shift: Tensor | float = 2.0 ** (bits - 1) if rows.dtype is torch.uint8 else 0.0
+def matmul_n_bits(
+    x: Tensor, codes: Tensor, scales: Tensor, zeros: Any = None, groups: Any = None, bias: Any = None, *, K: int,
+    N: int, block_size: int, bits: int = 4, accuracy_level: int = 0,
+) -> Tensor:  # fmt: skip
+    """A product with a weight [N, K] that is held in blocks of few bits."""
+    blocks = -(-K // block_size)
+    numbers = unpacked(codes.reshape(N, blocks, -1), bits).to(scales.dtype)
+    shift: Any = 2.0 ** (bits - 1)
     if zeros is not None:
-        own = zeros[indices.long()]
-        own = unpacked(own, bits)[..., : scales.shape[-1]] if own.dtype is torch.uint8 else own
-        shift = own.to(scales.dtype).repeat_interleave(block, -1)[..., : numbers.shape[-1]]
-    return (numbers - shift) * factors
+        shift = zeros.reshape(N, -1) if zeros.dtype == scales.dtype else unpacked(zeros.reshape(N, -1), bits)
+        shift = shift[:, :blocks].unsqueeze(-1).to(scales.dtype)
+    weight = ((numbers - shift) * scales.reshape(N, blocks, 1)).flatten(1)[:, :K]
+    return F.linear(x, weight, bias)
 
 
-def skip_norm(
-    x: Tensor, skip: Tensor, scale: Tensor, shift: Tensor | None, bias: Tensor | None, epsilon: float, centered: bool
-) -> tuple[Tensor, None, None, Tensor]:
-    """A sum and its normalization, by mean and deviation or by the mean square."""
+def skip_layer_norm(
+    x: Tensor, skip: Tensor, scale: Tensor, shift: Any = None, bias: Any = None, *, epsilon: float = 1e-12
+) -> tuple[Any, ...]:
+    """A sum and its normalization by mean and deviation."""
     total = x + skip if bias is None else x + skip + bias
-    if centered:
-        result = F.layer_norm(total, (total.shape[-1],), scale, shift, epsilon)
-    else:
-        result = F.rms_norm(total, (total.shape[-1],), scale, epsilon)
-    return result, None, None, total
+    return F.layer_norm(total, (total.shape[-1],), scale, shift, epsilon), None, None, total
 
 
-def embed_norm(
-    ids: Tensor,
-    segments: Tensor | None,
-    words: Tensor,
-    places: Tensor,
-    kinds: Tensor | None,
-    scale: Tensor,
-    shift: Tensor,
-    mask: Tensor | None,
-    positions: Tensor | None,
-    epsilon: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """``EmbedLayerNormalization``: the sum of embeddings, normalized, and the lengths of the rows."""
+def skip_rms_norm(
+    x: Tensor, skip: Tensor, scale: Tensor, bias: Any = None, *, epsilon: float = 1e-12
+) -> tuple[Any, ...]:
+    """A sum and its normalization by the mean square."""
+    total = x + skip if bias is None else x + skip + bias
+    return F.rms_norm(total, (total.shape[-1],), scale, epsilon), None, None, total
+
+
+def embed_layer_norm(
+    ids: Tensor, segments: Any, words: Tensor, places: Tensor, kinds: Any, scale: Tensor, shift: Tensor,
+    mask: Any = None, positions: Any = None, *, epsilon: float = 1e-12,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The sum of embeddings, normalized, and the lengths of the rows."""
     total = words[ids.long()] + (places[: ids.shape[1]] if positions is None else places[positions.long()])
     total = total if kinds is None or segments is None else total + kinds[segments.long()]
     lengths = torch.zeros_like(ids[:, 0]) if mask is None else mask.sum(1).to(ids.dtype)
     return F.layer_norm(total, (total.shape[-1],), scale, shift, epsilon), lengths, total
 
 
-def key_mask(mask: Tensor | None, lowest: float, keys: int, like: Tensor) -> Tensor | None:
-    """A padding mask of ONNX Runtime's attention as numbers to add to the scores."""
+def padding_bias(mask: Any, bias: Any, lowest: float, keys: int, like: Tensor) -> Any:
+    """A padding mask of ONNX Runtime's attention, and a bias, as numbers to add to the scores."""
     if mask is None:
-        return None
+        return bias
     if mask.ndim == 1:
         mask = torch.arange(keys, device=mask.device) < mask.unsqueeze(-1)
     mask = mask[:, None, None] if mask.ndim == 2 else mask[:, None] if mask.ndim == 3 else mask
-    return torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask == 0, lowest)
+    found = torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask == 0, lowest)
+    return found if bias is None else found + bias
 
 
 def packed_attention(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    past: Tensor | None,
-    scores: Tensor | None,
-    heads: int,
-    scale: float | None,
-    lowest: float,
-    causal: bool,
-    sizes: Any,
-) -> tuple[Tensor, Tensor]:
+    x: Tensor, weight: Tensor, bias: Any = None, mask: Any = None, past: Any = None, scores: Any = None, *,
+    num_heads: int, scale: Any = None, mask_filter_value: float = -10000.0, unidirectional: int = 0,
+    qkv_hidden_sizes: Any = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """``Attention`` of ONNX Runtime: query, key and value out of one product."""
     product = x @ weight if bias is None else x @ weight + bias
-    query, key, value = product.split(list(sizes) if sizes else product.shape[-1] // 3, -1)
+    query, key, value = product.split(list(qkv_hidden_sizes or [product.shape[-1] // 3] * 3), -1)
     before = (None, None) if past is None else (past[0], past[1])
-    total = x.shape[1] + (0 if past is None else past.shape[3])
-    added = key_mask(mask, lowest, total, x)
-    added = scores if added is None else added if scores is None else added + scores
-    result, key, value, _ = attention(query, key, value, added, causal, scale, 0.0, (heads, heads), before)
+    added = padding_bias(mask, scores, mask_filter_value, x.shape[1] + (0 if past is None else past.shape[3]), x)
+    result, key, value, _ = attention(
+        query, key, value, added, *before, is_causal=unidirectional, scale=scale or None, q_num_heads=num_heads,
+        kv_num_heads=num_heads,
+    )  # fmt: skip
     return result, torch.stack([key, value])
 
 
 def multi_head_attention(
-    query: Tensor,
-    key: Tensor | None,
-    value: Tensor | None,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    scores: Tensor | None,
-    past_key: Tensor | None,
-    past_value: Tensor | None,
-    heads: int,
-    scale: float | None,
-    lowest: float,
-    causal: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+    query: Tensor, key: Any = None, value: Any = None, bias: Any = None, mask: Any = None, scores: Any = None,
+    past_key: Any = None, past_value: Any = None, *, num_heads: int, scale: Any = None,
+    mask_filter_value: float = -10000.0, unidirectional: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """``MultiHeadAttention`` of ONNX Runtime."""
     if query.ndim == 5:  # [batch, length, heads, 3, size]
         query, key, value = (x.flatten(2) for x in query.unbind(3))
-    elif key is not None and key.ndim == 5:
+    elif key.ndim == 5:
         key, value = (x.flatten(2) for x in key.unbind(3))
-    assert key is not None and value is not None
+    key, value = (x.transpose(1, 2).flatten(2) if x.ndim == 4 else x for x in (key, value))
     if bias is not None:
-        b_query, b_key, b_value = bias.split([query.shape[-1], query.shape[-1], bias.shape[0] - 2 * query.shape[-1]])
-        query = query + b_query
-        key, value = (key + b_key, value + b_value) if key.ndim == 3 else (key, value)
-    if key.ndim == 4:
-        key, value = (x.transpose(1, 2).flatten(2) for x in (key, value))
-    past = (past_key, past_value)
+        parts = bias.split([query.shape[-1], key.shape[-1], value.shape[-1]])
+        query, key, value = (x + part for x, part in zip((query, key, value), parts, strict=True))
     total = key.shape[1] + (0 if past_key is None else past_key.shape[2])
-    added = key_mask(mask, lowest, total, query)
-    added = scores if added is None else added if scores is None else added + scores
-    result, key, value, _ = attention(query, key, value, added, causal, scale, 0.0, (heads, heads), past)
-    return result, key, value
+    added = padding_bias(mask, scores, mask_filter_value, total, query)
+    return attention(
+        query, key, value, added, past_key, past_value, is_causal=unidirectional, scale=scale or None,
+        q_num_heads=num_heads, kv_num_heads=num_heads,
+    )[:3]  # fmt: skip
 
 
 def group_query_attention(
-    query: Tensor,
-    key: Tensor | None,
-    value: Tensor | None,
-    past_key: Tensor | None,
-    past_value: Tensor | None,
-    last: Tensor,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    positions: Tensor | None,
-    scores: Tensor | None,
-    heads: int,
-    key_heads: int,
-    scale: float | None,
-    softcap: float,
-    rotary: bool,
-    interleaved: bool,
-    window: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+    query: Tensor, key: Any, value: Any, past_key: Any, past_value: Any, last: Tensor, total: Any, cos: Any = None,
+    sin: Any = None, positions: Any = None, scores: Any = None, *, num_heads: int, kv_num_heads: int, scale: Any = None,
+    softcap: float = 0.0, do_rotary: int = 0, rotary_interleaved: int = 0, local_window_size: int = -1,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """``GroupQueryAttention`` of ONNX Runtime. ``last`` is the number of the last key of each row."""
-    if key is None or value is None:
-        size = query.shape[-1] // (heads + 2 * key_heads)
-        query, key, value = query.split([heads * size, key_heads * size, key_heads * size], -1)
-    query = query.unflatten(-1, (heads, -1)).transpose(1, 2)
-    key, value = (x.unflatten(-1, (key_heads, -1)).transpose(1, 2) for x in (key, value))
-    lengths = last.flatten().long() + 1
-    steps = torch.arange(query.shape[2], device=query.device)
+    if key is None:
+        size = query.shape[-1] // (num_heads + 2 * kv_num_heads)
+        query, key, value = query.split([num_heads * size, kv_num_heads * size, kv_num_heads * size], -1)
+    query = query.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+    key, value = (x.unflatten(-1, (kv_num_heads, -1)).transpose(1, 2) for x in (key, value))
+    lengths, steps = last.flatten().long() + 1, torch.arange(query.shape[2], device=query.device)
     has_past = past_key is not None and past_key.shape[2] > 0
     begins = (lengths - query.shape[2]).clamp(min=0) if has_past else torch.zeros_like(lengths)
-    if rotary:
-        assert cos is not None and sin is not None
-        at = begins.unsqueeze(-1) + steps if positions is None else positions
-        at = at.clamp(max=cos.shape[0] - 1)
-        turn = cos[at].unsqueeze(1), sin[at].unsqueeze(1)
-        query, key = (rotate(x, *turn, interleaved, 2 * cos.shape[-1]) for x in (query, key))
-    if past_key is not None and past_value is not None and has_past:
-        room = past_key.shape[2]
-        pads = [0, 0, 0, query.shape[2]]
+    if do_rotary:
+        at = (begins.unsqueeze(-1) + steps if positions is None else positions).clamp(max=cos.shape[0] - 1)
+        turns = cos[at].unsqueeze(1), sin[at].unsqueeze(1)
+        query, key = (rotate(x, *turns, bool(rotary_interleaved), 2 * cos.shape[-1]) for x in (query, key))
+    if has_past:
         at = (begins.view(-1, 1, 1, 1) + steps.view(-1, 1)).expand(key.shape)
-        key = F.pad(past_key, pads).scatter(2, at, key)
-        value = F.pad(past_value, pads).scatter(2, at[..., :1].expand(value.shape), value)
-        most = max(room, int(lengths.max()))
-        key, value = key[:, :, :most], value[:, :, :most]
+        most = max(past_key.shape[2], int(lengths.max()))
+        key, value = (
+            F.pad(past, [0, 0, 0, query.shape[2]]).scatter(2, at[..., :1].expand(x.shape), x)[:, :, :most]
+            for past, x in ((past_key, key), (past_value, value))
+        )
     places = torch.arange(key.shape[2], device=query.device)
     ends = (begins.unsqueeze(-1) + steps).view(-1, 1, steps.shape[0], 1)
     seen = (places <= ends) & (places < lengths.view(-1, 1, 1, 1))
-    seen = seen & (places > ends - window) if window > 0 else seen
+    seen = seen & (places > ends - local_window_size) if local_window_size > 0 else seen
     added = torch.zeros_like(seen, dtype=query.dtype).masked_fill(~seen, -math.inf)
-    if scores is not None:
-        added = added + scores[..., : key.shape[2]]
-    result, _, _, _ = attention(query, key, value, added, False, scale, softcap, (heads, key_heads))
+    added = added if scores is None else added + scores[..., : key.shape[2]]
+    result = attention(query, key, value, added, scale=scale or None, softcap=softcap)[0]
     return result.transpose(1, 2).flatten(2), key, value

@@ -16,9 +16,11 @@ from modelexport.format.documents import StateDictEntry
 from modelexport.format.dtypes import parse_dtype
 from modelexport.graph.unique_names import free_name
 from modelexport.torch_source.call_layout import SMALL, CallLayout
+from modelexport.torch_source.containers import container, sequential, uncalled
 from modelexport.torch_source.expressions import identifier, is_plain, listed, literal, type_name
-from modelexport.torch_source.forward_text import FileNumbers, ForwardText
+from modelexport.torch_source.forward_text import ForwardText
 from modelexport.torch_source.module_nodes import ELSEWHERE, ModuleNode, ModuleNodes
+from modelexport.torch_source.size_numbers import FileNumbers
 from modelexport.torch_source.torch_classes import torch_class
 
 
@@ -64,87 +66,32 @@ class ModuleClasses:
 
     def _build(self, node: ModuleNode) -> Built:
         children = {name: self.build(child.path).constructor for name, child in node.children.items()}
-        if node.path in self.dropout and node.class_name.startswith("Dropout") and not node.calls and not node.entries:
-            return Built(f"nn.{node.class_name}({literal(self.dropout[node.path])})")
         known = torch_class(self.layout, node)
-        if known is None and not node.calls and not node.is_unchanged:
-            known = self._container(node, children) or self._uncalled(node)
-        known = known or self._sequential(node, children)
-        if known is not None and node.path in self.dropout:
-            known = None
-        return Built(known) if known is not None else self._class(node, children)
+        if node.path not in self.ties and known is None:
+            if not node.calls and not node.is_unchanged and node.path:
+                known = (
+                    self._parameter_list(node)
+                    or container(node, children)
+                    or self._like_another(node)
+                    or uncalled(node)
+                )
+            known = known or sequential(self.layout, node, children, lambda group: not self._number(group.call))
+        if known is None or node.path not in self.dropout:
+            return Built(known) if known is not None else self._class(node, children)
+        if known.endswith("(0.0)"):
+            return Built(known.replace("(0.0)", f"({literal(self.dropout[node.path])})"))
+        return self._class(node, children)
 
-    # Containers
+    def _parameter_list(self, node: ModuleNode) -> str | None:
+        if not node.is_list or not node.entries or not all(self._is_parameter(node, name) for name in node.entries):
+            return None
+        return f"nn.ParameterList([{', '.join(self._zeros(entry) for entry in node.entries.values())}])"
 
-    def _container(self, node: ModuleNode, children: dict[str, str]) -> str | None:
-        if not node.path or node.path in self.ties:
-            return None
-        if node.class_name == "ModuleDict" and node.is_from_torch and not node.entries:
-            pairs = [f"{ascii(name)}: {text}" for name, text in children.items()]
-            return f"nn.ModuleDict({{{', '.join(pairs)}}})"
-        if not node.is_list:
-            return None
-        if node.entries:
-            if not all(self._is_parameter(node, name) for name in node.entries):
-                return None
-            return f"nn.ParameterList([{', '.join(self._zeros(entry) for entry in node.entries.values())}])"
-        kind = "Sequential" if node.class_name == "Sequential" else "ModuleList"
-        texts = list(children.values())
-        if len(texts) > 1 and len(set(texts)) == 1:
-            repeated = f"{texts[0]} for _ in range({len(texts)})"
-            return f"nn.{kind}(*({repeated}))" if kind == "Sequential" else f"nn.{kind}({repeated})"
-        return f"nn.Sequential({', '.join(texts)})" if kind == "Sequential" else f"nn.ModuleList([{', '.join(texts)}])"
-
-    def _sequential(self, node: ModuleNode, children: dict[str, str]) -> str | None:
-        """A ``Sequential`` whose calls run its modules, in order, and nothing else."""
-        if node.class_name != "Sequential" or node.entries or not children or node.path in self.ties or not node.is_from_torch:
-            return None
-        for group in node.calls:
-            value = self.layout.inputs[group.call][0] if len(self.layout.inputs[group.call]) == 1 else None
-            unchanged = {call.path: name for name, call in self.layout.unchanged.get(group.call, ())}
-            items = list(group.items)
-            for name in node.children:
-                path = node.children[name].path
-                item = items[0] if items else None
-                if value is not None and unchanged.get(path) == value.name:
-                    continue
-                if isinstance(item, ir.Node) or item is None or item.call.path != path:
-                    return None
-                if self.layout.inputs[item.call] != [value] or len(self.layout.outputs[item.call]) != 1:
-                    return None
-                if self.build(path).forwards.get(item.call):
-                    return None
-                value = self.layout.outputs[item.call][0]
-                items.pop(0)
-            if items or self.layout.outputs[group.call] != [value]:
-                return None
-        if not node.calls and not node.is_unchanged:
-            return None
-        if list(children) == [str(number) for number in range(len(children))]:
-            return f"nn.Sequential({', '.join(children.values())})"
-        if all(is_plain(name) for name in children):
-            texts = [f"{name}={text}" for name, text in children.items()]
-            return f"nn.Sequential(OrderedDict({', '.join(texts)}))"
-        return None
-
-    def _uncalled(self, node: ModuleNode) -> str | None:
-        """A module that the file does not run: the class of an equal one that it does, or one of ``torch.nn``."""
-        for other in self.nodes.by_path.values():
-            if other.calls and other.class_name == node.class_name and other.is_like(node):
-                return self.build(other.path).constructor
-        if node.children or not node.is_from_torch or node.path in self.ties:
-            return None
-        shapes = {name: entry.shape for name, entry in node.entries.items()}
-        if {entry.dtype for entry in node.entries.values()} != {"float32"} and shapes:
-            return None
-        weight = shapes.get("weight", [])
-        if node.class_name == "Linear" and set(shapes) in ({"weight", "bias"}, {"weight"}):
-            return f"nn.Linear({weight[1]}, {weight[0]}{'' if 'bias' in shapes else ', bias=False'})"
-        if node.class_name == "Embedding" and set(shapes) == {"weight"}:
-            return f"nn.Embedding({weight[0]}, {weight[1]})"
-        if node.class_name == "Identity" and not shapes:
-            return "nn.Identity()"
-        return None
+    def _like_another(self, node: ModuleNode) -> str | None:
+        """The class of an equal module that the file runs."""
+        equal = (other for other in self.nodes.by_path.values() if other.calls and other.is_like(node))
+        found = next(equal, None)
+        return None if found is None else self.build(found.path).constructor
 
     # Entries and constants
 
@@ -164,7 +111,9 @@ class ModuleClasses:
         counts = {module.path: module.parameters for module in sidecar.modules}
         if node.path not in counts:
             return True
-        own = counts[node.path] - sum(counts.get(child.path, 0) for child in node.children.values() if child.alias_of is None)
+        own = counts[node.path] - sum(
+            counts.get(child.path, 0) for child in node.children.values() if child.alias_of is None
+        )
         for size in range(len(floating), -1, -1) if len(floating) < 12 else (len(floating),):
             for chosen in itertools.combinations(floating, size):
                 if sum(floating[key] for key in chosen) == own:
@@ -193,7 +142,9 @@ class ModuleClasses:
             if a != b:
                 break
             common.append(a)
-        while common and (self.nodes.by_path[".".join(common)].is_list or not self.nodes.by_path[".".join(common)].calls):
+        while common and (
+            self.nodes.by_path[".".join(common)].is_list or not self.nodes.by_path[".".join(common)].calls
+        ):
             common.pop()
         start = ".".join(common)
         texts = []
@@ -202,7 +153,7 @@ class ModuleClasses:
             texts.append(self.nodes.attribute(start, path, last))
         if texts[0].endswith("]") or texts[0].startswith("getattr"):
             path, _, last = name.rpartition(".")
-            statement = f"setattr({self.nodes.attribute(start, path)}, {ascii(last)}, {texts[1]})"
+            statement = f"setattr({self.nodes.attribute(start, path)}, {last!a}, {texts[1]})"
             if texts[0].endswith("]"):
                 statement = f"{texts[0]} = {texts[1]}"
         else:
@@ -220,14 +171,19 @@ class ModuleClasses:
                 text = f"torch.tensor({_nested(listed_values)}, dtype=torch.{dtype})"
             else:
                 text = f"torch.zeros({listed([str(size) for size in tensor.shape.numpy()])}, dtype=torch.{dtype})"
-            lines.append(f'self.register_buffer({ascii(name)}, {text}, persistent=False)')
+            lines.append(f"self.register_buffer({name!a}, {text}, persistent=False)")
         return lines
 
     # Classes
 
     def _class(self, node: ModuleNode, children: dict[str, str]) -> Built:
         built = Built("")
-        plain = [self._forward(node, group.call, built, plain=True) for group in node.calls]
+
+        def numbered(value: ir.Value, base: str) -> str:
+            built.constants.setdefault(value, "")
+            return f"constant{list(built.constants).index(value)}"
+
+        plain = [self._forward(group.call, numbered, plain=True) for group in node.calls]
         keys = ["\n".join([", ".join(each.arguments), *each.lines]) for each in plain]
         distinct = list(dict.fromkeys(keys))
         built.forwards = {group.call: distinct.index(key) for group, key in zip(node.calls, keys, strict=True)}
@@ -242,15 +198,10 @@ class ModuleClasses:
 
         head = self._head(node, children)
         plain_constants = self._constant_lines([(value, f"constant{number}") for number, value in enumerate(order)])
-        dropped = self.dropout.get(node.path)
-        key = "\n".join([*head, *plain_constants, *distinct, str(dropped)])
+        key = "\n".join([*head, *plain_constants, *distinct, str(self.dropout.get(node.path))])
         wanted = identifier(node.class_name or _class_name(node.path), "Module")
         if (wanted, key) not in self._equal:
-            texts = [
-                ForwardText(self.layout, self.nodes, self.numbers, node.calls[keys.index(each)], plain=False, wide=self.wide,
-                            constant_name=constant_name, call_number=self._number)
-                for each in distinct
-            ]  # fmt: skip
+            texts = [self._forward(node.calls[keys.index(each)].call, constant_name, plain=False) for each in distinct]
             for text in texts:
                 self.helpers |= text.helpers
             for value in order:
@@ -259,16 +210,14 @@ class ModuleClasses:
             name = free_name(wanted, self._taken, first=2)
             self._taken.add(name)
             self._equal[wanted, key] = name, [names[value] for value in order]
-            self.classes[name] = self._class_text(name, lines, texts, node, dropped)
+            self.classes[name] = self._class_text(name, lines, texts, node)
+            if name != wanted:  # exported again, it has the name that it had
+                self.classes[name] += f'\n{name}.__name__ = "{wanted}"\n'
         name, constants = self._equal[wanted, key]
         built.constructor, built.constants = f"{name}()", dict(zip(order, constants, strict=True))
         return built
 
-    def _forward(self, node: ModuleNode, call: ModuleCall, built: Built, *, plain: bool) -> ForwardText:
-        def constant_name(value: ir.Value, base: str) -> str:
-            built.constants.setdefault(value, "")
-            return f"constant{list(built.constants).index(value)}"
-
+    def _forward(self, call: ModuleCall, constant_name: Callable[[ir.Value, str], str], *, plain: bool) -> ForwardText:
         return ForwardText(self.layout, self.nodes, self.numbers, self.layout.groups[call], plain=plain, wide=self.wide,
                            constant_name=constant_name, call_number=self._number)  # fmt: skip
 
@@ -278,29 +227,41 @@ class ModuleClasses:
     def _head(self, node: ModuleNode, children: dict[str, str]) -> list[str]:
         lines = []
         for name, text in children.items():
-            lines.append(f"self.{name} = {text}" if is_plain(name) else f"self.add_module({ascii(name)}, {text})")
+            lines.append(f"self.{name} = {text}" if is_plain(name) else f"self.add_module({name!a}, {text})")
         for name, entry in node.entries.items():
             if self._is_parameter(node, name):
                 text = f"nn.Parameter({self._zeros(entry)})"
-                lines.append(f"self.{name} = {text}" if is_plain(name) else f"self.register_parameter({ascii(name)}, {text})")
+                lines.append(
+                    f"self.{name} = {text}" if is_plain(name) else f"self.register_parameter({name!a}, {text})"
+                )
             else:
-                lines.append(f"self.register_buffer({ascii(name)}, {self._zeros(entry)})")
+                lines.append(f"self.register_buffer({name!a}, {self._zeros(entry)})")
         lines += self.ties.get(node.path, ())
         for caller, paths in self.nodes.elsewhere.items() if not node.path else ():
             targets = ", ".join(self.nodes.attribute("", path) for path in paths)
             lines.append(f"{self.nodes.attribute('', caller)}.{ELSEWHERE} = [{targets}]")
         return lines
 
-    def _class_text(self, name: str, head: list[str], forwards: list[ForwardText], node: ModuleNode, dropped: float | None) -> str:
+    def _class_text(self, name: str, head: list[str], forwards: list[ForwardText], node: ModuleNode) -> str:
+        dropped = self.dropout.get(node.path)
         lines = [f"class {name}(nn.Module):"]
         if head:
-            lines += ["    def __init__(self):", "        super().__init__()", *(f"        {line}" for line in head), ""]
+            lines += [
+                "    def __init__(self):",
+                "        super().__init__()",
+                *(f"        {line}" for line in head),
+                "",
+            ]
         for number, text in enumerate(forwards):
             method = "forward" if len(forwards) == 1 else f"forward_{number}"
             body = list(text.lines)
             if dropped is not None and body[-1].startswith("return "):
                 body[-1] = f"return F.dropout({body[-1].removeprefix('return ')}, {literal(dropped)}, self.training)"
-            lines += [f"    def {method}({', '.join(['self', *text.arguments])}):", *(f"        {line}" for line in body), ""]
+            lines += [
+                f"    def {method}({', '.join(['self', *text.arguments])}):",
+                *(f"        {line}" for line in body),
+                "",
+            ]
         if len(forwards) > 1:
             methods = ", ".join(f"self.forward_{number}" for number in range(len(forwards)))
             lines += ["    def forward(self, *arguments, call=0):", f"        return ({methods})[call](*arguments)", ""]
@@ -325,5 +286,11 @@ def _nested(array: Any) -> str:
     """Numbers in nested lists."""
     if array.ndim == 0:
         value = array.item()
-        return literal(np.float32(value)) if array.dtype == np.float32 else repr(value) if isinstance(value, complex) else literal(value)
+        return (
+            literal(np.float32(value))
+            if array.dtype == np.float32
+            else repr(value)
+            if isinstance(value, complex)
+            else literal(value)
+        )
     return f"[{', '.join(_nested(each) for each in array)}]"

@@ -88,7 +88,9 @@ class ModuleNodes:
             for name in entries.names.get(key, (key,)):
                 path, _, last = name.rpartition(".")
                 if name not in entries.shapes and value.dtype is not None and value.shape is not None:
-                    self._node(path).entries[last] = StateDictEntry(value.dtype.numpy().name, list(value.shape.numpy()), True)
+                    self._node(path).entries[last] = StateDictEntry(
+                        value.dtype.numpy().name, list(value.shape.numpy()), True
+                    )
         for alias, path in aliases.items():
             self._node(alias).alias_of = path
         self._sort()
@@ -139,7 +141,7 @@ ELSEWHERE = "modules_elsewhere"
 
 def _attribute(text: str, node: ModuleNode, name: str) -> str:
     if node.class_name == "ModuleDict" and node.is_from_torch and name in node.children:
-        return f"{text}[{ascii(name)}]"
+        return f"{text}[{name!a}]"
     if node.is_list or (node.class_name == "Sequential" and name.isdigit()):
         return f"{text}[{name}]"
-    return f"{text}.{name}" if is_plain(name) else f"getattr({text}, {ascii(name)})"
+    return f"{text}.{name}" if is_plain(name) else f"getattr({text}, {name!a})"

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
+import onnx
 import onnx_ir as ir
 
-from modelexport.torch_source.expressions import METHODS, Expression, Number, Numbers, listed, literal, type_name
+from modelexport.torch_source.expressions import (
+    METHODS,
+    Expression,
+    Number,
+    Numbers,
+    listed,
+    literal_or_none,
+    type_name,
+)
 from modelexport.torch_source.size_numbers import constant_numbers, kind_of
 
 
-class Unwritten(Exception):
+class UnwrittenError(Exception):
     """An operator, or this use of it, has no counterpart in the table."""
 
 
@@ -102,6 +111,12 @@ class Operation:
         numbers = self.numbers(index)
         return f"{self.x(index, 12)}.tolist()" if numbers is None else listed([number.text for number in numbers])
 
+    def python(self, index: int) -> str:
+        """An operand as a number if it has no axes or one of its elements is all, as a tuple otherwise."""
+        value = self.value(index)
+        one = value is not None and value.shape is not None and (len(value.shape) == 0)
+        return self.size(index) if one else self.sizes(index)
+
     def size(self, index: int) -> str:
         """An operand as one Python number."""
         number = self.number(index)
@@ -113,8 +128,25 @@ class Operation:
         if found is None:
             return default
         if found.is_ref():
-            raise Unwritten(f"its attribute {name} is that of a function")
-        return list(found.value) if isinstance(found.value, tuple) else found.value
+            raise UnwrittenError(f"its attribute {name} is that of a function")
+        value: Any = found.value
+        return value.decode() if isinstance(value, bytes) else list(value) if isinstance(value, tuple) else value
+
+    def attributes(self) -> dict[str, Any]:
+        """All attributes that the node has."""
+        return {name: self.attribute(name) for name in self.node.attributes}
+
+    def default(self, name: str) -> Any:
+        """The default of an attribute by the operator's schema."""
+        if not onnx.defs.has(self.node.op_type, self.version, self.node.domain):
+            return None
+        schema = onnx.defs.get_schema(self.node.op_type, self.version, self.node.domain)
+        known = schema.attributes.get(name)
+        return (
+            None
+            if known is None or not known.default_value.name
+            else onnx.helper.get_attribute_value(known.default_value)
+        )
 
     def axes(self, index: int, *, attribute: str = "axes") -> list[int] | None:
         """Axes, which are an attribute in older opsets and an input in newer ones; ``None`` if they are not given."""
@@ -124,14 +156,16 @@ class Operation:
             return None
         found = self.integers(index)
         if found is None:
-            raise Unwritten("its axes are computed")
+            raise UnwrittenError("its axes are computed")
         return found
 
     def rank(self, index: int = 0) -> int:
         """How many axes an operand has."""
         value = self.value(index)
         if value is None or value.shape is None:
-            raise Unwritten(f"the number of axes of {value.name if value is not None else 'an input'} is not known")
+            raise UnwrittenError(
+                f"the number of axes of {value.name if value is not None else 'an input'} is not known"
+            )
         return len(value.shape)
 
     def dtype(self, index: int = 0) -> ir.DataType | None:
@@ -152,19 +186,12 @@ class Operation:
         name = type_name(ir.DataType(dtype), self.scope.wide)
         return Expression(f"{text}.{METHODS[name]}()" if name in METHODS else f"{text}.to(torch.{name})")
 
-    def several(self, count: int, function: Callable[..., Any], *arguments: Any) -> Several:
-        """A call of such a function that returns so many tensors."""
-        return Several(self.use(function, *arguments).text, count)
-
-    def use(self, function: Callable[..., Any], *arguments: Any) -> Expression:
-        """A call of a function of ``functions_*.py``; arguments that are not text are written as literals."""
+    def call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Expression:
+        """A call of a function of ``functions_*.py``; arguments that are not :class:`Text` are written as literals."""
         self.scope.helpers.add(function)
         texts = [argument if isinstance(argument, Text) else literal_or_none(argument) for argument in arguments]
+        texts += [f"{name}={literal_or_none(argument)}" for name, argument in named.items()]
         return Expression(f"{function.__name__}({', '.join(texts)})")
-
-    def t(self, index: int) -> Text:
-        """An operand for :meth:`use`."""
-        return Text(self.x(index))
 
     def outputs_used(self) -> int:
         """Up to which output the node's are used."""
@@ -180,16 +207,64 @@ class Several:
     count: int
 
 
+E = Expression
+Written = Expression | list[Expression] | Several
+"""The text of one output, of each, or of all in one."""
+Writer = Callable[[Operation], Written]
+
+
 class Text(str):
     """An argument that is an expression and not a text of its own."""
 
     __slots__ = ()
 
 
-def literal_or_none(value: Any) -> str:
-    """A literal; lists of numbers as tuples."""
-    if value is None:
-        return "None"
-    if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str):
-        return listed([literal(each) for each in value])
-    return literal(value)
+def listed_operands(o: Operation) -> str:
+    """All operands as arguments."""
+    return ", ".join(o.x(index) for index in range(len(o.node.inputs)))
+
+
+def integers_of(shape: ir.Shape) -> list[int] | None:
+    """A shape without dynamic axes."""
+    sizes = list(shape)
+    return [size for size in sizes if isinstance(size, int)] if all(isinstance(size, int) for size in sizes) else None
+
+
+def called(
+    function: Callable[..., Any],
+    *,
+    numbers: Sequence[int] = (),
+    count: int = 1,
+    inputs: Sequence[Any] | None = None,
+    ignored: Sequence[str] = (),
+) -> Callable[[Operation], Expression | Several]:
+    """What writes an operator as a call of the function that has its inputs and attributes.
+
+    Args:
+        numbers: The inputs that the function takes as Python numbers; those of one element without a tuple.
+        count: How many tensors the function returns.
+        inputs: Other arguments than the operator's inputs.
+        ignored: Attributes that do not change the result, or that the inputs have already.
+    """
+    parameters = inspect.signature(function).parameters
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+
+    def write(o: Operation) -> Expression | Several:
+        arguments: list[Any] = list(inputs) if inputs is not None else [
+            Text("None" if not o.has(i) else o.python(i) if i in numbers else o.x(i)) for i in range(len(o.node.inputs))
+        ]  # fmt: skip
+        while arguments and arguments[-1] == "None":
+            arguments.pop()
+        named = {}
+        for name, value in o.attributes().items():
+            if name in parameters or (takes_all and name != "storage_order"):
+                named[name] = value
+            elif name not in (*ignored, "stash_type", "kernel_shape") and value != o.default(name):
+                raise UnwrittenError(f"its attribute {name} is {value}")
+        named = {
+            name: value for name, value in named.items() if name not in parameters or parameters[name].default != value
+        }
+        text = o.call(function, *arguments, **named)
+        return text if count == 1 else Several(text.text, count)
+
+    return write

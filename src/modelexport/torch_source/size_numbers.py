@@ -7,7 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
+from modelexport.graph.nodes import nested_graphs
+from modelexport.torch_source.call_layout import SMALL, CallLayout
 from modelexport.torch_source.expressions import (
     ATOM,
     COMPARISON,
@@ -100,33 +103,36 @@ def computed_numbers(
     Args:
         kinds: NumPy's kind (``i``, ``f``, ``b``) of each input's type, and of the output's as last.
     """
-    if not inputs or inputs[0] is None:
+    first = inputs[0] if inputs else None
+    if first is None:
         return None
-    first, others = inputs[0], inputs[1:]
-    given: list[Numbers] = [each for each in inputs if each is not None]
+    given = [each for each in inputs if each is not None]
     if operator in _SINGLE:
         return Numbers(tuple(map(_SINGLE[operator], first.items)), first.is_scalar)
     if operator == "Cast":
         return _cast(first, kinds[0], kinds[-1])
+    if len(given) < len(inputs):
+        return None
     if operator in _PAIRS or operator in ("Div", "Max", "Min", "Where"):
-        return _elementwise(operator, given, kinds) if len(given) == len(inputs) else None
-    if operator == "ReduceProd" and all(other is not None for other in others):
-        total = Number.of(1)
-        for item in first.items:
-            total = _PAIRS["Mul"](total, item)
-        return Numbers((total,), not attributes.get("keepdims", 1))
-    known = [_literals(other) for other in others]
-    if operator == "Concat" and len(given) == len(inputs) and not any(each.is_scalar for each in given):
-        return Numbers(tuple(item for each in given for item in each.items), False)
-    if operator in ("Squeeze", "Unsqueeze", "Reshape"):
-        return _reshaped(operator, first, known)
-    if operator == "Gather" and others and known[0] is not None and others[0] is not None and not first.is_scalar:
-        return Numbers(tuple(first.items[int(place)] for place in known[0]), others[0].is_scalar)
-    if operator == "Slice" and not first.is_scalar and all(each is not None for each in known):
-        starts, ends, *rest = [each for each in known if each is not None]
-        step = rest[1][0] if len(rest) > 1 else 1
-        begin, end, step = slice(int(starts[0]), int(ends[0]), int(step)).indices(len(first.items))
-        return Numbers(tuple(first.items[place] for place in range(begin, end, step)), False)
+        return _elementwise(operator, given, kinds)
+    items = _chosen(operator, given, attributes)
+    is_scalar = operator == "Gather" and given[1].is_scalar
+    return _reshaped(operator, given, attributes) if items is None else Numbers(items, is_scalar)
+
+
+def _chosen(operator: str, given: Sequence[Numbers], attributes: dict[str, Any]) -> tuple[Number, ...] | None:
+    """The numbers that an operator picks out of lists of them."""
+    first, known = given[0], [_literals(each) for each in given[1:]]
+    if operator == "Concat" and not any(each.is_scalar for each in given):
+        return tuple(item for each in given for item in each.items)
+    if first.is_scalar or not known or any(each is None for each in known):
+        return None
+    literals = [each for each in known if each is not None]
+    if operator == "Gather":
+        return tuple(first.items[int(place)] for place in literals[0])
+    if operator == "Slice":
+        step = int(literals[3][0]) if len(literals) > 3 else 1
+        return first.items[slice(int(literals[0][0]), int(literals[1][0]), step)]
     return None
 
 
@@ -135,12 +141,19 @@ def _literals(numbers: Numbers | None) -> list[Any] | None:
     return None if any(value is None for value in values) else values
 
 
-def _reshaped(operator: str, first: Numbers, known: Sequence[list[Any] | None]) -> Numbers | None:
-    axes = known[0] if known else []
-    if axes is None or (operator == "Reshape" and len(axes) > 1) or (operator == "Unsqueeze" and not first.is_scalar):
-        return None
-    scalar = len(axes) == 0 if operator == "Reshape" else operator == "Squeeze"
-    return Numbers(first.items, scalar) if not scalar or len(first.items) == 1 else None
+def _reshaped(operator: str, given: Sequence[Numbers], attributes: dict[str, Any]) -> Numbers | None:
+    """Numbers with another number of axes, or the product of all."""
+    first, axes = given[0], len(given[1].items) if len(given) > 1 else 1
+    if operator == "ReduceProd":
+        total = Number.of(1)
+        for item in first.items:
+            total = _PAIRS["Mul"](total, item)
+        return Numbers((total,), not attributes.get("keepdims", 1))
+    if operator == "Unsqueeze" and first.is_scalar:
+        return Numbers(first.items, False)
+    if operator == "Squeeze" and len(first.items) == 1:
+        return Numbers(first.items, True)
+    return Numbers(first.items, axes == 0) if operator == "Reshape" and axes < 2 else None
 
 
 def _cast(first: Numbers, before: str, after: str) -> Numbers | None:
@@ -171,21 +184,20 @@ def _elementwise(operator: str, given: Sequence[Numbers], kinds: Sequence[str]) 
 
 def _one(operator: str, row: Sequence[Number], kinds: Sequence[str]) -> Number | None:
     if operator == "Where":
-        condition, yes, no = row
-        if condition.literal is not None:
-            return yes if condition.literal else no
-        text = f"{yes.expression.within(NOT)} if {condition.expression.within(NOT)} else {no.expression.within(NOT)}"
-        return Number(Expression(text, LOWEST), yes.is_positive and no.is_positive)
+        return _choice(*row)
     if operator in ("Max", "Min"):
-        if all(number.literal is not None for number in row):
-            return Number.of((max if operator == "Max" else min)(number.literal for number in row))
         return _function(operator.lower())(*row) if len(row) > 1 else row[0]
     if operator == "Div":
         whole = kinds[0] in "iu"
-        if whole and not all(number.is_positive for number in row):
-            return None
-        return _QUOTIENTS[whole](*row)
+        return _QUOTIENTS[whole](*row) if not whole or all(number.is_positive for number in row) else None
     return _PAIRS[operator](*row)
+
+
+def _choice(condition: Number, yes: Number, no: Number) -> Number:
+    if condition.literal is not None:
+        return yes if condition.literal else no
+    text = f"{yes.expression.within(NOT)} if {condition.expression.within(NOT)} else {no.expression.within(NOT)}"
+    return Number(Expression(text, LOWEST), yes.is_positive and no.is_positive)
 
 
 def kind_of(dtype: Any) -> str:
@@ -194,3 +206,56 @@ def kind_of(dtype: Any) -> str:
         return "O"
     found = np.dtype(dtype.numpy()).kind
     return "f" if dtype.is_floating_point() else str(found)
+
+
+class FileNumbers:
+    """Which values of a file are computed from sizes alone, and so are Python numbers in its code."""
+
+    def __init__(self, layout: CallLayout) -> None:
+        self.layout = layout
+        self._arrays: dict[ir.Value, Any] = {}
+        self.known: dict[ir.Value, Numbers] = {}
+        for node in layout.graph.all_nodes():
+            found = self.of_node(node, self.known.get, lambda value: "x")
+            if found is not None:
+                self.known[node.outputs[0]] = found
+
+    def array(self, value: ir.Value) -> Any:
+        """A small constant as an array; ``None`` for others."""
+        tensor = self.layout.constants.get(value)
+        if tensor is None or tensor.nbytes > 16 * SMALL or tensor.dtype == ir.DataType.STRING:
+            return None
+        if value not in self._arrays:
+            self._arrays[value] = tensor.numpy()
+        return self._arrays[value]
+
+    def of_node(
+        self, node: ir.Node, numbers: Callable[[ir.Value], Numbers | None], text: Callable[[ir.Value], str]
+    ) -> Numbers | None:
+        """What a node gives as numbers.
+
+        Args:
+            numbers: What is known of a value.
+            text: A tensor as text.
+        """
+        if node.domain or not node.inputs or node.inputs[0] is None or len(node.outputs) != 1 or nested_graphs(node):
+            return None
+        first = node.inputs[0]
+        if node.op_type == "Shape" and first.shape is not None and not isinstance(first.type, ir.SequenceType):
+            start, end = (
+                int(node.attributes[k].value) if k in node.attributes else d for k, d in (("start", 0), ("end", None))
+            )
+            axes = range(len(first.shape))[start:end]
+            return Numbers(tuple(Number(Expression(f"{text(first)}.shape[{axis}]"), True) for axis in axes), False)
+        if node.op_type == "Size" and first.shape is not None:
+            return Numbers((Number(Expression(f"{text(first)}.numel()"), True),), True)
+        given = [None if value is None else numbers(value) for value in node.inputs]
+        if not any(found is not None for found in given):
+            return None
+        full = [
+            found if found is not None or value is None else constant_numbers(self.array(value))
+            for found, value in zip(given, node.inputs, strict=True)
+        ]
+        kinds = [kind_of(value.dtype) if value is not None else "O" for value in (*node.inputs, node.outputs[0])]
+        attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+        return computed_numbers(node.op_type, full, attributes, kinds)

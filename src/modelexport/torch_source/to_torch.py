@@ -85,9 +85,7 @@ class TorchSource:
             save_file(tensors, folder / path.with_suffix(".safetensors").name)
 
 
-def to_torch(
-    source: Source, *, dropout: Mapping[str, float] | None = None, dtype: str = ""
-) -> nn.Module:
+def to_torch(source: Source, *, dropout: Mapping[str, float] | None = None, dtype: str = "") -> nn.Module:
     """A model of PyTorch out of a file: the modules, classes and ``state_dict`` of the one that was exported.
 
     Args:
@@ -147,15 +145,32 @@ def _dropped(tagged: TaggedFile, dropout: Mapping[str, float]) -> dict[str, floa
 
 def _file_text(tagged: TaggedFile, classes: ModuleClasses, name: str) -> str:
     body = "\n\n".join([*map(_function_text, _with_callees(classes.helpers)), *classes.classes.values()])
-    docstring = f"{name}, out of an ONNX file: {plural(len(tagged.calls), 'call')} of modules. Made by modelexport to-torch."
+    docstring = (
+        f"{name}, out of an ONNX file: {plural(len(tagged.calls), 'call')} of modules. Made by modelexport to-torch."
+    )
     imports = ["from __future__ import annotations", ""] if classes.helpers else []
     imports += ["import math"] if "math." in body else []
     imports += ["from collections import OrderedDict"] if "OrderedDict(" in body else []
     imports += ["from collections.abc import Callable, Sequence"] if "Sequence[" in body or "Callable[" in body else []
     imports += ["from pathlib import Path", *(["from typing import Any"] if "Any" in body else []), "", "import torch"]
     imports += ["import torch.nn.functional as F"] if "F." in body else []
-    imports += ["from safetensors.torch import load_file", f"from torch import {'Tensor, ' if classes.helpers else ''}nn"]
-    return "\n".join([f'"""{docstring}"""', "", *imports, "", "", body.rstrip(), "", "", _LOAD.replace("NAME()", f"{name}(){'.double()' if classes.wide else ''}")])
+    imports += [
+        "from safetensors.torch import load_file",
+        f"from torch import {'Tensor, ' if classes.helpers else ''}nn",
+    ]
+    return "\n".join(
+        [
+            f'"""{docstring}"""',
+            "",
+            *imports,
+            "",
+            "",
+            body.rstrip(),
+            "",
+            "",
+            _LOAD.replace("NAME()", f"{name}(){'.double()' if classes.wide else ''}"),
+        ]
+    )
 
 
 _LOAD = '''def load(path=Path(__file__).with_suffix(".safetensors")):
@@ -226,6 +241,8 @@ def as_tensor(array: np.ndarray[Any, Any]) -> Any:
     if name in TORCH_TYPES:
         array = array.astype(np.dtype(TORCH_TYPES[name]))
     elif name == "bfloat16" or name.startswith("float8"):
-        bits = torch.from_numpy(np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}").astype(f"i{array.dtype.itemsize}"))
+        bits = torch.from_numpy(
+            np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}").astype(f"i{array.dtype.itemsize}")
+        )
         return bits.view(getattr(torch, name)).clone()
     return torch.from_numpy(np.array(array))

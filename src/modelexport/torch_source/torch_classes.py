@@ -6,7 +6,7 @@ follows the nodes from the module's input to its output, and gives ``None`` if a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import onnx_ir as ir
@@ -34,7 +34,9 @@ class Nodes:
             return None
         key = self.layout.entries.values[value]
         start = f"{self.module.path}." if self.module.path else ""
-        names = [name.removeprefix(start) for name in self.layout.entries.names.get(key, (key,)) if name.startswith(start)]
+        names = [
+            name.removeprefix(start) for name in self.layout.entries.names.get(key, (key,)) if name.startswith(start)
+        ]
         return next((name for name in names if name in self.module.entries), None)
 
     def has_entries(self, *names: str) -> bool:
@@ -59,7 +61,7 @@ class Nodes:
 
     @property
     def is_chain(self) -> bool:
-        """Whether each node's first input is the output of the one before it, from the only input to the only output."""
+        """Whether each node takes what the one before it gives, from the only input to the only output."""
         value = self.inputs[0] if len(self.inputs) == 1 else None
         for node in self.nodes:
             if value is None or value not in node.inputs or (value.is_graph_output() and value is not self.inputs[0]):
@@ -131,10 +133,14 @@ def _layer_norm(n: Nodes) -> str | None:
     sizes, epsilon = list(shape.numpy()), n.attribute(node, "epsilon", 1e-5)
     eps = (float(literal(epsilon)), 1e-5)
     if names == ["weight", "bias"] or (names == ["weight"] and n.has_entries("weight")):
-        return _call("LayerNorm", *(sizes if len(sizes) == 1 else [tuple(sizes)]), eps=eps, bias=("bias" in names, True))
+        return _call(
+            "LayerNorm", *(sizes if len(sizes) == 1 else [tuple(sizes)]), eps=eps, bias=("bias" in names, True)
+        )
     ones = n.layout.constants.get(node.inputs[1]) if node.inputs[1] is not None else None
     if not n.module.entries and ones is not None and len(node.inputs) == 2 and (ones.numpy() == 1).all():
-        return _call("LayerNorm", *(sizes if len(sizes) == 1 else [tuple(sizes)]), eps=eps, elementwise_affine=(False, True))
+        return _call(
+            "LayerNorm", *(sizes if len(sizes) == 1 else [tuple(sizes)]), eps=eps, elementwise_affine=(False, True)
+        )
     return None
 
 
@@ -148,7 +154,11 @@ def _convolution(n: Nodes) -> str | None:
     weight, group = n.shape("weight"), n.attribute(node, "group", 1)
     axes = len(weight) - 2
     pads = n.attribute(node, "pads") or [0] * 2 * axes
-    if n.attribute(node, "auto_pad", "NOTSET") not in ("NOTSET", "VALID") or pads[:axes] != pads[axes:] or not 1 <= axes <= 3:
+    if (
+        n.attribute(node, "auto_pad", "NOTSET") not in ("NOTSET", "VALID")
+        or pads[:axes] != pads[axes:]
+        or not 1 <= axes <= 3
+    ):
         return None
     if turned and "output_shape" in node.attributes:
         return None
@@ -258,23 +268,27 @@ def _activation_text(n: Nodes, node: ir.Node) -> str | None:
     return _call(name, *([alpha] if alpha != standard else []))
 
 
-_RECOGNIZED: dict[str, Sequence[Callable[[Nodes], str | None]]] = {
-    "Linear": [_linear], "NonDynamicallyQuantizableLinear": [_linear], "Embedding": [_embedding], "LayerNorm": [_layer_norm],
-    **{f"Conv{turned}{axes}d": [_convolution] for turned in ("", "Transpose") for axes in (1, 2, 3)},
-    **{f"BatchNorm{axes}d": [_batch_norm] for axes in (1, 2, 3)}, "GroupNorm": [_group_norm],
-    **{f"{kind}Pool{axes}d": [_pool] for kind in ("Max", "Avg") for axes in (1, 2, 3)},
-    **{f"AdaptiveAvgPool{axes}d": [_global_average] for axes in (1, 2, 3)},
-    "ReLU": [_single("Relu", "nn.ReLU()")], "Tanh": [_single("Tanh", "nn.Tanh()")], "Sigmoid": [_single("Sigmoid", "nn.Sigmoid()")],
-    "GELU": [_single("Gelu", lambda n, node: 'nn.GELU("tanh")' if n.attribute(node, "approximate", "none") == "tanh" else "nn.GELU()")],
-    "SiLU": [_silu, _single("Swish", lambda n, node: "nn.SiLU()" if n.attribute(node, "alpha", 1.0) == 1 else None)],
-    "ReLU6": [_single("Clip", _clip)], "Hardtanh": [_single("Clip", _clip)],
-    "Hardswish": [_single("HardSwish", "nn.Hardswish()")], "Mish": [_single("Mish", "nn.Mish()")],
-    "Softplus": [_single("Softplus", "nn.Softplus()")], "Softsign": [_single("Softsign", "nn.Softsign()")],
-    "LeakyReLU": [_single("LeakyRelu", _activation_text)], "ELU": [_single("Elu", _activation_text)],
-    "CELU": [_single("Celu", _activation_text)],
-    "Softmax": [_single("Softmax", lambda n, node: _call("Softmax", n.attribute(node, "axis", -1)) if n.version >= 13 else None)],
-    "LogSoftmax": [_single("LogSoftmax", lambda n, node: _call("LogSoftmax", n.attribute(node, "axis", -1)) if n.version >= 13 else None)],
-    "Flatten": [_single("Flatten", _flatten)],
+def _with_axis(name: str) -> Callable[[Nodes, ir.Node], str | None]:
+    return lambda n, node: _call(name, n.attribute(node, "axis", -1)) if n.version >= 13 else None
+
+
+def _gelu(n: Nodes, node: ir.Node) -> str:
+    return 'nn.GELU("tanh")' if n.attribute(node, "approximate", "none") == "tanh" else "nn.GELU()"
+
+
+_RECOGNIZED: dict[str, Callable[[Nodes], str | None]] = {
+    "Linear": _linear, "NonDynamicallyQuantizableLinear": _linear, "Embedding": _embedding, "LayerNorm": _layer_norm,
+    **{f"Conv{turned}{axes}d": _convolution for turned in ("", "Transpose") for axes in (1, 2, 3)},
+    **{f"BatchNorm{axes}d": _batch_norm for axes in (1, 2, 3)}, "GroupNorm": _group_norm,
+    **{f"{kind}Pool{axes}d": _pool for kind in ("Max", "Avg") for axes in (1, 2, 3)},
+    **{f"AdaptiveAvgPool{axes}d": _global_average for axes in (1, 2, 3)}, "SiLU": _silu,
+    **{name: _single(operator, f"nn.{name}()") for name, operator in (
+        ("ReLU", "Relu"), ("Tanh", "Tanh"), ("Sigmoid", "Sigmoid"), ("Hardswish", "HardSwish"), ("Mish", "Mish"),
+        ("Softplus", "Softplus"), ("Softsign", "Softsign"))},
+    "GELU": _single("Gelu", _gelu), "ReLU6": _single("Clip", _clip), "Hardtanh": _single("Clip", _clip),
+    "LeakyReLU": _single("LeakyRelu", _activation_text), "ELU": _single("Elu", _activation_text),
+    "CELU": _single("Celu", _activation_text), "Softmax": _single("Softmax", _with_axis("Softmax")),
+    "LogSoftmax": _single("LogSoftmax", _with_axis("LogSoftmax")), "Flatten": _single("Flatten", _flatten),
 }  # fmt: skip
 
 
@@ -291,8 +305,8 @@ def torch_class(layout: CallLayout, module: ModuleNode) -> str | None:
         nodes = Nodes(layout, module, group)
         if not nodes.is_leaf or len(nodes.inputs) != 1 or len(nodes.outputs) != 1:
             return None
-        texts = [text for recognize in _RECOGNIZED.get(module.class_name, ()) if (text := recognize(nodes)) is not None]
-        found.add(texts[0] if texts else None)
+        recognize = _RECOGNIZED.get(module.class_name)
+        found.add(recognize(nodes) if recognize is not None else None)
     return found.pop() if len(found) == 1 else None
 
 
