@@ -44,10 +44,16 @@ class Entries:
     """Entries that the graph uses in a form from which they cannot be computed."""
 
 
-def entries_as_nodes(model: ir.Model) -> Entries:
+def entries_as_nodes(model: ir.Model, *, named: bool = True) -> Entries:
     """Put the recorded transforms of a model's initializers into its graph, which is changed, and find its entries."""
-    plans = {value: plan for value, plan in parameter_plans(model).items() if value.const_value is not None}
-    entries = Entries(listed_entries(model) or {})
+    plans = {
+        value: plan
+        for value, plan in parameter_plans(model).items()
+        if (tensor := value.const_value) is not None
+        and (named or (tensor.size > 1 and tensor.dtype.is_floating_point()))
+    }
+    kept = {key for plan in plans.values() for key in plan.keys}
+    entries = Entries({key: entry for key, entry in (listed_entries(model) or {}).items() if named or key in kept})
     stored: dict[str, Stored] = defaultdict(list)
     for value, plan in plans.items():
         for key in plan.inputs():

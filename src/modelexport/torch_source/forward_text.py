@@ -47,7 +47,7 @@ class ForwardText(NestedGraphs):
         self._uses: Counter[ir.Value] = Counter()
         self._passed = self._unchanged_calls()
         self.arguments = [self._argument(value) for value in layout.inputs[group.call]]
-        self._count(group.items, 1)
+        self._count(group.items)
         self._uses.update(layout.outputs[group.call])
         first = next(
             (value for value in layout.inputs[group.call] if value not in numbers.known and self._is_tensor(value)),
@@ -63,18 +63,21 @@ class ForwardText(NestedGraphs):
     def _is_tensor(value: ir.Value) -> bool:
         return value.type is None or isinstance(value.type, ir.TensorType)
 
-    def _count(self, items: Iterable[Item], weight: int) -> None:
-        """How often values are used; in a nested graph each use counts double, so that the value gets a name."""
+    def _count(self, items: Iterable[Item], inner: ir.Graph | None = None) -> None:
+        """How often values are used. A use in a nested graph counts double for a value from outside, which so gets a
+        name before the graph."""
         for item in items:
-            if isinstance(item, Group):
-                self._uses.update(dict.fromkeys(self.layout.inputs[item.call], weight))
-                continue
-            self._uses.update(
-                {value: weight * item.inputs.count(value) for value in set(item.inputs) if value is not None}
+            used = (
+                self.layout.inputs[item.call] if isinstance(item, Group) else [v for v in item.inputs if v is not None]
             )
-            for graph in nested_graphs(item):
-                self._count(self.layout.items[graph], 2)
-                self._uses.update(dict.fromkeys(graph.outputs, 2))
+            self._use(used, inner)
+            for graph in nested_graphs(item) if isinstance(item, ir.Node) else ():
+                self._count(self.layout.items[graph], graph)
+                self._use(graph.outputs, graph)
+
+    def _use(self, values: Iterable[ir.Value], inner: ir.Graph | None) -> None:
+        for value in values:
+            self._uses[value] += 1 if inner is None or value.graph is inner else 2
 
     def _assign(self, value: ir.Value, expression: Expression, operator: str) -> None:
         if self._uses[value] <= 1:

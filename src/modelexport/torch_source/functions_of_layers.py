@@ -234,8 +234,11 @@ def attention(
         bias = bias.masked_fill(places >= lengths.view(-1, 1, 1, 1), -math.inf)
         ends = ends + (lengths.view(-1, 1, 1, 1) - size)
     bias = bias.masked_fill(places > ends, -math.inf) if is_causal else bias
+    kept = [softcap * torch.tanh(kept[0] / softcap) if softcap else kept[0]] * 2
     kept.append(kept[0] + bias)
-    kept.append(softcap * torch.tanh(kept[1] / softcap) if softcap else kept[1])
-    kept.append(torch.softmax(kept[2], -1).nan_to_num())
+    probabilities = torch.softmax(kept[2], -1)
+    kept.append(
+        torch.where(bias.amax(-1, keepdim=True) == -math.inf, 0.0, probabilities) if bias.ndim else probabilities
+    )
     result = kept[3] @ many[1]
     return result.transpose(1, 2).flatten(2) if split else result, key, value, kept[qk_matmul_output_mode]

@@ -43,7 +43,7 @@ def dynamic_quantize(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     low, high = x.min().clamp(max=0), x.max().clamp(min=0)
     scale = (high - low) / 255
     zero = torch.round((-low / torch.where(scale == 0, 1.0, scale)).clamp(0, 255))
-    return torch.round(x / scale + zero).clamp(0, 255).to(torch.uint8), scale, zero.to(torch.uint8)
+    return (torch.round(x / scale) + zero).clamp(0, 255).to(torch.uint8), scale, zero.to(torch.uint8)
 
 
 def matmul_integer(a: Tensor, b: Tensor, a_zero: Any = None, b_zero: Any = None) -> Tensor:

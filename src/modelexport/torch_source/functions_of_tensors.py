@@ -156,11 +156,12 @@ def depth_to_space(x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
     return x.reshape(n, c // size**2, size, size, h, w).permute(0, 1, 4, 2, 5, 3).reshape(n, -1, h * size, w * size)
 
 
-def space_to_depth(x: Tensor, *, blocksize: int) -> Tensor:
+def space_to_depth(x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
     """Blocks of the image moved into channels."""
     (n, c, h, w), size = x.shape, blocksize
     x = x.reshape(n, c, h // size, size, w // size, size)
-    return x.permute(0, 3, 5, 1, 2, 4).reshape(n, c * size**2, h // size, w // size)
+    order = (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4)
+    return x.permute(order).reshape(n, c * size**2, h // size, w // size)
 
 
 def insert(sequence: list[Tensor], x: Tensor, place: Any = None) -> list[Tensor]:

@@ -105,7 +105,16 @@ def _instance_norm(o: Operation) -> Written:
     return E(f"F.instance_norm({o.x()}, None, None, {o.x(1)}, {o.x(2)}, eps={epsilon})")
 
 
+def _cross_entropy(o: Operation) -> Written:
+    if o.outputs_used() > 1:
+        raise UnwrittenError("its second output is used")
+    name = "cross_entropy" if o.node.op_type == "SoftmaxCrossEntropyLoss" else "nll_loss"
+    how = f"ignore_index={o.attribute('ignore_index', -100)}, reduction={o.attribute('reduction', 'mean')!a}"
+    return E(f"F.{name}({o.x()}, {o.x(1)}, {o.x(2)}, {how})")
+
+
 _STANDARD: dict[str, Writer] = {
+    "SoftmaxCrossEntropyLoss": _cross_entropy, "NegativeLogLikelihoodLoss": _cross_entropy,
     "Conv": called(f.conv), "ConvTranspose": called(f.conv_transpose), "MaxPool": _max_pool,
     "AveragePool": called(f.average_pool), "LpPool": called(f.lp_pool), "GlobalAveragePool": _global("mean"),
     "GlobalMaxPool": _global("amax"), "LRN": called(f.lrn), "BatchNormalization": _batch_norm,

@@ -15,7 +15,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.format.documents import StateDictEntry
 from modelexport.format.dtypes import parse_dtype
 from modelexport.graph.unique_names import free_name
-from modelexport.torch_source.call_layout import SMALL, CallLayout
+from modelexport.torch_source.call_layout import SMALL, CallLayout, is_below
 from modelexport.torch_source.containers import container, sequential, uncalled
 from modelexport.torch_source.expressions import identifier, is_plain, listed, literal, type_name
 from modelexport.torch_source.forward_text import ForwardText
@@ -76,6 +76,7 @@ class ModuleClasses:
                     or uncalled(node)
                 )
             known = known or sequential(self.layout, node, children, lambda group: not self._number(group.call))
+        node.is_indexed = known is not None and known.startswith("nn.Sequential(")
         if known is None or node.path not in self.dropout:
             return Built(known) if known is not None else self._class(node, children)
         if known.endswith("(0.0)"):
@@ -111,54 +112,56 @@ class ModuleClasses:
         counts = {module.path: module.parameters for module in sidecar.modules}
         if node.path not in counts:
             return True
-        own = counts[node.path] - sum(
-            counts.get(child.path, 0) for child in node.children.values() if child.alias_of is None
-        )
+        inside = sum(counts.get(child.path, 0) for child in node.children.values() if child.alias_of is None)
+        own = counts[node.path] - inside + self._counted_twice(node)
         for size in range(len(floating), -1, -1) if len(floating) < 12 else (len(floating),):
             for chosen in itertools.combinations(floating, size):
                 if sum(floating[key] for key in chosen) == own:
                     return name in chosen
         return True
 
-    def _ties(self) -> dict[str, list[str]]:
-        """Statements that give one tensor, or module, a second name, by the path of the module they are made in."""
-        found: dict[str, list[str]] = {}
-        for node in self.nodes.by_path.values():
-            if node.alias_of is not None:
-                self._tie(found, node.path, node.alias_of)
+    def _counted_twice(self, node: ModuleNode) -> int:
+        """Elements of tensors that several modules of a module have."""
+        total = 0
+        for first, names in self.layout.entries.names.items():
+            holders = {child.path for child in node.children.values() for name in names if is_below(name, child.path)}
+            total += math.prod(self.layout.entries.shapes[first].shape) * max(len(holders) - 1, 0)
+        return total
+
+    def _ties(self) -> dict[str, list[tuple[str, str]]]:
+        """Second names of tensors and modules with the first, by the path of the module that gives them."""
+        found: dict[str, list[tuple[str, str]]] = {}
+        pairs = [(node.path, node.alias_of) for node in self.nodes.by_path.values() if node.alias_of is not None]
         for names in self.layout.entries.names.values():
             kept = [name for name in names if self._has(name)]
-            for other in kept[1:]:
-                self._tie(found, other, kept[0])
+            pairs += [(other, kept[0]) for other in kept[1:]]
+        for name, first in pairs:
+            found.setdefault(self._common(name, first), []).append((name, first))
         return found
 
     def _has(self, name: str) -> bool:
         path, _, last = name.rpartition(".")
         return path in self.nodes.by_path and last in self.nodes.by_path[path].entries
 
-    def _tie(self, found: dict[str, list[str]], name: str, first: str) -> None:
+    def _common(self, name: str, first: str) -> str:
+        """The path of the innermost module with code of its own that two names are inside."""
         common: list[str] = []
         for a, b in zip(name.split(".")[:-1], first.split(".")[:-1], strict=False):
             if a != b:
                 break
             common.append(a)
-        while common and (
-            self.nodes.by_path[".".join(common)].is_list or not self.nodes.by_path[".".join(common)].calls
-        ):
+        while common and not self.nodes.by_path[".".join(common)].calls:
             common.pop()
-        start = ".".join(common)
-        texts = []
-        for each in (name, first):
-            path, _, last = each.rpartition(".")
-            texts.append(self.nodes.attribute(start, path, last))
-        if texts[0].endswith("]") or texts[0].startswith("getattr"):
-            path, _, last = name.rpartition(".")
-            statement = f"setattr({self.nodes.attribute(start, path)}, {last!a}, {texts[1]})"
-            if texts[0].endswith("]"):
-                statement = f"{texts[0]} = {texts[1]}"
-        else:
-            statement = f"{texts[0]} = {texts[1]}"
-        found.setdefault(start, []).append(statement)
+        return ".".join(common)
+
+    def _tied(self, start: str, name: str, first: str) -> str:
+        """The statement in the code of a module that gives what has the first name the other one."""
+        path, _, last = name.rpartition(".")
+        target, (before, _, behind) = self.nodes.attribute(start, path, last), first.rpartition(".")
+        source = self.nodes.attribute(start, before, behind)
+        if target.startswith("getattr"):
+            return f"setattr({self.nodes.attribute(start, path)}, {last!a}, {source})"
+        return f"{target} = {source}"
 
     def _constant_lines(self, values: Sequence[tuple[ir.Value, str]]) -> list[str]:
         lines = []
@@ -236,7 +239,7 @@ class ModuleClasses:
                 )
             else:
                 lines.append(f"self.register_buffer({name!a}, {self._zeros(entry)})")
-        lines += self.ties.get(node.path, ())
+        lines += [self._tied(node.path, *names) for names in self.ties.get(node.path, ())]
         for caller, paths in self.nodes.elsewhere.items() if not node.path else ():
             targets = ", ".join(self.nodes.attribute("", path) for path in paths)
             lines.append(f"{self.nodes.attribute('', caller)}.{ELSEWHERE} = [{targets}]")

@@ -26,6 +26,8 @@ class ModuleNode:
     calls: list[Group] = field(default_factory=list)
     is_unchanged: bool = False
     """Whether it is called, and returns what it gets."""
+    is_indexed: bool = False
+    """Whether its code is an ``nn.Sequential``."""
     alias_of: str | None = None
     """The path of the module that it is."""
 
@@ -142,6 +144,6 @@ ELSEWHERE = "modules_elsewhere"
 def _attribute(text: str, node: ModuleNode, name: str) -> str:
     if node.class_name == "ModuleDict" and node.is_from_torch and name in node.children:
         return f"{text}[{name!a}]"
-    if node.is_list or (node.class_name == "Sequential" and name.isdigit()):
+    if node.is_list or node.is_indexed:
         return f"{text}[{name}]"
     return f"{text}.{name}" if is_plain(name) else f"getattr({text}, {name!a})"

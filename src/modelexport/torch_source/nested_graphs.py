@@ -110,8 +110,8 @@ class NestedGraphs(ValueScope):
         states, sequences = node.inputs[: len(node.inputs) - count], node.inputs[len(node.inputs) - count :]
         if any(any(node.attributes[name].as_ints()) for name in _SCAN_ORDERS if name in node.attributes):
             raise MissingOperatorError(
-                f"Scan {node.name or ''} of {self.group.call} runs backwards or along another axis, which to_torch does "
-                "not write: cut the module out with `modelexport extract`"
+                f"Scan {node.name or ''} of {self.group.call} runs backwards or along another axis than the first: cut "
+                "the module out with `modelexport extract`"
             )
         self._flush()
         carried = [self._name(value, "state") for value in body.inputs[: len(states)]]

@@ -111,12 +111,6 @@ class Operation:
         numbers = self.numbers(index)
         return f"{self.x(index, 12)}.tolist()" if numbers is None else listed([number.text for number in numbers])
 
-    def python(self, index: int) -> str:
-        """An operand as a number if it has no axes or one of its elements is all, as a tuple otherwise."""
-        value = self.value(index)
-        one = value is not None and value.shape is not None and (len(value.shape) == 0)
-        return self.size(index) if one else self.sizes(index)
-
     def size(self, index: int) -> str:
         """An operand as one Python number."""
         number = self.number(index)
@@ -234,6 +228,7 @@ def called(
     function: Callable[..., Any],
     *,
     numbers: Sequence[int] = (),
+    scalars: Sequence[int] = (),
     count: int = 1,
     inputs: Sequence[Any] | None = None,
     ignored: Sequence[str] = (),
@@ -241,7 +236,8 @@ def called(
     """What writes an operator as a call of the function that has its inputs and attributes.
 
     Args:
-        numbers: The inputs that the function takes as Python numbers; those of one element without a tuple.
+        numbers: The inputs that the function takes as tuples of Python numbers.
+        scalars: Those that it takes as one number.
         count: How many tensors the function returns.
         inputs: Other arguments than the operator's inputs.
         ignored: Attributes that do not change the result, or that the inputs have already.
@@ -250,16 +246,20 @@ def called(
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
     def write(o: Operation) -> Expression | Several:
-        arguments: list[Any] = list(inputs) if inputs is not None else [
-            Text("None" if not o.has(i) else o.python(i) if i in numbers else o.x(i)) for i in range(len(o.node.inputs))
-        ]  # fmt: skip
+        def argument(index: int) -> Text:
+            text = o.sizes if index in numbers else o.size if index in scalars else o.x
+            return Text(text(index) if o.has(index) else "None")
+
+        arguments: list[Any] = list(inputs) if inputs is not None else [*map(argument, range(len(o.node.inputs)))]
         while arguments and arguments[-1] == "None":
             arguments.pop()
         named = {}
         for name, value in o.attributes().items():
+            if name in ignored:
+                continue
             if name in parameters or (takes_all and name != "storage_order"):
                 named[name] = value
-            elif name not in (*ignored, "stash_type", "kernel_shape") and value != o.default(name):
+            elif name not in ("stash_type", "kernel_shape") and value != o.default(name):
                 raise UnwrittenError(f"its attribute {name} is {value}")
         named = {
             name: value for name, value in named.items() if name not in parameters or parameters[name].default != value

@@ -233,7 +233,7 @@ def _resize(o: Operation) -> Written:
 
 def _dft(o: Operation) -> Written:
     if o.version >= 20:
-        return called(f.discrete_fourier, numbers=(1, 2))(o)
+        return called(f.discrete_fourier, scalars=(1, 2))(o)
     length = Text(o.size(1)) if o.has(1) else None
     return called(f.discrete_fourier, inputs=(Text(o.x()), length, o.attribute("axis", 1)), ignored=("axis",))(o)
 
@@ -279,7 +279,7 @@ def _split_to_sequence(o: Operation) -> Written:
     axis = o.attribute("axis", 0)
     if not o.has(1):
         return E(f"list({o.x(0, ATOM)}.{'split(1, ' if o.attribute('keepdims', 1) else 'unbind('}{axis}))")
-    return E(f"list({o.x(0, ATOM)}.split({o.python(1)}, {axis}))")
+    return E(f"list({o.x(0, ATOM)}.split({o.size(1) if o.rank(1) == 0 else o.sizes(1)}, {axis}))")
 
 
 def _prelu(o: Operation) -> Written:
@@ -287,7 +287,7 @@ def _prelu(o: Operation) -> Written:
 
 
 def _norm(o: Operation) -> Written:
-    return E(f"{o.x(0, ATOM)} / {o.x(0, ATOM)}.norm({o.attribute('p', 2)}, {o.attribute('axis', -1)}, True)", PRODUCT)
+    return E(f"F.normalize({o.x()}, {o.attribute('p', 2)}, {o.attribute('axis', -1)}, 1e-30)")
 
 
 _TANH, _JOINS = ', approximate="tanh"', ("cat", "stack")
@@ -313,15 +313,15 @@ TENSOR_OPERATORS: dict[str, Writer] = {
     "ReduceL1": _reduce("{a}.abs().sum({axes})"), "ReduceL2": _reduce("{a}.square().sum({axes}).sqrt()"),
     "ReduceLogSum": _reduce("{a}.sum({axes}).log()"), "ReduceLogSumExp": _reduce("{a}.logsumexp({axes})"),
     "ReduceSumSquare": _reduce("{a}.square().sum({axes})"), "Softmax": _softmax, "LogSoftmax": _softmax,
-    "ArgMax": _extreme("argmax"), "ArgMin": _extreme("argmin"), "CumSum": called(f.cumulative_sum, numbers=(1,)),
+    "ArgMax": _extreme("argmax"), "ArgMin": _extreme("argmin"), "CumSum": called(f.cumulative_sum, scalars=(1,)),
     "ConstantOfShape": _constant_of_shape, "Range": _range, "Shape": _shape, "Size": text("torch.tensor({a}.numel())"),
-    "OneHot": called(f.one_hot, numbers=(1,)), "TopK": called(f.top_k, numbers=(1,), count=2),
+    "OneHot": called(f.one_hot, scalars=(1,)), "TopK": called(f.top_k, scalars=(1,), count=2),
     "Unique": called(f.unique, count=4), "Dropout": _dropout, "NonZero": text("{a}.nonzero().T"), "Compress": _compress,
     "Trilu": lambda o: E(f"torch.tri{'lu'[o.attribute('upper', 1)]}({o.x()}, {o.size(1) if o.has(1) else 0})"),
     "IsInf": _is_inf,
-    "Resize": _resize, "Upsample": _resize, "DFT": _dft, "STFT": called(f.short_time_fourier, numbers=(1, 3)),
+    "Resize": _resize, "Upsample": _resize, "DFT": _dft, "STFT": called(f.short_time_fourier, scalars=(1, 3)),
     "GridSample": _grid_sample, "HannWindow": _window("hann_window"), "BlackmanWindow": _window("blackman_window"),
-    "NonMaxSuppression": called(f.non_max_suppression, numbers=(2, 3, 4)),
+    "NonMaxSuppression": called(f.non_max_suppression, scalars=(2, 3, 4)),
     **{f"Random{kind}{like}": _random(*row) for like in ("", "Like") for kind, row in (
         ("Normal", ("randn", "mean", "scale")), ("Uniform", ("rand", "low", "high")))},
     "EyeLike": lambda o: E(f"torch.eye(*{o.x(0, ATOM)}.shape, dtype={o.type_of(o.attribute('dtype') or o.dtype())})"),
@@ -333,7 +333,7 @@ TENSOR_OPERATORS: dict[str, Writer] = {
     "HardSigmoid": text("({alpha} * {a} + {beta}).clamp(0, 1)", alpha=0.2, beta=0.5), "PRelu": _prelu,
     "ThresholdedRelu": text("torch.where({a} > {alpha}, {x}, 0)", alpha=1.0), "LpNormalization": _norm,
     "SequenceConstruct": lambda o: E(f"[{listed_operands(o)}]"), "SequenceEmpty": text("[]"),
-    "SequenceAt": lambda o: E(f"{o.x(0, ATOM)}[{o.size(1)}]"), "SequenceInsert": called(f.insert, numbers=(2,)),
+    "SequenceAt": lambda o: E(f"{o.x(0, ATOM)}[{o.size(1)}]"), "SequenceInsert": called(f.insert, scalars=(2,)),
     "SequenceLength": text("torch.tensor(len({x}))"), "SplitToSequence": _split_to_sequence,
     "ConcatFromSequence": lambda o: text(f"torch.{_JOINS[o.attribute('new_axis', 0)]}({{x}}, {{axis}})", axis=0)(o),
 }  # fmt: skip

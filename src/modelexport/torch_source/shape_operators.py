@@ -150,7 +150,7 @@ def _pad(o: Operation) -> Written:
         )(o)
     numbers = o.numbers(1)
     if numbers is None or o.has(3) or o.attribute("mode", "constant") != "constant" or o.kind() == "b":
-        return called(f.pad, numbers=(1, 2, 3))(o)
+        return called(f.pad, numbers=(1, 3), scalars=(2,))(o)
     half = len(numbers) // 2
     around = [number.text for axis in reversed(range(half)) for number in (numbers[axis], numbers[half + axis])]
     while len(around) > 2 and around[-2:] == ["0", "0"]:

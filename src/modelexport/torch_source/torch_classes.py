@@ -283,8 +283,8 @@ _RECOGNIZED: dict[str, Callable[[Nodes], str | None]] = {
     **{f"{kind}Pool{axes}d": _pool for kind in ("Max", "Avg") for axes in (1, 2, 3)},
     **{f"AdaptiveAvgPool{axes}d": _global_average for axes in (1, 2, 3)}, "SiLU": _silu,
     **{name: _single(operator, f"nn.{name}()") for name, operator in (
-        ("ReLU", "Relu"), ("Tanh", "Tanh"), ("Sigmoid", "Sigmoid"), ("Hardswish", "HardSwish"), ("Mish", "Mish"),
-        ("Softplus", "Softplus"), ("Softsign", "Softsign"))},
+        ("ReLU", "Relu"), ("SELU", "Selu"), ("Tanh", "Tanh"), ("Sigmoid", "Sigmoid"), ("Hardswish", "HardSwish"),
+        ("Mish", "Mish"), ("Softplus", "Softplus"), ("Softsign", "Softsign"))},
     "GELU": _single("Gelu", _gelu), "ReLU6": _single("Clip", _clip), "Hardtanh": _single("Clip", _clip),
     "LeakyReLU": _single("LeakyRelu", _activation_text), "ELU": _single("Elu", _activation_text),
     "CELU": _single("Celu", _activation_text), "Softmax": _single("Softmax", _with_axis("Softmax")),

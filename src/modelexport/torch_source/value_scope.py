@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from inspect import isfunction
 from typing import Any
 
 import onnx_ir as ir
@@ -13,11 +14,19 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import UsageError
 from modelexport.tagged.encodings.functions_call_groups import Group
+from modelexport.torch_source import functions_of_layers, functions_of_quantized, functions_of_tensors
 from modelexport.torch_source.call_layout import CallLayout
 from modelexport.torch_source.expressions import Expression, Number, Numbers, identifier, type_name
 from modelexport.torch_source.module_nodes import ModuleNodes
 from modelexport.torch_source.size_numbers import FileNumbers
 
+HELPER_NAMES = frozenset(
+    name
+    for file in (functions_of_layers, functions_of_quantized, functions_of_tensors)
+    for name, function in vars(file).items()
+    if isfunction(function)
+)
+"""The names of the functions that a generated file may have, which no value gets."""
 WIDTH = 100
 """How long a line of a body may be before its operands get names."""
 _BODY = 8
@@ -53,7 +62,7 @@ class ValueScope:
         self.lines: list[str] = []
         self._indent = 0
         self._operator = "value"
-        self._names: set[str] = set()
+        self._names = set(HELPER_NAMES)
         self._env: dict[ir.Value, Expression] = {}
         self._pending: dict[ir.Value, Expression] = {}
         """Values that are used once, and whose text has not been written yet."""

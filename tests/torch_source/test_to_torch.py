@@ -1,0 +1,192 @@
+"""A file comes back as a model: its modules, its ``state_dict``, its numbers, its gradients, its tags."""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from torch import nn
+
+import modelexport
+from commands import run
+from modelexport.errors import UsageError
+from modelexport.tagged.file import read_tagged
+from modelexport.torch_source.nested_graphs import MissingOperatorError
+from modelexport.torch_source.to_torch import TorchSource, torch_source
+from modelexport.traces.file_run import FileRun
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden + self.drop(self.down(nn.functional.gelu(self.up(self.norm(hidden)))))
+
+
+class Everything(nn.Module):
+    """A convolution, an LSTM, equal blocks, one module called twice, a tied weight, a buffer, and an unused module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Sequential(nn.Conv1d(4, 8, 3, padding=1), nn.BatchNorm1d(8), nn.ReLU())
+        self.lstm = nn.LSTM(8, 8, batch_first=True)
+        self.blocks = nn.ModuleList(Block(8) for _ in range(2))
+        self.twice = Block(8)
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.second.weight = self.first.weight
+        self.register_buffer("shift", torch.randn(8))
+        self.unused = nn.Linear(3, 5)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        hidden, _ = self.lstm(self.conv(x).transpose(1, 2))
+        for block in self.blocks:
+            hidden = block(hidden)
+        hidden = self.twice(self.twice(hidden)) + self.shift
+        return {"first": self.first(hidden), "second": self.second(hidden).mean(1)}
+
+
+@functools.cache
+def exported() -> tuple[nn.Module, torch.Tensor, Path]:
+    torch.manual_seed(0)
+    model, x = Everything().eval(), torch.randn(2, 4, 6)
+    path = Path(tempfile.mkdtemp()) / "everything.onnx"
+    modelexport.export(model, {"x": x}, path)
+    return model, x, path
+
+
+@functools.cache
+def back() -> TorchSource:
+    return torch_source(exported()[2])
+
+
+def loss(outputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    return sum((output.square().sum() for output in outputs.values()), torch.zeros(()))
+
+
+def test_the_state_dict_is_the_original_s() -> None:
+    """Also where the file has a weight transposed, or in the gates' other order; unused entries are zeros."""
+    original, model = exported()[0], back().model()
+    entries, same = original.state_dict(), model.state_dict()
+    assert {key: (tensor.shape, tensor.dtype) for key, tensor in entries.items()} == {
+        key: (tensor.shape, tensor.dtype) for key, tensor in same.items()
+    }
+    assert [key for key in entries if not torch.equal(entries[key], same[key])] == ["unused.weight", "unused.bias"]
+    assert model.second.weight is model.first.weight
+    assert {name for name, _ in model.named_buffers()} >= {"shift", "conv.1.running_mean"}
+    Everything().load_state_dict(same, strict=True)
+
+
+def test_numbers_and_gradients_are_the_file_s() -> None:
+    original, x, path = exported()
+    model = torch_source(path, dtype="float64").model()
+    wanted = FileRun(read_tagged(path).model, wide="float32").run({"x": x.numpy()})
+    for name, output in model(x.double()).items():
+        np.testing.assert_allclose(output.detach().numpy(), wanted[name], rtol=1e-8, atol=1e-9)
+    single = back().model()
+    for each in (original, single):
+        each.zero_grad()
+        loss(each(x)).backward()
+    for name, parameter in original.named_parameters():
+        if not name.startswith("unused"):
+            torch.testing.assert_close(single.get_parameter(name).grad, parameter.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_exported_again_it_has_the_same_calls_and_tags(tmp_path: Path) -> None:
+    _, x, path = exported()
+    modelexport.export(back().model(), {"x": x}, tmp_path / "again.onnx")
+    old, new = modelexport.load(path), modelexport.load(tmp_path / "again.onnx")
+    assert {str(call): tag for call, tag in old.tags.items()} == {str(call): tag for call, tag in new.tags.items()}
+    assert [value.name for value in new.model.graph.outputs] == ["first", "second"]
+
+
+def test_the_source_is_what_a_person_would_write() -> None:
+    text = back().text
+    assert re.findall(r"^class (\w+)", text, re.MULTILINE) == ["LSTM", "Block", "Everything"]
+    assert "self.blocks = nn.ModuleList(Block() for _ in range(2))" in text
+    assert "self.conv = nn.Sequential(nn.Conv1d(4, 8, 3, padding=1), nn.BatchNorm1d(8), nn.ReLU())" in text
+    assert "return hidden + self.drop(self.down(F.gelu(self.up(self.norm(hidden)))))" in text
+    assert text.count("self.twice(") == 2
+    assert "self.second.weight = self.first.weight" in text
+
+
+def test_the_command_writes_code_that_runs_without_this_package(tmp_path: Path) -> None:
+    _, x, path = exported()
+    out = tmp_path / "model.py"
+    told = run("to-torch", path, "-o", out, "--dropout", "blocks.*=0.25", "--dropout", "twice.drop=0.5")
+    assert "Everything" in told.stdout
+    code = (
+        "import sys, torch; sys.modules['modelexport'] = None; import model; m = model.load();"
+        f"x = torch.tensor({x.tolist()}); y = m(x); print(m.twice.drop.p, float(y['second'].sum()), "
+        "not m.train()(x)['first'].equal(y['first']))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    dropped, total, varies = ran.stdout.split()
+    assert (dropped, varies) == ("0.5", "True")
+    assert abs(float(total) - float(exported()[0](x)["second"].detach().sum())) < 1e-3
+    assert out.read_text().count("F.dropout(") == 1  # one class for both blocks
+
+
+@pytest.mark.parametrize("dropout", ["blocks.*", "blocks.*=2", "blocks.*=x", "nothing=0.1"])
+def test_a_dropout_that_means_nothing_is_refused(dropout: str, tmp_path: Path) -> None:
+    refused = run("to-torch", exported()[2], "-o", tmp_path / "m.py", "--dropout", dropout)
+    assert refused.returncode == 2 and refused.stderr.count("\n") == 1
+
+
+def graph(node: ir.Node, *inputs: ir.Value) -> ir.Model:
+    values = [*inputs]
+    return ir.Model(ir.Graph(values, node.outputs, nodes=[node], opset_imports={"": 20, "other": 1}), ir_version=10)
+
+
+def tensor(name: str) -> ir.Value:
+    return ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([2, 3]))
+
+
+def test_names_of_a_file_never_become_code() -> None:
+    """Names of values, inputs and outputs are identifiers or quoted texts."""
+    x = tensor("x): __import__('os').abort()  #")
+    node = ir.node("Relu", [x], outputs=[tensor('y"}; raise SystemExit #')])
+    model = torch_source(graph(node, x)).model()
+    assert list(model(torch.ones(2, 3))) == ['y"}; raise SystemExit #']
+
+
+def test_a_missing_operator_names_itself_its_module_and_the_place_to_add_it() -> None:
+    x = tensor("x")
+    node = ir.node("Fancy", [x], domain="other", name="fancy", outputs=[tensor("y")])
+    with pytest.raises(MissingOperatorError, match=r"other\.Fancy fancy of \. .*layer_operators\.py"):
+        torch_source(graph(node, x))
+
+
+def test_only_python_is_written() -> None:
+    with pytest.raises(UsageError, match="does not end with"):
+        back().write("model.onnx")
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: self.left(x).relu(), lambda x: self.right(x).tanh(), (x,))
+
+
+def test_branches_are_those_of_python(tmp_path: Path) -> None:
+    model, x = Branches().eval(), torch.ones(2, 4)
+    modelexport.export(model, {"x": x}, tmp_path / "m.onnx")
+    source = torch_source(tmp_path / "m.onnx")
+    assert re.search(r"if .+:\n.*\n        else:", source.text)
+    same: Any = source.model()
+    for each in (x, -x):
+        torch.testing.assert_close(same(each), model(each))
