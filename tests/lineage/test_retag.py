@@ -21,14 +21,15 @@ from safetensors.numpy import save_file
 import modelexport
 import models
 from exports import Exporter
-from modelexport import retag, verify_against
+from modelexport import load, retag, verify_against
 from modelexport.cli import app
 from modelexport.errors import FileFormatError, OutputError, UsageError, WeightsError
-from modelexport.files.onnx_models import load_onnx
+from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.format import keys
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers
 from modelexport.graph.parameter_plans import parameter_plan
+from modelexport.graph.size_conditions import SizeCondition, conditions_of, put_conditions
 from modelexport.lineage.optimize_tools import TOOLS, Tool, optimize_file
 from modelexport.lineage.retagging import RetagReport
 from modelexport.weights.recorded_transforms import compute_planned
@@ -487,3 +488,11 @@ def test_a_tool_that_loses_what_nodes_use_is_named(exported: Exporter, tmp_path:
     with pytest.raises(FileFormatError, match=r"use .*, which nothing computes: the tool lost it"):
         retag(lost, source=source, output=tmp_path / "out.onnx")
     assert not (tmp_path / "out.onnx").exists()
+
+
+def test_conditions_of_sizes_survive_a_tool(exported: Exporter, tmp_path: Path) -> None:
+    model = load_onnx(exported("blocks").path)
+    put_conditions(model, [SizeCondition("n < 24")])
+    save_model(model, tmp_path / "a.onnx")
+    retag(exported("blocks").path, source=tmp_path / "a.onnx", output=tmp_path / "b.onnx")
+    assert [condition.formula for condition in conditions_of(load(tmp_path / "b.onnx").model)] == ["n < 24"]

@@ -106,5 +106,5 @@ def test_a_damaged_list_is_refused_by_name(tmp_path: Path) -> None:
     model = onnx.load(tmp_path / "m.onnx")
     next(entry for entry in model.metadata_props if entry.key == OUTPUTS).value = '{"logits": 1}'
     onnx.save(model, tmp_path / "m.onnx")
-    with pytest.raises(FileFormatError, match=r"the property modelexport\.outputs is damaged"):
+    with pytest.raises(FileFormatError, match=r"damaged metadata: the property modelexport\.outputs \("):
         verify(Heads(), X, tmp_path / "m.onnx")

@@ -151,11 +151,8 @@ def _check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], 
         results = run_session(runs, sides.feeds(inputs))
     except UsageError as error:
         return _not_run(sides, step, str(error))
-    properties, otherwise = runs.get_modelmeta().custom_metadata_map, _declared_otherwise(runs, results)
-    returned, outputs = (
-        requested_outputs(properties, from_torch),
-        len(runs.get_outputs()) - len(exposed_outputs(properties)),
-    )
+    in_file, otherwise = sides.tagged.model, _declared_otherwise(runs, results)
+    returned, outputs = requested_outputs(in_file, from_torch), len(runs.get_outputs()) - len(exposed_outputs(in_file))
     masked = _wrong_without_keys(sides, inputs, runs)
     del runs  # its weights, and the copies of them that its kernels prefer
     if len(returned) != outputs:
@@ -214,16 +211,16 @@ def _wrong_without_keys(sides: Sides, inputs: Mapping[str, Any] | Sequence[Any],
     from modelexport.pytorch.runs.outputs_as_users_run import returned_by
     from modelexport.runtime.sessions import run_session
 
-    properties = sides.tagged.model.metadata_props
-    taken = inputs_of_file(inputs, sides.tagged.model)
+    model = sides.tagged.model
+    taken = inputs_of_file(inputs, model)
     kept = [name for name, _ in tensors_in(inputs) if name not in taken]
     for what, other in without_keys(inputs, kept):
         try:
-            right = requested_outputs(properties, returned_by(sides.model, other))
+            right = requested_outputs(model, returned_by(sides.model, other))
             outputs = [
                 array
                 for name, array in run_session(runs, sides.feeds(other)).items()
-                if name not in exposed_outputs(properties)
+                if name not in exposed_outputs(model)
             ]
             if not all(np.isfinite(array_of_torch.astype(np.float64)).all() for array_of_torch in right):
                 continue

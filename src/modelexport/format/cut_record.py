@@ -4,12 +4,7 @@ and what its inputs and outputs are there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
-
-from modelexport.core.json_decoding import decode_json
-from modelexport.format.keys import CUT_FROM
 
 
 class CutValue(msgspec.Struct, frozen=True):
@@ -33,13 +28,3 @@ class CutRecord(msgspec.Struct, frozen=True):
     """The required inputs, in their order."""
     outputs: list[CutValue]
     """The outputs, in their order."""
-
-
-def read_cut_record(properties: Mapping[str, str]) -> CutRecord | None:
-    """The record in a model's ``metadata_props``; ``None`` if the model was not cut out of a file.
-
-    Raises:
-        FileFormatError: It is damaged.
-    """
-    text = properties.get(CUT_FROM)
-    return None if text is None else decode_json(text, kind=CutRecord, damaged=f"the property {CUT_FROM} is damaged")

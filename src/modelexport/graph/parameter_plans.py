@@ -1,6 +1,7 @@
 """How initializers are computed from ``state_dict`` entries: values in memory, text in a file only.
 
-A plan is in the ``meta`` of its ``ir.Value``, the entries of the exported module are in that of the ``ir.Model``. Only
+A plan is in the ``meta`` of its ``ir.Value``, the entries of the exported module are in that of the ``ir.Model``, with
+other records that a file has of itself: the outputs that it keeps, what was replaced in it, where it was cut out. Only
 :func:`read_plans` and :func:`plan_properties` know the text that files have for them. A model that was read keeps the
 text until a value is recorded, for those who write it with ``onnx_ir``; it is not read again.
 """
@@ -16,9 +17,22 @@ import onnx_ir as ir
 
 from modelexport.core.json_decoding import decode_json
 from modelexport.errors import FileFormatError
+from modelexport.format.cut_record import CutRecord
 from modelexport.format.documents import StateDictEntry, TransformStep
 from modelexport.format.dtypes import dtype_name
-from modelexport.format.keys import ADAPTER, LOST, PARAMETER, STATE_DICT, TRANSFORM, UNRECORDED, UNRECORDED_DOMAIN
+from modelexport.format.keys import (
+    ADAPTER,
+    CUT_FROM,
+    EXPOSED,
+    LOST,
+    OUTPUTS,
+    PARAMETER,
+    REPLACED,
+    STATE_DICT,
+    TRANSFORM,
+    UNRECORDED,
+    UNRECORDED_DOMAIN,
+)
 from modelexport.graph.nodes import held_initializers, initializers
 
 
@@ -69,6 +83,10 @@ _KINDS: Mapping[str, Any] = {
     PARAMETER: list[str],
     TRANSFORM: list[TransformStep],
     ADAPTER: AdapterInput,
+    OUTPUTS: list[bool],
+    EXPOSED: list[str],
+    REPLACED: dict[str, str],
+    CUT_FROM: CutRecord,
 }
 """The properties of files that become values in memory, to the types of their content."""
 
@@ -91,7 +109,7 @@ def used_keys(model: ir.Model) -> set[str]:
 
 def record_plan(value: ir.Value, plan: ParameterPlan | None) -> None:
     """Let an initializer carry how it is computed, or that it does not come from an entry."""
-    _record(value, PARAMETER, plan)
+    record(value, PARAMETER, plan)
     value.metadata_props.pop(TRANSFORM, None)
 
 
@@ -103,7 +121,7 @@ def adapter_input(value: ir.Value) -> AdapterInput | None:
 
 def record_adapter_input(value: ir.Value, what: AdapterInput) -> None:
     """Let an initializer carry what it is a part of as an optional input for adapters."""
-    _record(value, ADAPTER, what)
+    record(value, ADAPTER, what)
 
 
 def listed_entries(model: ir.Model) -> dict[str, StateDictEntry] | None:
@@ -125,7 +143,7 @@ def state_dict_of(model: ir.Model) -> dict[str, StateDictEntry]:
 
 def record_state_dict(model: ir.Model, entries: dict[str, StateDictEntry]) -> None:
     """Let a model carry the ``state_dict`` entries of the exported module."""
-    _record(model, STATE_DICT, entries)
+    record(model, STATE_DICT, entries)
 
 
 def record_own_names(model: ir.Model, chosen: Iterable[ir.Value] | None = None) -> None:
@@ -145,11 +163,14 @@ def lost_entries(model: ir.Model) -> list[str]:
 
 def record_lost(model: ir.Model, lost: list[str]) -> None:
     """Let a model carry the entries that no initializer comes from any more."""
-    _record(model, LOST, lost)
+    record(model, LOST, lost)
 
 
-def _record(carrier: ir.Value | ir.Model, key: str, content: Any) -> None:
-    carrier.meta[key] = content
+def record(carrier: ir.Value | ir.Model, key: str, content: Any) -> None:
+    """Let an initializer or a model carry what a property of a file says, or nothing, in its ``meta``."""
+    carrier.meta.pop(key, None)
+    if content is not None:
+        carrier.meta[key] = content
     carrier.metadata_props.pop(key, None)
 
 
@@ -178,8 +199,8 @@ def _decoded(properties: Mapping[str, str], what: str) -> dict[str, Any]:
     texts = {key: properties[key] for key in _KINDS if key in properties}
     if texts.get(PARAMETER) == "[]":
         raise FileFormatError(f"{what} has damaged metadata (it comes from no parameter): export it again")
-    damaged = f"{what} has damaged metadata"
-    return {key: decode_json(text, kind=_KINDS[key], damaged=damaged) for key, text in texts.items()}
+    damaged = f"{what} has damaged metadata: the property"
+    return {key: decode_json(text, kind=_KINDS[key], damaged=f"{damaged} {key}") for key, text in texts.items()}
 
 
 def plan_properties(carrier: ir.Value | ir.Model) -> dict[str, str]:

@@ -30,6 +30,7 @@ from modelexport.graph.parameter_plans import (
     forget_plans,
     lost_entries,
     parameter_plans,
+    record,
     record_lost,
     record_state_dict,
     state_dict_of,
@@ -181,9 +182,7 @@ def write_retagged(
     record_state_dict(model, entries)
     found = used_keys(model)
     lost = [key for key, entry in entries.items() if entry.used and key not in found]
-    for key, text in tagged.model.metadata_props.items():
-        if not key.startswith("modelexport.") or key in (keys.OUTPUTS, keys.EXPOSED, keys.REPLACED, keys.CUT_FROM):
-            model.metadata_props.setdefault(key, text)
+    _carry_over(tagged.model, model)
     write_metadata(model, tags)
     if without := [*lost, *inheritance.shared] or lost_entries(tagged.model):
         record_lost(model, without)
@@ -224,6 +223,15 @@ def write_retagged(
         gone=[str(call) for call in _owners(tagged.nodes) if call not in left],
         inlined=inlined,
     )
+
+
+def _carry_over(source: ir.Model, model: ir.Model) -> None:
+    """Let a changed model have what the tagged one says of itself, as far as it still holds."""
+    for key, text in source.metadata_props.items():
+        if not key.startswith("modelexport.") or key == keys.VALID_IF:
+            model.metadata_props.setdefault(key, text)
+    for key in (keys.OUTPUTS, keys.EXPOSED, keys.REPLACED, keys.CUT_FROM):
+        record(model, key, source.meta.get(key))
 
 
 def _flat(path: Path, tagged: TaggedFile) -> tuple[ir.Model, bool]:

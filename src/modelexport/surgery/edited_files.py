@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from modelexport.core.json_decoding import decode_json
 from modelexport.core.tags import CallTags
-from modelexport.format import keys
 from modelexport.graph.nodes import all_nodes
 from modelexport.surgery.grafted_modules import Graft, grafted_sidecar
 from modelexport.tagged.documents.hierarchy_sidecar import descended_documents
@@ -46,9 +44,3 @@ class Documents:
             there = {value for node in all_nodes(model) for value in node.outputs} | set(model.graph.inputs)
             values = {name: value for name, value in now.items() if value in there}
         return descended_documents(self._tagged.path, before, model=model, values=values, tags=tags)
-
-
-def replaced_before(model: ir.Model) -> dict[str, str]:
-    """What earlier runs replaced."""
-    text, damaged = model.metadata_props.get(keys.REPLACED, "{}"), f"the property {keys.REPLACED} is damaged"
-    return decode_json(text, kind=dict[str, str], damaged=damaged, then="make the file again")

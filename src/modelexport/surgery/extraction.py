@@ -25,6 +25,7 @@ from modelexport.format.dtypes import dtype_name
 from modelexport.format.keys import CUT_FROM
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import inputs_and_results, nested_graphs, required_inputs, values_taken
+from modelexport.graph.parameter_plans import record
 from modelexport.runtime.checked_writing import written_together
 from modelexport.surgery.call_interfaces import Interface, interface_of
 from modelexport.surgery.graph_cutter import Cut, Cutter
@@ -203,8 +204,7 @@ class _Extractor:
         interface = interface_of(self.tagged, call, cut.inputs, cut.outputs)  # as in the module's `forward`
         cut.reorder(interface.inputs, interface.outputs)
         cut.rename(interface.names)
-        record = self.record(call, cut, interface)
-        cut.model.metadata_props[CUT_FROM] = msgspec.json.encode(record).decode()
+        record(cut.model, CUT_FROM, self.record(call, cut, interface))
         return _save(self.tagged, cut, call, staging, output)
 
     def record(self, call: ModuleCall, cut: Cut, interface: Interface) -> CutRecord:

@@ -21,7 +21,7 @@ from modelexport.graph.boundaries import CallBoundary, find_boundaries
 from modelexport.graph.copies import copy_of, model_like
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import nested_graphs, nodes_behind, required_inputs, values_taken
-from modelexport.graph.parameter_plans import listed_entries, record_state_dict, used_keys
+from modelexport.graph.parameter_plans import listed_entries, record, record_state_dict, used_keys
 from modelexport.surgery.recomputed_values import Renewed, Repeating, is_size, read_off
 from modelexport.tagged.encodings.encoded import encoded
 
@@ -241,9 +241,9 @@ class Cutter:
         known = self._tagged.call_tags
         tags = RecordedTags(CallTree(tuple(traced for traced in known.calls if traced.call in calls)), known.facts)
         is_whole = [value.name for value in graph.outputs] == [value.name for value in whole.graph.outputs]
-        left_out = () if is_whole else (keys.OUTPUTS, keys.EXPOSED)
-        properties = {key: text for key, text in whole.metadata_props.items() if key not in left_out}
-        model = encoded(model_like(whole, graph, functions.values(), properties), tags)
+        model = encoded(model_like(whole, graph, functions.values(), dict(whole.metadata_props)), tags)
+        for key in () if is_whole else (keys.OUTPUTS, keys.EXPOSED):
+            record(model, key, None)
         if (listed := listed_entries(whole)) is not None:
             used = used_keys(model)
             entries = {key: replace(entry, used=entry.used and key in used) for key, entry in listed.items()}

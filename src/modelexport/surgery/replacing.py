@@ -7,7 +7,6 @@ replaced, which all steps of an edit need.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +23,13 @@ from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import keys
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes, nested_graphs, values_taken
-from modelexport.graph.parameter_plans import adapter_input, listed_entries, record_state_dict, used_keys
+from modelexport.graph.parameter_plans import adapter_input, listed_entries, record, record_state_dict, used_keys
 from modelexport.graph.unique_names import free_name, names_in
 from modelexport.runtime.checked_writing import written_together
 from modelexport.surgery import Sharing
 from modelexport.surgery.call_interfaces import Interface, interface_of
 from modelexport.surgery.edited_calls import EditedCalls
-from modelexport.surgery.edited_files import Documents, replaced_before
+from modelexport.surgery.edited_files import Documents
 from modelexport.surgery.grafted_modules import Graft, rule_of
 from modelexport.surgery.graph_cutter import Cut, Cutter
 from modelexport.surgery.replaced_entries import write_keys
@@ -139,7 +138,7 @@ class _Replacer:
         self.replaced: list[ModuleCall] = []
         self._keys: dict[ir.Value, tuple[str, ...]] = {}
         self._entries = dict(listed_entries(self._model) or {})
-        self._record = replaced_before(self._model)
+        self._record: dict[str, str] = dict(self._model.meta.get(keys.REPLACED, {}))
         self._dirty: set[ir.Value] = set()
         self.before = {id(node) for node in tagged.nodes}
 
@@ -393,7 +392,7 @@ class _Replacer:
         used = used_keys(self._model)
         entries = {key: msgspec.structs.replace(entry, used=key in used) for key, entry in self._entries.items()}
         record_state_dict(self._model, entries)
-        self._model.metadata_props[keys.REPLACED] = json.dumps(self._record)
+        record(self._model, keys.REPLACED, self._record)
 
     def _release(self) -> None:
         """Take replaced calls from the owners of the nodes that they shared with others: these alone use them now.

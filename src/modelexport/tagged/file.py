@@ -21,8 +21,8 @@ from modelexport.files.onnx_models import load_onnx
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import documents
 from modelexport.format.call_tree import read_call_tree, recorded_tags
-from modelexport.format.cut_record import CutRecord, read_cut_record
-from modelexport.format.keys import FORMAT_VERSION_KEY
+from modelexport.format.cut_record import CutRecord
+from modelexport.format.keys import CUT_FROM, FORMAT_VERSION_KEY
 from modelexport.format.node_tags import OwnerReader
 from modelexport.format.versions import check_version
 from modelexport.graph.boundaries import CallBoundary, find_boundaries
@@ -106,9 +106,9 @@ class TaggedFile:
         """Which call of which file this file is, if ``extract`` wrote it.
 
         Raises:
-            FileFormatError: The record is damaged.
+            FileFormatError: The file has no such call.
         """
-        cut = read_cut_record(self.model.metadata_props)
+        cut: CutRecord | None = self.model.meta.get(CUT_FROM)
         if cut is not None and ModuleCall.parse(cut.call) not in self.tags:
             raise FileFormatError(
                 f"{self.path} was cut out as the call '{cut.call}', which it does not have: cut it again"

@@ -105,7 +105,7 @@ def write_reference(
         OutputError: There is not enough space on the disk.
     """
     kept = [t for t in trace.tensors if not modules or _is_inside(t.place.call, set(modules), trace.parents)]
-    requested = requested_outputs(tagged.model.metadata_props, outputs)
+    requested = requested_outputs(tagged.model, outputs)
     names = [value.name or "" for value in tagged.model.graph.outputs]
     names = [*names, *(f"output {i}" for i in range(len(names), len(requested)))][: len(requested)]
     arrays = {f"{_INPUTS}{name}": array for name, array in inputs.items()}

@@ -56,7 +56,7 @@ def verify_reference(path: Source, *, modules: Sequence[str] = (), provider: str
                 reference.outputs,
                 narrowest=narrowest_type(tagged.model),
                 provider=provider,
-                exposed=exposed_outputs(tagged.model.metadata_props),
+                exposed=exposed_outputs(tagged.model),
             )
         compared = compare_runs(
             tagged, FileRun(tagged.model, wide=reference.dtype), reference.inputs, reference.trace, {}

@@ -125,7 +125,7 @@ def outputs_of(tagged: TaggedFile, truth: Trace) -> list[tuple[ir.Value, SeenTen
     """The outputs of a file, each with what the model, or the call that the file is, returned in its place."""
     if tagged.cut is not None:
         return list(results_of_cut(tagged, tagged.cut, truth).items())
-    returned = requested_outputs(tagged.model.metadata_props, truth.side(ROOT, "outputs"))
+    returned = requested_outputs(tagged.model, truth.side(ROOT, "outputs"))
     returned = [
         tensor
         for tensor in returned

@@ -67,16 +67,14 @@ def false_claims(
         ("metadata", right.metadata),
         ("metadata", lambda: _entries(tagged.model, entries)),
     ]
+    unknown = tree is not None and hierarchy.is_file()
     if matches is not None and tagged.cut is None:  # a call that was cut out has neither all calls nor the outputs
         # PyTorch may make fewer calls with these inputs if something was presumed, which only the sidecar says.
-        unknown = tree is not None and hierarchy.is_file()
         skips = sidecar.settings.presumed if sidecar is not None else unknown
         made = (_outputs, _exposed, _shapes) if skips else (_called, _outputs, _exposed, _shapes)
         checks += [("metadata", partial(one, matches)) for one in made]
-    if hierarchy.is_file() and tree is not None:
-        checks.append(("hierarchy", lambda: right.sidecar(load_hierarchy(hierarchy))))
-    elif sidecar is not None:
-        checks.append(("hierarchy", lambda: right.sidecar(sidecar)))
+    if sidecar is not None or unknown:  # or was not written with the file
+        checks.append(("hierarchy", lambda: right.sidecar(sidecar or load_hierarchy(hierarchy))))
     if dag.is_file():
         checks.append(("dag", lambda: (load_dag(dag, checked=False), dag_document(tagged.model, right.tags))))
     if operations.is_file():
@@ -182,7 +180,7 @@ class _Right:
 
     @property
     def _replaced(self) -> bool:
-        return keys.REPLACED in self.tagged.model.metadata_props
+        return keys.REPLACED in self.tagged.model.meta
 
     def metadata(self) -> Tables:
         """Of the calls, nodes and initializers of the file. What they leave out is not claimed."""
@@ -271,9 +269,9 @@ def _called(matches: Matches) -> Tables:
 
 def _outputs(matches: Matches) -> Tables:
     """The outputs that have the name of something that the model returns, and the names in the order of the model."""
-    returned = requested_outputs(matches.tagged.model.metadata_props, matches.truth.side(ROOT, "outputs"))
+    returned = requested_outputs(matches.tagged.model, matches.truth.side(ROOT, "outputs"))
     right = [tensor.place.name for tensor in returned if tensor.content.fingerprint.size]
-    exposed = exposed_outputs(matches.tagged.model.metadata_props)
+    exposed = exposed_outputs(matches.tagged.model)
     said = [value.name or "" for value in matches.tagged.model.graph.outputs if value.name not in exposed]
     named = {one: name for one, name in zip(said, right, strict=False) if one in right and len(said) == len(right)}
     return {one: one for one in named}, named
@@ -284,7 +282,7 @@ def _exposed(matches: Matches) -> Tables:
     said, so = dict[str, Any](), dict[str, Any]()
     values = {value.name or "": value for value in matches.tagged.model.graph.outputs}
     returned = {call.address: matches.truth.side(call, "outputs") for call in matches.truth.parents}
-    for name in exposed_outputs(matches.tagged.model.metadata_props):
+    for name in exposed_outputs(matches.tagged.model):
         said[name] = so[name] = name if name in returned else name.rpartition(":")[0]
         known = matches.alike.get(values[name], ()) if name in values else ()
         right = {address for address, tensors in returned.items() if any(one.content in known for one in tensors)}

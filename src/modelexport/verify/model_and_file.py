@@ -152,8 +152,8 @@ class Sides:
 
     def agrees(self, inputs: Inputs, right: Sequence[Any]) -> bool:
         """Whether the file gives what the model returns in float64, in one run of which nothing is recorded."""
-        properties = self.tagged.model.metadata_props
-        expected, exposed = requested_outputs(properties, right), exposed_outputs(properties)
+        model = self.tagged.model
+        expected, exposed = requested_outputs(model, right), exposed_outputs(model)
         try:
             made = self.run.run(self.feeds(inputs), constants=self._weights({}))
         except NodeError:
@@ -224,9 +224,9 @@ class Sides:
             exact: What the model returns in float64.
             ran: What the file computes there, if it was run before.
         """
-        own, properties = self.own(inputs), self.tagged.model.metadata_props
-        own, exact = (requested_outputs(properties, one) for one in (own, exact))
-        exposed = exposed_outputs(properties)
+        own, model = self.own(inputs), self.tagged.model
+        own, exact = (requested_outputs(model, one) for one in (own, exact))
+        exposed = exposed_outputs(model)
         if self.tagged.cut is not None:
             own = self._results(self.trace(inputs, {}, own=True))
             results = results_of_cut(self.tagged, self.tagged.cut, self.trace(inputs, {}))
