@@ -23,6 +23,7 @@ def numbers(*shape: int, seed: int = 0) -> Any:
 X, X1, X3 = numbers(2, 4, 9, 8), numbers(2, 4, 11), numbers(1, 2, 5, 6, 7)
 REDUCTIONS = ("add", "mul", "max", "min")
 ROWS = np.array([[0, 1], [2, 3], [0, 1]])
+LABELS = np.arange(22).reshape(2, 11) % 4
 ALONG = np.array([[3, 0, 1], [1, 2, 0], [3, 3, 0]])
 
 # fmt: off
@@ -76,6 +77,11 @@ CASES: tuple[tuple[str, tuple[Any, ...], dict[str, Any]], ...] = (
     ("ScatterElements", (numbers(3, 4), ALONG[:2], numbers(2, 3)), {"axis": 1}),
     ("Erf", (X,), {}), ("Gelu", (X,), {}), ("Gelu", (X,), {"approximate": "tanh"}), ("HardSwish", (4 * X,), {}),
     ("Mish", (X,), {}), ("Softplus", (X,), {}),
+    ("LogSoftmax", (X,), {}), ("LogSoftmax", (4e4 * X,), {"axis": 1}),
+    ("SoftmaxCrossEntropyLoss", (4e3 * X1, LABELS), {}),
+    ("SoftmaxCrossEntropyLoss", (X1, LABELS, numbers(4)), {"reduction": "sum"}),
+    ("SoftmaxCrossEntropyLoss", (X1, LABELS, numbers(4)), {"ignore_index": 0}),
+    ("SoftmaxCrossEntropyLoss", (X1, LABELS), {"reduction": "none"}),
     ("GroupNormalization", (X, numbers(4), numbers(4)), {"num_groups": 2, "epsilon": 1e-3}),
     ("MeanVarianceNormalization", (X,), {}), ("MeanVarianceNormalization", (X,), {"axes": [0, 2]}),
 )

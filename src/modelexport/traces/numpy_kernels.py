@@ -1,7 +1,6 @@
 """Kernels in NumPy for operators that onnx's reference evaluator lacks, or computes element by element.
 
-Each is the operator of the standard, for any floating-point type; the attributes and their defaults come from onnx's
-schemas. All others are onnx's own (``onnx.reference.ops``).
+Each is the operator of the standard, for any floating-point type. All others are onnx's own (``onnx.reference.ops``).
 """
 
 from __future__ import annotations
@@ -43,6 +42,22 @@ class Mish(OpRun):
 class Softplus(OpRun):
     def _run(self, x: Any) -> tuple[Any, ...]:
         return (np.logaddexp(x, 0),)
+
+
+class LogSoftmax(OpRun):
+    def _run(self, x: Any, axis: Any = None) -> tuple[Any, ...]:
+        return (log_softmax(x, axis if self._schema.since_version > 12 else tuple(range(axis, x.ndim))),)
+
+
+class SoftmaxCrossEntropyLoss(OpRun):
+    def _run(self, x: Any, target: Any, weight: Any = None, ignore_index: Any = None, reduction: Any = None) -> Any:
+        logarithms, counts = log_softmax(x, 1), target != ignore_index
+        classes = np.where(counts, target, 0)
+        weights = np.where(counts, 1 if weight is None else weight[classes], 0).astype(x.dtype)
+        loss = np.where(counts, -np.take_along_axis(logarithms, classes[:, None], 1)[:, 0] * weights, 0)
+        if reduction != "none":
+            loss = np.asarray(loss.sum() / (weights.sum() if reduction == "mean" else 1))
+        return (loss, logarithms)[: len(self.onnx_node.output)]
 
 
 class CumSum(ScalarCumSum):
@@ -368,12 +383,18 @@ def erf(x: Any) -> Any:
     return np.fromiter(map(math.erf, x.reshape(-1).tolist()), np.float64, x.size).reshape(x.shape).astype(x.dtype)
 
 
+def log_softmax(x: Any, axes: int | tuple[int, ...]) -> Any:
+    """The logarithms of a softmax, finite where the softmax itself is too small for the type."""
+    x = x - x.max(axes, keepdims=True)
+    return x - np.log(np.exp(x).sum(axes, keepdims=True))
+
+
 KERNELS = {
     one.__name__: one
     for one in (
         AveragePool, Conv, ConvTranspose, CumSum, Erf, GatherElements, GatherND, Gelu, GlobalLpPool, GlobalMaxPool,
-        GroupNormalization, HardSwish, LpPool, MaxPool, MeanVarianceNormalization, Mish, RNN, Resize,
-        ScatterElements, ScatterND, Softplus,
+        GroupNormalization, HardSwish, LogSoftmax, LpPool, MaxPool, MeanVarianceNormalization, Mish, RNN,
+        Resize, ScatterElements, ScatterND, SoftmaxCrossEntropyLoss, Softplus,
     )
 }  # fmt: skip
 """The kernels of this file by the names of their operators, in the standard domain."""
