@@ -17,6 +17,7 @@ import modelexport
 from commands import run
 from corpus import make_adapter, tiny
 from modelexport.format.keys import STATE_DICT
+from modelexport.lineage.optimize_tools import optimize_file
 
 RANDOM = np.random.default_rng(0)
 X = np.linspace(-1, 1, 128, dtype=np.float32).reshape(1, 4, 32)
@@ -236,3 +237,27 @@ def test_a_quantized_file_takes_adapters_as_inputs(tmp_path: Path) -> None:
     session = onnxruntime.InferenceSession(tmp_path / "in.onnx", providers=["CPUExecutionProvider"])
     assert distance(session.run(None, feeds, options)[0], outputs(tmp_path / "true.onnx", feeds)) < 0.05
     assert distance(session.run(None, feeds)[0], outputs(tmp_path / "q.onnx", feeds)) < 0.01
+
+
+class Shares(torch.nn.Module):
+    """A layer that is called twice, and an embedding whose table is a projection's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer, self.head = torch.nn.Embedding(16, 16), torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)
+        self.head.weight = self.table.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(self.layer(self.table(ids))))  # type: ignore[no-any-return]
+
+
+def test_weights_of_several_nodes_are_quantized_as_each_of_them_uses_them(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    ids = torch.arange(8)
+    modelexport.export(Shares().eval(), (ids,), tmp_path / "m.onnx", check=False)
+    assert {node.op_type for node in onnx.load(tmp_path / "m.onnx").graph.node} == {"Gather", "Gemm"}
+    feeds = {"ids": ids.numpy()}
+    modelexport.quantize(tmp_path / "m.onnx", tmp_path / "q.onnx", to="int8-dynamic")
+    optimize_file(tmp_path / "m.onnx", "quantize-dynamic", tmp_path / "o.onnx")
+    for changed in ("q.onnx", "o.onnx"):
+        assert distance(outputs(tmp_path / changed, feeds), outputs(tmp_path / "m.onnx", feeds)) < 0.03

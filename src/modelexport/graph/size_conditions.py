@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import ast
 import itertools
-import operator
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import cache, partial, reduce
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache, reduce
 from typing import Any
 
 import msgspec
@@ -42,35 +41,14 @@ class SizeCondition(ValidIf, frozen=True):
         try:
             with np.errstate(all="ignore"):
                 return eval(_compiled(self.formula), _KNOWN, {name: sizes[name] for name in self.symbols})
-        except (
-            ArithmeticError,
-            LookupError,
-            NameError,
-            ValueError,
-            TypeError,
-            SyntaxError,
-            RecursionError,
-            MemoryError,
-        ):
+        except _NOT_EVALUATED:
             return True
 
 
 _NOT_EVALUATED = (
-    ArithmeticError,
-    LookupError,
-    NameError,
-    ValueError,
-    TypeError,
-    SyntaxError,
-    RecursionError,
-    MemoryError,
-)
+    ArithmeticError, LookupError, NameError, ValueError, TypeError, SyntaxError, RecursionError, MemoryError,
+)  # fmt: skip
 """What evaluating raises for a formula that a file should not have."""
-
-
-def conditions_of(model: ir.Model) -> list[SizeCondition]:
-    """The conditions in the metadata of a file; none if they cannot be read."""
-    return read_conditions(model.metadata_props)
 
 
 def read_conditions(properties: Mapping[str, str]) -> list[SizeCondition]:
@@ -216,36 +194,18 @@ def _simplest(condition: SizeCondition) -> str:
     held = _all_hold([condition], {name: values}, len(values))
     if held.all():
         return ""
-    if re.fullmatch(rf"{name} (<|<=|>|>=|==|!=) \d+|{name} % \d+ (==|!=) \d+", formula):
+    if not held.any() or re.fullmatch(rf"{name} (<|<=|>|>=|==|!=) \d+|{name} % \d+ (==|!=) \d+", formula):
         return formula
-    return _as_interval(name, values, held) or _as_remainder(name, values, held) or formula
-
-
-def _as_interval(name: str, values: Any, held: Any) -> str:
-    """The comparison of a size that holds for the same ones of these values; empty if there is none."""
-    right, wrong = values[held], values[~held]
-    if right.size and len(right) == right[-1] - right[0] + 1 and right[-1] < values[-1]:
-        low, high = right[0], right[-1]
-        return f"{name} == {low}" if low == high else f"{low} <= {name} <= {high}" if low > 1 else f"{name} <= {high}"
-    if len(wrong) == 1:
-        return f"{name} != {wrong[0]}" if wrong[0] > 1 else f"{name} > 1"
-    if right.size and held[np.argmax(held) :].all():
-        return f"{name} >= {right[0]}"
-    return f"{name} <= {wrong[0] - 1}" if right.size and wrong[0] - right[-1] == 1 else ""
-
-
-def _as_remainder(name: str, values: Any, held: Any) -> str:
-    """The comparison of a size's remainder that holds for the same ones of these values; empty if there is none."""
-    right, dense = values[held], held[:_DENSE]
-    for period in range(2, _DENSE // 4):
-        if (dense[period:] == dense[:-period]).all():
-            residues = {int(one) % period for one in right[right <= period]}
-            if len(residues) == 1:
-                return f"{name} % {period} == {residues.pop()}"
-            if len(residues) == period - 1:
-                return f"{name} % {period} != {(set(range(period)) - residues).pop()}"
-            break
-    return ""
+    first, last, wrong, dense = values[held][0], values[held][-1], values[~held][0], held[:_DENSE]
+    simple = [f"{name} > 1", f"{name} == {first}", f"{name} != {wrong}"]
+    if first == 1 or first - 1 in values:
+        simple += [f"{name} >= {first}"]
+        if last + 1 in values:
+            simple += [f"{name} <= {last}", f"{first} <= {name} <= {last}"]
+    period = next((one for one in range(2, _DENSE // 4) if (dense[one:] == dense[:-one]).all()), 0)
+    if period:
+        simple += [f"{name} % {period} == {first % period}", f"{name} % {period} != {wrong % period}"]
+    return next((one for one in simple if (SizeCondition(one).holds({name: values}) == held).all()), formula)
 
 
 def _always_holds(condition: SizeCondition) -> bool:
@@ -271,61 +231,63 @@ def _symbols(formula: str) -> tuple[str, ...]:
 
 @cache
 def _compiled(formula: str) -> Any:
-    """The code of a formula, in which arithmetic is that of NumPy.
+    """The code of a formula, for numbers and for arrays.
 
     Raises:
         TypeError: It has something that formulas do not have.
         SyntaxError: It is not one.
     """
-    body = _of_numpy(ast.parse(formula, mode="eval").body)
-    return compile(ast.fix_missing_locations(ast.Expression(body)), "<formula>", "eval")
+    body = _OfArrays().visit(ast.parse(formula, mode="eval"))
+    return compile(ast.fix_missing_locations(body), "<formula>", "eval")
 
 
-def _of_numpy(node: ast.expr) -> ast.expr:
-    """A formula made of nothing but calls of known functions, numbers and names of axes."""
+class _OfArrays(ast.NodeTransformer):
+    """Makes a formula one of arrays, ``(a < n) & (n < b)`` of ``a < n < b``, and lets nothing pass but arithmetic."""
 
-    def call(name: str, *nodes: ast.expr) -> ast.expr:
-        return ast.Call(ast.Name(f"_{name}", ast.Load()), list(nodes), [])
+    def visit_Compare(self, node: ast.Compare) -> Any:
+        terms = [self.visit(one) for one in (node.left, *node.comparators)]
+        pairs = zip(terms, node.ops, terms[1:], strict=False)
+        return _joined(ast.BitAnd(), [ast.Compare(left, [op], [right]) for left, op, right in pairs])
 
-    match node:
-        case ast.Constant(value=int() | float()) | ast.Name():
-            return node
-        case ast.UnaryOp():
-            return call(type(node.op).__name__, _of_numpy(node.operand))
-        case ast.BinOp():
-            return call(type(node.op).__name__, _of_numpy(node.left), _of_numpy(node.right))
-        case ast.BoolOp():
-            return reduce(partial(call, type(node.op).__name__), map(_of_numpy, node.values))
-        case ast.Compare():
-            terms = [_of_numpy(one) for one in (node.left, *node.comparators)]
-            pairs = [call(type(op).__name__, *terms[index : index + 2]) for index, op in enumerate(node.ops)]
-            return reduce(partial(call, "And"), pairs)
-        case ast.Call(func=ast.Name(id=name) | ast.Attribute(value=ast.Name(id="math"), attr=name), keywords=[]) if (
-            name in _FUNCTIONS and node.args
-        ):
-            arguments = [_of_numpy(one) for one in node.args]
-            return reduce(partial(call, name), arguments) if len(arguments) > 1 else call(name, arguments[0])
-    raise TypeError(f"formulas do not have {ast.dump(node)}")
+    def visit_BoolOp(self, node: ast.BoolOp) -> Any:
+        return _joined(ast.BitAnd() if isinstance(node.op, ast.And) else ast.BitOr(), map(self.visit, node.values))
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
+        operand = self.visit(node.operand)
+        is_not = isinstance(node.op, ast.Not)
+        return ast.Compare(operand, [ast.Eq()], [ast.Constant(False)]) if is_not else ast.UnaryOp(node.op, operand)
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if name not in _FUNCTIONS or node.keywords:
+            raise TypeError(f"formulas do not have {ast.dump(node)}")
+        return ast.Call(ast.Name(name, ast.Load()), [self.visit(one) for one in node.args], [])
+
+    def generic_visit(self, node: ast.AST) -> Any:
+        match node:
+            case ast.Constant():
+                is_known = isinstance(node.value, int | float)
+            case ast.BinOp(op=ast.Pow()):
+                is_known = isinstance(node.right, ast.Constant) and node.right.value in range(_HIGHEST_POWER + 1)
+            case _:
+                is_known = isinstance(node, _PARTS)
+        if not is_known:
+            raise TypeError(f"formulas do not have {ast.dump(node)}")
+        return super().generic_visit(node)
 
 
-def _power(base: Any, exponent: Any) -> Any:
-    if np.max(exponent) > _HIGHEST_POWER:
-        raise ValueError
-    return base**exponent
+def _joined(op: ast.operator, terms: Iterable[ast.expr]) -> ast.expr:
+    return reduce(lambda one, other: ast.BinOp(one, op, other), terms)
 
 
+_PARTS = (ast.Expression, ast.Name, ast.Load, ast.BinOp, ast.operator)
 _HIGHEST_POWER = 8
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    "min": np.minimum, "max": np.maximum, "abs": np.abs, "float": np.asarray, "int": np.trunc, "ceil": np.ceil,
-    "floor": np.floor, "trunc": np.trunc, "sqrt": np.sqrt, "round": np.round,
+    "min": lambda *terms: reduce(np.minimum, terms), "max": lambda *terms: reduce(np.maximum, terms), "abs": np.abs,
+    "float": np.asarray, "int": np.trunc, "ceil": np.ceil, "floor": np.floor, "trunc": np.trunc, "sqrt": np.sqrt,
+    "round": np.round,
 }  # fmt: skip
-_OPERATORS: Mapping[str, Callable[..., Any]] = {
-    "Add": operator.add, "Sub": operator.sub, "Mult": operator.mul, "FloorDiv": operator.floordiv,
-    "Div": operator.truediv, "Mod": operator.mod, "Pow": _power, "USub": operator.neg, "Not": np.logical_not,
-    "And": np.logical_and, "Or": np.logical_or, "Lt": operator.lt, "LtE": operator.le, "Gt": operator.gt,
-    "GtE": operator.ge, "Eq": operator.eq, "NotEq": operator.ne,
-}  # fmt: skip
-_KNOWN = {"__builtins__": {}, **{f"_{name}": one for name, one in (*_FUNCTIONS.items(), *_OPERATORS.items())}}
+_KNOWN = {"__builtins__": {}, **_FUNCTIONS}
 
 
 def told_of_conditions(conditions: Sequence[ValidIf]) -> str:

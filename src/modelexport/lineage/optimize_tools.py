@@ -21,6 +21,7 @@ from modelexport.files.onnx_models import OLDER_FILE, save_model
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.graph.nodes import initializers
 from modelexport.lineage.retagging import RetagReport, retag
+from modelexport.runtime.products_for_quantizers import transpose_weights
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import open_session
 from modelexport.tagged.encodings.encoded import encoded
@@ -140,7 +141,7 @@ def _ort_transformers(model_type: str) -> Callable[[Path, Path, Inputs], None]:
 def _quantize_dynamic(source: Path, target: Path, inputs: Inputs) -> None:
     from onnxruntime.quantization import quantize_dynamic
 
-    quantize_dynamic(onnx.load(source), target, use_external_data_format=_external(source))
+    quantize_dynamic(transpose_weights(onnx.load(source)), target, use_external_data_format=_external(source))
 
 
 def _quantize_static(quant_format: str) -> Callable[[Path, Path, Inputs], None]:
@@ -155,7 +156,7 @@ def _quantize_static(quant_format: str) -> Callable[[Path, Path, Inputs], None]:
                 return self._left.pop() if self._left else None
 
         quantize_static(
-            onnx.load(source),
+            transpose_weights(onnx.load(source)),
             target,
             Once(),
             quant_format=QuantFormat[quant_format],
@@ -170,7 +171,7 @@ def _quantize_static(quant_format: str) -> Callable[[Path, Path, Inputs], None]:
 def _quantize_4bit(source: Path, target: Path, inputs: Inputs) -> None:
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
-    quantizer = MatMulNBitsQuantizer(onnx.load(source), block_size=32)
+    quantizer = MatMulNBitsQuantizer(transpose_weights(onnx.load(source)), block_size=32)
     quantizer.process()
     quantizer.model.save_model_to_file(str(target), use_external_data_format=_external(source))
 

@@ -16,7 +16,7 @@ from modelexport.files.path_or_model import Source, as_path
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
 from modelexport.graph.parameter_plans import parameter_plan, state_dict_of
-from modelexport.graph.size_conditions import check_sizes, conditions_of
+from modelexport.graph.size_conditions import check_sizes, read_conditions
 from modelexport.measure import columns
 from modelexport.measure.html_page import Page, embedded_page
 from modelexport.measure.live_memory import live_bytes
@@ -53,7 +53,7 @@ def cost(file: Source | TaggedFile, sizes: Mapping[str, int] | None = None) -> C
         UsageError: It has no dynamic axis of a name in ``sizes``, is not right for these sizes, or is a folder.
     """
     tagged = file if isinstance(file, TaggedFile) else read_one(file)
-    check_sizes(conditions_of(tagged.model), sizes or {})
+    check_sizes(read_conditions(tagged.model.metadata_props), sizes or {})
     shapes = find_shapes(tagged.model, sizes)
     constant = constant_values(tagged.model)
     nodes, unknown = _node_figures(tagged, shapes, constant)

@@ -26,6 +26,7 @@ from modelexport.core.missing_extras import missing_extra
 from modelexport.core.text import nearest
 from modelexport.errors import ModelExportError, UsageError
 from modelexport.graph.hidden_weights import bind_tensors
+from modelexport.runtime.products_for_quantizers import transpose_weights
 
 KEEP = "keep"
 """The word for no method: the module stays bit for bit what it is."""
@@ -122,7 +123,7 @@ def apply_method(model: onnx.ModelProto, method: Method, ranges: Path | None = N
     try:
         with collected(), _quiet():
             if method.row.largest is None:
-                _unfuse_products(model)
+                transpose_weights(model)
             return method.row.apply(model, method, ranges)
     except ModelExportError:
         raise
@@ -148,32 +149,6 @@ def _quiet() -> Iterator[None]:
     finally:
         root.handlers[:] = handlers
         root.setLevel(level)
-
-
-def _unfuse_products(model: onnx.ModelProto) -> None:
-    """Make each ``FusedMatMul`` with a constant weight a ``MatMul``, which quantizers know, in place.
-
-    The weight becomes transposed and scaled as the node does.
-    """
-    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
-    for node in model.graph.node:
-        attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
-        factor, transposed = attributes.pop("alpha", 1.0), attributes.pop("transB", 0)
-        if node.op_type != "FusedMatMul" or node.input[1] not in tensors or any(attributes.values()):
-            continue
-        array = onnx.numpy_helper.to_array(tensors[node.input[1]])
-        if transposed:
-            array = np.swapaxes(array, -1, -2)
-        name = f"{node.input[1]}.{'transposed' if transposed else 'plain'}{'' if factor == 1 else factor}"
-        if name not in tensors:
-            tensors[name] = onnx.numpy_helper.from_array(np.ascontiguousarray(array * array.dtype.type(factor)), name)
-            model.graph.initializer.append(tensors[name])
-        node.op_type, node.domain, node.input[1] = "MatMul", "", name
-        del node.attribute[:]
-    used = {name for node in model.graph.node for name in node.input}
-    unused = [tensor for tensor in model.graph.initializer if tensor.name not in used]
-    for tensor in unused:
-        model.graph.initializer.remove(tensor)
 
 
 def _dynamic(model: onnx.ModelProto, method: Method, ranges: Path | None) -> onnx.ModelProto:
