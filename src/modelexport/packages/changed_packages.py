@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import onnx_ir as ir
 
+from modelexport.core.timed_stages import Stages
 from modelexport.errors import UsageError
 from modelexport.files.abandoned_staging import STAGING_PREFIX
 from modelexport.files.linked_weights import record_data, record_samples
@@ -37,7 +38,7 @@ from modelexport.graph.parameter_plans import ParameterPlan
 from modelexport.lineage.retagging import RetagReport, retag, write_retagged
 from modelexport.precision.quantize import Feeds, QuantizeResult, quantize, quantized, result_of
 from modelexport.precision.recipes import Recipe, chosen_recipe, encode_recipe, of_parts
-from modelexport.precision.search_within_bound import SearchResult, search
+from modelexport.precision.search_within_bound import Saved, SearchResult, search
 from modelexport.precision.sensitivity import given_feeds
 from modelexport.runtime.checked_writing import written_together
 from modelexport.surgery.lora_adapters import MergedAdapters
@@ -328,16 +329,23 @@ def quantize_within(
     data: Feeds | str | Path,
     processor: str | Path | None = None,
     check_runtime: bool = True,
-    **options: Any,
+    within: str | None = None,
+    budget: int | None = None,
+    metric: str = "error",
+    save: Saved = "size",
+    keep: Iterable[str] = (),
+    only: Iterable[str] = (),
+    output_name: str | None = None,
+    stages: Stages | None = None,
 ) -> Searched:
     """Quantize a file, or a package of one graph, by the methods that :func:`search` finds for its modules.
 
     Args:
         file: A tagged file, or a package.
         output: The file or the folder to write.
-        to, data, processor: As for :func:`search`. Ranges are measured on the inputs that it chooses by.
         check_runtime: Refuse methods for which the runtime of this machine has no kernel.
-        options: Of :func:`search`: ``within`` or ``budget``, and others.
+        to, data, processor, within, budget, metric, save, keep, only, output_name, stages: As for :func:`search`.
+            Ranges are measured on the inputs that it chooses by.
 
     Raises:
         UsageError, FileFormatError, InputsError, OutputError: As for :func:`search` and :func:`quantize`.
@@ -345,17 +353,20 @@ def quantize_within(
     path = as_path(file)
     graph = graph_of(path)
     feeds = given_feeds(read_tagged(graph), data, processor)
-    found = search(graph, to=to, data=feeds, **options)
-    if not found.met:
-        return Searched(found, {})
+    result = search(
+        graph, to=to, data=feeds, within=within, budget=budget, metric=metric, save=save, keep=keep, only=only,
+        output_name=output_name, stages=stages,
+    )  # fmt: skip
+    if not result.met:
+        return Searched(result, {})
     how: dict[str, Any] = {
-        "recipe": found.recipe,
-        "data": feeds[: found.runs[0]],
+        "recipe": result.recipe,
+        "data": feeds[: result.runs[0]],
         "check_runtime": check_runtime,
     }
     if path.is_dir():
-        return Searched(found, quantize_package(path, output, **how))
-    return Searched(found, {"": quantize(path, output, **how)})
+        return Searched(result, quantize_package(path, output, **how))
+    return Searched(result, {"": quantize(path, output, **how)})
 
 
 def graph_of(file: str | Path) -> Path:
