@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,9 @@ from modelexport import cost, export, profile, verify
 from modelexport.cli.show_export import format_export
 from modelexport.errors import CheckError, UsageError
 from modelexport.exporting.input_output_axis_names import Interface
+from modelexport.exporting.size_decisions import SizeTrials
 from modelexport.graph.size_conditions import SizeCondition, fitting, renamed, simplified, sizes_against
-from modelexport.pytorch.inputs.other_sizes import within_conditions
+from modelexport.pytorch.inputs.other_sizes import symbol_sizes, within_conditions
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import run_session
 from modelexport.tagged.file import read_tagged
@@ -217,3 +219,15 @@ def test_outputs_of_a_trace_declare_no_size_of_the_example(tmp_path: Path) -> No
     export(Pads(), (torch.rand(2, 8),), tmp_path / "x.onnx", frontend="torchscript", dynamic=True)
     (output,) = onnx.load(tmp_path / "x.onnx").graph.output
     assert [size.dim_value for size in output.type.tensor_type.shape.dim] == [0, 0, 0]
+
+
+def test_sizes_that_a_model_refuses_only_where_calls_are_compared_are_not_compared(exported: Any) -> None:
+    def refuses(*arguments: Any) -> Any:
+        raise RuntimeError("Expected i < index_size to be true")
+
+    tagged = read_tagged(exported.path)
+    sides: Any = SimpleNamespace(
+        tagged=tagged, returned=lambda inputs: [], agrees=lambda *arguments: False, compare=refuses
+    )
+    tried = SizeTrials(sides, INPUTS).run(symbol_sizes(INPUTS, tagged.model))
+    assert tried is not None and tried.status == "not compared"
