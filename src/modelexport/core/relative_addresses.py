@@ -1,4 +1,4 @@
-"""Addresses, tags and names relative to a call, for the nodes of a function body that several calls share.
+"""Addresses and tags relative to a call, for the nodes of a function body that several calls share.
 
 ``attention.self`` is the first call of that module inside the call, and ``attention.self@1`` its second call there,
 independent of their numbers in the whole run. The call itself is ``.``. A module outside the call's module (a shared
@@ -9,7 +9,6 @@ absolute and begin with exactly two slashes: ``//encoder.layer.1``.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from modelexport.core.calls import CallTree, ModuleCall
@@ -53,23 +52,3 @@ class Scope:
             return f"/{tag}"
         assert tag.startswith(self._prefix), "the tag of a level extends that of the level above it"
         return tag.removeprefix(self._prefix)
-
-
-def short_name(name: str, body: str) -> str | int | None:
-    """A name of the flat graph as the difference from the body's name: the number at its end if the rest is equal."""
-    stem = _stem(body)
-    if name == stem:
-        return None
-    number = name.removeprefix(f"{stem}_")
-    return int(number) if name.startswith(f"{stem}_") and re.fullmatch("0|[1-9][0-9]{0,14}", number) else name
-
-
-def full_name(short: str | int | None, body: str) -> str:
-    """The name of the flat graph: the inverse of :func:`short_name`."""
-    if isinstance(short, str):
-        return short
-    return _stem(body) if short is None else f"{_stem(body)}_{short}"
-
-
-def _stem(name: str) -> str:
-    return re.sub("_[0-9]+$", "", name)

@@ -195,13 +195,13 @@ class _Written:
             file.unlink()
         others = {*self.staged.parent.iterdir()}
         put_conditions(exported.model, conditions)
+        with stages("encoding"):
+            self.functions = steps.encode(exported.model, self.tagged.tags, options.tags.tags_as)
         with stages("documents"):
             settings = options.settings(exported, self.attempts, conditions)
             self.described = steps.describe(
                 job.model, exported, self.before, self.tagged, name=job.name, settings=settings
             )
-        with stages("encoding"):
-            self.functions = steps.encode(exported.model, self.tagged.tags, options.tags.tags_as)
         graph = self.functions.model if self.functions else exported.model
         with stages("write"):
             self.weights = steps.write_files(

@@ -18,17 +18,9 @@ ADAPTER = "modelexport.adapter"
 """Of nodes: ``lora``, where they add an adapter's low-rank pair. Of initializers that are optional inputs for adapters:
 a JSON object, ``entry`` (the ``state_dict`` key), ``part`` (``a``, ``b``, ``scale`` or ``whole``) and ``kind``."""
 
-# metadata_props of call nodes in the main graph, where the encoding is `functions`
-NAMES = "modelexport.names"
-"""A JSON array: the names in the flat graph of the values and nodes inside the call, in the order of a walk. A number
-means the name in the body with that number at its end (``mul_3`` and 15: ``mul_15``), ``null`` the name in the body
-without a number."""
-SHAPES = "modelexport.shapes"
-"""A JSON object: index into the names to the shape of that value, where the calls of its function differ in it."""
-
 # metadata_props of nodes in function bodies
 INITIALIZER = "modelexport.initializer"
-"""Marks a ``Constant`` that is an initializer in the flat graph."""
+"""Of a ``Constant`` that is an initializer in the flat graph: its name there."""
 
 # attributes of nodes, where the encoding is `attributes`, and of call nodes, where it is `functions`
 SOURCE_MODULE_ATTRIBUTE = "source_module"

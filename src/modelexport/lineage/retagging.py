@@ -15,15 +15,15 @@ import onnx_ir.passes.common as passes
 from modelexport.core.calls import ModuleCall
 from modelexport.core.garbage_collection import only_new_garbage
 from modelexport.core.result_display import Written
-from modelexport.core.text import root_cause, shortened
+from modelexport.core.text import shortened
 from modelexport.errors import FileFormatError, UntaggedNodeError, UsageError
 from modelexport.files.atomic_writing import check_writable
 from modelexport.files.linked_weights import check_files
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import documents, keys
-from modelexport.format.call_tree import call_tree_entries
 from modelexport.graph.coverage import count_coverage
+from modelexport.graph.inlined_functions import inline_calls
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes, initializers, inputs_and_results, is_sorted, undefined_values
 from modelexport.graph.parameter_plans import (
@@ -43,7 +43,6 @@ from modelexport.lineage.owners_after_tools import Descent, Reason, trace_owners
 from modelexport.runtime.checked_writing import written_together
 from modelexport.tagged.documents.hierarchy_sidecar import descended_documents
 from modelexport.tagged.encodings.metadata import write_metadata
-from modelexport.tagged.encodings.reading import unpack_tags
 from modelexport.tagged.file import TaggedFile, read_tagged
 
 RELATED = 0.4
@@ -238,18 +237,9 @@ def _flat(path: Path, tagged: TaggedFile) -> tuple[ir.Model, bool]:
     """The changed model, with local functions inlined and without tags that the tool kept."""
     model = load_onnx(path, ours=False)  # properties that the tool kept may no longer hold
     inlined = bool(model.functions)
-    if inlined and tagged.encoding == "functions":
-        try:  # a tool that kept the functions may have kept their records of the names in the flat graph
-            model.metadata_props.setdefault(keys.ENCODING, tagged.encoding)
-            unpack_tags(model, dict(zip(tagged.calls, call_tree_entries(tagged.call_tags), strict=True)))
-        except (LookupError, ValueError, TypeError, AttributeError, RecursionError):
-            model = load_onnx(path, ours=False)
-    if model.functions:
+    if inlined:
         _forget_names(model)
-        try:
-            passes.InlinePass()(model)
-        except (ValueError, LookupError, ir.passes.PassError) as error:
-            raise FileFormatError(f"the functions of {path} cannot be inlined: {root_cause(error)[:300]}") from error
+        inline_calls(model, name=str(path))
         passes.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]  # onnx_ir has no annotation here
         passes.RemoveUnusedOpsetsPass()(model)
     try:

@@ -103,10 +103,11 @@ def merge_adapters(
     if weights is not None:
         tensors |= {value: work.tensor(value) for value in work.plans if value not in tensors}
     bind_tensors(tensors)
+    model = work.tagged.encoded()
     beside = before.of_edited(work.tagged.call_tags)
     with written_together(output.parent, [path]) as staging:
         shared = SharedFiles(work.model, output, staging, sharing)
-        files = shared.save(work.tagged.encoded(), output.name, beside)
+        files = shared.save(model, output.name, beside)
     return MergedAdapters(
         path=str(output),
         adapters=[str(adapter.path) for adapter in work.changes.adapters],
@@ -143,12 +144,13 @@ def adapters_as_inputs(
     before = Documents(work.tagged)
     work.untie()
     added, whole, pairs = work.make_inputs()
+    model = work.tagged.encoded()
     beside = before.of_edited(work.tagged.call_tags, added.moved)
     files = [work.values(changed) for changed in work.each()]
     inputs = [value.name or "" for value in work.inputs]
     with written_together(output.parent, [path]) as staging:
         shared = SharedFiles(work.model, output, staging, sharing)
-        written = shared.save(work.tagged.encoded(), output.name, beside)
+        written = shared.save(model, output.name, beside)
         sizes = [_write(values, staging / name) for values, name in zip(files, names, strict=True)]
     return AdapterInputs(
         path=str(output),

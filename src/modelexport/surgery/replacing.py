@@ -106,8 +106,8 @@ def replace(
     replaced = [replacer.replace(site, substitute) for site in sites]
     replacer.finish()
     kept = sum(id(node) in replacer.before for node in all_nodes(tagged.model))
-    beside = documents.of_edited(replacer.edited.tags, replacer.now, replacer.grafts)
     model = encoded(tagged.model, replacer.edited.tags, tagged.encoding)
+    beside = documents.of_edited(replacer.edited.tags, replacer.now, replacer.grafts)
     with written_together(output.parent, [tagged.path]) as staging:
         shared = SharedFiles(tagged.model, output, staging, weights)
         files = shared.save(model, output.name, beside)

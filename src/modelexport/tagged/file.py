@@ -17,7 +17,7 @@ from modelexport.core.tags import RecordedTags
 from modelexport.errors import FileFormatError
 from modelexport.files.document_digests import check_document
 from modelexport.files.linked_weights import check_weights
-from modelexport.files.onnx_models import load_onnx
+from modelexport.files.onnx_models import OLDER_FILE, load_onnx
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import documents
 from modelexport.format.call_tree import read_call_tree, recorded_tags
@@ -26,11 +26,12 @@ from modelexport.format.keys import CUT_FROM, FORMAT_VERSION_KEY
 from modelexport.format.node_tags import OwnerReader
 from modelexport.format.versions import check_version
 from modelexport.graph.boundaries import CallBoundary, find_boundaries
+from modelexport.graph.names_by_module import name_by_path
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes
 from modelexport.tagged.documents.reader import load_hierarchy
 from modelexport.tagged.encodings.encoded import encoded
-from modelexport.tagged.encodings.metadata import write_calls
+from modelexport.tagged.encodings.metadata import write_tags
 from modelexport.tagged.encodings.reading import unpack_tags
 from modelexport.tagged.found_calls.find_calls import FoundCalls, find_calls
 
@@ -89,7 +90,8 @@ class TaggedFile:
         One that cannot be read, or was not written with this file, is not used; a line says so.
         """
         path = self.path.with_suffix(SIDECAR)
-        if self.found is not None or not path.exists():
+        named_otherwise = self.encoding == "functions" and OLDER_FILE in self.model.meta
+        if self.found is not None or named_otherwise or not path.exists():
             return None
         try:
             sidecar = load_hierarchy(path)
@@ -222,7 +224,8 @@ def read_tagged(path: Source, *, checked: bool = True) -> TaggedFile:
                 set_owner(node, owner)
         tags = recorded_tags(entries, owners.source_tags)
         if encoding == "functions":
-            write_calls(model, tags)
+            name_by_path(model)
+            write_tags(model, tags)
     except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise FileFormatError(f"{path} has damaged tags ({error}): export it again") from error
     tagged = TaggedFile(path, model, tags, encoding)

@@ -5,23 +5,21 @@
     BertLayer    BertAttention(...), BertIntermediate(...), ...    the calls attention, intermediate, ... inside
 
 Values that differ between the calls (weights and activations) are inputs. Small constants that all calls share are in
-the body as ``Constant`` nodes. Tags and addresses in a body are relative to the call. The names of its values in the
-flat graph, and shapes that differ between calls, are in the metadata of the outermost call node. `unpack` restores the
-flat graph.
+the body as ``Constant`` nodes. Tags and addresses in a body are relative to the call. Bodies have no names of their
+own to keep: nodes and values of the flat graph are named after their modules, and a reader names them in the same way.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Evidence, Owner
-from modelexport.core.relative_addresses import Scope, short_name
+from modelexport.core.relative_addresses import Scope
 from modelexport.core.tags import CallTags
 from modelexport.errors import FileFormatError
 from modelexport.format import keys
@@ -30,6 +28,7 @@ from modelexport.format.node_tags import NODE_KEYS, tag_properties
 from modelexport.format.repeated_calls import fold_repeats
 from modelexport.graph.copies import model_like, with_graphs
 from modelexport.graph.hidden_weights import bind_tensors
+from modelexport.graph.names_by_module import name_by_path
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.parameter_plans import parameter_plan
@@ -41,10 +40,10 @@ from modelexport.tagged.encodings.functions_distinct_bodies import (
     Variant,
     distinct_bodies,
     kept_properties,
+    merge_equal_constants,
 )
+from modelexport.tagged.encodings.metadata import write_calls
 
-_Step = ir.Node | ir.Value | Instance
-Dimensions = list[int | str | None] | None
 _FUNCTION_VALUE_INFO_IR_VERSION = 10
 """The first IR version in which functions have types and shapes of their values."""
 
@@ -59,9 +58,28 @@ class FunctionsModel:
 
 
 def write_functions(model: ir.Model, tags: CallTags) -> FunctionsModel:
-    """Convert a flat model with owners and metadata to functions. The model is not changed; tensors are shared."""
+    """Convert a flat model with owners and metadata to functions; tensors are shared.
+
+    Args:
+        model: Changed in place to what a reader makes of the functions: its nodes are in the order of the calls, equal
+            small constants are one, and names follow from modules.
+    """
+    merge_equal_constants(model.graph)
+    write_calls(model, tags)
     grouping = group_calls(model, tags.calls)
+    for graph, items in grouping.items.items():
+        graph.remove(list(graph))
+        graph.extend(_in_order(items))
+    name_by_path(model)
     return FunctionsModel(_Writer(model, tags, grouping).run(), grouping.flat, grouping.hoisted)
+
+
+def _in_order(items: Iterable[Item]) -> Iterator[ir.Node]:
+    for item in items:
+        if isinstance(item, Group):
+            yield from _in_order(item.items)
+        else:
+            yield item
 
 
 class _Writer:
@@ -72,10 +90,6 @@ class _Writer:
         self.distinct: Distinct = distinct_bodies(model, tags, grouping)
         self.instances = self.distinct.instances
         self.names = self._function_names()
-        self.shapes: dict[Variant, list[ir.Shape | None]] = {}
-        """The shape of each value of the walk, as far as all calls agree."""
-        self.constants: dict[Variant, list[str]] = {}
-        """The names of the constants in the body."""
 
     def run(self) -> ir.Model:
         functions = [self._function(variant) for variant in self.distinct.variants]
@@ -131,7 +145,6 @@ class _Writer:
         given = [_input_name(value, first.group.call) for value in first.inputs()]
         inputs = [ir.Value(name=free_name(name, names, first=1)) for name in given]
         constants = [_constant(value, free_name(value.name or "", names, first=1)) for value in first.constants()]
-        self.constants[variant] = [node.name or "" for node in constants]
         env: dict[ir.Value, ir.Value] = {}
         nodes = [*constants, *_Body(self, first, env, [*inputs, *(node.outputs[0] for node in constants)]).build()]
         graph = ir.Graph(
@@ -153,35 +166,6 @@ class _Writer:
         versions = {**self.model.opset_imports, keys.FUNCTIONS_DOMAIN: 1}
         return {domain: versions[domain] for domain in sorted(domains) if domain in versions}
 
-    def names_and_shapes(self, instance: Instance) -> dict[str, str]:
-        """The names and shapes of the flat graph that the shared bodies cannot contain."""
-        names: list[str | int | None] = []
-        shapes: dict[str, Dimensions] = {}
-        pending: list[tuple[_Step, _Step, ir.Shape | None]] = [(instance, instance, None)]
-        while pending:
-            step, first, shape = pending.pop()
-            if isinstance(step, Instance):
-                assert step.variant is not None
-                names.extend(
-                    short_name(value.name or "", name)
-                    for value, name in zip(step.constants(), self.constants[step.variant], strict=True)
-                )
-                common = iter(self.shapes[step.variant])
-                inside = [
-                    (part, of_first, next(common) if isinstance(part, ir.Value) else None)
-                    for part, of_first in zip(step.walk, step.variant.members[0].walk, strict=True)
-                ]
-                pending.extend(reversed(inside))
-                continue
-            assert not isinstance(first, Instance)
-            if isinstance(step, ir.Value) and dimensions(step.shape) != dimensions(shape):
-                shapes[str(len(names))] = dimensions(step.shape)
-            names.append(short_name(step.name or "", first.name or ""))
-        properties = {keys.NAMES: json.dumps(names, separators=(",", ":"))}
-        if shapes:
-            properties[keys.SHAPES] = json.dumps(shapes, separators=(",", ":"))
-        return properties
-
 
 class _Body:
     """Builds the nodes of a function, or of the main graph, from the first of the calls that share it.
@@ -201,7 +185,6 @@ class _Body:
         self.env = env
         self.fills: Iterator[ir.Value] = (outside[index] for index in instance.variant.fills)
         self.steps = zip(*(member.walk for member in instance.variant.members), strict=True)
-        self.shapes = writer.shapes[instance.variant] = []
 
     def build(self) -> list[ir.Node]:
         return self._items(self.instance.group.items)
@@ -220,9 +203,7 @@ class _Body:
     def _define(self) -> ir.Value:
         """The next value of the walk."""
         values = [value for value in next(self.steps) if isinstance(value, ir.Value)]
-        shape = _common_shape(values)
-        self.shapes.append(shape)
-        self.env[values[0]] = _copied(values[0], shape)
+        self.env[values[0]] = _copied(values[0], _common_shape(values))
         return self.env[values[0]]
 
     def _call(self, group: Group) -> ir.Node:
@@ -237,7 +218,6 @@ class _Body:
         if self.scope.is_root:
             properties[keys.NAMESPACE] = self.writer.tags.namespace(group.call)
             properties[keys.LAYER_ANNOTATION] = group.call.annotation
-            properties.update(self.writer.names_and_shapes(instance))
         return ir.Node(
             keys.FUNCTIONS_DOMAIN,
             self.writer.names[instance.variant],
@@ -296,14 +276,9 @@ class _Body:
         return tag_properties(addresses, [self.scope.tag(call) for call in owner.calls], owner.evidence)
 
 
-def dimensions(shape: ir.Shape | None) -> Dimensions:
-    """A shape for JSON: a dynamic dimension is its name, an unknown one ``null``."""
-    return None if shape is None else [size if isinstance(size, int) else size.value for size in shape]
-
-
 def _common_shape(values: Sequence[ir.Value]) -> ir.Shape | None:
     """The dimensions on which the shapes of all values agree."""
-    shapes = [dimensions(value.shape) for value in values]
+    shapes = [value.shape for value in values]
     first = shapes[0]
     if first is None or any(shape is None or len(shape) != len(first) for shape in shapes):
         return None
@@ -330,7 +305,7 @@ def _constant(value: ir.Value, name: str) -> ir.Node:
         [ir.AttrTensor("value", value.const_value)],
         outputs=[output],
         name=name,
-        metadata_props={**tag_properties(["."], [""], Evidence.EXACT), keys.INITIALIZER: "true"},
+        metadata_props={**tag_properties(["."], [""], Evidence.EXACT), keys.INITIALIZER: value.name or ""},
     )
 
 

@@ -89,6 +89,31 @@ class Distinct:
     """The functions, callees before callers."""
 
 
+def merge_equal_constants(graph: ir.Graph) -> None:
+    """Let nodes that use equal small constants use one, in place: bodies that are equal but for them become one."""
+    first: dict[Hashable, ir.Value] = {}
+    for value in list(graph.initializers.values()):
+        if is_small_constant(value):
+            assert value.const_value is not None
+            same = first.setdefault(_tensor_key(value.const_value), value)
+            if same is not value:
+                value.replace_all_uses_with(same)
+                del graph.initializers[value.name or ""]
+
+
+def is_small_constant(value: ir.Value) -> bool:
+    """Whether a value is a small initializer of the main graph without metadata except its users."""
+    tensor = value.const_value
+    return (
+        value.is_initializer()
+        and tensor is not None
+        and not isinstance(tensor, ir.ExternalTensor)
+        and tensor.nbytes <= CONSTANT_LIMIT
+        and not (value.is_graph_input() or value.is_graph_output())
+        and not (kept_properties(value) or plan_properties(value))
+    )
+
+
 def distinct_bodies(model: ir.Model, tags: CallTags, grouping: Grouping) -> Distinct:
     """Find the distinct bodies among the groups of a model whose nodes have owners."""
     return _Search(model, tags, grouping).run()
@@ -150,7 +175,7 @@ class _Search:
         first: dict[tuple[ir.Value, ...], int] = {}
         for slot, values in enumerate(slots):
             first.setdefault(values, slot)
-        constants = [values for values in first if self._is_constant(values)]
+        constants = [values for values in first if len({*values}) == 1 and is_small_constant(values[0])]
         taken = set(constants)
         inputs = [values for values in first if values not in taken]
         inputs.sort(key=lambda values: all(value.is_initializer() for value in values))  # weights last
@@ -171,26 +196,6 @@ class _Search:
         for member in members:
             member.variant = variant
         return variant
-
-    def _is_constant(self, values: tuple[ir.Value, ...]) -> bool:
-        """Whether every call has the same small tensor in a slot, without metadata except its users."""
-        first = values[0].const_value
-        if first is None or isinstance(first, ir.ExternalTensor) or first.nbytes > CONSTANT_LIMIT:
-            return False
-        for value in dict.fromkeys(values):
-            tensor = value.const_value
-            if (
-                tensor is None
-                or self.graph.initializers.get(value.name or "") is not value
-                or value.is_graph_input()
-                or value.is_graph_output()
-                or kept_properties(value)
-                or plan_properties(value)
-                or tensor.nbytes > CONSTANT_LIMIT
-                or _tensor_key(tensor) != _tensor_key(first)
-            ):
-                return False
-        return True
 
 
 class _Encoding:

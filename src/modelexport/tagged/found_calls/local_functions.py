@@ -11,11 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
-import onnx_ir.passes.common as passes
 
 from modelexport.core.owners import Evidence
-from modelexport.errors import FileFormatError
 from modelexport.graph.copies import copy_of
+from modelexport.graph.inlined_functions import inline_calls
 from modelexport.graph.nodes import all_nodes, nested_graphs
 from modelexport.tagged.found_calls.recorded_stacks import CallSource, Found, Scope
 
@@ -50,11 +49,7 @@ def inline_functions(model: ir.Model) -> dict[ir.Node, Found]:
     _find_paths(calls)
     makers = {value.producer() for value in model.graph.outputs}
     root = next((call for call in calls if {call.node} == makers), None)  # everything is in one function
-    try:
-        passes.InlinePass()(model)
-    except (ValueError, LookupError, ir.passes.PassError) as error:
-        reason = " ".join(str(error.__cause__ or error).split())[:300]
-        raise FileFormatError(f"the functions of the model cannot be inlined: {reason}") from error
+    inline_calls(model)
     model.functions.clear()
     stacks = {None: (Scope(""),)} | _stacks(calls, root)
     found = {}
