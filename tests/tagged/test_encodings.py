@@ -443,4 +443,5 @@ def test_inline_copies_weights_in_a_separate_file(exported: Exporter, tmp_path: 
     (tmp_path / "elsewhere").mkdir()
     inline(tmp_path / "functions.onnx", tmp_path / "elsewhere" / "flat.onnx")
     (tmp_path / "functions.onnx.data").unlink()
-    assert content(load(tmp_path / "elsewhere" / "flat.onnx").model) == content(flat)
+    inlined = load(tmp_path / "elsewhere" / "flat.onnx").model
+    assert content(inlined, shapes=False) == content(flat, shapes=False)
