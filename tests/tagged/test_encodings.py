@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import cProfile
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -432,6 +433,31 @@ def test_a_functions_file_without_what_the_calls_say_is_damaged(key: str, export
     ir.save(variant.model, tmp_path / "damaged.onnx")
     with pytest.raises(errors.FileFormatError, match="damaged tags"):
         load(tmp_path / "damaged.onnx")
+
+
+def test_a_functions_file_of_an_earlier_version_is_read_without_its_names(exported: Exporter, tmp_path: Path) -> None:
+    """Its sidecar has the names that the file lists, so that it is not used; its constants stay nodes."""
+    case = exported("bert")
+    model = load(case.path).model
+    written = write_functions(model, tags_of(case)).model
+    constants = [node for node in all_nodes(written) if keys.INITIALIZER in node.metadata_props]
+    assert constants
+    for node in constants:
+        node.metadata_props[keys.INITIALIZER] = "true"
+    written.metadata_props[keys.FORMAT_VERSION_KEY] = "2026-11-22"
+    ir.save(written, tmp_path / "earlier.onnx")
+    (tmp_path / "earlier.hierarchy.json").write_bytes(case.path.with_suffix(".hierarchy.json").read_bytes())
+    earlier = load(tmp_path / "earlier.onnx")
+    assert earlier.hierarchy is None
+
+    def owned(nodes: Iterable[ir.Node]) -> Counter[tuple[str, Owner | None]]:
+        return Counter((node.op_type, owner_of(node)) for node in nodes if node.op_type != "Constant")
+
+    assert owned(earlier.nodes) == owned(all_nodes(model))
+    inputs = case.case.inputs()
+    inline(earlier.path, tmp_path / "flat.onnx")
+    for expected, actual in zip(outputs(case.path, inputs), outputs(tmp_path / "flat.onnx", inputs), strict=True):
+        assert actual.tobytes() == expected.tobytes()
 
 
 def test_inline_copies_weights_in_a_separate_file(exported: Exporter, tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from modelexport.errors import FileFormatError
 from modelexport.format.keys import FORMAT_VERSION_KEY
 
 FORMAT_VERSION = "2026-11-26"
-"""2026-11-26: calls have ``class_name`` and ``level`` in ``modelexport.call_tree``.
+"""2026-11-26: calls have ``class_name`` and ``level`` in ``modelexport.call_tree``; with the encoding ``functions``,
+names of the flat graph follow from modules (``modelexport.names`` and ``modelexport.shapes`` are gone).
 2026-11-22: properties of initializers are in ``TensorProto.metadata_props``; ``modelexport.carrier`` is now
 ``modelexport.encoding``; ``NAME.vectors.safetensors`` is ``NAME.reference.safetensors``; nodes have ``layer_ann``.
 2026-11-21: first version."""
