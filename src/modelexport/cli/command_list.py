@@ -27,6 +27,8 @@ COMMANDS = {
     "internals": Listed(
         "export", "hierarchy_inputs_internals:internals", "show what PyTorch's exporters record about modules", True
     ),
+    "example": Listed("look", "example:example", "write a small file to try commands with"),
+    "documents": Listed("look", "tree_nodes_compare:documents", "write the tables that --no-documents left away"),
     "tree": Listed("look", "tree_nodes_compare:tree", "show the modules in a file"),
     "select": Listed(
         "look", "quantize_sensitivity_select:select", "list nodes of modules in the form that another tool takes"

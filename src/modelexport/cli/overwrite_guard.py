@@ -35,9 +35,13 @@ class Written:
 
 def _model_files(spec: str) -> list[Path]:
     """The folder or the source file that MODEL names."""
+    from modelexport.files.named_models import named_folder
+
+    if (folder := named_folder(spec)) is not None:
+        return [folder]
     name, _, factory = spec.partition(":")
     if not factory:
-        return [] if spec == "bert-tiny" else [Path(spec).expanduser()]
+        return []
     module = Path(*name.split("."))
     return [Path(name), module.with_suffix(".py") if module.name else module, module / "__init__.py"]
 
@@ -141,4 +145,8 @@ def _check(given: Mapping[str, Path | str], outputs: Mapping[str, Written]) -> N
         if (other := places.setdefault(os.path.realpath(path), path)) is not path:
             raise OutputError(f"{path} and {other} are one file, and would both be written: give another name")
         if not outputs[name].folder and not path.is_dir() and not str(value).endswith("/"):
+            if not outputs[name].alone and path.suffix not in ("", ".onnx", ".onnx_adapter"):
+                raise OutputError(
+                    f"{value} is not the name of an ONNX file: give {path.stem}.onnx, or a folder, {value}/"
+                )
             check_writable(path, alone=outputs[name].alone)

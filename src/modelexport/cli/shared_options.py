@@ -10,8 +10,8 @@ from modelexport.errors import UsageError
 
 MODEL = argument(
     "bert-tiny",
-    "A Hugging Face directory or hub name, package.module:factory, file.py:factory (a callable that returns the "
-    "module, or the module and its inputs), or bert-tiny, the built-in example.",
+    "A Hugging Face directory or hub name, package:folder, package.module:factory or file.py:factory (a callable that "
+    "returns the module, or the module and its inputs), or bert-tiny, the built-in example.",
     metavar="MODEL",
     file="model",
 )

@@ -127,6 +127,7 @@ class TagOptions(LevelOptions):
         "exporter", "path: name nodes after their modules: /encoder/layer.0/attention/self/MatMul_1."
     )
     expose: Collection[str] = option((), "Modules whose results are outputs too, named by address.", metavar="SELECTOR")
+    documents: bool = option(True, "Write FILE alone; `modelexport documents FILE` makes its tables later.")
     dag_dir: str | Path | None = option(
         None,
         "Also write each module call's DAG to a file in DIR.",
@@ -217,6 +218,7 @@ class Keywords(TypedDict, total=False):
     keep_torch_metadata: bool
     node_names: NodeNames
     expose: Collection[str]
+    documents: bool
     dag_dir: str | Path | None
     weights: WeightsMode
     source: "Weights | None"
@@ -302,6 +304,8 @@ class Options:
             raise UsageError("one graph fills a static cache from prompts and tokens: leave out --separate-prefill")
         if package and self.tags.dag_dir is not None:
             raise UsageError("--dag-dir goes with a FILE.onnx: each part of a package has a document of its own")
+        if package and not self.tags.documents:
+            raise UsageError("--no-documents goes with a FILE.onnx: a package is verified by its documents")
         if package and self.tags.expose:
             raise UsageError("--expose goes with a FILE.onnx: the outputs in a package are fixed by its runtimes")
         if package and self.tags.tags_as != "metadata":

@@ -148,13 +148,16 @@ class _Job:
             )
             described, functions, weights = written.described, written.functions, written.weights
             hierarchy = described.hierarchy
+            if not options.tags.documents:
+                for suffix in described.files:
+                    staged.with_suffix(suffix).unlink()
             result = ExportResult(
                 path=self.path,
                 hierarchy=hierarchy,
                 tree=tree_rows(owned_operators(exported.model), exported.calls, tagged.tags.tag),
                 seconds=stages.seconds,
                 verified=verified,
-                files=steps.list_files(staged, self.path, folder),
+                files=steps.list_files(staged, self.path, folder, report=options.tags.documents),
                 check=check,
                 attempts=attempts,
                 functions=functions,
@@ -165,7 +168,8 @@ class _Job:
                 unrepeatable=self.unrepeatable,
                 fixed=[*fixed, *sizes.constant],
             )
-            write_report(report_path(staged), result)
+            if options.tags.documents:
+                write_report(report_path(staged), result)
             if folder is not None:
                 write_dag_files(replacement, folder, described.dags)
         return result

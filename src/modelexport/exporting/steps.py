@@ -245,7 +245,11 @@ def write_files(
     return weights
 
 
-def list_files(staged: Path, path: Path, dag_dir: Path | None) -> list[Path]:
-    """The files that exist after those beside ``staged`` are moved beside ``path`` and the report is written."""
-    files = [path.parent / file.name for file in sorted({*staged.parent.iterdir(), report_path(staged)})]
-    return files if dag_dir is None else [*files, dag_dir]
+def list_files(staged: Path, path: Path, dag_dir: Path | None, *, report: bool) -> list[Path]:
+    """The files that exist after those beside ``staged`` are moved beside ``path``.
+
+    Args:
+        report: Whether the report is still to be written.
+    """
+    files = {*staged.parent.iterdir(), *([report_path(staged)] if report else [])}
+    return [*(path.parent / file.name for file in sorted(files)), *([dag_dir] if dag_dir is not None else [])]

@@ -69,7 +69,16 @@ class _Move:
     """The second name that what was there gets."""
 
     def run(self) -> None:
+        if self.order not in _AWAY and self.file.stat().st_nlink == 1:  # a link has the mode of what it links to
+            self.file.chmod(_ordinary_mode())  # safetensors writes files that nobody else may read
         self.file.replace(self.before if self.order in _AWAY else self.target)
+
+
+def _ordinary_mode() -> int:
+    """The permissions of a new file."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
 
 
 @dataclass(frozen=True)

@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 from modelexport.errors import ModelLoadError
 
 BERT_TINY = "bert-tiny"
 """The built-in example: the configuration of google/bert_uncased_L-2_H-128_A-2, with seeded random weights."""
-LOCAL = "a directory with config.json and model.safetensors, bert-tiny, or file.py:factory"
+LOCAL = "a directory with config.json and model.safetensors, package:folder, bert-tiny, or file.py:factory"
 """What to give instead, in messages."""
 _DESCRIPTIONS = ("config.json", "model_index.json", "modules.json")
 """The files of which a folder with a model has at least one: of transformers, diffusers and sentence-transformers."""
 
 
 def named_folder(spec: str) -> Path | None:
-    """The folder that ``spec`` names, if it is one. A folder named bert-tiny has to be given as ./bert-tiny."""
+    """The folder that ``spec`` names, if it is one: a path, or ``package:folder`` in a package that is installed.
+
+    A folder named bert-tiny has to be given as ./bert-tiny.
+    """
     folder = Path(spec).expanduser()
-    return folder if spec != BERT_TINY and folder.is_dir() else None
+    if spec != BERT_TINY and folder.is_dir():
+        return folder
+    package, _, inside = spec.partition(":")
+    found = find_spec(package) if inside and package.isidentifier() else None
+    places = found.submodule_search_locations if found is not None else None  # of a package, which is not imported
+    folders = [Path(place) / inside for place in places or ()]
+    return next((f for f in folders if any((f / name).is_file() for name in _DESCRIPTIONS)), None)
 
 
 def check_named(spec: str) -> None:
     """Check what can be checked without importing the model's code or libraries.
 
     Args:
-        spec: A folder, the name of a model on a hub, ``file.py:factory``, ``package.module:factory`` or ``bert-tiny``.
+        spec: A folder, the name of a model on a hub, ``package:folder`` of a package that is installed,
+            ``file.py:factory``, ``package.module:factory`` or ``bert-tiny``.
 
     Raises:
         ModelLoadError: The folder has no description of a model, the file does not exist, or ``spec`` is neither a

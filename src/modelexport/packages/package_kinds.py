@@ -10,6 +10,7 @@ from torch import nn
 
 from modelexport.errors import InputsError
 from modelexport.exporting.options import PackageOptions
+from modelexport.files.named_models import named_folder
 from modelexport.files.safetensors_files import INDEX, SINGLE
 from modelexport.format.package_manifest import Kind
 from modelexport.packages.diffusion.components_module import MODEL_INDEX, PipelineModules, load_diffusion
@@ -44,7 +45,7 @@ def load_for_parts(
     Raises:
         ModelLoadError, WeightsError: It cannot be loaded.
     """
-    folder = Path(spec).expanduser()
+    folder = named_folder(spec) or Path(spec)
     linked = any((folder / name).is_file() for name in (SINGLE, INDEX))
     weights: Literal["files", "auto"] = "files" if linked else "auto"
     if parts in ("auto", "pipeline") and (folder / MODEL_INDEX).is_file():

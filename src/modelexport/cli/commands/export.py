@@ -46,6 +46,8 @@ def export(
             )
         _export_folder(choice, Path(output), options, report=report, as_json=as_json)
         return
+    if not output.endswith(".onnx"):
+        raise UsageError(f"{output} has no suffix: give {output}.onnx, or for a package a folder, {output}/")
     from modelexport.cli import show_export
 
     options.check_together()

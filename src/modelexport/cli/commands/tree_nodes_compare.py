@@ -1,4 +1,4 @@
-"""Commands that only read tagged files: `tree`, `nodes`, `compare`."""
+"""Commands that read tagged files: `tree`, `nodes`, `compare`, and `documents`, which writes tables."""
 
 from __future__ import annotations
 
@@ -9,10 +9,21 @@ from typing import Any
 import typer
 
 from modelexport.cli.printing import fitting_depth, format_headings, left_out, named_files, print_json, print_parts
-from modelexport.cli.shared_options import FILE_OR_FOLDER, JSON, SELECTORS
+from modelexport.cli.shared_options import FILE, FILE_OR_FOLDER, JSON, SELECTORS
 from modelexport.core.declared_options import argument, option
 from modelexport.core.text import nearest
 from modelexport.errors import UsageError
+
+
+def documents(file: Path = FILE) -> None:
+    """Write the tables that `export --no-documents` left away, from the tags in FILE."""
+    from modelexport.tagged.documents.made_again import write_tables
+    from modelexport.tagged.file import read_tagged
+
+    written = write_tables(read_tagged(file))
+    print(f"wrote {', '.join(map(str, written))}")
+    if not (sidecar := file.with_suffix(".hierarchy.json")).exists():
+        print(f"{sidecar.name} has facts of the model that are not in the file, such as the names of arguments: export")
 
 
 def tree(

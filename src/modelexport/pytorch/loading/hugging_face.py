@@ -13,7 +13,7 @@ import torch
 
 from modelexport.core.text import error_line, first_few
 from modelexport.errors import ModelLoadError, WeightsError, raised_as
-from modelexport.files.named_models import LOCAL
+from modelexport.files.named_models import LOCAL, named_folder
 from modelexport.files.regular_files import read_json
 from modelexport.files.safetensors_files import INDEX, SINGLE, SafetensorsFile, checkpoint
 from modelexport.pytorch.loading.loaded import TOKENIZER_FILES, LoadedModel
@@ -31,7 +31,7 @@ LARGE = 10**9
 def load_hugging_face(
     spec: str, model_class: str | None, trust_remote_code: bool, dtype: str | None, weights: str
 ) -> LoadedModel:
-    directory = Path(spec).expanduser() if Path(spec).expanduser().is_dir() else None
+    directory = named_folder(spec)
     source = spec if directory is None else str(directory)
     with quiet_transformers(), no_questions():
         local_only = directory is not None or not hub_answers()

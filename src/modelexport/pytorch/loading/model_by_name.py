@@ -25,9 +25,9 @@ def load_model(
     """Load the module that ``spec`` names, in eval mode. The caller's random state is not changed.
 
     Args:
-        spec: A Hugging Face directory or hub name, ``package.module:factory``, ``file.py:factory``, or ``bert-tiny``,
-            which is also the meaning of ``None``. A factory returns the module, or the module and its inputs: a dict of
-            keyword arguments, or a tuple of positional ones.
+        spec: A Hugging Face directory or hub name, ``package:folder``, ``package.module:factory``, ``file.py:factory``,
+            or ``bert-tiny``, which is also the meaning of ``None``. A factory returns the module, or the module and its
+            inputs: a dict of keyword arguments, or a tuple of positional ones.
         model_class: A class of transformers, which may be an ``Auto`` class, instead of the one that the config names.
         trust_remote_code: Whether Python code from the model's own repository may run.
         seed: The seed of generated weights: those of ``bert-tiny``, of a factory, and those a checkpoint lacks.

@@ -1,0 +1,37 @@
+"""`example`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from modelexport.core.declared_options import argument, option
+from modelexport.errors import UsageError
+
+FOLDER = Path(__file__).parents[1] / "examples"
+EXAMPLES = {
+    "tiny-bert.onnx": "a BERT of two layers with random weights, exported with dynamic axes; every command reads it",
+    "sentences.txt": "64 English sentences, as --data of quantize and sensitivity",
+}
+"""The files that come with the package, to what each is for."""
+
+
+def example(
+    name: str = argument("", "tiny-bert.onnx or sentences.txt; without NAME, what they are.", metavar="NAME"),
+    output: Path | None = option(
+        None, "The file to write; NAME by default.", flag="-o --output", metavar="OUT", file="written alone"
+    ),
+) -> None:
+    """Write a file that comes with the package, to try commands with."""
+    if not name:
+        width = max(map(len, EXAMPLES))
+        print("\n".join(f"{example:<{width}}  {what}" for example, what in EXAMPLES.items()))
+        return
+    if name not in EXAMPLES:
+        raise UsageError(f"there is no example {name}: give {' or '.join(EXAMPLES)}")
+    from modelexport.files.atomic_writing import check_writable, write_alone
+
+    output = output or Path(name)
+    check_writable(output, alone=True)
+    write_alone(output, (FOLDER / name).read_bytes())
+    follows = f"; next: modelexport tree {output}" if output.suffix == ".onnx" else ""
+    print(f"wrote {output}: {EXAMPLES[name]}{follows}")
