@@ -250,7 +250,7 @@ def test_a_hub_name_without_network_fails_fast_and_names_the_alternatives(monkey
     monkeypatch.setattr("huggingface_hub.get_session", NoNetwork)
     text = message("someone/no-such-model")
     assert "someone/no-such-model" in text
-    assert "model.safetensors, bert-tiny, or file.py:factory" in text
+    assert "model.safetensors, package:folder, bert-tiny, or file.py:factory" in text
     assert len(asked) == 1
 
 
