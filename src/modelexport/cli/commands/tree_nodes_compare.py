@@ -17,7 +17,7 @@ from modelexport.errors import UsageError
 
 def documents(file: Path = FILE) -> None:
     """Write the tables that `export --no-documents` left away, from the tags in FILE."""
-    from modelexport.tagged.documents.made_again import write_tables
+    from modelexport.tagged.table_writing import write_tables
     from modelexport.tagged.file import read_tagged
 
     written = write_tables(read_tagged(file))
