@@ -17,8 +17,8 @@ from modelexport.errors import UsageError
 
 def documents(file: Path = FILE) -> None:
     """Write the tables that `export --no-documents` left away, from the tags in FILE."""
-    from modelexport.tagged.table_writing import write_tables
     from modelexport.tagged.file import read_tagged
+    from modelexport.tagged.table_writing import write_tables
 
     written = write_tables(read_tagged(file))
     print(f"wrote {', '.join(map(str, written))}")
