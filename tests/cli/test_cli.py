@@ -161,7 +161,7 @@ try:
     main()
 except SystemExit as stop:
     assert not stop.code, stop.code
-assert not {{"torch", "transformers", "rich"}} & set(sys.modules)
+assert not {{"torch", "transformers", "rich", "sympy.core"}} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from modelexport.cli.command_list import COMMANDS, introduction, overview
+from modelexport.cli.imports_when_used import import_when_used
 from modelexport.cli.progress import LINE
 from modelexport.cli.signals_and_streams import Interrupted, raw, shielded
 from modelexport.core.missing_extras import missing_extra
@@ -42,6 +43,7 @@ def main() -> None:
     warnings.formatwarning = _on_one_line
     # A short command spends most of its time on imports, whose objects stay: garbage collection took a seventh of it.
     gc.set_threshold(50_000, 20, 100)
+    import_when_used()
     before = _written()
     try:
         with shielded():
