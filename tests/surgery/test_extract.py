@@ -27,6 +27,7 @@ from exports import ExportedCase, Exporter
 from modelexport import load
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import FileFormatError, OutputError, UsageError
+from modelexport.files import onnx_models
 from modelexport.format.documents import CallTensor
 from modelexport.graph.boundaries import find_boundaries, match_values
 from modelexport.graph.node_owners import owned_operators, owner_of
@@ -465,7 +466,7 @@ def test_weights_above_the_limit_go_to_a_file_of_their_own(
     external: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = load(external).extract("pooler", tmp_path / "embedded.onnx")
-    monkeypatch.setattr(extraction, "LARGEST_INSIDE", 100)
+    monkeypatch.setattr(onnx_models, "_LARGEST_INSIDE", 100)
     extracted = load(external).extract("pooler", tmp_path / "pooler.onnx")
     assert extracted.bytes == expected.bytes
     tensors = [value.const_value for value in initializers(ir.load(tmp_path / "pooler.onnx"))]

@@ -23,7 +23,7 @@ from modelexport.format.versions import FORMAT_VERSION, READ_VERSIONS
 from modelexport.graph.nodes import held_initializers, initializers
 from modelexport.graph.parameter_plans import read_plans
 
-LARGEST_INSIDE = 10**9
+_LARGEST_INSIDE = 10**9
 """Bytes of weights above which they are written to a separate file."""
 
 SMALLEST_OUTSIDE = 257
@@ -124,7 +124,7 @@ def save_model(
     now = {value: value.const_value for value in initializers(model) if value.const_value is not None}
     if external is None:
         apart = any(isinstance(tensor, ir.ExternalTensor) for tensor in now.values())
-        external = apart or sum(tensor.nbytes for tensor in now.values()) > LARGEST_INSIDE
+        external = apart or not fits_inside(sum(tensor.nbytes for tensor in now.values()))
     now.update(tensors)
     if not same_graph:
         record_documents(model, documents or {})
@@ -140,6 +140,11 @@ def save_model(
         placed |= write_data_file(outside, path.parent, data.name)
         record_data(model, data)
     save_with_references(model, path, placed)
+
+
+def fits_inside(nbytes: int) -> bool:
+    """Whether weights of this many bytes are in the model file unless a caller decides otherwise."""
+    return nbytes <= _LARGEST_INSIDE
 
 
 def record_documents(model: ir.Model, documents: Mapping[str, bytes]) -> None:

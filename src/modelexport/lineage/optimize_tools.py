@@ -21,9 +21,10 @@ from modelexport.files.onnx_models import OLDER_FILE, save_model
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.graph.nodes import initializers
 from modelexport.lineage.retagging import RetagReport, retag
+from modelexport.runtime.devices import CPU
 from modelexport.runtime.products_for_quantizers import transpose_weights
 from modelexport.runtime.random_inputs import make_random_inputs
-from modelexport.runtime.sessions import open_session
+from modelexport.runtime.sessions import Level, open_session, session_options
 from modelexport.tagged.encodings.encoded import encoded
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.traces.reference_values import open_reference, reference_path
@@ -111,19 +112,17 @@ def _inputs(tagged: TaggedFile, file: Path) -> Mapping[str, Any]:
     return make_random_inputs(tagged.model, open_session(file, optimized=True))
 
 
-def _ort(level: str) -> Callable[[Path, Path, Inputs], None]:
+def _ort(level: Level) -> Callable[[Path, Path, Inputs], None]:
     def run(source: Path, target: Path, inputs: Inputs) -> None:
         import onnxruntime
 
-        options = onnxruntime.SessionOptions()
-        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+        options = session_options(level, CPU)
         options.optimized_model_filepath = str(target)
-        options.log_severity_level = 4  # errors are raised anyway, with the same text
         if _external(source):
             options.add_session_config_entry(
                 "session.optimized_model_external_initializers_file_name", f"{target.name}.data"
             )
-        onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        onnxruntime.InferenceSession(source, options)
 
     return run
 
@@ -208,9 +207,9 @@ NEWEST_OPSET = 23
 """The newest opset that ``version-converter`` converts to: the newest that ONNX Runtime 1.31 supports."""
 
 TOOLS: Mapping[str, Tool] = {
-    "ort-basic": Tool(_ort("ORT_ENABLE_BASIC"), "ONNX Runtime's optimizer, basic level"),
-    "ort-extended": Tool(_ort("ORT_ENABLE_EXTENDED"), "extended level: fusions"),
-    "ort-all": Tool(_ort("ORT_ENABLE_ALL"), "all levels: layouts too"),
+    "ort-basic": Tool(_ort("basic"), "ONNX Runtime's optimizer, basic level"),
+    "ort-extended": Tool(_ort("extended"), "extended level: fusions"),
+    "ort-all": Tool(_ort("all"), "all levels: layouts too"),
     "ort-bert": Tool(_ort_transformers("bert"), "onnxruntime.transformers, for BERT-like models"),
     "ort-gpt2": Tool(_ort_transformers("gpt2"), "onnxruntime.transformers, for GPT-2-like models"),
     "quantize-dynamic": Tool(_quantize_dynamic, "int8 weights, activations quantized at run time"),

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import onnxruntime
-
-from modelexport.errors import RunError
-from modelexport.runtime.devices import CPU, Device, add_device, find_device, plugged_in
+from modelexport.runtime.devices import CPU, Device, find_device, plugged_in
+from modelexport.runtime.sessions import open_file, session_options
 
 SETTINGS = "session.layer_assignment_settings"
 RECORD = "session.record_ep_graph_assignment_info"
@@ -39,20 +37,13 @@ def assigned_providers(path: Path, settings: str, devices: Sequence[Device]) -> 
         settings: The value of ``session.layer_assignment_settings``.
 
     Raises:
-        UsageError: ONNX Runtime cannot load the model.
+        RunError: ONNX Runtime cannot load the model.
     """
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4  # errors are raised anyway, with the same text
+    options = session_options("none", *devices)
     options.add_session_config_entry(RECORD, "1")
     if settings:
         options.add_session_config_entry(SETTINGS, settings)
-    try:
-        for device in devices:
-            add_device(options, device)
-        session = onnxruntime.InferenceSession(path, options)
-    except Exception as error:  # its exception types are not public
-        raise RunError(f"ONNX Runtime cannot load the model: {' '.join(str(error).split())[:600]}") from error
+    session = open_file(path, options)
     return {
         node.name: part.ep_name for part in session.get_provider_graph_assignment_info() for node in part.get_nodes()
     }

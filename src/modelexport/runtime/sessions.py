@@ -23,7 +23,7 @@ from modelexport.files.protobuf_writing import to_proto
 from modelexport.graph.narrow_to_float32 import narrow_values, widened
 from modelexport.graph.nodes import initializers
 from modelexport.graph.size_conditions import SizeCondition, check_sizes, read_conditions
-from modelexport.runtime.devices import CPU, add_device, find_device
+from modelexport.runtime.devices import CPU, Device, add_device, find_device
 
 Level = Literal["all", "extended", "basic", "none"]
 _LEVELS = {
@@ -100,8 +100,8 @@ def open_session(
     return runs
 
 
-def session_options(level: Level, provider: str) -> onnxruntime.SessionOptions:
-    """The options of a session as users open it on a device, at an optimization level.
+def session_options(level: Level, *devices: str | Device) -> onnxruntime.SessionOptions:
+    """The options of a session as users open it on devices, at an optimization level.
 
     Raises:
         UsageError: This machine does not have the device.
@@ -109,7 +109,8 @@ def session_options(level: Level, provider: str) -> onnxruntime.SessionOptions:
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = _LEVELS[level]
     options.log_severity_level = 4  # errors are raised anyway, with the same text
-    add_device(options, find_device(provider))
+    for device in devices:
+        add_device(options, find_device(device) if isinstance(device, str) else device)
     return options
 
 

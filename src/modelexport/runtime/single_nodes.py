@@ -36,6 +36,9 @@ def run_node(node: onnx.NodeProto, opsets: Mapping[str, int], inputs: Sequence[A
 def _run(node: onnx.NodeProto, opsets: Mapping[str, int], inputs: Sequence[Any]) -> tuple[Any, ...]:
     import onnxruntime  # rarely needed
 
+    from modelexport.runtime.devices import CPU
+    from modelexport.runtime.sessions import session_options
+
     given = {name: array for name, array in zip(node.input, inputs, strict=False) if name and array is not None}
     graph = onnx.helper.make_graph(
         [node],
@@ -48,11 +51,8 @@ def _run(node: onnx.NodeProto, opsets: Mapping[str, int], inputs: Sequence[Any])
     )
     imports = [onnx.helper.make_opsetid(domain, version) for domain, version in {node.domain: 1, **opsets}.items()]
     model = onnx.helper.make_model(graph, opset_imports=imports, ir_version=10)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
-        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(model.SerializeToString(), session_options("none", CPU))
     except Exception as error:  # its classes are not public
         if any(told in str(error) for told in _UNKNOWN):
             raise NoKernelError(str(error)) from error

@@ -18,7 +18,7 @@ from modelexport.core.result_display import Written
 from modelexport.core.text import first_few, nearest
 from modelexport.errors import OutputError, UsageError
 from modelexport.files.atomic_writing import check_writable
-from modelexport.files.onnx_models import LARGEST_INSIDE, save_model
+from modelexport.files.onnx_models import fits_inside, save_model
 from modelexport.files.output_folders import check_output_folder
 from modelexport.format.cut_record import CutRecord, CutValue
 from modelexport.format.dtypes import dtype_name
@@ -256,7 +256,7 @@ def _shape(value: ir.Value) -> list[int | str | None]:
 def _save(tagged: TaggedFile, cut: Cut, call: ModuleCall, staging: Path, output: Path) -> Extracted:
     """Write a cut into a folder, from which it will be moved to ``output``."""
     size = size_of_weights(cut.model, tagged.path)
-    save_model(cut.model, staging / output.name, external=size > LARGEST_INSIDE)
+    save_model(cut.model, staging / output.name, external=not fits_inside(size))
     return Extracted(
         path=str(output),
         call=str(call),

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from modelexport.errors import FileFormatError, OutputError
 from modelexport.files.linked_weights import check_files, clone, clone_or_link, free_place
-from modelexport.files.onnx_models import LARGEST_INSIDE, record_documents, save_model, save_with_references
+from modelexport.files.onnx_models import fits_inside, record_documents, save_model, save_with_references
 from modelexport.files.untrusted_external_data import recorded_files
 from modelexport.format import documents, keys
 from modelexport.graph.nodes import initializers
@@ -57,7 +57,7 @@ class SharedFiles:
             value: self._place(tensor) for value, tensor in tensors.items() if isinstance(tensor, ir.ExternalTensor)
         }
         inside = sum(tensor.nbytes for value, tensor in tensors.items() if value not in locations)
-        if not locations or None in locations.values() or inside > LARGEST_INSIDE:
+        if not locations or None in locations.values() or not fits_inside(inside):
             save_model(model, self._staging / name, documents=beside)
             return [f"{name}.data"] if (self._staging / f"{name}.data").exists() else []
         placed: dict[ir.Value, ir.TensorProtocol] = {}

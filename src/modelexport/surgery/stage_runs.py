@@ -10,6 +10,7 @@ from modelexport.errors import FileFormatError, InputsError, UsageError
 from modelexport.files.manifest_file import read_manifest
 from modelexport.files.path_or_model import Source
 from modelexport.format.package_manifest import Manifest
+from modelexport.runtime.devices import CPU
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import read_tagged
@@ -60,9 +61,7 @@ def run_chain(
     return outputs
 
 
-def verify_stages(
-    folder: str | Path, whole: Source, *, provider: str = "CPUExecutionProvider", seed: int = 0
-) -> list[Difference]:
+def verify_stages(folder: str | Path, whole: Source, *, provider: str = CPU, seed: int = 0) -> list[Difference]:
     """Run the stages one after the other, and the whole file, on the same random inputs, and compare every output.
 
     Raises:

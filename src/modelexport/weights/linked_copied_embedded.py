@@ -17,8 +17,8 @@ import onnx_ir as ir
 from modelexport.errors import OutputError
 from modelexport.files.linked_weights import clone_or_link, free_place, record_data
 from modelexport.files.onnx_models import (
-    LARGEST_INSIDE,
     SMALLEST_OUTSIDE,
+    fits_inside,
     inside_file,
     record_documents,
     save_with_references,
@@ -74,8 +74,8 @@ def save_with_weights(
     summary = WeightsSummary()
     values = {value: value.const_value for value in initializers(model) if value.const_value is not None}
     if mode == "auto":
-        large = sum(tensor.nbytes for tensor in values.values()) > LARGEST_INSIDE
-        mode = "link" if weights is not None else "copy" if large else "embed"
+        small = fits_inside(sum(tensor.nbytes for tensor in values.values()))
+        mode = "link" if weights is not None else "embed" if small else "copy"
     linked, to_file, embedded = _divided(values, mode)
     made = weights.made if weights is not None else {}
     for value in (*to_file, *embedded):
@@ -114,7 +114,7 @@ def _divided(values: Mapping[ir.Value, ir.TensorProtocol], mode: str) -> tuple[_
         elif mode == "embed" or tensor.nbytes < SMALLEST_OUTSIDE:
             embedded[value] = tensor
         # With linked or absent weights, constants stay in the model file unless they are large themselves.
-        elif mode == "copy" or parameter_plan(value) is not None or (mode == "link" and constants > LARGEST_INSIDE):
+        elif mode == "copy" or parameter_plan(value) is not None or (mode == "link" and not fits_inside(constants)):
             to_file[value] = tensor
         else:
             embedded[value] = tensor

@@ -62,6 +62,10 @@ class InputMaker:
     def integers(self, name: str, shape: Shape, low: int, high: int) -> torch.Tensor:
         return torch.randint(low, high, shape, generator=self.generator(name)).to(self.device)
 
+    def is_of_tokens(self, name: str) -> bool:
+        """Whether an argument of this name takes tokens of the model's vocabulary."""
+        return name.endswith("input_ids") and self.vocabulary > 0
+
     def tokens(self, name: str, shape: Shape) -> torch.Tensor:
         """Ordinary tokens, the end token last: special ones (image, mask, ...) would require other inputs."""
         settings = [item for config in self.configs for item in config.items()]
@@ -76,12 +80,12 @@ class InputMaker:
 
     def options(self, name: str, batch: int) -> list[torch.Tensor]:
         """Candidates for an argument of this name, most likely first; empty if its role or its sizes are unknown."""
-        if name.endswith("input_ids"):
+        if self.is_of_tokens(name):
             # Shorter for a decoder, so that exporters do not assume that its length equals the encoder's.
             long, short = [n // 2 for n in LENGTHS] if name.startswith("decoder") else LENGTHS
             made = [self.tokens(name, shape) for shape in ((batch, long), (batch, short), (batch, 2, long))]
             read = self._tokenized(batch) if name == "input_ids" else []
-            return [*read, *made] if self.vocabulary else []
+            return [*read, *made]
         shapes: list[Shape] = []
         if name.startswith("pixel_values"):
             image, frames = self.image(), self.number("num_frames", "frames_per_clip")

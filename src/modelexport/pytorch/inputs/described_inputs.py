@@ -66,7 +66,7 @@ def _read_entry(name: str, entry: Any, maker: InputMaker) -> Any:
         values = maker.floats(name, shape)
     elif bounds is None and name.endswith("mask"):
         values = torch.ones(shape)
-    elif bounds is None and name.endswith("input_ids") and maker.vocabulary:
+    elif bounds is None and maker.is_of_tokens(name):
         values = maker.tokens(name, shape)
     else:
         values = maker.integers(name, shape, *(bounds or (0, 2)))

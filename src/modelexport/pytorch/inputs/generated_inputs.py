@@ -144,7 +144,7 @@ def _advice(runner: TrialRuns, maker: InputMaker, given: Inputs) -> str:
     for name, value in tried.items():
         if name not in given:
             entries[name] = {"dtype": _dtype(value), "shape": list(value.shape)}
-            if name.endswith("input_ids") and maker.vocabulary:
+            if maker.is_of_tokens(name):
                 entries[name]["range"] = [0, maker.vocabulary]
     problem = f"{kind} does not run with {_describe(tried)}: {error_line(runner.first_error)}"
     if not entries:
