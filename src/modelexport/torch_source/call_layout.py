@@ -33,6 +33,8 @@ class CallLayout:
         self.chain: dict[ir.Node, tuple[ModuleCall, ...]] = {}
         """Each node with the calls that it runs in, the root first."""
         self._graph_chain: dict[ir.Graph, tuple[ModuleCall, ...]] = {}
+        self.constant_results: set[ModuleCall] = set()
+        """Calls without nodes whose results the file has as constants."""
         self._place(self.root, ())
         self.arguments, self.unchanged = self._from_sidecar()
         self.homes = {value: self._home(value) for value in constants if constants[value].nbytes > SMALL}
@@ -145,9 +147,14 @@ class CallLayout:
             names[call] = {tensor.value: tensor.name for tensor in reversed(entry.inputs) if tensor.value}
             if call in self.groups or entry.parent is None or not entry.inputs or not entry.outputs:
                 continue
-            value = entry.inputs[0].value
-            if value is not None and value == entry.outputs[0].value and not self.tagged.calls.children.get(call):
+            value, lost = entry.inputs[0].value, all(tensor.value is None for tensor in entry.outputs)
+            if (
+                value is not None
+                and (value == entry.outputs[0].value or lost)
+                and not self.tagged.calls.children.get(call)
+            ):
                 unchanged.setdefault(ModuleCall.parse(entry.parent), []).append((value, call))
+                self.constant_results |= {call} if lost else set()
         return names, unchanged
 
 

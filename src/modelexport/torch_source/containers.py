@@ -68,6 +68,8 @@ def uncalled(node: ModuleNode) -> str | None:
     """A module of ``torch.nn`` that the file does not run, made after the shapes of its entries."""
     shapes = {name: entry.shape for name, entry in node.entries.items()}
     is_single = {entry.dtype for entry in node.entries.values()} == {"float32"}
+    if node.class_name == "Dropout" and node.qualified.startswith("torch.nn.") and not node.children and not shapes:
+        return "nn.Dropout(0.0)"
     if node.children or not node.is_from_torch or not is_single:
         return None
     if node.class_name == "Linear" and shapes.keys() in ({"weight", "bias"}, {"weight"}):

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.graph.nodes import nested_graphs
 from modelexport.tagged.encodings.functions_call_groups import Group, Item
-from modelexport.torch_source.call_layout import CallLayout
+from modelexport.torch_source.call_layout import CallLayout, is_below
 from modelexport.torch_source.expressions import ATOM, Expression, Number, Numbers
 from modelexport.torch_source.layer_operators import OPERATORS
 from modelexport.torch_source.module_nodes import ModuleNodes
@@ -29,6 +29,7 @@ class ForwardText(NestedGraphs):
 
     Args:
         call_number: Which of the forwards of a module another call of it runs; 0 for modules with one forward.
+        constructor: The call that makes the module with a path.
         scope: The other arguments of :class:`~modelexport.torch_source.value_scope.ValueScope`.
     """
 
@@ -40,10 +41,11 @@ class ForwardText(NestedGraphs):
         group: Group,
         *,
         call_number: Callable[[ModuleCall], int],
+        constructor: Callable[[str], str],
         **scope: Any,
     ) -> None:
         super().__init__(layout, nodes, numbers, group, **scope)
-        self.call_number = call_number
+        self.call_number, self.constructor = call_number, constructor
         self._uses: Counter[ir.Value] = Counter()
         self._passed = self._unchanged_calls()
         self.arguments = [self._argument(value) for value in layout.inputs[group.call]]
@@ -83,29 +85,90 @@ class ForwardText(NestedGraphs):
         if self._uses[value] <= 1:
             self._pending[value] = expression
         else:
-            name = self._name(value, operator)
+            name = self._name(value, operator, expression.text)
             self._emit(f"{name} = {expression.text}")
             self._env[value] = Expression(name)
             self._pass(value)
 
     def _pass(self, value: ir.Value) -> None:
-        """The calls that return what they get, of a value that has just been computed."""
+        """Write the calls without nodes that get a value: they return it, or what the file has as constants."""
         for call in self._passed.pop(value.name or "", ()):
             text = f"{self.nodes.module(self.path, call)}({self.tensor(value).text})"
-            if self._uses[value] <= 1:
+            if call in self.layout.constant_results:
+                if value in self._pending:
+                    self._name_pending(value)
+                    text = f"{self.nodes.module(self.path, call)}({self.tensor(value).text})"
+                self._emit(f"{text}  # what it returns are constants of the file")
+            elif self._uses[value] <= 1:
                 self._env.pop(value, None)
                 self._pending[value] = Expression(text)
             else:
                 self._emit(f"{self._env[value].text} = {text}")
 
     def _items(self, items: Sequence[Item]) -> None:
+        done: set[Group] = set()
         for item in items:
             if isinstance(item, Group):
-                self._call(item)
+                if item not in done:
+                    run = self._run_of_layers(items, item)
+                    done.update(run)
+                    self._loop_over(run) if len(run) > 1 else self._call(item)
             elif item.op_type == "Constant" and not item.domain:
                 continue
             else:
                 self._node(item)
+
+    def _run_of_layers(self, items: Sequence[Item], first: Group) -> list[Group]:
+        """Calls of the modules of a list in order, each of which takes what the one before gives, and else the same."""
+        run, layout = [first], self.layout
+        base, _, number = first.call.path.rpartition(".")
+        following = [item for item in items[items.index(first) + 1 :] if isinstance(item, Group)]
+        if not number.isdigit() or not base or base == self.path or not self.nodes.by_path[base].is_list:
+            return run
+        for group in following:
+            before = run[-1].call
+            given, taken = layout.inputs[before], layout.inputs[group.call]
+            changed = [
+                place for place, value in enumerate(taken) if len(given) == len(taken) and value is not given[place]
+            ]
+            if (
+                group.call.path != f"{base}.{int(number) + len(run)}"
+                or group.call.index
+                or self.call_number(group.call)
+            ):
+                break
+            if (
+                len(layout.outputs[before]) != 1
+                or len(changed) != 1
+                or taken[changed[0]] is not layout.outputs[before][0]
+            ):
+                break
+            if self._uses[layout.outputs[before][0]] > 1 or any(taken[changed[0]].name == n for n in self._passed):
+                break
+            run.append(group)
+        same = len({self.constructor(group.call.path) for group in run}) == 1
+        return run if same and is_below(base, self.path) else [first]
+
+    def _loop_over(self, run: Sequence[Group]) -> None:
+        """``for layer in self.layers: x = layer(x, mask)``"""
+        first, last = run[0].call, run[-1].call
+        base, _, number = first.path.rpartition(".")
+        place = next(p for p, v in enumerate(self.layout.inputs[last]) if v is self.layout.outputs[run[-2].call][0])
+        value, end = self.layout.inputs[first][place], int(number) + len(run)
+        modules = self.nodes.attribute(self.path, base)
+        if number != "0" or end < len(self.nodes.by_path[base].children):
+            modules += f"[{number}:{end}]" if number != "0" else f"[:{end}]"
+        name = self._argument_text(value)
+        if value in self._pending or self._uses[value] > 1 or not name.isidentifier():
+            self._pending.pop(value, None)
+            start, name = name, self._name(self.layout.outputs[last][0], "x")
+            self._emit(f"{name} = {start}")
+        texts = [name if p == place else self._argument_text(v) for p, v in enumerate(self.layout.inputs[first])]
+        layer = self._fresh("layer")
+        self._emit(f"for {layer} in {modules}:")
+        self._emit(f"    {name} = {layer}({', '.join(texts)})")
+        self._env[self.layout.outputs[last][0]] = Expression(name)
+        self._pass(self.layout.outputs[last][0])
 
     def _call(self, group: Group) -> None:
         outputs = self.layout.outputs[group.call]

@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from modelexport.torch_source import functions_of_layers as f
 from modelexport.torch_source import functions_of_quantized as q
+from modelexport.torch_source.attention_pattern import DOMAIN, OPERATOR
 from modelexport.torch_source.expressions import ATOM, PRODUCT, SUM, Expression, listed, literal, literal_or_none
 from modelexport.torch_source.operation import E, Operation, Text, UnwrittenError, Writer, Written, called, integers_of
 from modelexport.torch_source.operators import TENSOR_OPERATORS, text
@@ -113,6 +114,12 @@ def _cross_entropy(o: Operation) -> Written:
     return E(f"F.{name}({o.x()}, {o.x(1)}, {o.x(2)}, {how})")
 
 
+def _dot_product_attention(o: Operation) -> Written:
+    mask = f", {o.x(3)}" if o.has(3) else ""
+    scale = f", scale={literal(o.attribute('scale'))}" if o.attribute("scale") else ""
+    return E(f"F.scaled_dot_product_attention({o.x()}, {o.x(1)}, {o.x(2)}{mask}{scale})")
+
+
 _STANDARD: dict[str, Writer] = {
     "SoftmaxCrossEntropyLoss": _cross_entropy, "NegativeLogLikelihoodLoss": _cross_entropy,
     "Conv": called(f.conv), "ConvTranspose": called(f.conv_transpose), "MaxPool": _max_pool,
@@ -142,6 +149,7 @@ _MICROSOFT: dict[str, Writer] = {
 
 OPERATORS: dict[tuple[str, str], Writer] = {
     **{("", name): writer for name, writer in {**TENSOR_OPERATORS, **_STANDARD}.items()},
+    (DOMAIN, OPERATOR): _dot_product_attention,
     **{("com.microsoft", name): writer for name, writer in _MICROSOFT.items()},
 }
 """Domain and name of each operator to what writes it."""

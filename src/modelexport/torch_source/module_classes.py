@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -168,7 +169,9 @@ class ModuleClasses:
         for value, name in values:
             tensor = self.layout.constants[value]
             dtype = type_name(tensor.dtype, self.wide)
-            if tensor.nbytes <= SMALL:
+            if tensor.dtype == ir.DataType.INT64 and tensor.size > 4 and (run := _counted(tensor.numpy())):
+                text = run
+            elif tensor.nbytes <= SMALL:
                 array = tensor.numpy()
                 listed_values = array.astype(np.float64) if array.dtype.kind not in "biufc" else array
                 text = f"torch.tensor({_nested(listed_values)}, dtype=torch.{dtype})"
@@ -188,10 +191,11 @@ class ModuleClasses:
 
         plain = [self._forward(group.call, numbered, plain=True) for group in node.calls]
         keys = ["\n".join([", ".join(each.arguments), *each.lines]) for each in plain]
+        written = set(re.findall(r"constant\d+", "\n".join(keys)))
+        order = [value for number, value in enumerate(built.constants) if f"constant{number}" in written]
         distinct = list(dict.fromkeys(keys))
         built.forwards = {group.call: distinct.index(key) for group, key in zip(node.calls, keys, strict=True)}
         taken = {*node.children, *node.entries}
-        order = list(built.constants)
         names: dict[ir.Value, str] = {}
 
         def constant_name(value: ir.Value, base: str) -> str:
@@ -200,7 +204,7 @@ class ModuleClasses:
             return names[value]
 
         head = self._head(node, children)
-        plain_constants = self._constant_lines([(value, f"constant{number}") for number, value in enumerate(order)])
+        plain_constants = self._constant_lines([(value, "constant") for value in order])
         key = "\n".join([*head, *plain_constants, *distinct, str(self.dropout.get(node.path))])
         wanted = identifier(node.class_name or _class_name(node.path), "Module")
         if (wanted, key) not in self._equal:
@@ -222,7 +226,8 @@ class ModuleClasses:
 
     def _forward(self, call: ModuleCall, constant_name: Callable[[ir.Value, str], str], *, plain: bool) -> ForwardText:
         return ForwardText(self.layout, self.nodes, self.numbers, self.layout.groups[call], plain=plain, wide=self.wide,
-                           constant_name=constant_name, call_number=self._number)  # fmt: skip
+                           constant_name=constant_name, call_number=self._number,
+                           constructor=lambda path: self.build(path).constructor)  # fmt: skip
 
     def _number(self, call: ModuleCall) -> int:
         return self.build(call.path).forwards.get(call, 0)
@@ -274,6 +279,15 @@ class ModuleClasses:
         if len(lines) == 1:
             lines += ["    pass", ""]
         return "\n".join(lines)
+
+
+def _counted(array: Any) -> str | None:
+    """``torch.arange`` of numbers that count up."""
+    first = int(array.reshape(-1)[0])
+    if not np.array_equal(array.reshape(-1), np.arange(first, first + array.size)):
+        return None
+    shape = "" if array.ndim == 1 else f".reshape({', '.join(map(str, array.shape))})"
+    return f"torch.arange({f'{first}, ' if first else ''}{first + array.size}){shape}"
 
 
 def _is_floating(entry: StateDictEntry) -> bool:

@@ -36,6 +36,7 @@ from modelexport.torch_source.operation import (
     Writer,
     Written,
     called,
+    integers_of,
     listed_operands,
 )
 from modelexport.torch_source.shape_operators import SHAPE_OPERATORS
@@ -61,6 +62,17 @@ def _both(sign: str, binding: int) -> Writer:
         return E(f"{first(0, left)} {sign} {o.scalar(1, right)}", binding)
 
     return write
+
+
+def _and(o: Operation) -> Written:
+    """A constant that is true everywhere only changes the shape."""
+    shape = o.node.outputs[0].shape
+    sizes = integers_of(shape) if shape is not None else None
+    for index in (0, 1):
+        array, other = o.array(index), o.value(1 - index)
+        if array is not None and array.all() and other is not None and sizes is not None:
+            return E(o.x(1 - index, ATOM) + ("" if other.shape == shape else f".expand({', '.join(map(str, sizes))})"))
+    return _both("&", AND)(o)
 
 
 def _div(o: Operation) -> Written:
@@ -300,9 +312,9 @@ TENSOR_OPERATORS: dict[str, Writer] = {
     **{name: _both(sign, binding) for name, sign, binding in (
         ("Add", "+", SUM), ("Sub", "-", SUM), ("Mul", "*", PRODUCT), ("MatMul", "@", PRODUCT),
         ("Equal", "==", COMPARISON), ("Less", "<", COMPARISON), ("LessOrEqual", "<=", COMPARISON),
-        ("Greater", ">", COMPARISON), ("GreaterOrEqual", ">=", COMPARISON), ("And", "&", AND), ("Or", "|", OR),
+        ("Greater", ">", COMPARISON), ("GreaterOrEqual", ">=", COMPARISON), ("Or", "|", OR),
         ("Xor", "^", XOR),        ("BitwiseAnd", "&", AND), ("BitwiseOr", "|", OR), ("BitwiseXor", "^", XOR))},
-    "Div": _div, "Pow": _pow, "Neg": text("-{a}", UNARY), "Reciprocal": text("1 / {a}", PRODUCT),
+    "And": _and, "Div": _div, "Pow": _pow, "Neg": text("-{a}", UNARY), "Reciprocal": text("1 / {a}", PRODUCT),
     "Mod": lambda o: E(f"torch.{'fmod' if o.attribute('fmod', 0) else 'remainder'}({o.x()}, {o.scalar(1)})"),
     "Not": text("~{a}", UNARY), "BitwiseNot": text("~{a}", UNARY),
     "BitShift": lambda o: _both("<<" if o.attribute("direction") == "LEFT" else ">>", SHIFT)(o),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from modelexport.torch_source import functions_of_tensors as f
@@ -17,6 +18,7 @@ from modelexport.torch_source.operation import (
     Writer,
     Written,
     called,
+    integers_of,
     listed_operands,
 )
 
@@ -159,12 +161,23 @@ def _pad(o: Operation) -> Written:
     return E(f"F.pad({o.x()}, {listed(around)}{value})")
 
 
+def _gather_nd(o: Operation) -> Written:
+    """A reshape, if constant indices name every element in order."""
+    value, indices = o.value(0), o.array(1)
+    sizes = integers_of(value.shape) if value is not None and value.shape is not None else None
+    if indices is not None and sizes and not o.attribute("batch_dims", 0) and indices.shape[-1] == len(sizes):
+        whole = np.moveaxis(np.indices(sizes), 0, -1).reshape(-1, len(sizes))
+        if np.array_equal(indices.reshape(-1, len(sizes)), whole):
+            return E(f"{o.x(0, ATOM)}.reshape({', '.join(map(str, indices.shape[:-1]))})")
+    return called(f.gather_nd)(o)
+
+
 SHAPE_OPERATORS: dict[str, Writer] = {
     "Transpose": _transpose, "Reshape": _reshape, "Flatten": _flatten, "Squeeze": _squeeze, "Unsqueeze": _unsqueeze,
     "Expand": _expand, "Gather": _gather, "Slice": _slice, "Split": _split, "Pad": _pad,
     "Tile": lambda o: E(f"{o.x(0, ATOM)}.tile({o.sizes(1)})"),
     "Concat": lambda o: E(f"torch.cat([{listed_operands(o)}], {o.attribute('axis', 1)})"),
-    "GatherElements": called(f.gather_elements), "GatherND": called(f.gather_nd), "ScatterND": called(f.scatter_nd),
+    "GatherElements": called(f.gather_elements), "GatherND": _gather_nd, "ScatterND": called(f.scatter_nd),
     "ScatterElements": called(f.scatter_elements), "Scatter": called(f.scatter_elements),
     "DepthToSpace": called(f.depth_to_space), "SpaceToDepth": called(f.space_to_depth),
 }  # fmt: skip

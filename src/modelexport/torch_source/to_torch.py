@@ -22,6 +22,7 @@ from modelexport.files.atomic_writing import replaced_together
 from modelexport.files.path_or_model import Source
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.torch_source import functions_of_layers, functions_of_quantized, functions_of_tensors
+from modelexport.torch_source.attention_pattern import put_attention_together
 from modelexport.torch_source.call_layout import CallLayout
 from modelexport.torch_source.entries_as_nodes import Entries, constants_of, entries_as_nodes
 from modelexport.torch_source.expressions import TORCH_TYPES
@@ -108,6 +109,7 @@ def torch_source(source: Source, *, dropout: Mapping[str, float] | None = None, 
     tagged = read_tagged(source)
     _ = tagged.hierarchy  # read while the graph is still the file's
     entries = entries_as_nodes(tagged.model, named=tagged.found is None)
+    put_attention_together(tagged.model)
     constants = constants_of(tagged.model, entries)
     layout = CallLayout(tagged, entries, constants)
     nodes = ModuleNodes(layout)

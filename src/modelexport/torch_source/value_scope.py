@@ -81,11 +81,14 @@ class ValueScope:
         self._names.add(name)
         return name
 
-    def _name(self, value: ir.Value, operator: str = "value") -> str:
+    def _name(self, value: ir.Value, operator: str = "value", text: str = "") -> str:
         """A name that resembles the value's in the file, without the number that exporters put behind equal names."""
-        text = (value.name or "").rpartition("/")[2].rpartition(".")[2]
-        base = re.sub(r"(_?\d+)+$", "", text) or text
-        if value in self.layout.graph.outputs or value in self.layout.graph.inputs:
+        name = (value.name or "").rpartition("/")[2].rpartition(".")[2]
+        base = re.sub(r"(_?\d+)+$", "", name) or name
+        called = re.match(r"self\.([a-z]\w*)\(", text)
+        if called is not None and value not in self.layout.graph.outputs:
+            base = called[1]  # what follows a module's call is named after the module
+        elif value in self.layout.graph.outputs or value in self.layout.graph.inputs:
             base = value.name or ""
         elif base in ("val", "v", "value", "") or not base.isascii():
             base = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", operator).lower()
@@ -166,7 +169,7 @@ class ValueScope:
 
     def _name_pending(self, value: ir.Value, operator: str = "value") -> None:
         expression = self._pending.pop(value)
-        name = self._name(value, operator)
+        name = self._name(value, operator, expression.text)
         self._emit(f"{name} = {expression.text}")
         self._env[value] = Expression(name)
 

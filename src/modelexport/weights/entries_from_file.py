@@ -11,7 +11,7 @@ from modelexport.errors import WeightsError
 from modelexport.format.documents import StateDictEntry, TransformStep
 from modelexport.format.dtypes import parse_dtype
 from modelexport.graph.parameter_plans import ParameterPlan
-from modelexport.weights.recorded_transforms import apply_transform, compute_planned
+from modelexport.weights.recorded_transforms import apply_transform, compute_planned, decode_tensor
 
 Stored = tuple[ParameterPlan, np.ndarray]
 """How an initializer is computed, and its value."""
@@ -54,7 +54,7 @@ def _rearranged(key: str, entries: Mapping[str, StateDictEntry], stored: Iterabl
             return np.ascontiguousarray(array.transpose(np.argsort(axes)))
         numbers = _numbers(key, plan, entries)
         if numbers is None or numbers.shape != array.shape:
-            raise _unrecoverable(key)
+            return _inverted(key, plan, entries[key], array)
         here = (numbers > 0) & (numbers <= result.size)
         result.reshape(-1)[numbers[here] - 1] = array[here].astype(result.dtype)
     return result
@@ -85,6 +85,29 @@ def _numbers(key: str, plan: ParameterPlan, entries: Mapping[str, StateDictEntry
     except Exception:  # an operator that does not take whole numbers
         return None
     return numbers if numbers.dtype == np.int64 else None
+
+
+def _inverted(key: str, plan: ParameterPlan, entry: StateDictEntry, array: np.ndarray) -> np.ndarray:
+    """The entry of a transform that adds or multiplies constants, by the opposite steps from its end.
+
+    The last bits may differ from those of the original; the initializer is the same (see :func:`_check`).
+    """
+    constants = {
+        f"%{i}": decode_tensor(s.attributes["value"]) for i, s in enumerate(plan.steps) if s.op_type == "Constant"
+    }
+    for number, step in reversed(list(enumerate(plan.steps))):
+        if f"%{number}" in constants:
+            continue
+        others = [constants[name] for name in step.inputs[1:] if name in constants]
+        if step.op_type not in _OPPOSITE or len(others) != 1 or step.inputs[0] not in (key, f"%{number - 1}"):
+            raise _unrecoverable(key)
+        array = _OPPOSITE[step.op_type](array, others[0]).astype(array.dtype)
+    if list(array.shape) != entry.shape:
+        raise _unrecoverable(key)
+    return array
+
+
+_OPPOSITE = {"Add": np.subtract, "Sub": np.add, "Mul": np.divide, "Div": np.multiply}
 
 
 def _check(plan: ParameterPlan, array: np.ndarray, found: Mapping[str, np.ndarray]) -> None:
