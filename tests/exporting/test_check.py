@@ -189,3 +189,13 @@ def test_a_mask_that_the_file_keeps_is_not_tried_with_other_values(tmp_path: Pat
     inputs = {"x": torch.randn(2, 1, 5, 4), "mask": mask}
     result = export(Masked().eval(), inputs, tmp_path / "x.onnx", constants=["mask"])
     assert result.check is not None and result.check.status == "passed"
+
+
+def test_what_the_runtime_computes_wrongly_when_it_optimizes_is_not_rounding(tmp_path: Path) -> None:
+    class Reverses(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[torch.arange(x.shape[0] - 1, -1, -1)]  # Gather of a Range, which ONNX Runtime makes a Slice
+
+    with pytest.raises(CheckError, match="rightly only without its optimizations"):
+        export(Reverses(), (torch.rand(8),), tmp_path / "x.onnx", frontend="torchscript", dynamic=True)
+    assert export(Reverses(), (torch.rand(8),), tmp_path / "x.onnx", dynamic=True).check.status == "passed"  # type: ignore[union-attr]

@@ -35,6 +35,7 @@ FUNCTIONS: dict[str, Function] = {
     "rounded down": lambda x: x[:, : math.floor(x.shape[1] * 0.57)],
     "rounded up": lambda x: x + torch.ones(math.ceil(x.shape[1] / 3)).sum(),
     "quotient of a negative number": lambda x: x[:, : -(-x.shape[1] // 4)] + (5 - x.shape[1]) // 2,
+    "evenly spaced": lambda x: x + torch.linspace(0.5, x.shape[2] - 0.5, x.shape[2]),
     "whole product": lambda x: interpolate(x, scale_factor=0.7, recompute_scale_factor=True),
     "scale": lambda x: interpolate(x, scale_factor=2.3, mode="linear"),
 }
@@ -48,6 +49,7 @@ BY_TRACE = (
     "epsilon",
     "attention of three axes",
     "quotient of a negative number",
+    "evenly spaced",
     "whole product",
 )
 

@@ -231,3 +231,14 @@ def test_sizes_that_a_model_refuses_only_where_calls_are_compared_are_not_compar
     )
     tried = SizeTrials(sides, INPUTS).run(symbol_sizes(INPUTS, tagged.model))
     assert tried is not None and tried.status == "not compared"
+
+
+@pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
+def test_a_product_with_a_fraction_that_is_rounded_is_a_condition(frontend: Any, tmp_path: Path) -> None:
+    class Shortens(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[: int(x.shape[0] * 0.75)]
+
+    result = export(Shortens(), (torch.rand(8),), tmp_path / "x.onnx", frontend=frontend, dynamic=True)
+    (symbol,) = onnx.load(tmp_path / "x.onnx").graph.input[0].type.tensor_type.shape.dim
+    assert [one.formula for one in result.valid_if] == [f"8 <= {symbol.dim_param} <= 9"]

@@ -62,6 +62,7 @@ class RecordedConditions:
             for one in expression.args if isinstance(expression, And) else [expression]:
                 if one.free_symbols:
                     formula = re.sub(r"\d+\.\d+(e-?\d+)?", lambda number: repr(float(number[0])), printer.doprint(one))
+                    formula = formula.replace("torch.sym_float(", "float(").replace("torch._sym_sqrt(", "math.sqrt(")
                     yield SizeCondition(formula, where, source, in_model)
 
 

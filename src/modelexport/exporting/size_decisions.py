@@ -141,8 +141,7 @@ def find_sizes(sides: Sides, inputs: Inputs, exported: Exported, names: Interfac
     if names is None:
         return SizesFound(settled.kept)
     fixed = narrowed_to_one_size(settled, inputs, model, sizes, trials.run)
-    if not settled.varies or exported.frontend != "dynamo":  # a trace records nothing of what it makes constant
-        fixed += [one for one in find_fixed_axes(inputs, model, trials.run) if one not in fixed]
+    fixed += [one for one in find_fixed_axes(inputs, model, trials.run) if one not in fixed]
     constant = find_constant_axes(sides, inputs, exported, names)
     refused = [told_of_fixed(one) for one in (*fixed, *constant) if every or one.symbol in names.asked]
     if fixed and not refused:

@@ -106,6 +106,7 @@ _REWRITTEN: Mapping[Any, Callable[..., Any]] = {
     torch.Tensor.corrcoef: correlation,
     torch.combinations: combinations,
     torch.nn.functional.gaussian_nll_loss: gaussian_loss,
+    torch.linspace: special_functions.spaced,
 }
 
 

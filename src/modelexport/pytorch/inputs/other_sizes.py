@@ -29,7 +29,7 @@ WAYS: Mapping[str, Callable[[int], int]] = {
     "smaller sizes": lambda size: max(size - max(size // 5, 1), 1),
 }
 """The ways to change sizes, each to the size instead of a given one. Larger ones come first: a table that is as long as
-the example is right for everything shorter. The sizes of first axes grow by one."""
+the example is right for everything shorter. First axes, which may be batches, grow by one first."""
 
 
 def _matching_name(name: str, known: Collection[str]) -> str | None:
@@ -66,7 +66,7 @@ def changed_sizes(
     before, now = symbol_sizes(inputs, model), {}
     for symbol, (size, axis) in _symbols(inputs, model).items():
         chosen = size > 1 and (symbols is None or symbol in symbols)
-        now[symbol] = size if not chosen else size + 1 if axis == 0 else WAYS[way](size)
+        now[symbol] = size if not chosen else size + 1 if axis == 0 and way == next(iter(WAYS)) else WAYS[way](size)
     fits = fitting(
         read_conditions(model.metadata_props), now, [symbol for symbol, size in now.items() if size != before[symbol]]
     )
