@@ -200,3 +200,41 @@ def test_inputs_are_made_for_sizes_and_numbers_that_a_file_asks_for(tmp_path: Pa
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
     done = run("profile", "m.onnx", "--runs", 1, cwd=tmp_path)
     assert "x float32[1, 512], rate int64[]" in done.stdout, done.stderr
+
+
+def test_tags_come_back_after_a_tool_that_writes_many_nodes_for_one(tmp_path: Path) -> None:
+    loss = helper.make_node(
+        "SoftmaxCrossEntropyLoss", ["x", "labels"], ["y"], name="/head/loss/SoftmaxCrossEntropyLoss"
+    )
+    labels = helper.make_tensor_value_info("labels", TensorProto.INT64, [2])
+    x, y = helper.make_tensor_value_info("x", FLOATS, [2, 8]), helper.make_tensor_value_info("y", FLOATS, [])
+    graph = helper.make_graph([loss], "g", [x, labels], [y])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    done = run("optimize", "m.onnx", "--with", "ort-basic", "-o", "o.onnx", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(onnx.load(tmp_path / "o.onnx").graph.node) > 3
+    assert set(owners(tmp_path / "o.onnx")) == {"head.loss"}
+
+
+def test_cost_of_open_sizes_is_that_of_an_example_and_formulas_are_shown_when_asked_for(tmp_path: Path) -> None:
+    """Sizes that depend on the data are those of the run; an axis without a name gets one."""
+    nodes = [
+        helper.make_node("NonZero", ["x"], ["places"]),
+        helper.make_node("Cast", ["places"], ["floats"], to=FLOATS),
+        helper.make_node("MatMul", ["w", "floats"], ["y"]),
+    ]
+    ports = [
+        helper.make_tensor_value_info("x", FLOATS, ["rows", None]),
+        helper.make_tensor_value_info("y", FLOATS, None),
+    ]
+    graph = helper.make_graph(nodes, "g", ports[:1], ports[1:], [floats("w", 3, 2)])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    done = run("cost", "m.onnx", "--json", cwd=tmp_path)
+    document = json.loads(done.stdout)
+    assert document["rows"][0]["total"]["macs"] == 3 * 2 * (2 * 8)
+    shown = run("cost", "m.onnx", cwd=tmp_path).stdout
+    assert "small ones with which the file runs: rows=2, x_1=8 (give others with --size NAME=N)" in shown
+    document = json.loads(run("cost", "m.onnx", "--json", "--size", "rows=5", "--size", "x_1=7", cwd=tmp_path).stdout)
+    assert document["rows"][0]["total"]["macs"] == 3 * 2 * (5 * 7)
+    shown = run("cost", "m.onnx", "--formulas", cwd=tmp_path).stdout
+    assert "dynamic axes: rows, x_1" in shown and "sizes that depend on the data" in shown

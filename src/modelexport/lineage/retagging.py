@@ -306,7 +306,8 @@ def _check_related(changed: Path, tagged: TaggedFile, descent: Descent) -> None:
         UsageError: The files have too few values in common.
     """
     share = descent.common / max(descent.total, 1)
-    has_all = descent.common >= sum(1 for _ in inputs_and_results(tagged.model))  # a tool wrote many nodes for one
+    values = [*inputs_and_results(tagged.model), *initializers(tagged.model)]
+    has_all = descent.common >= len(values)  # a tool wrote many nodes for one
     if share < RELATED and not has_all:
         count = f"{descent.common:,} of its {descent.total:,} values ({share:.0%})"
         raise UsageError(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -22,6 +23,7 @@ from modelexport.measure.html_page import Page, embedded_page
 from modelexport.measure.live_memory import live_bytes
 from modelexport.measure.model_explorer import explorer_places
 from modelexport.measure.operator_costs import work_of
+from modelexport.measure.run_inputs import example_sizes, shapes_in_run
 from modelexport.measure.shapes import Shapes, Size, find_shapes
 from modelexport.measure.table import NodeFigures, Table
 from modelexport.tagged.file import TaggedFile, read_tagged
@@ -35,12 +37,15 @@ class CostTable(Table):
         return embedded_page(Page(self, columns.FLOPS.name))
 
 
-def cost(file: Source | TaggedFile, sizes: Mapping[str, int] | None = None) -> CostTable:
+def cost(
+    file: Source | TaggedFile, sizes: Mapping[str, int] | None = None, *, shapes: Shapes | None = None
+) -> CostTable:
     """The storage, computation and memory traffic of each module call of a tagged file, in one run.
 
     Args:
         sizes: Names of dynamic axes to sizes. If one is left out, figures are formulas of the symbols, and figures that
             need a number (``peak_bytes``, ``intensity``) are left out.
+        shapes: The shapes of the values, if they are known.
 
     Returns:
         A table of ``parameters`` (elements of the ``state_dict`` entries in the file), ``bytes`` (of all initializers),
@@ -54,7 +59,7 @@ def cost(file: Source | TaggedFile, sizes: Mapping[str, int] | None = None) -> C
     """
     tagged = file if isinstance(file, TaggedFile) else read_one(file)
     check_sizes(read_conditions(tagged.model.metadata_props), sizes or {})
-    shapes = find_shapes(tagged.model, sizes)
+    shapes = shapes or find_shapes(tagged.model, sizes)
     constant = constant_values(tagged.model)
     nodes, unknown = _node_figures(tagged, shapes, constant)
     direct, unused = _stored(tagged)
@@ -84,6 +89,28 @@ def cost(file: Source | TaggedFile, sizes: Mapping[str, int] | None = None) -> C
         name=tagged.path.name,
         notes=tuple(_notes(tagged.model, shapes, unknown)),
     )
+
+
+def cost_at_example(file: Source | TaggedFile, sizes: Mapping[str, int] | None = None) -> CostTable:
+    """:func:`cost` at the sizes of the example, or small ones with which the file runs, which a note of it says.
+
+    Args:
+        sizes: Of dynamic axes, where others are wanted.
+
+    Raises:
+        FileFormatError, UsageError: As :func:`cost`.
+    """
+    tagged = file if isinstance(file, TaggedFile) else read_one(file)
+    chosen, note = example_sizes(tagged, sizes or {})
+    shapes = find_shapes(tagged.model, chosen)
+    if shapes.computed or any(value.name and value.name not in shapes.sizes for value in _results(tagged)):
+        shapes = shapes.completed(shapes_in_run(tagged, chosen))
+    table = cost(tagged, chosen, shapes=shapes)
+    return replace(table, notes=(note, *table.notes)) if note else table
+
+
+def _results(tagged: TaggedFile) -> Iterator[ir.Value]:
+    return (value for node in tagged.nodes for value in node.outputs)
 
 
 def read_one(file: Source) -> TaggedFile:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,16 +15,20 @@ import onnx_ir as ir
 
 from modelexport.core.json_decoding import decode_json
 from modelexport.core.limits import INPUT_BYTES, RANDOM_ELEMENTS, SETTINGS_BYTES
-from modelexport.errors import FileFormatError, InputsError
+from modelexport.errors import FileFormatError, InputsError, ModelExportError, UsageError
 from modelexport.files.regular_files import open_regular, read_regular
 from modelexport.files.safetensors_files import read_header
 from modelexport.graph.copies import value_like
 from modelexport.graph.nodes import required_inputs
 from modelexport.graph.size_conditions import check_sizes, put_conditions, read_conditions, renamed
 from modelexport.graph.size_symbols import SYMBOL, rename_sizes
+from modelexport.runtime.devices import CPU
 from modelexport.runtime.random_inputs import compared_numbers, make_random_inputs
 from modelexport.runtime.sessions import open_file, session_options
 from modelexport.tagged.file import TaggedFile
+from modelexport.tagged.strip_and_inline import runnable
+from modelexport.traces.file_run import FileRun
+from modelexport.traces.node_computation import NodeError
 from modelexport.traces.reference_values import open_reference, reference_path
 
 
@@ -66,6 +71,57 @@ def make_feeds(
         with open_reference(tagged) as reference:
             return {name: np.array(reference.inputs[name]) for name in names}, "of the reference values"
     return random_feeds(tagged, path, sizes, given={}, provider=provider, seed=seed), "random"
+
+
+def example_sizes(tagged: TaggedFile, sizes: Mapping[str, int]) -> tuple[dict[str, int], str]:
+    """Sizes for the dynamic axes of a file: those given, and for the others those of inputs that it runs with.
+
+    Returns:
+        The sizes, and what they are; only those given, and nothing, if all are given or no inputs are known to fit.
+    """
+    axes = {
+        (value.name or "", axis): str(size.value)
+        for value in required_inputs(tagged.model)
+        for axis, size in enumerate(value.shape or ())
+        if isinstance(size, ir.SymbolicDim) and size.value is not None and size.value not in sizes
+    }
+    if not axes:
+        return dict(sizes), ""
+    feeds, source = example_feeds(tagged, sizes)
+    if not source:
+        return dict(sizes), ""
+    found = {symbol: int(feeds[name].shape[axis]) for (name, axis), symbol in axes.items()}
+    told = "small ones with which the file runs" if source == "random" else f"those {source}"
+    listed = ", ".join(f"{symbol}={size}" for symbol, size in found.items())
+    return {**found, **sizes}, f"sizes of dynamic axes are {told}: {listed} (give others with --size NAME=N)"
+
+
+def example_feeds(tagged: TaggedFile, sizes: Mapping[str, int]) -> tuple[dict[str, Any], str]:
+    """Inputs of these sizes that a file runs with, and their source; nothing if none are known."""
+    try:
+        with runnable(tagged.path, tagged.encoding) as file:
+            return make_feeds(tagged, file, None, sizes, provider=CPU, seed=0)
+    except ModelExportError:
+        return {}, ""
+
+
+def shapes_in_run(tagged: TaggedFile, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """The shapes of the values that a file computes from inputs of these sizes, by name; empty if it cannot be run.
+
+    Values in branches that are not taken have none.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+
+    def watch(node: ir.Node, given: Sequence[Any], value: ir.Value, array: Any) -> Any:
+        if isinstance(array, np.ndarray) and value.name:
+            found[value.name] = array.shape
+        return array
+
+    feeds, _ = example_feeds(tagged, sizes)
+    with suppress(NodeError, UsageError):
+        if feeds:
+            FileRun(tagged.model, wide=None).run(feeds, watch)
+    return found
 
 
 def random_feeds(

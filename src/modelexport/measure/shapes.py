@@ -13,7 +13,7 @@ import logging
 import operator
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -28,6 +28,7 @@ from modelexport.format.dtypes import bit_width
 from modelexport.graph.copies import copy_of
 from modelexport.graph.hidden_weights import bind_tensors, detach_tensors
 from modelexport.graph.nodes import all_nodes
+from modelexport.graph.size_symbols import rename_sizes
 
 Size = Any
 """A number or a sympy expression."""
@@ -52,6 +53,13 @@ class Shapes:
     def of(self, value: ir.Value | None) -> tuple[Size, ...] | None:
         """The shape of a value; ``None`` if it is not known."""
         return None if value is None else self.sizes.get(value.name or "")
+
+    def completed(self, seen: Mapping[str, tuple[int, ...]]) -> Shapes:
+        """The shapes with those of a run, and without the formulas of sizes that depend on the data."""
+        if not seen:
+            return self
+        numbers = {n: shape for n, shape in self.sizes.items() if all(isinstance(size, int) for size in shape)}
+        return replace(self, sizes={**numbers, **seen}, computed=())
 
     def bytes(self, value: ir.Value | None) -> Size:
         """The size of a value in bytes; ``None`` if its shape or its element type is not known."""
@@ -121,7 +129,7 @@ def find_shapes(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Shap
             if _is_possible(dims):
                 known[value.name or ""] = dims
     if any(value.name and value.name not in known for value in values):
-        for name, dtype, dims in _inferred(model):
+        for name, dtype, dims in _inferred(model, given):
             found = tuple(_evaluated(d, given, texts) if isinstance(d, str) else d for d in dims)
             if _is_possible(found):
                 known.setdefault(name, found)
@@ -253,12 +261,12 @@ _FUNCTIONS = {
 }
 
 
-def _inferred(model: ir.Model) -> list[tuple[str, ir.DataType, tuple[int | str, ...]]]:
-    """What shape inference finds: name, element type and shape of values.
+def _inferred(model: ir.Model, given: Mapping[str, int]) -> list[tuple[str, ir.DataType, tuple[int | str, ...]]]:
+    """What shape inference finds: name, element type and shape of values, with the given sizes.
 
     ONNX Runtime's inference follows formulas of symbols; onnx's goes on from there into branches and bodies.
     """
-    small = _small(model)
+    small = _small(model, given)
     whole = onnx.ModelProto()
     whole.CopyFrom(small)
     if (found := _largest_inferred(small)) is not None:
@@ -318,12 +326,13 @@ def _infer(proto: onnx.ModelProto) -> onnx.ModelProto | None:
     return found
 
 
-def _small(model: ir.Model) -> onnx.ModelProto:
+def _small(model: ir.Model, given: Mapping[str, int]) -> onnx.ModelProto:
     """The model with its large weights, which no shape depends on, as inputs, and all others in memory.
 
     The tool reads the elements of every initializer that it comes across, and only from regular files.
     """
     copy = copy_of(model)
+    rename_sizes(copy, {name: str(size) for name, size in given.items()})
     held: dict[ir.Value, ir.TensorProtocol] = {}
     for graph in copy.graphs():
         for value in list(graph.initializers.values()):

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from modelexport.core.text import nearest, plural
 from modelexport.errors import InputsError, UsageError
 from modelexport.files.path_or_model import Source, as_path
-from modelexport.measure.costs import CostTable, cost
+from modelexport.measure.costs import CostTable, cost, cost_at_example
 from modelexport.measure.profiles import ModuleProfile, profile
 from modelexport.measure.run_inputs import random_feeds, read_feeds
 from modelexport.packages.generation_loop import ENCODERS, PAST, TOKENS, Generator
@@ -186,19 +186,20 @@ class PartUse:
     """Of its dynamic axes: those given, and those that follow from the use."""
 
 
-def cost_parts(path: Source, sizes: Mapping[str, int] | None = None) -> dict[str, CostTable]:
+def cost_parts(path: Source, sizes: Mapping[str, int] | None = None, *, formulas: bool = False) -> dict[str, CostTable]:
     """:func:`modelexport.cost` of a file, or of each part of a package by name.
 
     Args:
         sizes: Names of dynamic axes to sizes. The length of a prompt is also that of the cache that a step then finds.
+        formulas: Leave the other sizes of a file open; by default they are those of its example, or small ones.
 
     Raises:
-        FileFormatError: A file is missing, or has no tags; or the folder is not a package.
+        FileFormatError: A file is missing, or the folder is not a package.
         UsageError: No part has a dynamic axis of a name in ``sizes``.
     """
     path = as_path(path)
     if not path.is_dir():
-        return {"": cost(path, sizes)}
+        return {"": cost(path, sizes) if formulas else cost_at_example(path, sizes)}
     uses = uses_of(path, sizes or {})
     return {name: replace(cost(use.tagged, use.sizes), name=_title(path, name)) for name, use in uses.items()}
 

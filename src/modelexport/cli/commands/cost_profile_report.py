@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Grouping = Literal["call", "module", "class"]
 LevelName = Literal["all", "extended", "basic", "none"]
 ONLY = argument((), "Only these calls and those inside: encoder.layer.0, *.dense, !...", metavar="[SELECTOR]...")
-SIZE = option((), "The size of a dynamic axis; cost has formulas without it.", metavar="NAME=N")
+SIZE = option((), "The size of a dynamic axis; by default that of the example, or a small one.", metavar="NAME=N")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,15 +76,20 @@ class Beside:
 
 
 def cost(
-    file: Path = FILE_OR_FOLDER, selectors: Sequence[str] = ONLY, size: Sequence[str] = SIZE, *, shown: Shown
+    file: Path = FILE_OR_FOLDER,
+    selectors: Sequence[str] = ONLY,
+    size: Sequence[str] = SIZE,
+    formulas: bool = option(False, "Show formulas of dynamic axes without a --size."),
+    *,
+    shown: Shown,
 ) -> None:
-    """Show the cost of each module: parameters, operations, bytes, memory. Nothing is run."""
+    """Show the cost of each module: parameters, operations, bytes, memory."""
     from modelexport.core.timed_stages import Stages
     from modelexport.packages.measured_parts import cost_parts
 
     sizes = parsed_sizes(size)
     with Stages(LINE.tell)("cost"):
-        tables = cost_parts(file, sizes)
+        tables = cost_parts(file, sizes, formulas=formulas)
     show(tables, "flops", selectors, shown)
 
 

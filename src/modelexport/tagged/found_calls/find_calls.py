@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from modelexport.core.tags import Tags
 from modelexport.core.text import plural
 from modelexport.format import keys
 from modelexport.graph.node_owners import owner_of
-from modelexport.graph.nodes import all_nodes, initializers, inputs_and_results
+from modelexport.graph.nodes import all_nodes, initializers, inputs_and_results, required_inputs
 from modelexport.graph.parameter_plans import record_own_names
 from modelexport.graph.unique_names import name_nodes_apart
 from modelexport.tagged.encodings.metadata import write_metadata
@@ -84,7 +85,7 @@ def find_calls(model: ir.Model, *, keep_torch_metadata: bool = True) -> FoundCal
     Raises:
         FileFormatError: The functions of the model cannot be inlined.
     """
-    _free_negative_sizes(model)
+    _name_open_sizes(model)
     in_functions = inline_functions(model)
     by_name = read_scoped_names(model)
     by_name |= read_named_scopes(model, by_name)
@@ -104,12 +105,16 @@ def find_calls(model: ir.Model, *, keep_torch_metadata: bool = True) -> FoundCal
     return FoundCalls(tags, placing.sources, repeated)
 
 
-def _free_negative_sizes(model: ir.Model) -> None:
-    """Make sizes below zero, as some converters write dynamic axes, unknown ones."""
+def _name_open_sizes(model: ir.Model) -> None:
+    """Make sizes below zero, as some converters write dynamic axes, open ones, and name the open ones of inputs."""
+    inputs = {value: re.sub(r"\W", "_", value.name or "input") for value in required_inputs(model)}
     for value in (*inputs_and_results(model), *model.graph.outputs):
-        sizes = list(value.shape or ())
-        if any(isinstance(size, int) and size < 0 for size in sizes):
-            value.shape = ir.Shape([None if isinstance(size, int) and size < 0 else size for size in sizes])
+        sizes = [None if isinstance(size, int) and size < 0 else size for size in value.shape or ()]
+        for axis, size in enumerate(sizes):
+            if value in inputs and (size is None or (isinstance(size, ir.SymbolicDim) and size.value is None)):
+                sizes[axis] = ir.SymbolicDim(f"{inputs[value]}_{axis}")
+        if sizes != list(value.shape or ()):
+            value.shape = ir.Shape(sizes)
 
 
 def record_sources(model: ir.Model, sources: Counter[CallSource]) -> None:
