@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from commands import run
-from devices.planted import SpoiledDevice, is_fused, is_operator
 from exports import Shared
 from modelexport import export, load, verify
 from modelexport.devices import part_runs
@@ -25,6 +24,7 @@ from modelexport.devices.wrong_spans import smallest_span
 from modelexport.errors import UsageError
 from modelexport.graph.node_owners import owner_of
 from modelexport.runtime.devices import Device, find_device, find_devices
+from spoiled_device import SpoiledDevice, is_fused, is_operator
 
 
 class Block(torch.nn.Module):

@@ -34,7 +34,7 @@ def run_part(folder: Path, part: Any, device: Any) -> dict[str, Any]:
     else:
         options.add_provider(device["provider"], device["options"])
     began, seconds, nodes = time.perf_counter(), list[float](), dict[str, Any]()
-    session = ort.InferenceSession(str(folder / part["file"]), options)
+    session = ort.InferenceSession(str(folder / part["file"]), options, enable_fallback=0)
     loaded = time.perf_counter() - began
     feeds = {value["name"]: read_value(folder, value) for value in part["inputs"]}
     while not seconds or (len(seconds) < 5 and sum(seconds) < 0.2):

@@ -31,7 +31,7 @@ from modelexport.measure.model_explorer import Place, explorer_places
 from modelexport.measure.onnxruntime_profiler import Kernel, Profile, profile_runs, time_runs
 from modelexport.measure.run_inputs import make_feeds
 from modelexport.measure.table import NodeFigures, Table
-from modelexport.runtime.devices import CPU
+from modelexport.runtime.devices import CPU, find_device
 from modelexport.runtime.sessions import Level
 from modelexport.tagged.file import TaggedFile
 
@@ -127,7 +127,7 @@ def profile(
     with tempfile.TemporaryDirectory(prefix="modelexport-profile-") as temporary:
         folder = Path(temporary)
         with _runnable(tagged, folder) as path:
-            feeds, source = make_feeds(tagged, path, inputs, sizes or {}, provider=provider, seed=seed)
+            feeds, source = make_feeds(tagged, path, inputs, sizes or {}, provider=CPU, seed=seed)
             how: Any = {"runs": runs, "warmup": warmup, "level": level, "provider": provider}
             wall = time_runs(path, feeds, **how)
             measured, optimized = profile_runs(path, feeds, folder, **how)
@@ -255,12 +255,15 @@ def _notes(facts: RunFacts) -> list[str]:
     given = [f"{name} {kind}" for name, kind in facts.inputs.items()]
     more = [f"and {len(given) - _LISTED} more"] if len(given) > _LISTED else []
     sizes = ", ".join(given[:_LISTED] + more)
+    simulated = [f"{facts.provider} is a simulator here: its times tell nothing about the device"]
+    simulated = simulated if find_device(facts.provider).simulated else []
     scaled = f", and the rest multiplied by {facts.scale:.2f} to fit into a run" if facts.scale < 1 else ""
     return [
         f"a run takes {facts.wall_seconds * 1e3:,.3g} ms, its nodes {facts.kernel_seconds * 1e3:,.3g} ms; with "
         f"profiling {facts.profiled_seconds * 1e3:,.3g} ms, of which {facts.profiler_seconds * 1e6:,.3g} us a node are "
         f"taken off{scaled}; "
         f"{facts.attributed:.1%} of the time of nodes belongs to modules",
+        *simulated,
         f"{facts.runs} runs after {facts.warmup} warm-up runs, {facts.provider}, optimization level {facts.level}; "
         f"inputs: {facts.inputs_from} ({sizes})",
     ]

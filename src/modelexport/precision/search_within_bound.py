@@ -29,6 +29,7 @@ from modelexport.precision.quantize import Feeds, quantize, quantized, weights_s
 from modelexport.precision.recipes import Recipe, Rule
 from modelexport.precision.sensitivity import given_feeds, measure_alone, open_switched
 from modelexport.precision.switched_model import Choice, Switched, Unit, find_units
+from modelexport.runtime.devices import CPU
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import TaggedFile, read_tagged
 
@@ -195,6 +196,7 @@ def search(
     output_name: str | None = None,
     processor: str | Path | None = None,
     stages: Stages | None = None,
+    device: str = CPU,
 ) -> SearchResult:
     """Choose a method for every module: the cheapest within a bound, or the least error within a number of bytes.
 
@@ -210,6 +212,7 @@ def search(
         output_name: The output that is compared; by default the first of floating-point numbers.
         processor: The folder of the tokenizer or image processor that ``data`` needs; by default that of ``file``.
         stages: Is told what is being done.
+        device: Where quantized versions run: ``NAME[,option=value...]``; the right values are those of the processor.
 
     Raises:
         UsageError: A method, metric, output or selector does not exist, or no module can be quantized.
@@ -231,7 +234,7 @@ def search(
     choosing, judging = feeds[: len(feeds) // 2], feeds[len(feeds) // 2 :]
     units, kept = _split(tagged, find_units(tagged, methods), list(keep), list(only))
     with stages("quantize every module by every method"):
-        switched = open_switched(tagged, units, methods, choosing, output_name)
+        switched = open_switched(tagged, units, methods, choosing, output_name, device)
         runs = _Runs(switched, measured, choosing)
     with stages("measure each module alone"):
         pairs = [(unit, method) for unit in range(len(units)) for method in methods]
@@ -263,7 +266,7 @@ def search(
         recipe = recipe_for(tagged, [*units, *kept], choice)
         with stages("judge"):
             made = quantized(tagged, recipe, data=choosing, folder=tagged.path.parent, check=False).model
-            judged = _judge(tagged, made, switched, measured, judging)
+            judged = _judge(tagged, made, switched, measured, judging, device)
         judgements += 1
         if bound is None or bound.holds(judged) or len(steps) == len(ladder.steps) or judgements == JUDGEMENTS:
             break
@@ -360,9 +363,9 @@ def _seconds(
     return found
 
 
-def _judge(tagged: TaggedFile, made: ir.Model, switched: Switched, metric: Metric, feeds: Feeds) -> float:
+def _judge(tagged: TaggedFile, made: ir.Model, switched: Switched, metric: Metric, feeds: Feeds, device: str) -> float:
     """The mean figure of a quantized model, in a session as users open it."""
-    runs = open_session(made, folder=tagged.path.parent, optimized=True, runs_often=True)
+    runs = open_session(made, folder=tagged.path.parent, provider=device, optimized=True, runs_often=True)
     found = [run_session(runs, inputs)[switched.output] for inputs in feeds]
     return mean_figure(metric, [switched.run(inputs) for inputs in feeds], found)
 

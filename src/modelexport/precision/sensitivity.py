@@ -24,6 +24,7 @@ from modelexport.precision.methods import Method, parse_method
 from modelexport.precision.metrics_and_bounds import Metric, find_metric
 from modelexport.precision.quantize import Feeds, calibrate, infer_types
 from modelexport.precision.switched_model import Switched, Unit, find_units
+from modelexport.runtime.devices import CPU, find_device
 from modelexport.tagged.file import TaggedFile, read_tagged
 
 STEADY = 0.95
@@ -65,6 +66,7 @@ def sensitivity(
     output_name: str | None = None,
     processor: str | Path | None = None,
     steady: float = STEADY,
+    device: str = CPU,
 ) -> SensitivityReport:
     """How much the quantization of each module alone changes the output of a tagged file.
 
@@ -75,6 +77,7 @@ def sensitivity(
         metric: ``error``, ``cosine``, ``kl``, ``top1``, or ``file.py:function`` of the right array and the one found.
         output_name: The output that is compared; by default the first of floating-point numbers.
         processor: The folder of the tokenizer or image processor that ``data`` needs; by default that of ``file``.
+        device: Where quantized versions run: ``NAME[,option=value...]``; the right values are those of the processor.
         steady: No further run is used once a run orders the modules as those before did, by rank correlation. With 2,
             all are used.
 
@@ -88,13 +91,16 @@ def sensitivity(
         raise UsageError("nothing changes if modules are kept: give a method")
     feeds = given_feeds(tagged, data, processor)
     units = find_units(tagged, [method])
-    switched = open_switched(tagged, units, [method], feeds, output_name)
+    switched = open_switched(tagged, units, [method], feeds, output_name, device)
     losses, agreement = measure_alone(switched, [(i, method) for i in range(len(units))], feeds, measured, steady)
     mean = losses.mean(axis=0)
     found = [
         Sensitivity(unit.calls, float(mean[index]), -switched.added[index, method]) for index, unit in enumerate(units)
     ]
-    notes = [f"{measured.name} of {switched.output} with one module in {method}, the mean of {_runs(losses, feeds)}"]
+    where = "" if find_device(device).provider == CPU else f" on {device}"
+    notes = [
+        f"{measured.name} of {switched.output}{where} with one module in {method}, the mean of {_runs(losses, feeds)}"
+    ]
     if agreement is not None:
         notes.append(f"the last run did not change the order of the modules: rank correlation {agreement:.2f}")
     order = sorted(found, key=lambda one: -one.loss)
@@ -120,9 +126,14 @@ def given_feeds(tagged: TaggedFile, data: Feeds | str | Path, processor: str | P
 
 
 def open_switched(
-    tagged: TaggedFile, units: Sequence[Unit], methods: Sequence[Method], feeds: Feeds, output: str | None
+    tagged: TaggedFile,
+    units: Sequence[Unit],
+    methods: Sequence[Method],
+    feeds: Feeds,
+    output: str | None,
+    device: str = CPU,
 ) -> Switched:
-    """A session in which every unit can have every method.
+    """A session in which every unit can have every method; on another device than the processor, one for each choice.
 
     Raises:
         UsageError: No module can be quantized, or a library fails.
@@ -132,6 +143,10 @@ def open_switched(
         names = ", ".join(map(str, methods))
         raise UsageError(f"{tagged.path} has no module that {names} can quantize: no node has a weight it is for")
     infer_types(tagged.model)
+    if find_device(device).provider != CPU:
+        from modelexport.precision.measured_on_device import OnDevice
+
+        return OnDevice(tagged, units, methods, feeds, device, output)
     with scratch(tagged.path.parent) as folder:
         measured = any(method.row.needs_data for method in methods)
         ranges = calibrate(tagged.model, feeds, folder) if measured else None

@@ -50,6 +50,8 @@ def begun(work: Callable[[], T]) -> Future[T]:
 
 
 NO_BFLOAT16 = "its interface to Python has no bfloat16"
+NO_FALLBACK: dict[str, Any] = {"enable_fallback": 0}
+"""By default a session whose device fails is silently opened and run again on the processor."""
 _LARGE = 1024
 """The size in bytes from which a weight is passed to the session instead of written into the model."""
 _NO_PREPACKING = "session.disable_prepacking"
@@ -121,7 +123,7 @@ def open_file(path: Path, options: onnxruntime.SessionOptions) -> onnxruntime.In
         RunError: ONNX Runtime cannot load it.
     """
     try:
-        return onnxruntime.InferenceSession(path, options)
+        return onnxruntime.InferenceSession(path, options, **NO_FALLBACK)
     except Exception as error:  # its exception types are not public
         raise RunError(f"ONNX Runtime cannot load {path}: {' '.join(str(error).split())[:600]}") from error
 
@@ -148,7 +150,7 @@ def _open_as_is(
         check_weights(load_onnx(model), missing=True)
     try:
         if isinstance(model, Path):
-            runs = Session(model, options)
+            runs = Session(model, options, **NO_FALLBACK)
         else:
             shared = find_device(provider).provider == CPU and not optimized
             runs = _open_in_memory(model, folder, options, shared=shared)
@@ -189,7 +191,7 @@ def _open_in_memory(
     with nullcontext(folder) if place or not weights else _folder_with(_NOWHERE) as within:
         if within is not None:
             options.add_session_config_entry(_EXTERNAL_FOLDER, str(within.absolute()))
-        runs = Session(source, options)
+        runs = Session(source, options, **NO_FALLBACK)
     runs.weights = held
     return runs
 

@@ -12,7 +12,7 @@ import typer
 from modelexport.cli.commands.cost_profile_report import ONLY, Shown, show
 from modelexport.cli.printing import print_json
 from modelexport.cli.progress import LINE
-from modelexport.cli.shared_options import FILE, FILE_OR_FOLDER, JSON, SELECTORS, parsed_bytes
+from modelexport.cli.shared_options import DEVICE, FILE, FILE_OR_FOLDER, JSON, SELECTORS, parsed_bytes
 from modelexport.core.declared_options import option
 from modelexport.errors import UsageError
 
@@ -56,6 +56,7 @@ class Within:
     compared: str | None = option(
         None, "The output that is compared; by default the first.", flag="--compare", metavar="NAME"
     )
+    device: str = DEVICE
 
 
 def quantize(
@@ -117,6 +118,7 @@ def _search(file: Path, output: Path, rules: Rules, bounds: Within, how: dict[st
         metric=bounds.metric,
         save=bounds.save,
         output_name=bounds.compared,
+        device=bounds.device,
         **how,
     )
     if as_json:
@@ -129,16 +131,24 @@ def _search(file: Path, output: Path, rules: Rules, bounds: Within, how: dict[st
         raise typer.Exit(1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """How the change is measured"""
+
+    metric: str = option("error", "error, cosine, kl, top1, or file.py:function.", metavar="METRIC")
+    compared: str | None = option(
+        None, "The output that is compared; by default the first.", flag="--compare", metavar="NAME"
+    )
+    every_run: bool = option(False, "Use all inputs, also when further ones would not change the order.")
+    device: str = DEVICE
+
+
 def sensitivity(
     file: Path = FILE_OR_FOLDER,
     to: str = option(..., "The method, as for quantize.", metavar="METHOD"),
     selectors: Sequence[str] = ONLY,
-    metric: str = option("error", "error, cosine, kl, top1, or file.py:function.", metavar="METRIC"),
-    compared: str | None = option(
-        None, "The output that is compared; by default the first.", flag="--compare", metavar="NAME"
-    ),
-    every_run: bool = option(False, "Use all inputs, also when further ones would not change the order."),
     *,
+    measured: Measured,
     calibration: Data,
     shown: Shown,
 ) -> None:
@@ -162,10 +172,11 @@ def sensitivity(
             graph,
             to=to,
             data=calibration.data,
-            metric=metric,
-            output_name=compared,
+            metric=measured.metric,
+            output_name=measured.compared,
             processor=calibration.processor or (file if file.is_dir() else None),
-            steady=2.0 if every_run else STEADY,
+            steady=2.0 if measured.every_run else STEADY,
+            device=measured.device,
         )
     facts = {"runs": found.runs, "agreement": found.agreement, "groups": msgspec.to_builtins(found.units)}
     show({"": found.table}, "sensitivity", selectors, shown, {"": facts})
