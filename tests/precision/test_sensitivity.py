@@ -14,6 +14,7 @@ from commands import run
 from exports import Exporter
 from feeds import apart, feeds_of
 from modelexport.errors import InputsError, UsageError
+from modelexport.precision.measured_on_device import OnDevice
 from modelexport.precision.methods import Method, parse_method
 from modelexport.precision.metrics_and_bounds import METRICS, find_metric, parse_bound
 from modelexport.precision.quantize import quantize_model, weights_size
@@ -67,6 +68,19 @@ def test_static_ranges_are_measured_once_for_all_modules(exported: Exporter) -> 
     report = modelexport.sensitivity(case.path, to=str(method), data=feeds)
     assert max(one.loss for one in report.units) > 0
     assert all(np.isfinite(one.loss) for one in report.units)
+
+
+def test_on_a_device_each_choice_is_a_model_of_its_own(exported: Exporter) -> None:
+    case, method = exported("llama"), method_of("int8-static")
+    tagged, feeds = read_tagged(case.path), feeds_of(case, 2)
+    units = find_units(tagged, [method])[:2]
+    there = OnDevice(tagged, units, [method], feeds, "cpu", None)
+    here = open_switched(tagged, units, [method], feeds, None)
+    choices: list[dict[int, Method]] = [{0: method}, {0: method, 1: method}]
+    lost = [apart(here.run(feeds[0]), there.run(feeds[0], choice)) for choice in choices]
+    assert 1e-6 < lost[0] < lost[1], "the result is that of the quantized model"
+    for choice, loss in zip(choices, lost, strict=True):
+        assert loss / 2 < apart(here.run(feeds[0]), here.run(feeds[0], choice)) < 2 * loss
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -66,6 +66,8 @@ _VENDORS: Mapping[str, _Vendor] = {
     "vitisai": _Vendor("onnxruntime-vitisai", "quantized models on AMD's NPUs", ("config_file", "cache_dir")),
 }
 """Short names to vendors. A provider that is not listed has a short name all the same (:func:`short_name`)."""
+_BY_NODE = {"cpu", "cuda", "dml", "webgpu", "js", "xnnpack"}
+"""Devices on which ONNX Runtime runs node by node."""
 _SERVICES = {"AzureExecutionProvider"}
 """Providers that send inputs to a service: no device."""
 _OFF = {"enable_htp_fp16_precision": "0"}
@@ -87,6 +89,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     """The package that brings it, with its version."""
     computes: str = "float32"
     simulated: bool = False
+    compiles: bool = False
+    """Whether it makes one node of many, so that ONNX Runtime has no times of nodes."""
 
     def __str__(self) -> str:
         return self.asked or self.name
@@ -162,6 +166,7 @@ def find_device(text: str) -> Device:
         version=version,
         computes=_computes(name, options),
         simulated=name == "qnn" and _is_x86(),
+        compiles=name not in _BY_NODE,
     )
 
 

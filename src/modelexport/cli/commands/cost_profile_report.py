@@ -120,9 +120,20 @@ def profile(
     from modelexport.core.timed_stages import Stages
     from modelexport.measure import side_by_side as comparing
     from modelexport.packages.measured_parts import profile_parts, profile_same
+    from modelexport.runtime.devices import find_device
 
     if selectors:
         _chosen(_tagged_parts(file), selectors)  # before the work, not after it
+    device = find_device(how.provider)
+    if device.compiles and not file.is_dir():
+        if compared:
+            raise UsageError(f"{device} compiles its graphs: --against and --against-torch go with other devices")
+        from modelexport.devices.call_times import time_calls_alone
+
+        where: dict[str, Any] = {"inputs": inputs, "sizes": parsed_sizes(size), "seed": loading.seed}
+        table = time_calls_alone(file, device=how.provider, tell=Stages(LINE.tell).tell, **where)
+        show({"": table}, "seconds_alone", selectors, shown)
+        return
     running = dataclasses.asdict(how)
     stages = Stages(LINE.tell)
     given: Any = inputs
