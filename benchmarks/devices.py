@@ -127,8 +127,8 @@ def planted(folder: Path) -> Iterator[str]:
     yield (
         f"Each operator of a model that computes floating-point numbers in turn multiplies its results by {BY}, "
         f"wherever it is,\nup to {OPERATORS} operators of each of {len(PLANTED)} models. Named: every culprit contains "
-        f"a spoiled node. **{right} of {total} named, {accused} sound\nmodules accused**; {none} faults change no output by more "
-        f"than {BOUND:g} (a product before a normalization)."
+        f"a spoiled node.\n**{right} of {total} named, {accused} sound modules accused**; {none} faults change no "
+        f"output by more than {BOUND:g} (a product before a normalization)."
     )
     yield ""
     yield "| model | named | sound modules accused | without effect |"

@@ -36,11 +36,12 @@ class OnDevice(Switched):
             UsageError: As :class:`Switched`, or this machine does not have the device.
         """
         self._tagged, self._units, self._device = tagged, units, device
-        self._folder = tempfile.TemporaryDirectory(prefix="modelexport-ranges-")
-        measured = any(method.row.needs_data for method in methods)
-        self._ranges = calibrate(tagged.model, feeds, Path(self._folder.name)) if measured else None
         self._session: tuple[Choice, Any] | None = None
-        super().__init__(tagged, units, methods, ranges=self._ranges, output=output)
+        with tempfile.TemporaryDirectory(prefix="modelexport-ranges-") as folder:
+            measured = any(method.row.needs_data for method in methods)
+            ranges = calibrate(tagged.model, feeds, Path(folder)) if measured else None
+            self._ranges = ranges.read_bytes() if ranges is not None else None
+            super().__init__(tagged, units, methods, ranges=ranges, output=output)
 
     def run(self, feeds: Any, choice: Choice | None = None) -> Any:
         """The output for inputs, with a method for some units.
@@ -52,7 +53,10 @@ class OnDevice(Switched):
             return super().run(feeds)
         if self._session is None or self._session[0] != choice:
             assignment = {name: method for index, method in choice.items() for name in self._units[index].nodes}
-            model = quantize_model(self._tagged.model, assignment, ranges=self._ranges)
-            folder = self._tagged.path.parent
-            self._session = choice, open_session(model, folder=folder, provider=self._device, optimized=True)
+            with tempfile.TemporaryDirectory(prefix="modelexport-ranges-") as folder:
+                ranges = Path(folder, "ranges.json")
+                ranges.write_bytes(self._ranges or b"")
+                model = quantize_model(self._tagged.model, assignment, ranges=ranges if self._ranges else None)
+            beside = self._tagged.path.parent
+            self._session = choice, open_session(model, folder=beside, provider=self._device, optimized=True)
         return run_session(self._session[1], feeds)[self.output]

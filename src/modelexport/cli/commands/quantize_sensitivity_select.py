@@ -56,7 +56,7 @@ class Within:
     compared: str | None = option(
         None, "The output that is compared; by default the first.", flag="--compare", metavar="NAME"
     )
-    device: str = DEVICE
+    provider: str = DEVICE
 
 
 def quantize(
@@ -118,7 +118,7 @@ def _search(file: Path, output: Path, rules: Rules, bounds: Within, how: dict[st
         metric=bounds.metric,
         save=bounds.save,
         output_name=bounds.compared,
-        device=bounds.device,
+        device=bounds.provider,
         **how,
     )
     if as_json:
@@ -140,7 +140,7 @@ class Measured:
         None, "The output that is compared; by default the first.", flag="--compare", metavar="NAME"
     )
     every_run: bool = option(False, "Use all inputs, also when further ones would not change the order.")
-    device: str = DEVICE
+    provider: str = DEVICE
 
 
 def sensitivity(
@@ -176,7 +176,7 @@ def sensitivity(
             output_name=measured.compared,
             processor=calibration.processor or (file if file.is_dir() else None),
             steady=2.0 if measured.every_run else STEADY,
-            device=measured.device,
+            device=measured.provider,
         )
     facts = {"runs": found.runs, "agreement": found.agreement, "groups": msgspec.to_builtins(found.units)}
     show({"": found.table}, "sensitivity", selectors, shown, {"": facts})
