@@ -14,6 +14,7 @@ from modelexport.files.atomic_writing import check_writable
 from modelexport.graph.copies import value_like
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.unique_names import free_name
+from modelexport.precision.quantize import infer_types
 from modelexport.runtime.checked_writing import written_together
 from modelexport.surgery.edited_files import Documents
 from modelexport.surgery.shared_files import SharedFiles
@@ -173,6 +174,7 @@ def write_changed(source: Path, changes: Iterable[tuple[Kind, Sequence[str]]], o
     check_writable(output, [source])
     tagged = read_tagged(source)
     documents = Documents(tagged)
+    infer_types(tagged.model)
     for kind, names in changes:
         change_nodes(tagged.model, kind, names)
     beside = documents.of_edited(tagged.call_tags)

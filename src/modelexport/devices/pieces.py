@@ -13,11 +13,13 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.devices.runner import error_of
+from modelexport.errors import UsageError
 from modelexport.files.onnx_models import save_model
 from modelexport.graph.copies import copy_of
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import required_inputs, values_taken
 from modelexport.precision.cut_pieces import outputs_of
+from modelexport.precision.quantize import infer_types
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.surgery.graph_cutter import Cut, Cutter
 from modelexport.tagged.file import TaggedFile
@@ -88,6 +90,8 @@ class Pieces:
 
     def __init__(self, tagged: TaggedFile, inputs: Mapping[str, Any]) -> None:
         self._tagged, self._inputs = tagged, inputs
+        with suppress(UsageError):  # the processor has no kernel
+            infer_types(tagged.model)
         self._cutter = Cutter(tagged)
         self._run = FileRun(tagged.model, wide="float32")
         self._right: dict[ir.Value, Any] = {

@@ -337,6 +337,7 @@ def quantize_within(
     only: Iterable[str] = (),
     output_name: str | None = None,
     stages: Stages | None = None,
+    device: str = "cpu",
 ) -> Searched:
     """Quantize a file, or a package of one graph, by the methods that :func:`search` finds for its modules.
 
@@ -344,7 +345,8 @@ def quantize_within(
         file: A tagged file, or a package.
         output: The file or the folder to write.
         check_runtime: Refuse methods for which the runtime of this machine has no kernel.
-        to, data, processor, within, budget, metric, save, keep, only, output_name, stages: As for :func:`search`.
+        to, data, processor, within, budget, metric, save, keep, only, output_name, stages, device: As for
+            :func:`search`.
             Ranges are measured on the inputs that it chooses by.
 
     Raises:
@@ -355,7 +357,7 @@ def quantize_within(
     feeds = given_feeds(read_tagged(graph), data, processor)
     result = search(
         graph, to=to, data=feeds, within=within, budget=budget, metric=metric, save=save, keep=keep, only=only,
-        output_name=output_name, stages=stages,
+        output_name=output_name, stages=stages, device=device,
     )  # fmt: skip
     if not result.met:
         return Searched(result, {})
