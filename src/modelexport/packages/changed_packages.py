@@ -264,20 +264,20 @@ def quantize_package(
     made_from = replace(package, manifest=msgspec.structs.replace(package.manifest, weights=weights))
     results = {}
     with package_made_from(made_from, output, check=check_runtime) as staging:
-        made = {
+        quantized_parts = {
             name: quantized(parts[name], rule, data=feeds, folder=staging, check=check_runtime)
             for name, rule in of_parts(rules, parts).items()
         }
         for name in package.manifest.weights:
             (staging / name).unlink(missing_ok=True)
         records = {
-            place: _share([made[name].model for name in names], staging / place / WEIGHTS)
+            place: _share([quantized_parts[name].model for name in names], staging / place / WEIGHTS)
             for place, names in folders.items()
         }
         for entry in package.manifest.parts:
-            one, save = made[entry.name], partial(_save, record=records[Path(entry.file).parent])
-            report = write_retagged(one.model, parts[entry.name], staging / entry.file, save=save)
-            results[entry.name] = moved(result_of(report, one), staging, output)
+            part, save = quantized_parts[entry.name], partial(_save, record=records[Path(entry.file).parent])
+            report = write_retagged(part.model, parts[entry.name], staging / entry.file, save=save)
+            results[entry.name] = moved(result_of(report, part), staging, output)
         (staging / RECIPE).write_bytes(encode_recipe(rules))
     return results
 

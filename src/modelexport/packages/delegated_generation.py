@@ -31,7 +31,7 @@ def find_delegation(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> Del
     """The module that generates for a model; ``None`` if the model does that itself."""
     from transformers import GenerationMixin
 
-    inner = {path: one for path, one in model.named_modules() if path and isinstance(one, GenerationMixin)}
+    inner = {path: module for path, module in model.named_modules() if path and isinstance(module, GenerationMixin)}
     if type(model).generate is GenerationMixin.generate:
         return None
     for path in inner:
@@ -49,15 +49,15 @@ def given_to(path: str, model: nn.Module, inputs: Mapping[str, torch.Tensor], **
     Raises:
         LookupError: It does not call that.
     """
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
 
     def reached(*args: Any, **kwargs: Any) -> None:
-        given.update(kwargs)
+        arguments.update(kwargs)
         raise _ReachedError
 
     with attribute_set(model.get_submodule(path), "generate", reached):
         try:
             model.generate(**{name: value.clone() for name, value in inputs.items()}, **options)
         except _ReachedError:
-            return given
+            return arguments
     raise LookupError(path)

@@ -31,19 +31,19 @@ def delegated_parts(model: nn.Module, example: Example, found: Delegation) -> li
         CaptureError: There is none, or the module's ``generate`` fails, or takes embeddings.
     """
     module, inputs = model.get_submodule(found.path), example.inputs
-    given = {name: value for name, value in found.arguments.items() if isinstance(value, torch.Tensor)}
-    if "input_ids" not in given or "inputs_embeds" in given:
-        told = f"{type(model).__name__} lets its module {found.path} generate from embeddings, not from tokens alone"
-        raise CaptureError(f"{told}, which a package does not support: use --parts whole", reason=told)
-    if given["input_ids"].shape[1] < TOKENS:  # a capture would treat an axis of size one as fixed
-        given |= {name: one[:, :1].expand(-1, TOKENS) for name, one in given.items() if name in TEXT}
-    state = find_state(module, Example(given))
+    tensors = {name: value for name, value in found.arguments.items() if isinstance(value, torch.Tensor)}
+    if "input_ids" not in tensors or "inputs_embeds" in tensors:
+        reason = f"{type(model).__name__} lets its module {found.path} generate from embeddings, not from tokens alone"
+        raise CaptureError(f"{reason}, which a package does not support: use --parts whole", reason=reason)
+    if tensors["input_ids"].shape[1] < TOKENS:  # a capture would treat an axis of size one as fixed
+        tensors |= {name: tensor[:, :1].expand(-1, TOKENS) for name, tensor in tensors.items() if name in TEXT}
+    state = find_state(module, Example(tensors))
     if state is None:
         return []
     again = [
         name
         for name, value in state.prompt.items()
-        if name not in TEXT and isinstance(one := state.step.get(name), torch.Tensor) and torch.equal(one, value)
+        if name not in TEXT and isinstance(tensor := state.step.get(name), torch.Tensor) and torch.equal(tensor, value)
     ]
     axes = {(name, 0): BATCH for name in inputs}
     axes |= {(name, 1): SEQUENCE for name in inputs if inputs[name].shape[:2] == inputs["input_ids"].shape}
@@ -56,10 +56,10 @@ def delegated_parts(model: nn.Module, example: Example, found: Delegation) -> li
 
 def _prepare(path: str, model: nn.Module, /, **inputs: torch.Tensor) -> dict[str, Any]:
     """The tokens that the module takes, and what it takes besides."""
-    given = {name: one for name, one in given_to(path, model, inputs).items() if isinstance(one, torch.Tensor)}
-    given.setdefault("attention_mask", torch.ones_like(given["input_ids"]))
-    prompt = {name: given.pop(name).clone() for name in TEXT if name in given}
-    return {**given, PROMPT: prompt}
+    tensors = {name: value for name, value in given_to(path, model, inputs).items() if isinstance(value, torch.Tensor)}
+    tensors.setdefault("attention_mask", torch.ones_like(tensors["input_ids"]))
+    prompt = {name: tensors.pop(name).clone() for name in TEXT if name in tensors}
+    return {**tensors, PROMPT: prompt}
 
 
 def _around(model: nn.Module, path: str, module: nn.Module) -> nn.Module:

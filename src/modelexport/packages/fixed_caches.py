@@ -74,7 +74,9 @@ def fixed_cache_inputs(model: nn.Module, step: Mapping[str, Any], length: int) -
     if taken + query > length:
         raise InputsError(f"a static cache of {length} positions is too small: give at least {taken + query}")
     missing = length - taken
-    cache = DynamicCache([(pad(one.keys, (0, 0, 0, missing)), pad(one.values, (0, 0, 0, missing))) for one in layers])
+    cache = DynamicCache(
+        [(pad(layer.keys, (0, 0, 0, missing)), pad(layer.values, (0, 0, 0, missing))) for layer in layers]
+    )
     positions = torch.arange(taken, taken + query)
     filled = pad(mask, (0, length - mask.shape[1]))
     return {**step, "attention_mask": filled, CACHE_POSITION: positions, "past_key_values": cache}

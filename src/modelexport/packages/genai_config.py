@@ -142,7 +142,7 @@ def _decoder(
     """
     inputs = graph.inputs
     key = re.compile(rf"past_key_values\.(\d+)\.{re.escape(own)}key")
-    layers = sorted(int(found[1]) for name in inputs if (found := key.fullmatch(name)))
+    layers = sorted(int(match[1]) for name in inputs if (match := key.fullmatch(name)))
     if layers != list(range(len(layers))) or not layers:
         raise GenaiError("its cache is not one key and one value for each layer")
     sides = [own] if cross is None else [own, cross]
@@ -220,14 +220,14 @@ def _with_embedding(
     sound for the models that have this name, which it does not do here.
     """
     axes = 1 if positions is None else len(positions.offsets)
-    name, features, given, kind = next(one for one in _BEFORE if one[0] in graphs)
+    name, features, input_name, kind = next(row for row in _BEFORE if row[0] in graphs)
     before, embedding = graphs[name], graphs["embedding"]
     settings: dict[str, Any] = {
         "decoder": _decoder(graphs["decode"], text, "inputs_embeds", axes=axes),
         "type": kind,
         name: {
             "filename": before.file,
-            "inputs": {given: next(iter(before.inputs))},
+            "inputs": {input_name: next(iter(before.inputs))},
             "outputs": {features: features},
         },
         "embedding": {
@@ -253,8 +253,8 @@ def _special_tokens(text: Any, generation: Mapping[str, Any]) -> dict[str, Any]:
     the model's. A token that neither defines is the end token; without an end token, no token ends a text.
     """
     names = (f"{name}_token_id" for name in ("bos", "eos", "pad"))
-    found = (generation.get(name) if generation.get(name) is not None else getattr(text, name, None) for name in names)
-    tokens: list[Any] = [list(one) if isinstance(one, tuple) else one for one in found]
+    values = (generation.get(name) if generation.get(name) is not None else getattr(text, name, None) for name in names)
+    tokens: list[Any] = [list(value) if isinstance(value, tuple) else value for value in values]
     beginning, end, padding = tokens
     first_end = next(iter(end), 0) if isinstance(end, list) else end
     return {

@@ -54,10 +54,10 @@ def generation_of(
     if "decode" not in inputs:
         return None
     step, first = "decode", "prefill" if "prefill" in inputs else "decode"
-    given = {port.name: port for part in (step, first) for port in inputs[part]}
-    made = [name for part in inputs for name in outputs[part]]
-    state = {name: f"{PAST}{name.removeprefix(PRESENT)}" for name in made if name.startswith(f"{PRESENT}.")}
-    state |= {name: name.removeprefix(f"{PROMPT}.") for name in made if name.startswith(f"{PROMPT}.")}
+    ports = {port.name: port for part in (step, first) for port in inputs[part]}
+    results = [name for part in inputs for name in outputs[part]]
+    state = {name: f"{PAST}{name.removeprefix(PRESENT)}" for name in results if name.startswith(f"{PRESENT}.")}
+    state |= {name: name.removeprefix(f"{PROMPT}.") for name in results if name.startswith(f"{PROMPT}.")}
     before = [part for part in inputs if part in _BEFORE]
     known = {state.get(name, name) for part in before for name in outputs[part]}
     # Before the first token, a state has rows and constant sizes; all others are 0.
@@ -66,12 +66,12 @@ def generation_of(
         for port in inputs[first]
         if port.name.startswith(PAST) and port.name not in known
     }
-    tokens = next((name for name in TOKENS if name in given), TOKENS[0])
+    tokens = next((name for name in TOKENS if name in ports), TOKENS[0])
     sizes = {
         part: [p.shape[1] for p in inputs[part] if p.name == tokens and len(p.shape) > 1] for part in (first, step)
     }
-    own = tokens != "decoder_input_ids"
-    positions, place = given.get("position_ids"), given.get(CACHE_POSITION)
+    decodes_alone = tokens != "decoder_input_ids"
+    positions, place = ports.get("position_ids"), ports.get(CACHE_POSITION)
     kept = [port.shape[_PAST_AXIS] for port in inputs[step] if port.name.startswith(PAST)] if place else []
     return Generation(
         tokens="input_ids" if tokens == "inputs_embeds" else tokens,
@@ -83,8 +83,8 @@ def generation_of(
         embedding="embedding" if "embedding" in inputs else "",
         state=state,
         start=start,
-        mask="attention_mask" if own else "",
-        positions="position_ids" if positions is not None and own else "",
+        mask="attention_mask" if decodes_alone else "",
+        positions="position_ids" if positions is not None and decodes_alone else "",
         position_axes=int(positions.shape[0] or 0) if positions is not None and len(positions.shape) > 2 else 0,
         cache_position=CACHE_POSITION if place else "",
         cache_size=next((size for size in kept if isinstance(size, int)), 0),
@@ -142,8 +142,8 @@ class TokenLoop(ABC):
         begun: dict[str, Any] = {name: np.zeros(sizes[name], start.dtype) for name, start in how.start.items()}
         values = begun | values
         ended = np.zeros(len(tokens), dtype=bool)
-        part, made = how.first, 0
-        while made < new_tokens:
+        part, count = how.first, 0
+        while count < new_tokens:
             values |= text.next(part)
             if how.embedding:
                 values |= self.run(how.embedding, values)
@@ -156,7 +156,7 @@ class TokenLoop(ABC):
             logits = values["logits"][:, -1, :]
             chosen = np.where(ended, pad, logits.argmax(-1))
             yield Step(ran, self.taken[ran], logits, chosen)
-            made += 1
+            count += 1
             ended |= np.isin(chosen, list(eos))
             if ended.all():
                 return
@@ -199,7 +199,7 @@ class Generator(TokenLoop):
         }
         # Asking a session for its inputs takes as long as a small graph.
         self._inputs = {
-            name: {one.name: one for one in session.get_inputs()} for name, session in self.sessions.items()
+            name: {value.name: value for value in session.get_inputs()} for name, session in self.sessions.items()
         }
 
     @classmethod
@@ -230,11 +230,15 @@ class Generator(TokenLoop):
         self.taken[part] = shares[-1] if shares else taken
         session = self.sessions[part]
         results = [run_session(session, share) for share in shares]
-        made = results[0] if results else {}
+        outputs = results[0] if results else {}
         if len(results) != 1:
-            empty = {one.name: np.zeros((0, *one.shape[1:]), _DTYPES[one.type]) for one in session.get_outputs()}
-            made = {name: np.concatenate([none, *(one[name] for one in results)]) for name, none in empty.items()}
-        return {self.how.state.get(name, name): array for name, array in made.items()}
+            empty = {
+                value.name: np.zeros((0, *value.shape[1:]), _DTYPES[value.type]) for value in session.get_outputs()
+            }
+            outputs = {
+                name: np.concatenate([none, *(value[name] for value in results)]) for name, none in empty.items()
+            }
+        return {self.how.state.get(name, name): array for name, array in outputs.items()}
 
     def _shares(self, part: str, taken: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """What an encoder gets in each run: one that takes a fixed number of rows runs once for each so many of them.
@@ -242,14 +246,14 @@ class Generator(TokenLoop):
         Raises:
             UsageError: The rows are not so many times that number.
         """
-        rows = {name: one.shape[0] for name, one in self._inputs[part].items() if isinstance(one.shape[0], int)}
+        rows = {name: value.shape[0] for name, value in self._inputs[part].items() if isinstance(value.shape[0], int)}
         times = {len(taken[name]) / count for name, count in rows.items()}
         if not times or times == {1}:
             return [taken]
         if len(times) > 1 or (count := times.pop()) % 1:
-            told = ", ".join(f"{count} of {name}" for name, count in rows.items())
+            counts = ", ".join(f"{count} of {name}" for name, count in rows.items())
             raise UsageError(
-                f"the part {part} takes images of one size, {told} for each: export again with the size of yours"
+                f"the part {part} takes images of one size, {counts} for each: export again with the size of yours"
             )
         times_of = {name: np.split(array, int(count)) for name, array in taken.items()} if count else {}
         return [{name: parts[index] for name, parts in times_of.items()} for index in range(int(count))]
@@ -275,15 +279,15 @@ class _Text:
         """The inputs of the next run: all tokens that have not run, or one of them."""
         how, start = self._how, self._ran
         end = self._ran = start + 1 if part in how.one_by_one else self._tokens.shape[1]
-        found = {how.tokens: self._tokens[:, start:end]}
+        feeds = {how.tokens: self._tokens[:, start:end]}
         if self._mask is not None:
             missing = max(how.cache_size - end, 0)
-            found[how.mask] = np.pad(self._mask[:, :end], ((0, 0), (0, missing)))
+            feeds[how.mask] = np.pad(self._mask[:, :end], ((0, 0), (0, missing)))
         if self._positions is not None:
-            found[how.positions] = self._positions[..., start:end]
+            feeds[how.positions] = self._positions[..., start:end]
         if how.cache_position:
-            found[how.cache_position] = np.arange(start, end)
-        return found
+            feeds[how.cache_position] = np.arange(start, end)
+        return feeds
 
     def restarts(self) -> bool:
         """Whether all tokens run again, because the text has got longer than the number of ``restart_after``."""

@@ -93,9 +93,9 @@ def generation_forms(
     with with_weights(model, weights):
         example = example_of(model, given, masks_pixels=has_processor(directory))
     modality, reason = None, ""
-    if not special and (found := find_delegation(model, example.inputs)) is not None:
+    if not special and (delegation := find_delegation(model, example.inputs)) is not None:
         with with_weights(model, weights):
-            yield from delegated_parts(model, example, found)
+            yield from delegated_parts(model, example, delegation)
         return
     try:
         modality = find_modality(model, example, weights)
@@ -113,10 +113,10 @@ def generation_forms(
             reason = reason or error.reason
     if given:
         raise InputsError(f"{reason or f'{name} makes its own inputs'}: leave out --inputs ({', '.join(given)})")
-    others = " and ".join(PLURALS.get(one, one) for one in others_than_text(model))
+    others = " and ".join(PLURALS.get(kind, kind) for kind in others_than_text(model))
     reason = reason if example.beside else ""
-    made = f"{name} also takes {others}, of which no example can be made: give one with --inputs"
-    notes = (f"takes text only: {reason or made}",) if reason or others else ()
+    no_example = f"{name} also takes {others}, of which no example can be made: give one with --inputs"
+    notes = (f"takes text only: {reason or no_example}",) if reason or others else ()
     state = None
     if not special:
         with with_weights(model, weights), suppress(CaptureError):  # what splits it otherwise says why it cannot
@@ -151,8 +151,8 @@ def _decoder_parts(
     """The decoder as one graph or as two, from the arguments of a step."""
     layers = getattr(step.get("past_key_values"), "layers", ())
     if windows := [int(window) for layer in layers if (window := getattr(layer, "sliding_window", None))]:
-        told = f"the cache of {len(windows)} layers with a window of {min(windows)} grows with the text"
-        notes = (f"{told}: the mask applies the window", *notes)
+        caches = f"the cache of {len(windows)} layers with a window of {min(windows)} grows with the text"
+        notes = (f"{caches}: the mask applies the window", *notes)
     step = _with_growing_cache(step)
     if asked.static_cache is not None:
         from modelexport.packages.fixed_caches import fixed_cache_inputs, fixed_cache_step
@@ -186,21 +186,21 @@ def _multimodal_parts(model: nn.Module, modality: Modality, asked: PackageOption
     encoder = ModelPart(modality.part, encoding, modality.tensors)
     if modality.sizes:
         kept = ", ".join(f"{name} is {modality.of_one[name][0].tolist()}" for name in modality.sizes)
-        told = f"takes one image at a time, all of one size: {kept}; --inputs gives another"
-        encoder = replace(encoder, inputs=modality.of_one, notes=(told,), constants=modality.sizes)
+        note = f"takes one image at a time, all of one size: {kept}; --inputs gives another"
+        encoder = replace(encoder, inputs=modality.of_one, notes=(note,), constants=modality.sizes)
     if PIXEL_MASK in inspect.signature(model.forward).parameters and PIXEL_MASK not in modality.tensors:
-        told = f"takes no {PIXEL_MASK}, because the model's folder has no processor: images are not padded"
-        encoder = replace(encoder, notes=(*encoder.notes, told))
+        note = f"takes no {PIXEL_MASK}, because the model's folder has no processor: images are not padded"
+        encoder = replace(encoder, notes=(*encoder.notes, note))
     parts = [encoder, ModelPart(EMBEDDING, merging, {"input_ids": ids, **features})]
     if places is not None:
         further["position_ids"] = step["position_ids"][-len(places.offsets) :]
         prompt = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         parts.append(ModelPart(POSITIONS, with_forward(model, places), prompt))
-    told = (
+    note = (
         f"the merge of {modality.kind} features was not compared with the model's own, because the weights are not in "
         "memory: verify FOLDER/ --model compares it"
     )
-    return [*parts, *_decoder_parts(model, further, () if modality.compared else (told,), asked)]
+    return [*parts, *_decoder_parts(model, further, () if modality.compared else (note,), asked)]
 
 
 def _first_row(inputs: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -236,8 +236,8 @@ def _with_growing_cache(inputs: Mapping[str, Any]) -> dict[str, Any]:
 def _drawn(layer: Any, length: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
     """Random keys and values of a length. A model without its weights makes zeros, which tell a check nothing."""
     return tuple(
-        torch.randn((*one.shape[:2], length, *one.shape[3:]), generator=generator).to(one.device, one.dtype)
-        for one in (layer.keys, layer.values)
+        torch.randn((*tensor.shape[:2], length, *tensor.shape[3:]), generator=generator).to(tensor.device, tensor.dtype)
+        for tensor in (layer.keys, layer.values)
     )
 
 
@@ -248,16 +248,16 @@ def _encoder_decoder_parts(model: nn.Module, given: Mapping[str, Any] | None) ->
     inputs = encoder_inputs(model, given)
     step = record_calls(model, inputs, 2)[1].arguments
     cache = step.get("past_key_values")
-    own, cross = (keys_and_values(getattr(cache, f"{side}_attention_cache", None)) for side in ("self", "cross"))
+    decoder, cross = (keys_and_values(getattr(cache, f"{side}_attention_cache", None)) for side in ("self", "cross"))
     states = getattr(step.get("encoder_outputs"), "last_hidden_state", None)
-    if states is None or not own or not cross:
+    if states is None or not decoder or not cross:
         raise CaptureError(
             f"{type(model).__name__} does not cache its encoder's keys and values separately: use --parts whole"
         )
     tokens = some_tokens(model, torch.Size((len(step["decoder_input_ids"]), STEP)))
     generator = torch.Generator().manual_seed(0)
     # A cache of three decoder tokens and of the encoder's tokens.
-    decoded = DynamicCache([_drawn(layer, STEP + 1, generator) for layer in own])
+    decoded = DynamicCache([_drawn(layer, STEP + 1, generator) for layer in decoder])
     encoded = DynamicCache([_drawn(layer, layer.keys.shape[2], generator) for layer in cross])
     further = {"decoder_input_ids": tokens, "past_key_values": EncoderDecoderCache(decoded, encoded)}
     further |= {"attention_mask": mask} if (mask := step.get("attention_mask")) is not None else {}
@@ -275,8 +275,8 @@ def _run_prompt(model: nn.Module, /, **inputs: Any) -> dict[str, Any]:
     from transformers import DynamicCache
 
     # A cache that the model makes itself may cut its keys to a window.
-    made = type(model).forward(model, **{**inputs, "past_key_values": DynamicCache(), "use_cache": True})
-    return {"logits": made.logits, "past_key_values": made.past_key_values}
+    output = type(model).forward(model, **{**inputs, "past_key_values": DynamicCache(), "use_cache": True})
+    return {"logits": output.logits, "past_key_values": output.past_key_values}
 
 
 def _run_encoder(model: Any, /, **inputs: Any) -> dict[str, Any]:
@@ -285,8 +285,8 @@ def _run_encoder(model: Any, /, **inputs: Any) -> dict[str, Any]:
     states = encoded.last_hidden_state
     # Which token it is does not matter: only what does not depend on tokens is returned, and captured.
     token = states.new_zeros(states.shape[0], 1, dtype=torch.long)
-    made = type(model).forward(model, decoder_input_ids=token, encoder_outputs=encoded, use_cache=True)
-    return {"encoder_hidden_states": states, **_cache_of(made, "encoder", "cross_attention_cache")}
+    output = type(model).forward(model, decoder_input_ids=token, encoder_outputs=encoded, use_cache=True)
+    return {"encoder_hidden_states": states, **_cache_of(output, "encoder", "cross_attention_cache")}
 
 
 def _run_decoder(kind: type, example: torch.Tensor, model: nn.Module, /, **inputs: Any) -> dict[str, Any]:
@@ -299,11 +299,15 @@ def _run_decoder(kind: type, example: torch.Tensor, model: nn.Module, /, **input
     keys = inputs["past_key_values"].cross_attention_cache.layers[0].keys
     # Only its sizes are read: the keys and values that the decoder attends to are in the cache.
     states = kind(last_hidden_state=keys.new_zeros(keys.shape[0], keys.shape[2], example.shape[-1]))
-    made = type(model).forward(model, encoder_outputs=states, use_cache=True, **inputs)
-    return {"logits": made.logits, **_cache_of(made, "decoder", "self_attention_cache")}
+    output = type(model).forward(model, encoder_outputs=states, use_cache=True, **inputs)
+    return {"logits": output.logits, **_cache_of(output, "decoder", "self_attention_cache")}
 
 
-def _cache_of(made: Any, name: str, cache: str) -> dict[str, Any]:
+def _cache_of(output: Any, name: str, cache: str) -> dict[str, Any]:
     """One of the two caches of an encoder-decoder, a layer's keys and values together."""
-    layers = getattr(made.past_key_values, cache).layers
-    return {"present": {str(index): {name: {"key": one.keys, "value": one.values}} for index, one in enumerate(layers)}}
+    layers = getattr(output.past_key_values, cache).layers
+    return {
+        "present": {
+            str(index): {name: {"key": layer.keys, "value": layer.values}} for index, layer in enumerate(layers)
+        }
+    }

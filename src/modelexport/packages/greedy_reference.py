@@ -44,10 +44,10 @@ def generate_greedily(model: nn.Module, prompts: Sequence[Mapping[str, Any]], ne
     """
     from transformers import GenerationMixin
 
-    own = model.generation_config
-    eos = own.eos_token_id if isinstance(own.eos_token_id, (list, tuple)) else [own.eos_token_id]
+    settings = model.generation_config
+    eos = settings.eos_token_id if isinstance(settings.eos_token_id, (list, tuple)) else [settings.eos_token_id]
     ends = sorted({int(token) for token in eos if token is not None})
-    pad = int(own.pad_token_id if own.pad_token_id is not None else next(iter(ends), 0))
+    pad = int(settings.pad_token_id if settings.pad_token_id is not None else next(iter(ends), 0))
     asked = {"max_new_tokens": new_tokens, "output_logits": True, "return_dict_in_generate": True}
     config = greedy_config(model, **asked, eos_token_id=ends or None, pad_token_id=pad)
     encodes = bool(model.config.is_encoder_decoder)
@@ -55,18 +55,18 @@ def generate_greedily(model: nn.Module, prompts: Sequence[Mapping[str, Any]], ne
     fails = raised_as(lambda error: InputsError(f"{type(model).__name__}.generate fails: {error_line(error)}"))
     with untouched(model), collected(), fails:
         model.generation_config = config  # otherwise its own would fill in unset values
-        given = {name: torch.from_numpy(value) for name, value in inputs.items()}
-        if (found := find_delegation(model, given)) is not None:
-            ends = [token for token in [found.arguments.get("eos_token_id")] if isinstance(token, int)] or ends
-            made = model.generate(**given, generation_config=config)
+        tensors = {name: torch.from_numpy(value) for name, value in inputs.items()}
+        if (delegation := find_delegation(model, tensors)) is not None:
+            ends = [token for token in [delegation.arguments.get("eos_token_id")] if isinstance(token, int)] or ends
+            output = model.generate(**tensors, generation_config=config)
         else:
-            made = GenerationMixin.generate(model, **given)
-    sequences = as_array(made.sequences)
-    started = {"decoder_input_ids": sequences[:, : -len(made.logits)]} if encodes else {}
+            output = GenerationMixin.generate(model, **tensors)
+    sequences = as_array(output.sequences)
+    started = {"decoder_input_ids": sequences[:, : -len(output.logits)]} if encodes else {}
     return Reference(
         inputs | started,
-        list(sequences[:, -len(made.logits) :].T),
-        [as_array(step) for step in made.logits],
+        list(sequences[:, -len(output.logits) :].T),
+        [as_array(step) for step in output.logits],
         frozenset(ends),
         pad,
     )
@@ -98,9 +98,9 @@ def first_difference(loop: TokenLoop, reference: Reference) -> str:
     Raises:
         UsageError: The loop does not take these prompts, or a part does not run.
     """
-    for index, (_, right, found) in enumerate(compared(loop, reference)):
-        off = error_of(right, found)
-        if not off <= (LOGITS if found.dtype.itemsize > 2 else LOGITS_OF_HALF):
+    for index, (_, right, computed) in enumerate(compared(loop, reference)):
+        off = error_of(right, computed)
+        if not off <= (LOGITS if computed.dtype.itemsize > 2 else LOGITS_OF_HALF):
             return f"the logits of token {index + 1} are off by {off:.1e}"
     return ""
 
@@ -109,10 +109,10 @@ def _batch(prompts: Sequence[Mapping[str, Any]], pad: int, *, left: bool) -> dic
     """Prompts of one row each as one batch; what is there for each token is padded, and the mask marks the padding."""
     ids = [np.asarray(prompt["input_ids"], np.int64) for prompt in prompts if "input_ids" in prompt]
     masks: dict[str, Any] = {"attention_mask": list(map(np.ones_like, ids))} if ids else {}
-    longest, batch = max((one.shape[1] for one in ids), default=0), {}
+    longest, batch = max((row_of_ids.shape[1] for row_of_ids in ids), default=0), {}
     for name in (*prompts[0], *masks):
         rows = ids if name == "input_ids" else masks.get(name) or [prompt[name] for prompt in prompts]
-        if ids and all(row.shape[:2] == one.shape for row, one in zip(rows, ids, strict=True)):
+        if ids and all(row.shape[:2] == row_of_ids.shape for row, row_of_ids in zip(rows, ids, strict=True)):
             missing = [longest - row.shape[1] for row in rows]
             widths = [((0, 0), (count, 0) if left else (0, count)) for count in missing]
             fill = pad if name == "input_ids" else 0

@@ -46,9 +46,9 @@ def _open(tagged: TaggedFile, *inputs: str) -> list[str]:
 def cache_axes(tagged: TaggedFile) -> tuple[str, list[str]]:
     """The dynamic axes of a part that generates: of the tokens (empty if fixed), and those that only its cache has."""
     names = [value.name or "" for value in tagged.model.graph.inputs]
-    own = [name for name in names if name.startswith(PAST) and ".encoder." not in name]
+    cached_inputs = [name for name in names if name.startswith(PAST) and ".encoder." not in name]
     others = [name for name in names if not name.startswith(PAST)]
-    cached = set(_open(tagged, *own) if own else ()) - set(_open(tagged, *others))
+    cached = set(_open(tagged, *cached_inputs) if cached_inputs else ()) - set(_open(tagged, *others))
     tokens = _token_axes(tagged)
     return (tokens[-1] if len(tokens) == 2 else ""), sorted(cached)
 
@@ -79,15 +79,15 @@ def generation_feeds(
     length = first[token_input].shape[1]
     cached = next((sizes[symbol] for symbol in past if symbol in sizes), length)
     second = first if cached == length or given else random_prompt(cached)
-    found: Feeds = {}
-    for name, prompt, told in ((PREFILL, first, ""), (DECODE, second, "the step after ")):
-        steps = list(generator.steps(prompt, 2 if told else 1))
-        if not told:
+    feeds: Feeds = {}
+    for name, prompt, step in ((PREFILL, first, ""), (DECODE, second, "the step after ")):
+        steps = list(generator.steps(prompt, 2 if step else 1))
+        if not step:
             before = [part for part in uses if part not in (PREFILL, DECODE)]
-            found = {part: (dict(generator.taken[part]), _source(given, "random")) for part in before}
-        text = f"{told}a random prompt of {plural(prompt[token_input].shape[1], 'token')}"
-        found[name] = dict(steps[-1].feeds), _source(given, text)
-    return found
+            feeds = {part: (dict(generator.taken[part]), _source(given, "random")) for part in before}
+        text = f"{step}a random prompt of {plural(prompt[token_input].shape[1], 'token')}"
+        feeds[name] = dict(steps[-1].feeds), _source(given, text)
+    return feeds
 
 
 def _prompts(
@@ -110,7 +110,7 @@ def _prompts(
             encoder = uses[part]
             shapes = [value.shape for value in encoder.model.graph.inputs if value.shape]
             rows = {str(shape[0]) for shape in shapes}
-            axes = {one: sizes.get(one, batch if one in rows else _PROMPT) for one in _open(encoder)}
+            axes = {symbol: sizes.get(symbol, batch if symbol in rows else _PROMPT) for symbol in _open(encoder)}
             drawn = random_feeds(encoder, encoder.path, axes, given=given, provider=provider, seed=seed)
             times = batch if all(isinstance(shape[0], int) for shape in shapes) else 1
             encoded |= {name: np.concatenate([array] * times) for name, array in drawn.items()}
@@ -144,15 +144,15 @@ def _placeholders(generator: Generator, encoded: Mapping[str, Any], vocabulary: 
         if part in ENCODERS:
             features |= generator.run(part, encoded)
     others = {name: array + 1 for name, array in features.items()}
-    found: list[int] = []
+    tokens: list[int] = []
     for start in range(0, vocabulary, _IDS):
         ids = np.arange(start, min(start + _IDS, vocabulary), dtype=np.int64)[None]
-        one, other = (
-            generator.run("embedding", {generator.how.tokens: ids, **made})["inputs_embeds"]
-            for made in (features, others)
+        first, second = (
+            generator.run("embedding", {generator.how.tokens: ids, **encodings})["inputs_embeds"]
+            for encodings in (features, others)
         )
-        found += ids[(one != other).any(-1)].tolist()
-    return found[:1] * (min((len(array) for array in features.values()), default=0) // batch)
+        tokens += ids[(first != second).any(-1)].tolist()
+    return tokens[:1] * (min((len(array) for array in features.values()), default=0) // batch)
 
 
 def chained_feeds(uses: Mapping[str, PartUse], given: Mapping[str, Any], provider: str, seed: int) -> Feeds:
@@ -161,16 +161,16 @@ def chained_feeds(uses: Mapping[str, PartUse], given: Mapping[str, Any], provide
     Raises:
         InputsError, UsageError: No random inputs fit, or ONNX Runtime does not run a part.
     """
-    values, found = dict(given), {}
+    values, feeds_of_parts = dict(given), {}
     for name, use in uses.items():
         tagged = use.tagged
         feeds = random_feeds(tagged, tagged.path, use.sizes, given=values, provider=provider, seed=seed)
         before = [name for name in feeds if name in values and name not in given]
         text = f"random, and {', '.join(before)} of parts before it" if before else "random"
-        found[name] = feeds, _source(given, text)
+        feeds_of_parts[name] = feeds, _source(given, text)
         values |= feeds
         values |= run_session(open_session(tagged.path, provider=provider, optimized=True), feeds)
-    return found
+    return feeds_of_parts
 
 
 def _source(given: Mapping[str, Any], text: str) -> str:
@@ -239,14 +239,14 @@ def profile_parts(
     if DECODE in uses:
         generator = Generator.of(read_package(path), provider=provider)
         tagged = {name: use.tagged for name, use in uses.items()}
-        made = generation_feeds(generator, tagged, given, sizes or {}, provider, seed)
+        feeds_of_parts = generation_feeds(generator, tagged, given, sizes or {}, provider, seed)
     else:
-        made = chained_feeds(uses, given, provider, seed)
-    found = {}
-    for name, (feeds, source) in made.items():
+        feeds_of_parts = chained_feeds(uses, given, provider, seed)
+    profiles = {}
+    for name, (feeds, source) in feeds_of_parts.items():
         measured = profile(uses[name].tagged, feeds, inputs_from=source, **how)
-        found[name] = replace(measured, table=replace(measured.table, name=_title(path, name)))
-    return found
+        profiles[name] = replace(measured, table=replace(measured.table, name=_title(path, name)))
+    return profiles
 
 
 def profile_same(path: str | Path, measured: Mapping[str, ModuleProfile], **how: Any) -> dict[str, ModuleProfile]:
@@ -263,7 +263,7 @@ def profile_same(path: str | Path, measured: Mapping[str, ModuleProfile], **how:
             f"{path} is not of the same parts: it has {', '.join(others) if '' not in others else 'one file'}, and "
             f"the other {', '.join(measured) if '' not in measured else 'is one file'}; give two files, or two packages"
         )
-    return {name: profile(others[name], one.feeds, **how) for name, one in measured.items()}
+    return {name: profile(others[name], profiled.feeds, **how) for name, profiled in measured.items()}
 
 
 def uses_of(path: str | Path, sizes: Mapping[str, int]) -> dict[str, PartUse]:

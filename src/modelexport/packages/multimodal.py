@@ -91,8 +91,8 @@ def positions_of(model: nn.Module, token: int, example: Mapping[str, Any], one: 
         if name not in known and getattr(value, "shape", None) == example["input_ids"].shape:
             known[name] = (ids == token).to(value.dtype)
     wanted = inspect.signature(method).parameters
-    found = method(**{name: value for name, value in known.items() if name in wanted})[0][:, 0]
-    return Positions(token, found[:, :-1].clone(), int(found[0, -1]))
+    positions = method(**{name: value for name, value in known.items() if name in wanted})[0][:, 0]
+    return Positions(token, positions[:, :-1].clone(), int(positions[0, -1]))
 
 
 PLURALS = {"image": "images", "audio": "sound"}
@@ -163,27 +163,27 @@ def find_modality(model: nn.Module, example: Example, weights: Weights | None = 
         if token is not None and owner is None:
             raise _refused(model, kind, f"it has no method get_{kind}_features")
         if owner is not None and token is not None:
-            found = _observed(model, owner, kind, token, example.inputs)
+            modality = _observed(model, owner, kind, token, example.inputs)
             with with_weights(model, weights):
-                return dataclasses.replace(found, compared=_check_merge(model, found))
+                return dataclasses.replace(modality, compared=_check_merge(model, modality))
     return None
 
 
 def _owner(model: nn.Module, kind: str) -> nn.Module | None:
     """The innermost module with ``get_image_features``, which the model itself calls."""
-    found = [module for module in model.modules() if callable(getattr(module, f"get_{kind}_features", None))]
-    return found[-1] if found else None
+    owners = [module for module in model.modules() if callable(getattr(module, f"get_{kind}_features", None))]
+    return owners[-1] if owners else None
 
 
 def _observed(model: nn.Module, owner: nn.Module, kind: str, token: int, example: Mapping[str, Any]) -> Modality:
-    given: dict[str, Any] = {}
-    own = getattr(owner, f"get_{kind}_features")
-    signature = inspect.signature(own)
+    bound: dict[str, Any] = {}
+    method = getattr(owner, f"get_{kind}_features")
+    signature = inspect.signature(method)
 
     def record(*args: Any, **kwargs: Any) -> Any:
-        given.clear()
-        given.update(signature.bind(*args, **kwargs).arguments)
-        return own(*args, **kwargs)
+        bound.clear()
+        bound.update(signature.bind(*args, **kwargs).arguments)
+        return method(*args, **kwargs)
 
     reason = ""
     with collected(), attribute_set(owner, f"get_{kind}_features", record):
@@ -192,31 +192,31 @@ def _observed(model: nn.Module, owner: nn.Module, kind: str, token: int, example
                 model(**copy.deepcopy(dict(example)))
         except Exception as error:  # the code of a model may raise anything
             reason = error_line(error)
-    if not any(isinstance(value, torch.Tensor) for value in given.values()):
+    if not any(isinstance(value, torch.Tensor) for value in bound.values()):
         reason = f"no example {kind} can be made for it"
     if reason:
-        tensors = [name for name, one in signature.parameters.items() if "Tensor" in str(one.annotation)]
-        lacking = [name for name in tensors if given.get(name) is None]
+        tensors = [name for name, parameter in signature.parameters.items() if "Tensor" in str(parameter.annotation)]
+        lacking = [name for name in tensors if bound.get(name) is None]
         raise _refused(model, kind, f"no example {' and '.join(lacking)} can be made for it" if lacking else reason)
-    arguments = {name: value for name, value in given.items() if name != "kwargs"} | given.get("kwargs", {})
-    found = Modality(kind, token, arguments, example)
+    arguments = {name: value for name, value in bound.items() if name != "kwargs"} | bound.get("kwargs", {})
+    modality = Modality(kind, token, arguments, example)
     with torch.no_grad(), raised_as(lambda error: _refused(model, kind, f"its positions: {error_line(error)}")):
-        return dataclasses.replace(found, positions=positions_of(model, token, example, found.of_one))
+        return dataclasses.replace(modality, positions=positions_of(model, token, example, modality.of_one))
 
 
 def _refused(model: nn.Module, kind: str, reason: str) -> CaptureError:
-    told = f"{type(model).__name__} takes {PLURALS[kind]} in a way that a package does not support: {reason}"
-    return CaptureError(told, reason=told)
+    problem = f"{type(model).__name__} takes {PLURALS[kind]} in a way that a package does not support: {reason}"
+    return CaptureError(problem, reason=problem)
 
 
 def encode(modality: Modality, model: nn.Module, /, **inputs: Any) -> dict[str, torch.Tensor]:
     """A ``forward`` from images to the features of all their placeholder tokens, ``[tokens, width]``."""
     owner = _owner(model, modality.kind)
     with nullcontext() if modality.sizes else undivided():
-        made = getattr(owner, f"get_{modality.kind}_features")(**{**modality.arguments, **inputs})
-    features = getattr(made, "pooler_output", made)
+        output = getattr(owner, f"get_{modality.kind}_features")(**{**modality.arguments, **inputs})
+    features = getattr(output, "pooler_output", output)
     if isinstance(features, (list, tuple)):
-        features = torch.cat([one.reshape(-1, one.shape[-1]) for one in features])
+        features = torch.cat([of_image.reshape(-1, of_image.shape[-1]) for of_image in features])
     return {modality.features: features.reshape(-1, features.shape[-1])}
 
 
@@ -276,14 +276,14 @@ def _check_merge(model: nn.Module, modality: Modality) -> bool:
             embeds = merging(input_ids=ids, **features)[EMBEDS]
             mask = modality.example.get("attention_mask")
             places = modality.positions
-            given = {} if places is None else {"position_ids": places.of_prompt(ids, torch.ones_like(ids))}
-            found = model(inputs_embeds=embeds, attention_mask=mask, **given).logits
+            position_inputs = {} if places is None else {"position_ids": places.of_prompt(ids, torch.ones_like(ids))}
+            merged = model(inputs_embeds=embeds, attention_mask=mask, **position_inputs).logits
             right = model(**copy.deepcopy(dict(modality.example))).logits
         except Exception as error:  # the code of a model may raise anything
             reason = error_line(error)
         else:
             telling = bool((right != right.flatten()[0]).any())
-            if found.shape != right.shape or (found - right).norm() > ENCODED_LOGITS * right.norm():
+            if merged.shape != right.shape or (merged - right).norm() > ENCODED_LOGITS * right.norm():
                 reason = f"its decoder depends on the places of the {modality.kind}s, not only on its embeddings"
     if reason:
         raise _refused(model, modality.kind, reason)

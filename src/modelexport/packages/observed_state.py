@@ -86,14 +86,16 @@ class State:
 
 def with_tensors(state: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     """A copy of a state with other tensors, and copies where none are given: models write into counters."""
-    found = named_tensors(state).items()
-    return copy.deepcopy(state, {id(old): tensors[name] if name in tensors else old.clone() for name, old in found})
+    tensors_before = named_tensors(state).items()
+    return copy.deepcopy(
+        state, {id(old): tensors[name] if name in tensors else old.clone() for name, old in tensors_before}
+    )
 
 
 def count_tokens(arguments: Mapping[str, Any]) -> int:
     """The number of new tokens that a call of ``forward`` takes for each row."""
     tokens = (arguments.get(name) for name in ("input_ids", "inputs_embeds"))
-    return int(next(one.shape[1] for one in tokens if one is not None))
+    return int(next(tensor.shape[1] for tensor in tokens if tensor is not None))
 
 
 def keys_and_values(cache: Any) -> list[Any]:
@@ -177,17 +179,17 @@ def _sizes(
 
 
 def _refused(model: nn.Module, reason: str) -> CaptureError:
-    told = f"{type(model).__name__} keeps a state that a package does not support: {reason}; use --parts whole"
-    return CaptureError(told, reason=told)
+    problem = f"{type(model).__name__} keeps a state that a package does not support: {reason}; use --parts whole"
+    return CaptureError(problem, reason=problem)
 
 
 def greedy_config(model: nn.Module, **options: Any) -> Any:
     """A greedy configuration with the special tokens of the model's own, but for those that end a text."""
     from transformers import GenerationConfig
 
-    own = model.generation_config
+    settings = model.generation_config
     names = ("bos_token_id", "pad_token_id", "decoder_start_token_id")
-    tokens = {name: getattr(own, name) for name in names if getattr(own, name, None) is not None}
+    tokens = {name: getattr(settings, name) for name in names if getattr(settings, name, None) is not None}
     return GenerationConfig(**{"do_sample": False, "num_beams": 1, "pad_token_id": 0, **tokens, **options})
 
 
@@ -207,13 +209,15 @@ def record_calls(model: nn.Module, inputs: Mapping[str, torch.Tensor], count: in
     @functools.wraps(forward)
     def record(*args: Any, **kwargs: Any) -> Any:
         before = copied(kwargs)
-        held = {name: one.clone() for name, one in _kept(model).items() if one is not kept.get(name)}
+        held = {name: tensor.clone() for name, tensor in _kept(model).items() if tensor is not kept.get(name)}
         calls.append(RecordedCall(before, held))
         return forward(*args, **kwargs)
 
     def fails(error: Exception) -> CaptureError:
-        told = f"{type(model).__name__}.generate fails: {error_line(error)}; export one forward pass with --parts whole"
-        return CaptureError(told, reason=error_line(error))
+        problem = (
+            f"{type(model).__name__}.generate fails: {error_line(error)}; export one forward pass with --parts whole"
+        )
+        return CaptureError(problem, reason=error_line(error))
 
     with untouched(model), collected(), growing(), attribute_set(model, "forward", record), raised_as(fails):
         model.generation_config = config  # otherwise its own would fill in unset values
@@ -235,10 +239,10 @@ def restart_length(model: nn.Module) -> int:
 
     def keeps_cache(length: int) -> bool:
         past, ids = torch.empty(1, 1, length, 1), torch.ones(1, length + 1, dtype=torch.long)
-        given = {"past_key_values": DynamicCache([(past, past)]), "attention_mask": torch.ones_like(ids)}
+        cached = {"past_key_values": DynamicCache([(past, past)]), "attention_mask": torch.ones_like(ids)}
         with collected(), suppress(Exception):  # the code of a model may raise anything; it decides nothing then
-            made = model.prepare_inputs_for_generation(ids, next_sequence_length=1, use_cache=True, **given)
-            return made.get("past_key_values") is not None
+            prepared = model.prepare_inputs_for_generation(ids, next_sequence_length=1, use_cache=True, **cached)
+            return prepared.get("past_key_values") is not None
         return False
 
     lengths = sorted({length for length in _integers(model.config.to_dict()) if 1 < length < _LONGEST})
@@ -283,15 +287,15 @@ def named_tensors(state: Any) -> dict[str, torch.Tensor]:
 
     ``layers`` is left out, and an index where there is one tensor only.
     """
-    found: dict[tuple[str, ...], torch.Tensor] = {}
+    by_path: dict[tuple[str, ...], torch.Tensor] = {}
     seen: set[int] = set()
     for name, tensor in tensors_in(state):
         if id(tensor) not in seen:
-            found[tuple(name.split("."))] = tensor
+            by_path[tuple(name.split("."))] = tensor
             seen.add(id(tensor))
-    parents = [path[:-1] for path in found]
+    parents = [path[:-1] for path in by_path]
     named = {}
-    for path, tensor in found.items():
+    for path, tensor in by_path.items():
         only = len(path) > 1 and path[-1].isdigit() and parents.count(path[:-1]) == 1
         short = [part for part in (path[:-1] if only else path) if part != "layers"]
         named[".".join([*short[:-1], KINDS.get(short[-1], short[-1])])] = tensor

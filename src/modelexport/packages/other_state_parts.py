@@ -79,10 +79,10 @@ def _run(
     with growing(), ExitStack() as stack:
         for name, (path, attribute) in state.held.items():
             stack.enter_context(attribute_set(model.get_submodule(path), attribute, held.get(name)))
-        made = type(model).forward(model, **flags, **taken, **passed)
-        present = named_tensors(made.get(state.argument, cache))
+        output = type(model).forward(model, **flags, **taken, **passed)
+        present = named_tensors(output.get(state.argument, cache))
         present |= {name: getattr(model.get_submodule(path), key) for name, (path, key) in state.held.items()}
-    return made["logits"], {name: one for name, one in present.items() if name in state.axes}
+    return output["logits"], {name: tensor for name, tensor in present.items() if name in state.axes}
 
 
 def _run_prompt(state: State, padding: int, model: nn.Module, /, **inputs: torch.Tensor) -> dict[str, Any]:
@@ -96,8 +96,10 @@ def _run_prompt(state: State, padding: int, model: nn.Module, /, **inputs: torch
     if padding:
         logits = logits[:, padding:]
         present = {
-            name: one.narrow(axis, padding, one.shape[axis] - padding) if (axis := state.past_axis(name)) else one
-            for name, one in present.items()
+            name: tensor.narrow(axis, padding, tensor.shape[axis] - padding)
+            if (axis := state.past_axis(name))
+            else tensor
+            for name, tensor in present.items()
         }
     return {"logits": logits, PRESENT: present | carried}
 
@@ -106,9 +108,9 @@ def _run_step(state: State, holds: bool, model: nn.Module, /, **inputs: Any) -> 
     """One more token of each row."""
     past = inputs.pop(PAST_INPUT)
     for name, sizes in state.axes.items():
-        for size, found in zip(sizes, past[name].shape, strict=True):
-            torch._check(not isinstance(size, int) or found == size)  # a capture leaves unread sizes open
-    copies = {name: one.clone() for name, one in past.items()}
+        for size, actual in zip(sizes, past[name].shape, strict=True):
+            torch._check(not isinstance(size, int) or actual == size)  # a capture leaves unread sizes open
+    copies = {name: tensor.clone() for name, tensor in past.items()}
     carried = {name: copies.pop(name) for name in state.carried}
     cache = with_tensors(state.template, copies)
     logits, present = _run(state, model, state.step, inputs | carried, cache, copies)
@@ -144,17 +146,17 @@ def other_state_parts(model: nn.Module, state: State, notes: tuple[str, ...] = (
         references = [
             generate_greedily(model, prompts_like(model, state.example, lengths, 1), _NEW_TOKENS) for lengths in batches
         ]
-        found = []
+        right_forms = []
         for form in forms:
             parts = _parts(model, state, form, rows, notes)
-            reason = next(filter(None, (_wrong(model, state, form, parts, one) for one in references)), "")
+            reason = next(filter(None, (_wrong(model, state, form, parts, reference) for reference in references)), "")
             if not reason:
-                found.append(parts)
+                right_forms.append(parts)
             reasons.append(f"{form.told}: {reason}")
-        if found:
-            return found
-    told = f"no loop over its tokens computes what {type(model).__name__}.generate does ({'; '.join(reasons[:3])})"
-    raise CaptureError(f"{told}; use --parts whole", reason=told)
+        if right_forms:
+            return right_forms
+    problem = f"no loop over its tokens computes what {type(model).__name__}.generate does ({'; '.join(reasons[:3])})"
+    raise CaptureError(f"{problem}; use --parts whole", reason=problem)
 
 
 def _padding(model: nn.Module, state: State) -> int | None:
@@ -201,11 +203,11 @@ def _prompt_inputs(state: State, length: int) -> dict[str, torch.Tensor]:
     began, head = state.prompt, state.example.head
     at = torch.arange(length)
     at = torch.where(at < head, at, head + (at - head) % (began["input_ids"].shape[1] - head))
-    found = {name: began[name][:, at] if name in state.of_text else began[name] for name in state.given}
-    mask = torch.ones_like(found["input_ids"])
+    repeated = {name: began[name][:, at] if name in state.of_text else began[name] for name in state.given}
+    mask = torch.ones_like(repeated["input_ids"])
     mask[0, 0] = int(length == 1)
     known = {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
-    return found | {name: value for name, value in known.items() if name in found}
+    return repeated | {name: value for name, value in known.items() if name in repeated}
 
 
 def _parts(model: nn.Module, state: State, form: Form, rows: Rows, notes: tuple[str, ...]) -> list[ModelPart]:
@@ -253,9 +255,9 @@ _ROWS: Mapping[Rows, tuple[str, ...]] = {
 
 def _of_one_row(part: ModelPart) -> ModelPart:
     """A part whose batch is one row."""
-    given = dict(part.inputs)
-    past = {name: one[-1:] for name, one in given.pop(PAST_INPUT, {}).items()}
-    inputs = {name: one[-1:] for name, one in given.items()}
+    arguments = dict(part.inputs)
+    past = {name: tensor[-1:] for name, tensor in arguments.pop(PAST_INPUT, {}).items()}
+    inputs = {name: tensor[-1:] for name, tensor in arguments.items()}
     axes = {place: size for place, size in part.axes.items() if size != BATCH}
     return replace(part, inputs=inputs | ({PAST_INPUT: past} if past else {}), axes=axes)
 
@@ -297,11 +299,11 @@ class _Modules(TokenLoop):
         inputs: dict[str, Any] = {}
         for name in self._parts[part].inputs:
             if name == PAST_INPUT:
-                inside = (one for one in values if one.startswith(f"{PAST_INPUT}."))
-                inputs[name] = {one.removeprefix(f"{PAST_INPUT}."): torch.from_numpy(values[one]) for one in inside}
+                inside = (key for key in values if key.startswith(f"{PAST_INPUT}."))
+                inputs[name] = {key.removeprefix(f"{PAST_INPUT}."): torch.from_numpy(values[key]) for key in inside}
             else:
                 inputs[name] = torch.from_numpy(np.ascontiguousarray(values[name]))
         self.taken[part] = {}
-        made = self._parts[part].model(**inputs)
-        present = {f"{PAST_INPUT}.{name}": as_array(one) for name, one in made[PRESENT].items()}
-        return {"logits": as_array(made["logits"]), **present}
+        output = self._parts[part].model(**inputs)
+        present = {f"{PAST_INPUT}.{name}": as_array(tensor) for name, tensor in output[PRESENT].items()}
+        return {"logits": as_array(output["logits"]), **present}

@@ -184,8 +184,8 @@ def _first_that_passes(
                 for file in chain(*(staging.glob(f"{part.path.removesuffix('.onnx')}.*") for part in form)):
                     file.unlink()
             else:
-                told = [] if wrong is None else [f"the first form of its parts was not used: {error_line(wrong)}"]
-                return replace(result, notes=[*result.notes, *told])
+                more = [] if wrong is None else [f"the first form of its parts was not used: {error_line(wrong)}"]
+                return replace(result, notes=[*result.notes, *more])
     except CaptureError:
         if wrong is None:
             raise
@@ -207,13 +207,14 @@ def _export_each(
     """
     stepwise = STEPWISE.intersection(options.capture.constants) if kind == "generate" else frozenset[str]()
     notes = [
-        f"{one} is an input all the same: generation gives it other values in each step" for one in sorted(stepwise)
+        f"{name_of_input} is an input all the same: generation gives it other values in each step"
+        for name_of_input in sorted(stepwise)
     ]
-    constants = [one for one in options.capture.constants if one not in stepwise]
+    constants = [name_of_input for name_of_input in options.capture.constants if name_of_input not in stepwise]
     seconds: dict[str, float] = dict(stages.seconds)
     results: dict[str, ExportResult] = {}
     for part in parts:
-        own = stages.within(part.name)
+        own_stages = stages.within(part.name)
         keywords: Keywords = {
             "interface": partial(name_axes, axes=part.axes) if part.axes else _INTERFACES.get(kind),
             "constants": [*constants, *part.constants],
@@ -227,14 +228,14 @@ def _export_each(
         linked = replace(options, package=PackageOptions()).replaced_by(keywords)
         try:
             results[part.name] = export(
-                part.model, part.inputs, folder / part.path, name=name, options=linked, stages=own
+                part.model, part.inputs, folder / part.path, name=name, options=linked, stages=own_stages
             )
         except (CaptureError, CheckError) as error:
             if not part.optional:
                 raise
             shutil.rmtree((folder / part.path).parent)
             notes.append(f"{part.name} was left out; the pipeline can do without it: {error_line(error)}")
-        for stage, took in own.seconds.items():
+        for stage, took in own_stages.seconds.items():
             seconds[stage] = seconds.get(stage, 0.0) + took
     return results, seconds, notes
 
@@ -260,8 +261,8 @@ def _manifest(
     if kind == "generate":
         described = {part.name: results[part.name].hierarchy for part in parts}
         how = generation_of(
-            {name: one.inputs for name, one in described.items()},
-            {name: [one.name for one in one_of.outputs] for name, one_of in described.items()},
+            {name: hierarchy.inputs for name, hierarchy in described.items()},
+            {name: [value.name for value in hierarchy.outputs] for name, hierarchy in described.items()},
             next((part.rows for part in parts if part.rows != "padded"), "padded"),
             restart_after,
         )

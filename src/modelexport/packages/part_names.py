@@ -29,10 +29,10 @@ def cache_name(name: str, prefix: str) -> str | None:
     A decoder that also attends to an encoder has two caches: ``past_key_values.3.decoder.key`` and
     ``past_key_values.3.encoder.key``. ``None`` for a tensor that is not part of a cache.
     """
-    found = _CACHE.fullmatch(name)
-    if found is None:
+    match = _CACHE.fullmatch(name)
+    if match is None:
         return None
-    attention, layer, kind = found.groups()
+    attention, layer, kind = match.groups()
     return f"{prefix}.{layer}.{_ATTENTION[attention]}{KINDS.get(kind, kind)}"
 
 
@@ -107,10 +107,10 @@ def _axes(name: str, value: ir.Value, encodes: bool, total: str) -> Iterator[tup
     """The dynamic axes of an input with their names; with ``encodes``, inputs not of the decoder are the encoder's."""
     if value.shape is None:
         return
-    found = _CACHE.fullmatch(name)
+    match = _CACHE.fullmatch(name)
     names: tuple[str, ...] = (BATCH, SEQUENCE)
-    if found is not None:
-        names = (BATCH, "heads", ENCODER if found[1] == "cross" else PAST, "width")
+    if match is not None:
+        names = (BATCH, "heads", ENCODER if match[1] == "cross" else PAST, "width")
     elif name == "position_ids" and len(value.shape) > len(names):
         names = ("axes", BATCH, SEQUENCE)
     elif name == CACHE_POSITION:

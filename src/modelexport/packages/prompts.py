@@ -54,10 +54,10 @@ def vocabulary_of(model: nn.Module) -> int:
     Raises:
         InputsError: It takes none.
     """
-    found = int(getattr(model.config.get_text_config(), "vocab_size", 0) or 0)
-    if found < 2:
+    size = int(getattr(model.config.get_text_config(), "vocab_size", 0) or 0)
+    if size < 2:
         raise InputsError(f"{type(model).__name__} has no vocabulary: a package needs a model that takes tokens")
-    return found
+    return size
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ def example_of(model: nn.Module, given: Mapping[str, Any] | None = None, *, mask
     text = Example(token_inputs(model))
     if others_than_text(model) == [] and not given:
         return text
-    one = {name: torch.as_tensor(value) for name, value in (given or {}).items()}
-    spec = {name: {"value": torch.cat([value, value]).tolist()} for name, value in one.items()}
+    of_one_prompt = {name: torch.as_tensor(value) for name, value in (given or {}).items()}
+    spec = {name: {"value": torch.cat([value, value]).tolist()} for name, value in of_one_prompt.items()}
     with collected():
         inputs = generate_inputs(model, spec=spec, grids=True)
         if not inputs.keys() - text.inputs.keys():
@@ -109,26 +109,30 @@ def example_of(model: nn.Module, given: Mapping[str, Any] | None = None, *, mask
         placeholder = torch.isin(ids, torch.tensor(tokens, dtype=ids.dtype))
         head = int(placeholder.any(0).nonzero().max()) + 1 if placeholder.any() else 0
         inputs["attention_mask"] = torch.ones_like(ids)
-        own = inspect.signature(model.generate).parameters
-        if "input_ids" in own:  # one of the model's own, which names all that it takes
-            inputs = {name: value for name, value in inputs.items() if name in own}
+        parameters = inspect.signature(model.generate).parameters
+        if "input_ids" in parameters:  # one of the model's own, which names all that it takes
+            inputs = {name: value for name, value in inputs.items() if name in parameters}
         if head:
             inputs |= _mask_of_pixels(model, inputs) if masks_pixels else {}
             inputs |= _types(model, inputs, placeholder)
-    return Example(inputs, head, one.keys())
+    return Example(inputs, head, of_one_prompt.keys())
 
 
 def others_than_text(model: nn.Module) -> list[str]:
     """What a model of transformers says that it takes besides text."""
-    said = getattr(model, "input_modalities", "text")
-    return [one for one in ([said] if isinstance(said, str) else said) if one != "text"]
+    modalities = getattr(model, "input_modalities", "text")
+    return [
+        modality for modality in ([modalities] if isinstance(modalities, str) else modalities) if modality != "text"
+    ]
 
 
 def _types(model: nn.Module, inputs: Mapping[str, Any], placeholder: torch.Tensor) -> dict[str, torch.Tensor]:
     """What says of each token whether it is text, if it changes what the model computes: its processor gives it."""
-    names = [one for one in inspect.signature(model.forward).parameters if one.endswith("token_type_ids")]
+    names = [
+        parameter for parameter in inspect.signature(model.forward).parameters if parameter.endswith("token_type_ids")
+    ]
     with untouched(model, runs=False):
-        for name in (one for one in names if one not in inputs):
+        for name in (parameter for parameter in names if parameter not in inputs):
             without = model(**copy.deepcopy(dict(inputs))).logits
             for values in (torch.zeros_like(placeholder), placeholder):
                 types = {name: values.long()}
@@ -162,13 +166,15 @@ def encoder_inputs(model: nn.Module, given: Mapping[str, Any] | None = None) -> 
         given: Those of one row, where they cannot be made.
     """
     if given:
-        return {name: torch.cat([value, value]) for name, one in given.items() if (value := torch.as_tensor(one)).ndim}
+        return {
+            name: torch.cat([value, value]) for name, entry in given.items() if (value := torch.as_tensor(entry)).ndim
+        }
     if model.main_input_name == "input_ids":
         inputs = token_inputs(model)
         # Inputs of an encoder are padded on the right.
         return {name: value.flip(1) for name, value in inputs.items()}
-    made = generate_inputs(model)
-    value = made[model.main_input_name]
+    generated = generate_inputs(model)
+    value = generated[model.main_input_name]
     return {model.main_input_name: torch.cat([value, value])[:2]}
 
 
@@ -187,8 +193,8 @@ def example_prompts(
         manifest: Of a package, which may take text only.
     """
     if model.config.is_encoder_decoder and model.main_input_name != "input_ids":
-        one = {name: value[:1] for name, value in encoder_inputs(model, given).items()}
-        example = Example(one, given=given or ())
+        first_row = {name: value[:1] for name, value in encoder_inputs(model, given).items()}
+        example = Example(first_row, given=given or ())
         return [prompts_like(model, example, (0,), seed + index)[0] for index in range(4)]
     parts = manifest.parts if manifest is not None else ()
     masked = any(PIXEL_MASK in part.inputs for part in parts) if parts else has_processor(directory)
@@ -232,9 +238,11 @@ def prompts_like(model: nn.Module, example: Example, lengths: Sequence[int], see
                     after[np.isin(after, ids[:, : example.head])] = ids[0, -1]
                 prompt[name] = np.concatenate([array[:1, : example.head], after], axis=1)
             else:
-                one = array[: len(array) // len(ids)] if ids is not None else array
-                drawn = np.issubdtype(one.dtype, np.floating) and name not in example.given
-                prompt[name] = random.standard_normal(one.shape).astype(one.dtype) if drawn else one
+                of_one_prompt = array[: len(array) // len(ids)] if ids is not None else array
+                drawn = np.issubdtype(of_one_prompt.dtype, np.floating) and name not in example.given
+                prompt[name] = (
+                    random.standard_normal(of_one_prompt.shape).astype(of_one_prompt.dtype) if drawn else of_one_prompt
+                )
         prompts.append(prompt)
     return prompts
 

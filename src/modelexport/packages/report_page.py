@@ -31,8 +31,10 @@ def with_errors(table: Table, report: VerifyReport | AgainstReport) -> Table:
     """
     errors = {}
     for call in report.calls:
-        made = call.per_module or (call.end_to_end if call.nodes else None)
-        error = made.norm if isinstance(made, Loss) else made.relative if made is not None else None
+        comparison = call.per_module or (call.end_to_end if call.nodes else None)
+        error = (
+            comparison.norm if isinstance(comparison, Loss) else comparison.relative if comparison is not None else None
+        )
         if error is not None:
             errors[ModuleCall.parse(call.address)] = error
     return table.with_column(columns.ERROR, errors)
@@ -75,7 +77,7 @@ def write_report_page(
     times = profile_parts(path, sizes=sizes) if profiled else {}
     if against is not None and profiled:
         others = profile_same(against, times)
-        times = {name: profile_against(one, others[name]) for name, one in times.items()}
+        times = {name: profile_against(profiled_part, others[name]) for name, profiled_part in times.items()}
     pages = []
     for name, table in tables.items():
         # A part that takes prompts and single tokens alike is there twice.

@@ -208,25 +208,25 @@ def load_pipeline(
         if isinstance(module, LoadedModel):
             loaded[entry.name], module = module, Transformer(module.model)
         modules |= {} if module is None else {entry.name: module}
-    apart = [(f"{name}.auto_model.", one.weights) for name, one in loaded.items() if one.weights is not None]
+    apart = [(f"{name}.auto_model.", part.weights) for name, part in loaded.items() if part.weights is not None]
     weights_apart = None
     if len(apart) == 1:
-        ((prefix, own),) = apart
+        ((prefix, of_part),) = apart
         weights_apart = dataclasses.replace(
-            own,
-            tensors={f"{prefix}{key}": tensor for key, tensor in own.tensors.items()},
-            made={f"{prefix}{key}": what for key, what in own.made.items()},
+            of_part,
+            tensors={f"{prefix}{key}": tensor for key, tensor in of_part.tensors.items()},
+            made={f"{prefix}{key}": what for key, what in of_part.made.items()},
         )
-    pooled = [one for one in modules.values() if isinstance(one, Pooling)]
+    pooled = [part for part in modules.values() if isinstance(part, Pooling)]
     width = read_model_settings(directory).truncate_dim
-    prompt = any(not one.include_prompt for one in pooled)
+    prompt = any(not part.include_prompt for part in pooled)
     model = SentencePipeline(modules, SENTENCE if pooled else TOKENS, width if pooled else None, prompt)
     return LoadedModel(
         model.eval(),
         None,
         directory.resolve().name,
         directory,
-        tuple(warning for one in loaded.values() for warning in one.warnings),
+        tuple(warning for part in loaded.values() for warning in part.warnings),
         weights_apart,
         f"as in sentence-transformers: {', '.join(map(_named, modules.values()))}; --bare: the Transformer alone",
     )
@@ -263,8 +263,8 @@ def _module(
     Returns:
         ``None`` for a module that does nothing: dropout in eval mode, a mask that keeps every token of a text.
     """
-    own, path = kind.startswith("sentence_transformers."), folder / "config.json"
-    match kind.rpartition(".")[2] if own else kind:
+    of_library, path = kind.startswith("sentence_transformers."), folder / "config.json"
+    match kind.rpartition(".")[2] if of_library else kind:
         case "Transformer":
             transformer_settings(folder, TransformerConfig)
             # The class that config.json names may have a head, which sentence-transformers leaves out.
@@ -301,8 +301,8 @@ def _class_without_head(kind: Any) -> Any:
     from transformers import CONFIG_MAPPING, MODEL_MAPPING
 
     with suppress(KeyError):
-        found = MODEL_MAPPING[CONFIG_MAPPING[kind]]
-        return found[0] if isinstance(found, tuple) else found
+        classes = MODEL_MAPPING[CONFIG_MAPPING[kind]]
+        return classes[0] if isinstance(classes, tuple) else classes
     return None
 
 
@@ -315,8 +315,8 @@ def _with_weights(folder: Path, dtype: str | None, make: Callable[[], nn.Module]
     from safetensors.torch import load_file
 
     weights, older = folder / "model.safetensors", folder / "pytorch_model.bin"
-    told = f"{folder} cannot be loaded"
-    with raised_as(lambda error: ModelLoadError(f"{told}: {error_line(error)}; copy or download it again")):
+    problem = f"{folder} cannot be loaded"
+    with raised_as(lambda error: ModelLoadError(f"{problem}: {error_line(error)}; copy or download it again")):
         with torch.device("meta"):  # the sizes may be any; the weights have theirs
             layer = make()
         if older.is_file() and not weights.exists():

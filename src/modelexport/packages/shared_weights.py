@@ -40,10 +40,10 @@ def share_weights(model: nn.Module, source: Weights | None, folder: Path, mode: 
     if source is not None and not source.made:
         return _moved(source, folder, mode)
     if mode == "link":
-        made = len(source.made) if source is not None else 0
+        changed = len(source.made) if source is not None else 0
         raise OutputError(
-            f"{made} entries are not in the checkpoint unchanged, so it cannot be linked: use --weights copy"
-            if made
+            f"{changed} entries are not in the checkpoint unchanged, so it cannot be linked: use --weights copy"
+            if changed
             else "the model has no safetensors files that could be linked: use --weights copy"
         )
     return _written(model, source, folder)
@@ -78,7 +78,7 @@ def share_components(
         files = [read_header(path) for path in paths]
         places = find_entries(component, files)
         if places is not None:
-            used = {one.path for one in places.values()}
+            used = {entry.path for entry in places.values()}
             linked = tuple(file for file in files if Path(os.path.realpath(file.path)) in used)
             first[name] = _moved(Weights(_tensors(places, f"{name}."), {}, linked, in_memory=True), place, mode)
         elif mode == "link":
@@ -112,9 +112,15 @@ def _moved(weights: Weights, folder: Path, mode: WeightsMode) -> Weights:
             shutil.copyfile(file.path, target)
         targets[Path(os.path.realpath(file.path))] = target
     places = {
-        key: Place(targets[Path(one.path)].resolve(), one.offset or 0, one.length or 0, one.dtype, one.shape.numpy())
-        for key, one in weights.tensors.items()
-        if isinstance(one, ir.ExternalTensor)
+        key: Place(
+            targets[Path(tensor.path)].resolve(),
+            tensor.offset or 0,
+            tensor.length or 0,
+            tensor.dtype,
+            tensor.shape.numpy(),
+        )
+        for key, tensor in weights.tensors.items()
+        if isinstance(tensor, ir.ExternalTensor)
     }
     files = tuple(replace(file, path=targets[Path(os.path.realpath(file.path))]) for file in weights.files)
     return replace(weights, tensors=_tensors(places), files=files)

@@ -88,9 +88,9 @@ def register_transformers_backend() -> None:
 
 def _metadata(model: Any, inputs: MutableMapping[str, Any], packages: list[str]) -> ExportMetadata:
     """What transformers records of an export."""
-    given = copied(dict(inputs))
+    arguments = copied(dict(inputs))
     with torch.no_grad():
-        returned = model(**given)
+        returned = model(**arguments)
     specs = SimpleNamespace(in_spec=tree_structure(((), dict(inputs))), out_spec=tree_structure(returned))
     metadata = build_export_metadata(model, inputs, SimpleNamespace(call_spec=specs), packages)
     record_output_structure(metadata, returned)

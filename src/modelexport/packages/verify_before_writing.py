@@ -66,13 +66,13 @@ def check_package(
     else:
         return []
     checks = {name: result.check for name, result in results.items()}
-    fault = next((f"{name}: {one.reason}" for name, one in checks.items() if one and one.step in _NOT_RUN), "")
-    told = f"the package cannot run {kind} here"
+    fault = next((f"{name}: {check.reason}" for name, check in checks.items() if check and check.step in _NOT_RUN), "")
+    problem = f"the package cannot run {kind} here"
     if not fault:
-        if any(one is None or one.status != "passed" for one in checks.values()):
+        if any(check is None or check.status != "passed" for check in checks.values()):
             return []
-        told = f"the package does not {does} what the model does"
-        uncalled = [{one.path for one in each.hierarchy.modules if not one.calls} for each in results.values()]
+        problem = f"the package does not {does} what the model does"
+        uncalled = [{check.path for check in each.hierarchy.modules if not check.calls} for each in results.values()]
         try:
             with with_weights(model, options.weights.lent, set[str].intersection(*uncalled)):
                 fault = find()
@@ -81,9 +81,10 @@ def check_package(
     if not fault:
         return notes
     if options.checks.keep_anyway:
-        return [*notes, f"{told}: {fault}"]
+        return [*notes, f"{problem}: {fault}"]
     raise CheckError(
-        f"{told}, and was not written: {fault}; --keep-anyway (keep_anyway=True) writes it nevertheless", reason=fault
+        f"{problem}, and was not written: {fault}; --keep-anyway (keep_anyway=True) writes it nevertheless",
+        reason=fault,
     )
 
 
@@ -103,18 +104,18 @@ def encoding_fault(model: SentencePipeline, file: Path, directory: Path | None, 
     """
     session = open_session(file, optimized=True)
     names = input_names(session)
-    dtype = next((one.dtype for one in model.parameters()), torch.float32)
+    dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
     with untouched(model), collected():
         library = _library(directory, dtype, notes)
         batches = _of_library(library, model.output) if library is not None else _of_modules(model)
-        for told, features, right in batches:
+        for batch, features, right in batches:
             feeds: dict[str, Any] = {"prompt_length": np.array(0), **features}
-            found = run_session(session, {name: np.asarray(feeds[name], np.int64) for name in names})[model.output]
+            embeddings = run_session(session, {name: np.asarray(feeds[name], np.int64) for name in names})[model.output]
             kept = np.asarray(features["attention_mask"], bool) if model.output != SENTENCE else slice(None)
-            off = error_of(right[kept], found[kept])
+            off = error_of(right[kept], embeddings[kept])
             if not off <= (LOGITS if dtype.itemsize > 2 else LOGITS_OF_HALF):
                 whose = "sentence-transformers" if library is not None else "PyTorch"
-                return f"{model.output} of {told} is off by {off:.1e} of what {whose} computes"
+                return f"{model.output} of {batch} is off by {off:.1e} of what {whose} computes"
     return ""
 
 
@@ -142,13 +143,13 @@ def _of_library(library: Any, output: str) -> Iterator[tuple[str, Mapping[str, A
             right = library.encode(list(texts), prompt=prompt or None, show_progress_bar=False)
         else:
             right = as_array(library(dict(features))[output])
-        told = f"{len(texts)} texts padded on the {side}" if len(texts) > 1 else "a text"
-        yield f"{told} with a prompt" if prompt else told, features, right
+        batch = f"{len(texts)} texts padded on the {side}" if len(texts) > 1 else "a text"
+        yield f"{batch} with a prompt" if prompt else batch, features, right
 
 
 def _of_modules(model: SentencePipeline) -> Iterator[tuple[str, Mapping[str, Any], Any]]:
     """The same with random tokens and our own modules."""
-    config: Any = next(one for one in model.children() if isinstance(one, Transformer)).auto_model.config
+    config: Any = next(array for array in model.children() if isinstance(array, Transformer)).auto_model.config
     random = np.random.default_rng(1)
     for side, lengths, prompt in itertools.product(_SIDES, ((9, 4, 6), (7,)), (0, 2)):
         places = np.arange(max(lengths))[None]
@@ -156,8 +157,8 @@ def _of_modules(model: SentencePipeline) -> Iterator[tuple[str, Mapping[str, Any
         mask = mask if side == "right" else mask[:, ::-1].copy()
         ids = random.integers(1, config.get_text_config().vocab_size, mask.shape) * mask
         features = {"input_ids": ids, "attention_mask": mask, "prompt_length": np.array(prompt)}
-        taken = {name: torch.from_numpy(one) for name, one in features.items()}
+        taken = {name: torch.from_numpy(array) for name, array in features.items()}
         if not model.takes_prompt_length:
             del taken["prompt_length"]
-        told = f"{len(lengths)} texts padded on the {side}" if len(lengths) > 1 else "a text"
-        yield f"{told} with a prompt of {prompt} tokens", features, as_array(model(**taken)[model.output])
+        batch = f"{len(lengths)} texts padded on the {side}" if len(lengths) > 1 else "a text"
+        yield f"{batch} with a prompt of {prompt} tokens", features, as_array(model(**taken)[model.output])

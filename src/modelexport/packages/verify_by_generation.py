@@ -117,9 +117,9 @@ def _compare(
     wrong_logits: int | None = None
     first: Step | None = None
     largest, reason, tokens = 0.0, "", []
-    for index, (step, right, found) in enumerate(compared(generator, reference)):
+    for index, (step, right, computed) in enumerate(compared(generator, reference)):
         tokens.append(step.tokens)
-        difference = compare_arrays("logits", right, found)
+        difference = compare_arrays("logits", right, computed)
         largest = max(largest, difference.absolute or 0.0)
         if difference.status != "agree" and wrong_logits is None:
             wrong_logits, reason, first = index, f"logits: {difference.reason}", step
@@ -166,7 +166,9 @@ def _step_of(model: nn.Module, feeds: Mapping[str, Any]) -> tuple[nn.Module, dic
 def wrong_parameters(model: nn.Module, package: Package) -> list[str]:
     """The initializers of all parts that are missing or differ from the model's entries, after the name of the part."""
     reports = {name: verify_parameters(model, file) for name, file in package.files.items()}
-    return [f"{name}: {entry}" for name, one in reports.items() for entry in (*one.unaccounted, *one.differing)]
+    return [
+        f"{name}: {entry}" for name, report in reports.items() for entry in (*report.unaccounted, *report.differing)
+    ]
 
 
 _NEW_TOKENS = 4
@@ -183,23 +185,25 @@ def generation_fault(model: nn.Module, manifest: Manifest, folder: Path, given: 
     assert how is not None
     generator = Generator({part.name: folder / part.file for part in manifest.parts}, how)
     prompts = example_prompts(model, None, seed=1, given=given, manifest=manifest)
-    lengths = [int(one["input_ids"].shape[1]) if "input_ids" in one else 1 for one in prompts]
+    lengths = [
+        int(prompt_inputs["input_ids"].shape[1]) if "input_ids" in prompt_inputs else 1 for prompt_inputs in prompts
+    ]
     alone = [prompts[:1], prompts[-1:]]
     if how.cache_size:
         fitting = zip(prompts, lengths, strict=True)
-        prompts = [one for one, length in fitting if length + _NEW_TOKENS - 1 <= how.cache_size]
+        prompts = [prompt_inputs for prompt_inputs, length in fitting if length + _NEW_TOKENS - 1 <= how.cache_size]
         alone = [prompts[:1]]
     together = {"padded": [prompts], "equal": [prompts[:1] * 3], "one": []}[how.rows]
     for batch in filter(None, [*together, *alone]):
         sizes = ", ".join(str(len(next(iter(prompt.values()))[0])) for prompt in batch)
         reference = generate_greedily(model, batch, _NEW_TOKENS)
         try:
-            told = first_difference(generator, reference)
+            difference = first_difference(generator, reference)
         except ModelExportError as error:
-            told = (
+            difference = (
                 "the model's code does something else for these lengths than for that of the example, or an axis of "
                 f"size one has another size: {error_line(error)}"
             )
-        if told:
-            return f"prompts of {sizes} tokens: {told}"
+        if difference:
+            return f"prompts of {sizes} tokens: {difference}"
     return ""

@@ -57,7 +57,7 @@ class PipelineReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
 
     def _table(self) -> Rows:
         yield "part", "call", "status", "error", "reason"
-        yield from ((one.part, one.index, one.status, error_text(one.relative), one.reason) for one in self.calls)
+        yield from ((call.part, call.index, call.status, error_text(call.relative), call.reason) for call in self.calls)
 
     @property
     def agrees(self) -> bool:
@@ -107,11 +107,11 @@ def verify_pipeline(
     def compare(part: DiffusionPart, inputs: Mapping[str, torch.Tensor], output: Any, alone: Any = None) -> Any:
         """What a part returns, which is compared with PyTorch's output for these inputs and in the run without parts"""
         session = sessions[part.name]
-        found = run_session(session, under_names(inputs, input_names(session)))
+        outputs = run_session(session, under_names(inputs, input_names(session)))
         right = _arrays(part.results(output))
-        difference = worst(compare_outputs(list(right), list(right.values()), [found[name] for name in right]))
+        difference = worst(compare_outputs(list(right), list(right.values()), [outputs[name] for name in right]))
         assert difference is not None
-        off = {name: error_of(one, found[name]) for name, one in _arrays(part.results(alone)).items()}
+        off = {name: error_of(wanted, outputs[name]) for name, wanted in _arrays(part.results(alone)).items()}
         calls.append(
             PartCall(
                 part=part.name,
@@ -123,13 +123,13 @@ def verify_pipeline(
             )
         )
         ran.append((part, inputs))
-        return found
+        return outputs
 
     def answer(entry: Entry, taken: dict[str, Any], run: Callable[[], Any]) -> Any:
         part, alone = parts[entry], expected[len(calls)] if len(calls) < len(expected) else None
         inputs = copied(part.tensors(taken))
-        found = compare(part, inputs, run(), alone.output if alone is not None and alone.entry == entry else None)
-        return part.result({name: torch.from_numpy(np.array(array)) for name, array in found.items()})
+        outputs = compare(part, inputs, run(), alone.output if alone is not None and alone.entry == entry else None)
+        return part.result({name: torch.from_numpy(np.array(array)) for name, array in outputs.items()})
 
     result = run_pipeline(modules, given, answer, parts.keys(), seed=seed)
     used = {call.part for call in calls}
@@ -146,7 +146,7 @@ def verify_pipeline(
     return PipelineReport(
         calls=calls,
         # Each step adds its rounding, so that more is allowed than for one call.
-        results=[compare_arrays(name, right, found, allowed=PIPELINE_RESULT) for (name, right), found in pairs],
+        results=[compare_arrays(name, right, outputs, allowed=PIPELINE_RESULT) for (name, right), outputs in pairs],
         parameters_wrong=wrong_parameters(modules, package),
         in_pytorch=[name for name in names if name not in package.files],
     )
@@ -168,5 +168,5 @@ def _in_package(
 
 def _arrays(value: Any) -> dict[str, Any]:
     """The arrays in a result with their names."""
-    found = {name: leaf for name, leaf in leaves(value) if isinstance(leaf, (torch.Tensor, np.ndarray))}
-    return {name: as_array(one) if isinstance(one, torch.Tensor) else one for name, one in found.items()}
+    tensors = {name: leaf for name, leaf in leaves(value) if isinstance(leaf, (torch.Tensor, np.ndarray))}
+    return {name: as_array(tensor) if isinstance(tensor, torch.Tensor) else tensor for name, tensor in tensors.items()}

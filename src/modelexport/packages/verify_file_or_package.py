@@ -52,11 +52,11 @@ class StagesReport(Shown):
     @property
     def agrees(self) -> bool:
         """Whether every output agrees."""
-        return bool(self.outputs) and all(one.status == "agree" for one in self.outputs)
+        return bool(self.outputs) and all(output.status == "agree" for output in self.outputs)
 
     def _table(self) -> Rows:
         yield "output", "status", "largest difference"
-        yield from ((one.name, one.status, one.absolute) for one in self.outputs)
+        yield from ((output.name, output.status, output.absolute) for output in self.outputs)
 
 
 Report: TypeAlias = (

@@ -87,15 +87,15 @@ def read_data(path: Path, model: ir.Model, beside: Path, *, limit: int = LIMIT) 
         runs = _objects(path, model, beside)
     else:
         runs = _texts(_lines(path, TEXT_CHARACTERS), path, model, beside)
-    found: list[Feeds] = []
+    runs_of_model: list[Feeds] = []
     for number, feeds in enumerate(itertools.islice(runs, limit), 1):
         try:
-            found.append(fitted(feeds, model))
+            runs_of_model.append(fitted(feeds, model))
         except InputsError as error:
             raise InputsError(f"{path} does not fit: {error}" + (f" (run {number})" if number > 1 else "")) from error
-    if not found:
+    if not runs_of_model:
         raise InputsError(f"{path} has no inputs for the model")
-    return found
+    return runs_of_model
 
 
 def fitted(feeds: Mapping[str, Any], model: ir.Model) -> Feeds:
@@ -119,7 +119,7 @@ def _fitted(name: str, array: Any, value: ir.Value) -> Any:
         raise InputsError(f"{name} has {array.dtype}, and the model takes {wanted}")
     shape = list(value.shape) if value.shape is not None else list(array.shape)
     same = len(shape) == array.ndim and all(
-        not isinstance(size, int) or size == given for size, given in zip(shape, array.shape, strict=True)
+        not isinstance(size, int) or size == actual for size, actual in zip(shape, array.shape, strict=True)
     )
     if not same:
         sizes = ", ".join(str(size) for size in shape)
@@ -234,13 +234,13 @@ def _feeds_of_rows(rows: list[Any], length: int, padding: Mapping[str, int], inp
     """The arrays of one run, of rows padded to ``length``, or to the longest of them if it is 0."""
     for row in rows:
         row.pad(length or max(map(len, rows)), **padding)
-    made = {
+    arrays = {
         "input_ids": [row.ids for row in rows],
         "attention_mask": [row.attention_mask for row in rows],
         "token_type_ids": [row.type_ids for row in rows],
         "position_ids": [list(range(len(row.ids))) for row in rows],
     }
-    return {name: made[name] if name in made else _empty(name, value, len(rows)) for name, value in inputs.items()}
+    return {name: arrays[name] if name in arrays else _empty(name, value, len(rows)) for name, value in inputs.items()}
 
 
 def _empty(name: str, value: ir.Value, batch: int) -> Any:
@@ -296,8 +296,8 @@ def _images(folder: Path, model: ir.Model, beside: Path) -> Iterator[Feeds]:
     named = processor.size if isinstance(processor.size, dict) else {"height": processor.size, "width": processor.size}
     edge = named.get("shortest_edge", 224)
     height, width = (
-        given if isinstance(given, int) else named.get(name, edge)
-        for given, name in zip(size, ("height", "width"), strict=True)
+        size_of_input if isinstance(size_of_input, int) else named.get(name, edge)
+        for size_of_input, name in zip(size, ("height", "width"), strict=True)
     )
     rows: list[Any] = []
     count = batch if isinstance(batch, int) else 1
@@ -325,5 +325,5 @@ def _processor(beside: Path) -> _Processor:
     file = beside / PROCESSOR
     if not file.is_file():
         return _Processor()
-    content, told = read_regular(file, SETTINGS_BYTES), f"{file} is not the settings of an image processor"
-    return decode_json(content, kind=_Processor, damaged=told, then="copy it again, or remove it")
+    content, problem = read_regular(file, SETTINGS_BYTES), f"{file} is not the settings of an image processor"
+    return decode_json(content, kind=_Processor, damaged=problem, then="copy it again, or remove it")

@@ -94,7 +94,7 @@ def find_groups(tagged: TaggedFile) -> list[Group]:
 
 def weighted_nodes(model: ir.Model) -> dict[ir.Node, ir.Value]:
     """The nodes of the main graph with a constant weight of floating-point numbers, to its initializer."""
-    found: dict[ir.Node, ir.Value] = {}
+    weights: dict[ir.Node, ir.Value] = {}
     for node in model.graph:
         place = WEIGHTS.get(node.op_type)
         if place is None or place >= len(node.inputs):
@@ -102,8 +102,8 @@ def weighted_nodes(model: ir.Model) -> dict[ir.Node, ir.Value]:
         weight = weight_behind(node.inputs[place]) if weight_behind(node.outputs[0]) is None else None
         tensor = weight.const_value if weight is not None else None
         if weight is not None and tensor is not None and tensor.dtype.is_floating_point() and len(tensor.shape) > 1:
-            found[node] = weight
-    return found
+            weights[node] = weight
+    return weights
 
 
 def hold_weights(model: ir.Model) -> None:
@@ -140,7 +140,7 @@ def _attentions(model: ir.Model, weighted: Mapping[ir.Node, ir.Value]) -> Iterat
     """
     behind: dict[ir.Node, frozenset[ir.Node]] = {}
     for node in model.graph:  # producers first
-        found: set[ir.Node] = set()
+        projections_before: set[ir.Node] = set()
         active = 0
         for value in node.inputs:
             producer = value.producer() if value is not None else None
@@ -148,13 +148,13 @@ def _attentions(model: ir.Model, weighted: Mapping[ir.Node, ir.Value]) -> Iterat
                 continue
             before = frozenset([producer]) if producer in weighted else behind.get(producer, frozenset())
             active += bool(before)
-            found |= before
-        behind[node] = frozenset(found)
+            projections_before |= before
+        behind[node] = frozenset(projections_before)
         if node in weighted or active < 2 or not (node.op_type in _PRODUCTS or _is_fused_attention(node)):
             continue
         by_input: dict[ir.Value | None, list[ir.Node]] = defaultdict(list)
         for projection in weighted:
-            if projection in found:
+            if projection in projections_before:
                 by_input[projection.inputs[1 - WEIGHTS[projection.op_type]]].append(projection)
         yield from by_input.values()
 
@@ -164,7 +164,7 @@ def _is_fused_attention(node: ir.Node) -> bool:
     if not onnx.defs.has(node.op_type, domain=node.domain):
         return node.op_type.endswith("Attention")
     schema = onnx.defs.get_schema(node.op_type, domain=node.domain)
-    return {"Q", "K", "V"} <= {given.name for given in schema.inputs}
+    return {"Q", "K", "V"} <= {parameter.name for parameter in schema.inputs}
 
 
 def _group(together: list[ir.Node], weights: Mapping[ir.Node, ir.Value], why: Why) -> Group:

@@ -85,11 +85,11 @@ def parse_method(text: str) -> Method | None:
     row = METHODS[name]
     options: dict[str, Option] = {}
     for part in filter(None, rest.split(",")):
-        key, given, value = part.partition("=")
+        key, equals, value = part.partition("=")
         if key not in row.options:
             known = ", ".join(f"{key}={value}" for key, value in row.options.items()) or "none"
             raise UsageError(f"{name} has no option '{key}'{nearest(key, row.options)}; it has {known}")
-        options[key] = _value(f"{name}:{key}", row.options[key], value if given else "true", row.choices.get(key))
+        options[key] = _value(f"{name}:{key}", row.options[key], value if equals else "true", row.choices.get(key))
     return Method(
         name,
         tuple((key, options[key]) for key in row.options if options.get(key, default := row.options[key]) != default),

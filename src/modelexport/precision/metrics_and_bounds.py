@@ -59,7 +59,7 @@ class Bound:
 
 def mean_figure(metric: Metric, right: Sequence[Any], found: Sequence[Any]) -> float:
     """The mean of a metric over runs."""
-    return float(np.mean([metric.measure(one, other) for one, other in zip(right, found, strict=True)]))
+    return float(np.mean([metric.measure(array, other_array) for array, other_array in zip(right, found, strict=True)]))
 
 
 def parse_bound(text: str) -> Bound:
@@ -98,10 +98,10 @@ def find_metric(name: str) -> Metric:
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        given = getattr(module, function)
+        measure = getattr(module, function)
     except Exception as error:  # whatever the file raises
         raise UsageError(f"{name} cannot be loaded: {type(error).__name__}: {error}") from error
-    return Metric(name, lambda right, found: _number(name, given(right, found)), ideal=None)
+    return Metric(name, lambda right, found: _number(name, measure(right, found)), ideal=None)
 
 
 def _number(name: str, figure: Any) -> float:
@@ -113,17 +113,17 @@ def _number(name: str, figure: Any) -> float:
 
 def _cosine(right: Any, found: Any) -> float:
     """The mean cosine of the vectors along the last axis."""
-    one, other = (array.astype(np.float64).reshape(-1, array.shape[-1]) for array in (right, found))
-    sizes = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
-    equal = (one == other).all(axis=1)
+    first, second = (array.astype(np.float64).reshape(-1, array.shape[-1]) for array in (right, found))
+    sizes = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    equal = (first == second).all(axis=1)
     with np.errstate(all="ignore"):
-        return float(np.mean(np.where(equal, 1.0, (one * other).sum(axis=1) / sizes)))
+        return float(np.mean(np.where(equal, 1.0, (first * second).sum(axis=1) / sizes)))
 
 
 def _kl(right: Any, found: Any) -> float:
     """The mean Kullback-Leibler divergence, in nats, of the distributions whose logits are along the last axis."""
-    one, other = (_log_softmax(array.astype(np.float64)) for array in (right, found))
-    return float(np.mean((np.exp(one) * (one - other)).sum(axis=-1)))
+    first, second = (_log_softmax(array.astype(np.float64)) for array in (right, found))
+    return float(np.mean((np.exp(first) * (first - second)).sum(axis=-1)))
 
 
 def _log_softmax(logits: Any) -> Any:

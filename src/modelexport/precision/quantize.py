@@ -118,31 +118,31 @@ def quantize(
     feeds = (
         read_data(Path(data), tagged.model, Path(processor or path.parent)) if isinstance(data, str | Path) else data
     )
-    made = quantized(tagged, rules, data=feeds, folder=output.parent, check=check_runtime)
+    result = quantized(tagged, rules, data=feeds, folder=output.parent, check=check_runtime)
     report = write_retagged(
-        made.model,
+        result.model,
         tagged,
         output,
         beside={RECIPE_SUFFIX: encode_recipe(rules)},
         check=check_runtime,
         inputs=feeds[0] if feeds else None,
     )
-    return result_of(report, made)
+    return result_of(report, result)
 
 
-def result_of(report: RetagReport, made: Quantized) -> QuantizeResult:
+def result_of(report: RetagReport, result: Quantized) -> QuantizeResult:
     """The result for a file that was written."""
     return QuantizeResult(
         path=report.path,
         files=report.files,
         coverage=report.coverage,
-        methods=made.methods,
-        kept=made.resolved.kept,
-        joined=made.resolved.joined,
-        bytes_before=made.bytes_before,
-        bytes_after=weights_size(made.model),
-        left=made.left,
-        quantized_before=made.quantized_before,
+        methods=result.methods,
+        kept=result.resolved.kept,
+        joined=result.resolved.joined,
+        bytes_before=result.bytes_before,
+        bytes_after=weights_size(result.model),
+        left=result.left,
+        quantized_before=result.quantized_before,
     )
 
 
@@ -224,11 +224,11 @@ def infer_types(model: ir.Model) -> None:
     if untyped:
         copy = copy_of(model)  # its tensors are the model's
         copy.graph.outputs[:] = [value for node in copy.graph for value in node.outputs if value.name in untyped]
-        for found in open_session(copy).get_outputs():
-            if (value := untyped.get(found.name)) is not None and found.type.startswith("tensor("):
-                value.dtype = ir.DataType[found.type.removeprefix("tensor(").removesuffix(")").upper()]
-                if value.shape is None and found.shape:  # it has [] for a scalar and for an unknown rank
-                    value.shape = ir.Shape(found.shape)
+        for typed in open_session(copy).get_outputs():
+            if (value := untyped.get(typed.name)) is not None and typed.type.startswith("tensor("):
+                value.dtype = ir.DataType[typed.type.removeprefix("tensor(").removesuffix(")").upper()]
+                if value.shape is None and typed.shape:  # it has [] for a scalar and for an unknown rank
+                    value.shape = ir.Shape(typed.shape)
 
 
 def quantize_model(model: ir.Model, assignment: Assignment, *, ranges: Path | None = None) -> ir.Model:
@@ -362,12 +362,12 @@ def _replaced(before: ir.Model, after: ir.Model, assignment: Assignment) -> list
     return changed
 
 
-def _same(one: ir.Node, other: ir.Node) -> bool:
+def _same(first: ir.Node, second: ir.Node) -> bool:
     """Whether two nodes compute the same from the same values, with the same weights, bit for bit."""
-    names, now = ([value and value.name for value in (*node.inputs, *node.outputs)] for node in (one, other))
-    if one.op_identifier() != other.op_identifier() or names != now or _written(one) != _written(other):
+    names, now = ([value and value.name for value in (*node.inputs, *node.outputs)] for node in (first, second))
+    if first.op_identifier() != second.op_identifier() or names != now or _written(first) != _written(second):
         return False
-    for before, after in zip(one.inputs, other.inputs, strict=True):
+    for before, after in zip(first.inputs, second.inputs, strict=True):
         if before is None or after is None or not before.is_initializer():
             continue
         a, b = before.const_value, after.const_value
@@ -379,7 +379,7 @@ def _same(one: ir.Node, other: ir.Node) -> bool:
 def _written(node: ir.Node) -> list[bytes]:
     """The attributes of a node, with nested graphs, as they are written."""
     attributes = [node.attributes[name] for name in sorted(node.attributes)]
-    return [ir.serde.serialize_attribute(one).SerializeToString(deterministic=True) for one in attributes]
+    return [ir.serde.serialize_attribute(attribute).SerializeToString(deterministic=True) for attribute in attributes]
 
 
 def weights_size(model: ir.Model) -> int:

@@ -146,10 +146,10 @@ def resolve(recipe: Recipe, tagged: TaggedFile, groups: Sequence[Group] | None =
         for traced in tagged.calls
     }
 
-    def combined(found: set[int]) -> int:
+    def combined(indices: set[int]) -> int:
         """The rule for what several rules are for."""
-        keeping = [index for index in found if index == last or methods[index] is None]
-        return min(keeping or found)
+        keeping = [index for index in indices if index == last or methods[index] is None]
+        return min(keeping or indices)
 
     of_node: dict[str, int] = {}
     for node in tagged.model.graph:

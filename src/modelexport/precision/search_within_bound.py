@@ -150,11 +150,11 @@ class Ladder:
 def make_ladder(options: Sequence[Sequence[Option]]) -> Ladder:
     """The ladder of units with several options each: the steps that save most for what they cost come first."""
     start, steps = [], []
-    for unit, given in enumerate(options):
-        current = min(given, key=lambda option: (option.cost, option.loss))
+    for unit, choices in enumerate(options):
+        current = min(choices, key=lambda option: (option.cost, option.loss))
         start.append(current)
-        while better := [option for option in given if option.loss < current.loss]:
-            gains = {one: (current.loss - one.loss) / (one.cost - current.cost) for one in better}
+        while better := [option for option in choices if option.loss < current.loss]:
+            gains = {other: (current.loss - other.loss) / (other.cost - current.cost) for other in better}
             current = max(better, key=lambda option: (gains[option], -option.cost))
             steps.append(Step(unit, current, gains[current]))
     return Ladder(start, sorted(steps, key=lambda step: -step.gain))
@@ -177,8 +177,8 @@ class _Runs:
         """The mean figure of a choice."""
         key = tuple(choice.items())
         if key not in self.known:
-            found = [self.switched.run(inputs, choice) for inputs in self.feeds]
-            self.known[key] = mean_figure(self.metric, self.rights, found)
+            outputs = [self.switched.run(inputs, choice) for inputs in self.feeds]
+            self.known[key] = mean_figure(self.metric, self.rights, outputs)
         return self.known[key]
 
 
@@ -265,14 +265,14 @@ def search(
         choice = ladder.choice(steps)
         recipe = recipe_for(tagged, [*units, *kept], choice)
         with stages("judge"):
-            made = quantized(tagged, recipe, data=choosing, folder=tagged.path.parent, check=False).model
-            judged = _judge(tagged, made, switched, measured, judging, device)
+            quantized_model = quantized(tagged, recipe, data=choosing, folder=tagged.path.parent, check=False).model
+            judged = _judge(tagged, quantized_model, switched, measured, judging, device)
         judgements += 1
         if bound is None or bound.holds(judged) or len(steps) == len(ladder.steps) or judgements == JUDGEMENTS:
             break
         limit = _stricter(bound, runs, runs.figure(choice), judged)
         steps = ladder.steps[: max(len(steps) + 1, len(ladder.fewest(within_bound(limit))))]
-    after = weights_size(made)
+    after = weights_size(quantized_model)
     last = {step.unit: step.option for step in steps}
     wanted = str(bound or f"at most {budget} bytes of weights")
     notes = (
@@ -317,14 +317,16 @@ def recipe_for(tagged: TaggedFile, units: Sequence[Unit], choice: Choice) -> Rec
     for traced in tagged.calls:
         around, inside = default[traced.parent], needed[traced.call]
         most = max(inside, key=lambda method: (inside[method], method == around)) if inside else around
-        default[traced.call] = own = method_of.get(str(traced.call), most)
-        if own != around:
-            rules.append(Rule(str(traced.call), own))
+        default[traced.call] = chosen = method_of.get(str(traced.call), most)
+        if chosen != around:
+            rules.append(Rule(str(traced.call), chosen))
     together = (
-        (method, tuple(selector for rule in found for selector in rule.selectors))
-        for method, found in itertools.groupby(reversed(rules), key=lambda rule: rule.method)
+        (method, tuple(selector for rule in same_rules for selector in rule.selectors))
+        for method, same_rules in itertools.groupby(reversed(rules), key=lambda rule: rule.method)
     )
-    return Recipe(tuple(Rule(found[0] if len(found) == 1 else found, method) for method, found in together))
+    return Recipe(
+        tuple(Rule(same_rules[0] if len(same_rules) == 1 else same_rules, method) for method, same_rules in together)
+    )
 
 
 def _split(
@@ -344,11 +346,11 @@ def _seconds(
 
     def taken(file: TaggedFile | Path) -> list[float]:
         table = profile(file, feeds[0]).table
-        own = {str(call): table.column("seconds").number(figure) for call, figure in table.own["seconds"].items()}
-        return [sum(own.get(call, 0.0) for call in unit.calls) for unit in units]
+        by_call = {str(call): table.column("seconds").number(figure) for call, figure in table.own["seconds"].items()}
+        return [sum(by_call.get(call, 0.0) for call in unit.calls) for unit in units]
 
     before = taken(tagged)
-    found: dict[tuple[int, Method], float] = {}
+    saved: dict[tuple[int, Method], float] = {}
     with scratch(tagged.path.parent) as folder:
         for number, method in enumerate(methods):
             file = folder / f"{number}.onnx"
@@ -359,15 +361,15 @@ def _seconds(
                 data=feeds,
             )
             pairs = enumerate(zip(taken(file), before, strict=True))
-            found |= {(unit, method): after - was for unit, (after, was) in pairs}
-    return found
+            saved |= {(unit, method): after - was for unit, (after, was) in pairs}
+    return saved
 
 
-def _judge(tagged: TaggedFile, made: ir.Model, switched: Switched, metric: Metric, feeds: Feeds, device: str) -> float:
+def _judge(tagged: TaggedFile, model: ir.Model, switched: Switched, metric: Metric, feeds: Feeds, device: str) -> float:
     """The mean figure of a quantized model, in a session as users open it."""
-    runs = open_session(made, folder=tagged.path.parent, provider=device, optimized=True, runs_often=True)
-    found = [run_session(runs, inputs)[switched.output] for inputs in feeds]
-    return mean_figure(metric, [switched.run(inputs) for inputs in feeds], found)
+    runs = open_session(model, folder=tagged.path.parent, provider=device, optimized=True, runs_often=True)
+    outputs = [run_session(runs, inputs)[switched.output] for inputs in feeds]
+    return mean_figure(metric, [switched.run(inputs) for inputs in feeds], outputs)
 
 
 def _stricter(bound: Bound, runs: _Runs, seen: float, judged: float) -> Bound:

@@ -94,7 +94,7 @@ def sensitivity(
     switched = open_switched(tagged, units, [method], feeds, output_name, device)
     losses, agreement = measure_alone(switched, [(i, method) for i in range(len(units))], feeds, measured, steady)
     mean = losses.mean(axis=0)
-    found = [
+    losses_of_units = [
         Sensitivity(unit.calls, float(mean[index]), -switched.added[index, method]) for index, unit in enumerate(units)
     ]
     where = "" if find_device(device).provider == CPU else f" on {device}"
@@ -103,8 +103,8 @@ def sensitivity(
     ]
     if agreement is not None:
         notes.append(f"the last run did not change the order of the modules: rank correlation {agreement:.2f}")
-    order = sorted(found, key=lambda one: -one.loss)
-    return SensitivityReport(_table(tagged, units, found, measured, notes), order, len(losses), agreement)
+    order = sorted(losses_of_units, key=lambda unit_loss: -unit_loss.loss)
+    return SensitivityReport(_table(tagged, units, losses_of_units, measured, notes), order, len(losses), agreement)
 
 
 def _runs(losses: Any, feeds: Feeds) -> str:
@@ -172,9 +172,9 @@ def measure_alone(
     return np.array(losses), agreement
 
 
-def rank_correlation(one: Iterable[float], other: Iterable[float]) -> float:
+def rank_correlation(first_figures: Iterable[float], other_figures: Iterable[float]) -> float:
     """Spearman's coefficient: equal figures share their mean rank; 0 if all of one side are equal."""
-    first, second = (_ranks(np.array(list(figures), dtype=np.float64)) for figures in (one, other))
+    first, second = (_ranks(np.array(list(figures), dtype=np.float64)) for figures in (first_figures, other_figures))
     size = float(np.linalg.norm(first) * np.linalg.norm(second))
     return float(first @ second) / size if size else 0.0
 
@@ -187,20 +187,20 @@ def _ranks(figures: Any) -> Any:
 
 
 def _table(
-    tagged: TaggedFile, units: Sequence[Unit], found: Sequence[Sensitivity], metric: Metric, notes: Sequence[str]
+    tagged: TaggedFile, units: Sequence[Unit], losses: Sequence[Sensitivity], metric: Metric, notes: Sequence[str]
 ) -> Table:
     """The table of the figures: a call has those of the unit that its nodes are in."""
     of_node = {name: index for index, unit in enumerate(units) for name in unit.nodes}
     shown = replace(columns.SENSITIVITY, unit=metric.unit or f"change of {metric.name}")
     places = explorer_places(tagged)
     nodes = []
-    saved = [iter(share_out(one.saved_bytes, len(unit.nodes))) for unit, one in zip(units, found, strict=True)]
+    saved = [iter(share_out(loss.saved_bytes, len(unit.nodes))) for unit, loss in zip(units, losses, strict=True)]
     for node in tagged.nodes:
         owner = owner_of(node)
         figures: Mapping[str, Any] = {}
         index = of_node.get(node.name or "")
         if index is not None:
-            figures = {shown.name: found[index].loss, SAVED_BYTES.name: next(saved[index])}
+            figures = {shown.name: losses[index].loss, SAVED_BYTES.name: next(saved[index])}
         calls = owner.calls if owner is not None else ()
         nodes.append(NodeFigures(node.name or "", node.op_type, calls, figures, place=places.get(node, ("", ""))))
     return Table(

@@ -65,8 +65,8 @@ def _merged(lists: Iterable[Sequence[str]]) -> list[list[str]]:
     """Lists that have an element in common become one."""
     home: dict[str, list[str]] = {}
     for names in lists:
-        found = {id(home[name]): home[name] for name in names if name in home}
-        whole = list(dict.fromkeys([*(name for one in found.values() for name in one), *names]))
+        homes = {id(home[name]): home[name] for name in names if name in home}
+        whole = list(dict.fromkeys([*(name for home_of_name in homes.values() for name in home_of_name), *names]))
         home.update(dict.fromkeys(whole, whole))
     return list({id(names): names for names in home.values()}.values())
 
@@ -154,13 +154,13 @@ def _only_output(model: ir.Model, name: str | None) -> str:
 
 def _users(model: ir.Model) -> dict[str | None, set[str | None]]:
     """Names of weights to those of the nodes that read them, as they are or transposed."""
-    found: dict[str | None, set[str | None]] = defaultdict(set)
+    users: dict[str | None, set[str | None]] = defaultdict(set)
     for node in all_nodes(model):
         for value in node.inputs:
             weight = weight_behind(value)
             if weight is not None and weight_behind(node.outputs[0]) is None:
-                found[weight.name].add(node.name)
-    return found
+                users[weight.name].add(node.name)
+    return users
 
 
 def _sizes(weights: Iterable[ir.Value]) -> dict[str | None, int]:
@@ -199,11 +199,11 @@ def _branch(graph: ir.Graph, node: ir.Node, piece: ir.Model, live: Sequence[ir.V
     branch.inputs.clear()
     held = list(branch.initializers.values())
     branch.initializers.clear()
-    for value in (*held, *(value for one in branch for value in one.outputs)):
+    for value in (*held, *(value for inner in branch for value in inner.outputs)):
         value.name = f"{value.name} {node.name} {switch}"
     for value in held:
         graph.register_initializer(value)
-    for one in branch:
-        one.name = None
+    for inner in branch:
+        inner.name = None
     branch.name = switch
     return branch

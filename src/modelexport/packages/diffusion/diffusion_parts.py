@@ -59,24 +59,24 @@ class DiffusionPart:
         Raises:
             UsageError: Something else than tensors differs, too: the graph is not of this call.
         """
-        found: dict[str, torch.Tensor] = {}
+        tensors_by_name: dict[str, torch.Tensor] = {}
         fixed: dict[str, Any] = {}
         for path, leaf in leaves(dict(arguments)):
             if path in self.inputs:
                 name = self.inputs[path]
                 tensor = leaf if isinstance(leaf, torch.Tensor) else torch.tensor(leaf)
-                found[name] = tensor.reshape(1) if name in self.vectors and tensor.dim() == 0 else tensor
+                tensors_by_name[name] = tensor.reshape(1) if name in self.vectors and tensor.dim() == 0 else tensor
             else:
                 fixed[path] = _constant(leaf)
         expected = {path: leaf for path, leaf in leaves(dict(self.arguments)) if path not in self.inputs}
         different = [path for path in {**expected, **fixed} if not _same(expected.get(path), fixed.get(path))]
-        if different or set(found) != set(self.inputs.values()):
-            missing = [path for path, name in self.inputs.items() if name not in found]
+        if different or set(tensors_by_name) != set(self.inputs.values()):
+            missing = [path for path, name in self.inputs.items() if name not in tensors_by_name]
             raise UsageError(
                 f"{self.name} was exported for other arguments: {', '.join((*different, *missing)[:3])} differ; "
                 f"export the pipeline with these arguments (--inputs)"
             )
-        return found
+        return tensors_by_name
 
     def result(self, tensors: Mapping[str, torch.Tensor]) -> Any:
         """What the method returns, with other tensors."""
@@ -92,9 +92,9 @@ class DiffusionPart:
         part._modules = dict(modules._modules)
         part.pipeline = None
         if self.entry.method != "forward":
-            own = copy.copy(getattr(modules, self.entry.component))
-            own.forward = getattr(own, self.entry.method)
-            part._modules[self.entry.component] = own
+            component = copy.copy(getattr(modules, self.entry.component))
+            component.forward = getattr(component, self.entry.method)
+            part._modules[self.entry.component] = component
         part.__class__ = _with_forward(type(modules), self)
         return part
 
@@ -103,9 +103,9 @@ def _with_forward(cls: type, part: DiffusionPart) -> type:
     """A class of the same name whose ``forward`` takes the inputs of a part and returns its outputs by name."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
-        given = signature.bind(self, *args, **kwargs).arguments
+        bound = signature.bind(self, *args, **kwargs).arguments
         arguments = rebuilt(
-            dict(part.arguments), lambda path, leaf: given[part.inputs[path]] if path in part.inputs else leaf
+            dict(part.arguments), lambda path, leaf: bound[part.inputs[path]] if path in part.inputs else leaf
         )
         return part.results(getattr(self, part.entry.component)(**arguments))
 
@@ -125,13 +125,13 @@ def diffusion_parts(modules: PipelineModules, observed: Observed) -> list[Diffus
     by_entry: dict[Entry, list[ObservedCall]] = {}
     for call in observed.calls:
         by_entry.setdefault(call.entry, []).append(call)
-    for entry, own in list(by_entry.items()):
+    for entry, calls in list(by_entry.items()):
         encode = Entry(entry.component, "encode")
         component = getattr(modules, entry.component)
         decodes = entry.method == "decode" and encode not in by_entry and hasattr(component, "encode")
-        if decodes and (made := _encoded(modules, encode, own[0])) is not None:
-            by_entry[encode] = [made]
-    return [_with_vectors(modules, _part(entry, own)) for entry, own in by_entry.items()]
+        if decodes and (encoded := _encoded(modules, encode, calls[0])) is not None:
+            by_entry[encode] = [encoded]
+    return [_with_vectors(modules, _part(entry, calls)) for entry, calls in by_entry.items()]
 
 
 def model_parts(
@@ -164,15 +164,15 @@ def model_parts(
 
 def _part(entry: Entry, calls: Sequence[ObservedCall]) -> DiffusionPart:
     first = calls[0]
-    found, *others = (dict(leaves(dict(call.arguments))) for call in calls)
+    values, *others = (dict(leaves(dict(call.arguments))) for call in calls)
     # A number that is another one in other calls is an input.
     varying = {
         path
-        for path, leaf in found.items()
+        for path, leaf in values.items()
         if isinstance(leaf, (int, float)) and not isinstance(leaf, bool)
         if any(other.get(path) not in (leaf, None) for other in others)
     }
-    paths = [path for path, leaf in found.items() if isinstance(leaf, torch.Tensor) or path in varying]
+    paths = [path for path, leaf in values.items() if isinstance(leaf, torch.Tensor) or path in varying]
     inputs = _named(paths, _ARGUMENTS.get(entry.method, {}))
     arguments = rebuilt(
         dict(first.arguments), lambda path, leaf: torch.tensor(leaf) if path in varying else _constant(leaf)
@@ -182,15 +182,15 @@ def _part(entry: Entry, calls: Sequence[ObservedCall]) -> DiffusionPart:
 
 def _outputs(output: Any, inputs: set[str]) -> dict[str, str]:
     """The names of the tensors of a result: none is that of an input, and one tensor has one name."""
-    found = {path or "output": leaf for path, leaf in leaves(output) if isinstance(leaf, torch.Tensor)}
+    tensors = {path or "output": leaf for path, leaf in leaves(output) if isinstance(leaf, torch.Tensor)}
     first: dict[int, str] = {}
-    for path, tensor in found.items():
+    for path, tensor in tensors.items():
         first.setdefault(id(tensor), path)
     names = {path: _RESULTS.get(path, path) for path in first.values()}
-    given = {path: f"out_{name}" if name in inputs else name for path, name in names.items()}
+    renamed = {path: f"out_{name}" if name in inputs else name for path, name in names.items()}
     return {
-        "" if path == "output" and not isinstance(output, Mapping) else path: given[first[id(leaf)]]
-        for path, leaf in found.items()
+        "" if path == "output" and not isinstance(output, Mapping) else path: renamed[first[id(leaf)]]
+        for path, leaf in tensors.items()
     }
 
 
@@ -229,14 +229,14 @@ def _with_vectors(modules: PipelineModules, part: DiffusionPart) -> DiffusionPar
     if not numbers:
         return part
     changed = replace(part, vectors=frozenset(numbers))
-    run: Callable[[DiffusionPart], Any] = lambda one: one.module(modules)(**one.tensors(one.arguments))  # noqa: E731
+    run: Callable[[DiffusionPart], Any] = lambda tried: tried.module(modules)(**tried.tensors(tried.arguments))  # noqa: E731
     with untouched(modules, runs=False), collected():
         right = run(part)
         try:
-            found = run(changed)
+            outputs = run(changed)
         except Exception:  # it takes a number only
             return part
-    return changed if all(torch.equal(right[name], found[name]) for name in right) else part
+    return changed if all(torch.equal(right[name], outputs[name]) for name in right) else part
 
 
 def _constant(leaf: Any) -> Any:
@@ -244,7 +244,7 @@ def _constant(leaf: Any) -> Any:
     return None if isinstance(leaf, torch.Generator) else leaf
 
 
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+def _same(first: Any, second: Any) -> bool:
+    if isinstance(first, torch.Tensor) or isinstance(second, torch.Tensor):
         return False
-    return type(one) is type(other) and (not isinstance(one, (bool, int, float, str)) or one == other)
+    return type(first) is type(second) and (not isinstance(first, (bool, int, float, str)) or first == second)

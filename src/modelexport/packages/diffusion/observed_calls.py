@@ -33,11 +33,11 @@ def rebuilt(value: Any, change: Change, name: str = "") -> Any:
     parts = _parts(value)
     if parts is None:
         return change(name, value)
-    made = {key: rebuilt(part, change, f"{name}.{key}" if name else str(key)) for key, part in parts.items()}
+    changed = {key: rebuilt(part, change, f"{name}.{key}" if name else str(key)) for key, part in parts.items()}
     if isinstance(value, (list, tuple)):
-        items = made.values()
+        items = changed.values()
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    return made if type(value) is dict else type(value)(**made)
+    return changed if type(value) is dict else type(value)(**changed)
 
 
 def leaves(value: Any, name: str = "") -> list[tuple[str, Any]]:
@@ -98,19 +98,19 @@ _PROMPTS = ("a cat on a red mat", "two small boats at sea in the evening")
 def _methods(component: nn.Module) -> list[str]:
     """``forward``, and the public methods that every module does not have."""
     cls = type(component)
-    own = [name for name in dir(cls) if not name.startswith("_") and not hasattr(nn.Module, name)]
-    return ["forward", *(name for name in own if inspect.isfunction(inspect.getattr_static(cls, name)))]
+    public = [name for name in dir(cls) if not name.startswith("_") and not hasattr(nn.Module, name)]
+    return ["forward", *(name for name in public if inspect.isfunction(inspect.getattr_static(cls, name)))]
 
 
 def _answering(component: nn.Module, entry: Entry, running: list[str], handler: Handler) -> Callable[..., Any]:
     """A method that asks the handler; calls from inside the model pass through."""
-    own = getattr(component, entry.method)
-    signature = inspect.signature(own)
+    method = getattr(component, entry.method)
+    signature = inspect.signature(method)
 
-    @functools.wraps(own)
+    @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
         if running:
-            return own(*args, **kwargs)
+            return method(*args, **kwargs)
         arguments = dict(signature.bind(*args, **kwargs).arguments)
         for parameter in signature.parameters.values():
             if parameter.kind is parameter.VAR_KEYWORD:
@@ -120,7 +120,7 @@ def _answering(component: nn.Module, entry: Entry, running: list[str], handler: 
             arguments["return_dict"] = True
         running.append(entry.method)
         try:
-            output = handler(entry, arguments, lambda: own(**arguments))
+            output = handler(entry, arguments, lambda: method(**arguments))
         finally:
             running.pop()
         return output.to_tuple() if as_dict is False and hasattr(output, "to_tuple") else output
@@ -195,8 +195,8 @@ def run_pipeline(
     drawn = {"generator": torch.Generator().manual_seed(seed)} if "generator" in takes else {}
 
     def fails(error: Exception) -> InputsError:
-        told = f"{type(modules).__name__} fails with the example arguments: {error_line(error)}"
-        return InputsError(f"{told}; give others with --inputs")
+        problem = f"{type(modules).__name__} fails with the example arguments: {error_line(error)}"
+        return InputsError(f"{problem}; give others with --inputs")
 
     with untouched(modules, runs=False, masks=False), ExitStack() as stack, collected(), raised_as(fails):
         for name, component in modules.named_children():
