@@ -26,10 +26,15 @@ def test_quantize_says_what_it_did_and_how_to_check_it(exported: Exporter, tmp_p
     assert "kept, bit for bit: embeddings.LayerNorm" in done.stdout and "0 inferred, 0 untagged" in done.stdout
     assert f"next: modelexport verify {file} --against {output}" in done.stdout
     against = run("verify", file, "--against", output)
-    assert against.returncode == 1 and "encoder.layer.0" in against.stdout
-    assert "first beyond 0.05 of its norm, end to end: none" in against.stdout
+    assert (
+        against.returncode == 1 and "encoder.layer.0" in against.stdout and " calls compute the same" in against.stdout
+    )
+    assert "first call off by more than" not in against.stdout
     strict = run("verify", file, "--against", output, "--bound", "1e-4")
-    assert "first beyond 0.0001 of its norm, end to end: embeddings.word_embeddings" in strict.stdout
+    assert strict.returncode == 1
+    assert "not within 0.01 %; first call off by more than 0.01 %: embeddings.word_embeddings" in strict.stdout
+    loose = run("verify", file, "--against", output, "--bound", "0.5")
+    assert loose.returncode == 0 and loose.stdout.splitlines()[-1].startswith("agree: last_hidden_state is off by ")
     assert run("verify", file, "--bound", "1").stderr.startswith("modelexport: --bound goes with --against")
     page = run("report", file, "--against", output, "--profile", "-o", tmp_path / "out.html")
     assert page.returncode == 0, page.stderr

@@ -76,6 +76,12 @@ def test_the_judged_figure_is_that_of_the_file(exported: Exporter, tmp_path: Pat
     assert read_tagged(tmp_path / "out.onnx").coverage.untagged == 0
     recipe = read_recipe(tmp_path / "out.recipe.yaml")
     assert recipe == found.recipe and "not used to choose" in recipe.notes[1]
+    np.savez(tmp_path / "data.npz", **{name: np.stack([one[name] for one in feeds[3:]]) for name in feeds[0]})
+    report = modelexport.verify(case.path, against=tmp_path / "out.onnx", data=tmp_path / "data.npz")
+    assert (
+        report.agrees and report.judged == ["last_hidden_state"] and report.bound == pytest.approx(bound, rel=1e-3)
+    ), report
+    assert report.outputs[0].norm == pytest.approx(found.judged, rel=1e-3) and report.inputs.startswith("3 runs of")
 
 
 def test_a_smaller_error_costs_more(exported: Exporter) -> None:

@@ -62,8 +62,10 @@ def format_adopted(adopted: Adopted) -> str:
     return "\n".join([*lines, f"wrote {', '.join(adopted.files)}"])
 
 
-def format_quantized(results: Mapping[str, QuantizeResult], source: Path, output: Path) -> str:
-    """What was quantized and what was kept, with the commands that check it."""
+def format_quantized(
+    results: Mapping[str, QuantizeResult], source: Path, output: Path, data: Path | None = None
+) -> str:
+    """What was quantized and what was kept, with the commands that check it, on the data that was used."""
     lines: list[str] = []
     for name, result in results.items():
         lines.append(
@@ -85,8 +87,9 @@ def format_quantized(results: Mapping[str, QuantizeResult], source: Path, output
     lines.append(f"wrote {output if len(results) > 1 or '' not in results else ', '.join(results[''].files)}")
     if source.is_dir():
         return "\n".join(lines)
+    on = f" --data {data}" if data is not None else ""
     lines.append(
-        f"next: modelexport verify {source} --against {output}; modelexport profile {source} --against {output}"
+        f"next: modelexport verify {source} --against {output}{on}; modelexport profile {source} --against {output}"
     )
     return "\n".join(lines)
 

@@ -21,8 +21,8 @@ _ERRORS = (
     "PER MODULE: the same, with PyTorch's values before the module"
 )
 _LOSSES = (
-    "PER MODULE: largest difference of what a module returns, with the first file's values before it; END TO END: the "
-    "same in one run from the inputs; NORM: the difference as a share of the size; COSINE: of the angle between both"
+    "OWN: how far off what a module returns is, as a share of its size, if it gets the first file's values; "
+    "IN ALL: the same in one run from the inputs"
 )
 """What the columns of the tables mean."""
 
@@ -36,8 +36,12 @@ def format_verification(report: VerifyReport) -> str:
     return f"verified: {outputs} {verb} with PyTorch, largest difference {report.largest:.1e}; {_counts(report)}"
 
 
-def format_verify(report: VerifyReport) -> str:
-    """The differences, the calls that were not compared and why, and a summary line."""
+def format_verify(report: VerifyReport, *, verbose: bool = False) -> str:
+    """The differences, the calls that were not compared and why, and a summary line.
+
+    Args:
+        verbose: Also how many owners of nodes were confirmed, and how the calls were compared.
+    """
     lines = []
     if report.diverging is not None:
         first = report.diverging
@@ -59,7 +63,7 @@ def format_verify(report: VerifyReport) -> str:
     if len(rows) > 1:
         lines += ["", align(rows, right={3, 4}), _ERRORS, ""]
     colour: Style = "green" if report.agrees else "red" if report.verdict == "differ" else "yellow"
-    return "\n".join([*lines, styled(_summary(report), colour)])
+    return "\n".join([*lines, styled(_summary(report), colour), *(_evidence(report) if verbose else [])])
 
 
 def _claim(claim: FalseClaim) -> str:
@@ -80,18 +84,27 @@ def _summary(report: VerifyReport) -> str:
             summary.append(
                 f"{len(report.parameters.untraced)} of them not compared: another tool folded or packed them"
             )
-    if report.perturbed:
-        summary.append("calls were compared with changed weights on both sides")
     return "; ".join(summary)
+
+
+def _evidence(report: VerifyReport) -> list[str]:
+    """What ``-v`` adds."""
+    owners = report.owners
+    lines = [
+        f"owners of nodes: {owners.confirmed:,} confirmed, {owners.contradicted:,} contradicted, "
+        f"{owners.not_confirmable:,} not confirmable"
+    ]
+    compared = [one.what for one in report.others if one.status == "agree"]
+    lines += [f"outputs agree as well with {', '.join(compared)}"] if compared else []
+    return lines + ["the weights were changed in memory, in PyTorch and in the file"] * report.perturbed
 
 
 def _counts(report: VerifyReport) -> str:
     statuses = Counter(call.status for call in report.calls)
-    told = [f"{statuses['agree'] + statuses['tie']:,} of {_with_nodes(statuses)} with nodes agree"]
+    told = [f"{statuses['agree'] + statuses['tie']:,} of {_with_nodes(statuses)} agree"]
     told += [f"{statuses[one]:,} {one}" for one in ("tie", "differ", "not compared") if statuses[one]]
-    owners = report.owners
-    told.append(f"owners of nodes: {owners.confirmed:,} confirmed, {owners.contradicted:,} contradicted")
-    told.append(f"{owners.not_confirmable:,} not confirmable")
+    if report.owners.contradicted:
+        told.append(f"{plural(report.owners.contradicted, 'node')} of other calls")
     return ", ".join(told)
 
 
@@ -105,34 +118,38 @@ def verify_document(report: VerifyReport) -> dict[str, Any]:
     return {"verdict": report.verdict, "agrees": report.agrees, "diverging": report.diverging, **document}
 
 
-def format_losses(report: AgainstReport, most: int = 20) -> str:
-    """The calls with the largest losses, the worst first, and a summary line."""
-    rows = [("MODULE", "CALL", "STATUS", "PER MODULE", "NORM", "END TO END", "NORM", "COSINE")]
-    ranked = report.ranked
-    for call in ranked[:most]:
-        made, through = call.per_module, call.end_to_end
-        rows.append(
-            (
-                *_verdict_cells(call),
-                *_loss_cells(made),
-                *_loss_cells(through),
-                "" if through is None or through.cosine is None else f"{through.cosine:.6f}",
-            )
-        )
-    left = f"{plural(len(ranked) - most, 'call')} with smaller losses not shown" if len(ranked) > most else ""
+def format_losses(report: AgainstReport, most: int = 10) -> str:
+    """The calls that lose most, the worst first, the outputs, and the verdict."""
+    rows = [("MODULE", "CALL", "OWN", "IN ALL")]
+    ranked = [call for call in report.ranked if call.status != "agree"]
+    rows += [(*_verdict_cells(call)[:2], _share(call.per_module), _share(call.end_to_end)) for call in ranked[:most]]
+    left = f"{plural(len(ranked) - most, 'call')} that lose less not shown" if len(ranked) > most else ""
+    table = [align(rows, right={2, 3}), *([left] if left else []), _LOSSES, ""] if ranked else []
     statuses = Counter(call.status for call in report.calls)
-    summary = (
-        f"{report.verdict}: {statuses['agree']:,} of {_with_nodes(statuses)} with nodes agree, "
-        f"{statuses['not compared']:,} not compared; inputs: {report.inputs}"
-    )
-    outputs = [
-        f"{one.difference.name}: {one.difference.status}, {' of norm '.join(_loss_cells(one))}"
-        for one in report.outputs
+    same = f"{statuses['agree']:,} of {_with_nodes(statuses)} compute the same" if not report.judged else ""
+    outputs = ", ".join(f"{one.difference.name} is off by {_share(one)}" for one in report.outputs)
+    within = {"agree": "within", "differ": "not within"}.get(report.verdict, "") if report.judged else ""
+    bound = f"{within} {_percent(report.bound)}" if within else ""
+    beyond = f"first call off by more than {_percent(report.bound)}: {report.first_beyond}"
+    facts = [
+        outputs,
+        bound,
+        same,
+        *([beyond] if report.first_beyond and within != "within" else []),
+        f"inputs: {report.inputs}",
     ]
-    first = report.first_beyond
-    beyond = f"first beyond {report.bound:g} of its norm, end to end: {first or 'none'}"
-    table = [align(rows, right={3, 4, 5, 6, 7}), *([left] if left else []), *([_LOSSES] if ranked else [])]
-    return "\n".join([*table, "", beyond, *outputs, summary])
+    return "\n".join([*table, f"{report.verdict}: {'; '.join(filter(None, facts))}"])
+
+
+def _share(loss: Loss | None) -> str:
+    """How far off a value is, as a share of its size; why it cannot be said otherwise."""
+    if loss is None:
+        return ""
+    return loss.difference.reason or loss.difference.status if loss.norm is None else _percent(loss.norm)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %" if share >= 1e-5 or not share else f"{share:.1e}"
 
 
 def against_document(report: AgainstReport) -> dict[str, Any]:
@@ -148,13 +165,3 @@ def _verdict_cells(call: CallVerdict | CallLoss) -> tuple[str, str, str]:
 
 def _error(difference: Difference | None) -> str:
     return "" if difference is None or difference.relative is None else f"{difference.relative:.1e}"
-
-
-def _largest(difference: Difference | None) -> str:
-    return "" if difference is None or difference.absolute is None else f"{difference.absolute:.1e}"
-
-
-def _loss_cells(loss: Loss | None) -> tuple[str, str]:
-    if loss is None:
-        return "", ""
-    return _largest(loss.difference), "" if loss.norm is None else f"{loss.norm:.1e}"

@@ -12,7 +12,6 @@ from modelexport.core.text import first_few
 from modelexport.errors import UsageError
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.runtime.devices import CPU
-from modelexport.traces.tolerances import LOSS_BOUND
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -97,7 +96,8 @@ def verify(
     modules: Sequence[str] = (),
     provider: str = CPU,
     seed: int = 0,
-    bound: float = LOSS_BOUND,
+    bound: float | None = None,
+    data: str | Path | None = None,
 ) -> AgainstReport | StagesReport: ...
 @overload
 def verify(
@@ -143,6 +143,7 @@ def verify(
     provider: str = CPU,
     seed: int | None = None,
     bound: float | None = None,
+    data: str | Path | None = None,
     limit: float | None = None,
     keep: bool | None = None,
     fix: Path | None = None,
@@ -180,8 +181,9 @@ def verify(
         modules: Selectors of the calls to compare, with those inside them; by default all. Of files.
         provider: The execution provider of ONNX Runtime for the outputs.
         seed: For random inputs (``against``, ``device``) and for the run of a pipeline; 0 by default.
-        bound: With ``against``: the report has the first call that is further off than this share of its size. With
-            ``device``: how far off outputs may be.
+        bound: With ``against``: how far off outputs may be, as a share of their size; by default that of the recipe
+            beside the second file. With ``device``: the same of calls.
+        data: With ``against``: inputs for runs, as :func:`modelexport.quantize` takes them.
         limit, keep: With ``device``: the seconds that a run may take (300), and whether results are kept and used.
         fix: With ``device``: a file to write that is right there, if there is a change that makes it so.
         perturb: Change the weights in memory, on both sides, so that no two are equal; by default if some are.
@@ -203,6 +205,7 @@ def verify(
         "modules": modules or None, "seed": seed, "bound": bound, "perturb": perturb, "others": others,
         "sidecar": sidecar, "weights": weights, "kept": kept, "new_tokens": new_tokens, "steps": steps,
         "device": device, "inputs": inputs, "limit": limit, "keep": keep, "fix": fix,
+        "data": data,
     }  # fmt: skip
     how: dict[str, Any] = {name: value for name, value in keywords.items() if value is not None}
     if results is not None:

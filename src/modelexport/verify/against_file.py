@@ -8,9 +8,11 @@ file's values.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,12 +21,15 @@ import onnx_ir as ir
 
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.result_display import Rows, Shown, entry_of, error_text
+from modelexport.core.text import plural
 from modelexport.errors import InputsError, UsageError
 from modelexport.files.path_or_model import Source
 from modelexport.format.cut_record import CutRecord
 from modelexport.graph.boundaries import find_boundaries
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import may_be, required_inputs, values_taken
+from modelexport.precision.calibration_data import read_data
+from modelexport.precision.recipes import read_recipe
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import arrays_in, open_session, run_session
@@ -71,10 +76,14 @@ class AgainstReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
     calls: list[CallLoss]
     """Every call of the first file, in the order in which they began."""
     inputs: str
-    """``reference values`` of the first file, or ``random``."""
+    """``reference values`` of the first file, ``random``, or the number of runs of the data."""
     provider: str
     bound: float
-    first_beyond: str | None
+    """How far off a value may be, as a share of its norm."""
+    judged: Sequence[str] = ()
+    """The outputs that ``bound`` judges: all if it was given, the first of floating-point numbers if it is that of the
+    recipe beside the second file. Without any, both files have to compute the same."""
+    first_beyond: str | None = None
     """The address of the first call to return values that are further off than ``bound``, end to end."""
 
     def __repr__(self) -> str:
@@ -103,6 +112,10 @@ class AgainstReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
     @property
     def verdict(self) -> Verdict:
         """``differ`` if anything does, ``not compared`` if nothing was, else ``agree``."""
+        if self.judged:
+            judged = [one for one in self.outputs if one.difference.name in self.judged]
+            within = [one.difference.status == "agree" or _weight(one) <= self.bound for one in judged]
+            return "agree" if all(within) else "differ"
         statuses = {loss.difference.status for loss in self.outputs} | {call.status for call in self.calls}
         return "differ" if "differ" in statuses else "agree" if "agree" in statuses else "not compared"
 
@@ -120,7 +133,8 @@ def verify_against(
     modules: Sequence[str] = (),
     provider: str = CPU,
     seed: int = 0,
-    bound: float = LOSS_BOUND,
+    bound: float | None = None,
+    data: str | Path | None = None,
 ) -> AgainstReport:
     """Compare a tagged file with one that was made from it, module by module, without PyTorch.
 
@@ -134,7 +148,9 @@ def verify_against(
         modules: Selectors of the calls to compare, with those inside them; by default all.
         provider: The execution provider of ONNX Runtime for the outputs.
         seed: For random inputs.
-        bound: A loss as a share of a value's norm; the report has the first call beyond it.
+        bound: A loss as a share of a value's norm: outputs within it agree, and the report has the first call beyond
+            it. By default that of ``error<=...`` in the recipe beside the second file; else 0.05, which judges nothing.
+        data: Inputs for runs, as :func:`modelexport.quantize` takes them; the losses of outputs are means over all.
 
     Raises:
         FileFormatError: A file is missing or has no tags.
@@ -148,19 +164,26 @@ def verify_against(
     cut = two.cut if one.cut is None else None
     modules = modules or ([cut.call] if cut is not None else [])
     chosen = one.select(*modules).inside if modules else frozenset()
-    given, source = _inputs(one, provider, seed)
+    runs, source = _inputs(one, provider, seed, data)
+    given = runs[0]
     pairs = _pairs(one, two, cut)
     if not pairs:
         raise UsageError(f"{two.path} has no value of a module in common with {one.path}: it was not made from it")
     if cut is None:
         fed = _fit(given, two)
-        first = _ran(one, given, provider)
+        both = zip(_ran(one, runs, provider), _ran(two, [_fit(each, two) for each in runs], provider), strict=True)
+        compared = [_outputs(one, two, right, found) for right, found in both]
+        outputs = [_mean(losses) for losses in zip(*compared, strict=True)]
     else:
         fed, first = _around(one, given, cut, two)
-    outputs = _outputs(one, two, first, _ran(two, fed, provider))
+        outputs = _outputs(one, two, first, _ran(two, [fed], provider)[0])
     right = _values(one, given, pairs.values())
     end_to_end, per_module = _losses(two, fed, {b: right[a] for b, a in pairs.items() if a in right})
     calls = list(_calls(one, two, pairs, end_to_end, per_module, chosen))
+    judged = [loss.difference.name for loss in outputs if bound is not None]
+    if bound is None and (bound := _bound_of_recipe(two.path)) is not None:
+        judged = [loss.difference.name for loss in outputs if loss.norm is not None][:1]
+    bound = LOSS_BOUND if bound is None else bound
     beyond = {ModuleCall.parse(call.address) for call in calls if _weight(call.end_to_end) > bound}
     return AgainstReport(
         outputs=outputs,
@@ -168,6 +191,7 @@ def verify_against(
         inputs=source,
         provider=provider,
         bound=bound,
+        judged=judged,
         first_beyond=next((str(call) for call in _as_they_end(one.calls) if call in beyond), None),
     )
 
@@ -182,13 +206,35 @@ def _as_they_end(calls: CallTree) -> Iterator[ModuleCall]:
     yield from reversed(running)
 
 
-def _inputs(tagged: TaggedFile, provider: str, seed: int) -> tuple[Mapping[str, Any], str]:
+def _bound_of_recipe(path: Path) -> float | None:
+    """The bound of the error that the recipe beside a quantized file notes."""
+    beside = path.with_suffix(".recipe.yaml")
+    notes = read_recipe(beside).notes if beside.is_file() else []
+    found = next((bound for note in notes if (bound := _BOUND.search(note)) is not None), None)
+    return float(found[1]) if found is not None else None
+
+
+_BOUND = re.compile(r"\berror<=([0-9.]+(?:e-?[0-9]+)?)")
+
+
+def _inputs(
+    tagged: TaggedFile, provider: str, seed: int, data: str | Path | None
+) -> tuple[Sequence[Mapping[str, Any]], str]:
+    if data is not None:
+        runs = read_data(Path(data), tagged.model, tagged.path.parent)
+        return runs, f"{plural(len(runs), 'run')} of {data}"
     if reference_path(tagged.path).is_file():
         with open_reference(tagged) as reference:
-            return reference.inputs, "reference values"
+            return [reference.inputs], "reference values"
     with runnable(tagged.path, tagged.encoding) as file:
         session = open_session(file, provider=provider, optimized=True)
-        return make_random_inputs(tagged.model, session, seed=seed), "random"
+        return [make_random_inputs(tagged.model, session, seed=seed)], "random"
+
+
+def _mean(losses: Sequence[Loss]) -> Loss:
+    """The worst of the losses of an output in several runs, with the mean of their norms."""
+    worst, norms = max(losses, key=_weight), [loss.norm for loss in losses if loss.norm is not None]
+    return msgspec.structs.replace(worst, norm=sum(norms) / len(norms)) if len(norms) == len(losses) else worst
 
 
 def _fit(given: Mapping[str, Any], tagged: TaggedFile) -> dict[str, Any]:
@@ -220,10 +266,11 @@ def _around(
     }
 
 
-def _ran(tagged: TaggedFile, inputs: Mapping[str, Any], provider: str) -> dict[str, Any]:
-    """The outputs of a file, as ONNX Runtime computes them."""
+def _ran(tagged: TaggedFile, runs: Sequence[Mapping[str, Any]], provider: str) -> list[dict[str, Any]]:
+    """The outputs of a file in each run, as ONNX Runtime computes them."""
     with runnable(tagged.path, tagged.encoding) as file:
-        return arrays_in(run_session(open_session(file, provider=provider), inputs))
+        session = open_session(file, provider=provider, optimized=True)
+        return [arrays_in(run_session(session, inputs)) for inputs in runs]
 
 
 def _outputs(one: TaggedFile, two: TaggedFile, right: Mapping[str, Any], found: Mapping[str, Any]) -> list[Loss]:

@@ -96,7 +96,7 @@ def quantize(
     if as_json:
         print_json({"parts": results} if file.is_dir() else results[""])
     else:
-        print(show_changed.format_quantized(results, file, output))
+        print(show_changed.format_quantized(results, file, output, calibration.data))
     if not any(result.changed for result in results.values()):
         raise typer.Exit(1)
 
@@ -126,7 +126,7 @@ def _search(file: Path, output: Path, rules: Rules, bounds: Within, how: dict[st
     else:
         print(show_changed.format_search(found))
         if written:
-            print(show_changed.format_quantized(written, file, output))
+            print(show_changed.format_quantized(written, file, output, how["data"]))
     if not found.met:
         raise typer.Exit(1)
 

@@ -32,8 +32,12 @@ class Other:
     )
     bound: float | None = option(
         None,
-        "With --against, the first call further off than this is named [0.05]; with --device, what agrees [0.01].",
+        "How far off may be what agrees: with --against, outputs [the bound of OTHER's recipe]; with --device, calls "
+        "[0.01].",
         metavar="SHARE",
+    )
+    data: Path | None = option(
+        None, "With --against: inputs to measure on, as for `quantize`.", metavar="DATA", file="read"
     )
 
 
@@ -84,6 +88,7 @@ class Shown:
     as_csv: bool = option(False, "Print a table of cost and error of each call as CSV.", flag="--csv")
     html: Path | None = option(None, "Also write a page with the error of each call.", metavar="OUT.html")
     as_json: bool = option(False, "Print one JSON document and nothing else.", flag="--json")
+    verbose: bool = option(False, "Also say how far the calls of nodes are confirmed.", flag="-v --verbose")
 
 
 def verify(
@@ -103,7 +108,7 @@ def verify(
     if shown.html is not None or shown.as_csv:
         _show_errors(file, found, shown.html, as_csv=shown.as_csv)
     if not shown.as_csv:
-        document, text = _shown(found)
+        document, text = _shown(found, verbose=shown.verbose)
         if shown.as_json:
             print_json(document)
         else:
@@ -126,6 +131,8 @@ def _check_options(
     alone = (on_device.named or other.results is not None) and other.model is None and other.against is None
     if ((other.against is None and not alone) or file.is_dir()) and other.bound is not None:
         raise UsageError("--bound goes with --against OTHER.onnx, or with --device")
+    if (other.against is None or file.is_dir()) and other.data is not None:
+        raise UsageError("--data goes with --against OTHER.onnx")
     if other.model is None and not alone and (inputs is not None or loading.asked):
         raise UsageError("--inputs, --model-class, --dtype and --trust-remote-code go with --model")
     if other.model is None and (extent.weights_sample is not None or extent.perturb is not None):
@@ -153,6 +160,7 @@ def _compared(
     if other.model is None:
         if other.against is not None:
             how |= {"against": other.against, "seed": loading.seed}
+            how |= {} if other.data is None else {"data": other.data}
             how |= {} if other.bound is None else {"bound": other.bound}
         elif other.results is not None:
             how = {"results": other.results, "inputs": inputs}
@@ -210,12 +218,15 @@ def _package(folder: Path, choice: ModelChoice, extent: Extent, stages: Stages, 
     return report
 
 
-def _shown(found: Any) -> tuple[Any, str]:
+def _shown(found: Any, *, verbose: bool) -> tuple[Any, str]:
     """A report as a document and as text."""
     from modelexport.cli import show_changed, show_devices, show_package, show_verification
 
     ways: dict[str, tuple[Callable[[Any], Any], Callable[[Any], str]]] = {
-        "VerifyReport": (show_verification.verify_document, show_verification.format_verify),
+        "VerifyReport": (
+            show_verification.verify_document,
+            lambda report: show_verification.format_verify(report, verbose=verbose),
+        ),
         "AgainstReport": (show_verification.against_document, show_verification.format_losses),
         "DeviceReport": (show_devices.device_document, show_devices.format_device),
         "GenerationReport": (show_package.report_document, show_package.format_generation),
@@ -225,7 +236,7 @@ def _shown(found: Any) -> tuple[Any, str]:
     if (way := ways.get(type(found).__name__)) is not None:
         return way[0](found), way[1](found)
     documents = {name: show_verification.verify_document(report) for name, report in found.parts.items()}
-    texts = {name: show_verification.format_verify(report) for name, report in found.parts.items()}
+    texts = {name: show_verification.format_verify(report, verbose=verbose) for name, report in found.parts.items()}
     return {"parts": documents}, format_headings(texts)
 
 
