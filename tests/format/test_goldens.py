@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from modelexport import load
+from modelexport import load, update_weights
 from modelexport.core.calls import ModuleCall
 from modelexport.exporting.pipeline import export
 from modelexport.format import keys, schemas
@@ -144,6 +144,12 @@ def test_a_file_of_any_version_is_written_as_one_of_todays(version: str) -> None
     assert written.keys() == {node.name for node in all_nodes(golden)}
     for node in all_nodes(golden):
         assert written[node.name] == dict(node.metadata_props)
+
+
+def test_new_weights_leave_an_older_file_of_its_version(tmp_path: Path) -> None:
+    path = GOLDEN / "2026-11-22" / "golden.onnx"
+    update_weights(path, golden_model().state_dict(), tmp_path / "new.onnx")
+    assert ir.load(tmp_path / "new.onnx").metadata_props[keys.FORMAT_VERSION_KEY] == "2026-11-22"
 
 
 @pytest.mark.parametrize("version", VERSIONS)

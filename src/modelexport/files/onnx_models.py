@@ -61,7 +61,7 @@ def load_onnx(path: Path, *, ours: bool = True) -> ir.Model:
         for value in held_initializers(model):
             if value.const_value is not None:
                 _move_properties(value.const_value, value)
-        if model.metadata_props.get(keys.FORMAT_VERSION_KEY, FORMAT_VERSION) == FORMAT_VERSION:  # others are refused
+        if model.metadata_props.get(keys.FORMAT_VERSION_KEY, FORMAT_VERSION) in READ_VERSIONS:  # others are refused
             read_plans(model)
         read_linked(model, path.parent, ours=ours)
     except FileFormatError as error:
@@ -84,12 +84,12 @@ def _move_properties(tensor: ir.TensorProtocol, value: ir.Value) -> None:
 
 
 def _upgrade(model: ir.Model) -> None:
-    """Upgrade a model of an older format version to the current one, in place."""
+    """Upgrade a model of the first format version to the second, in place; tags are written as those of the newest."""
     properties = model.metadata_props
     version = properties.get(keys.FORMAT_VERSION_KEY)
     if version in READ_VERSIONS and version != FORMAT_VERSION:
         model.meta[OLDER_FILE] = True
-        properties[keys.FORMAT_VERSION_KEY] = FORMAT_VERSION
+        properties[keys.FORMAT_VERSION_KEY] = "2026-11-22"
         if keys.FORMER_ENCODING in properties:
             properties[keys.ENCODING] = properties.pop(keys.FORMER_ENCODING)
 
