@@ -455,9 +455,6 @@ def more_documents(model: ir.Model, path: Path) -> Iterator[Place]:
         if index and call.get("parent") is not None:
             yield place("parent of a call in the sidecar", where,
                         lambda d, i=index: d["calls"][i].update(parent=d["calls"][-1]["address"]))  # fmt: skip
-        if call.get("enter") is not None:
-            yield place("order of calls", where,
-                        lambda d, i=index: d["calls"][i].update(enter=d["calls"][i]["enter"] + 5))  # fmt: skip
         if index:
             yield place("call left out of the sidecar", where, lambda d, i=index: d["calls"].pop(i))
     for index, node in enumerate(sidecar["nodes"]):

@@ -1028,40 +1028,6 @@ def documents(model: ir.Model, path: Path) -> Iterator[Place]:
         yield place(
             "count of nodes", where, ".hierarchy.json", in_call(index, lambda c: not c.update(nodes=c["nodes"] + 1))
         )
-        for k, tensor in enumerate(call["outputs"]):
-            if call["enter"] is not None and tensor["shape"] and isinstance(tensor["shape"][-1], int):
-                yield place("shape of a tensor", where, ".hierarchy.json", in_call(
-                    index, lambda c, k=k: c["outputs"][k]["shape"].__setitem__(-1, 12345) is None))  # fmt: skip
-                yield place("type of a tensor", where, ".hierarchy.json", in_call(
-                    index, lambda c, k=k: c["outputs"][k].update(dtype="float64") is None))  # fmt: skip
-                others = [
-                    t["value"]
-                    for c in sidecar["calls"]
-                    for t in c["outputs"]
-                    if t.get("value") and t["value"] != tensor.get("value") and t["dtype"] == tensor["dtype"]
-                ]
-                if tensor.get("value") and others and tensor["dtype"] == "float32":
-                    yield place("value of a tensor", where, ".hierarchy.json", in_call(
-                        index, lambda c, k=k, o=others[-1]: c["outputs"][k].update(value=o) is None))  # fmt: skip
-        for side in ("inputs", "outputs"):
-            for k, tensor in enumerate(call[side]):
-                yield place("name of a tensor", where, ".hierarchy.json", in_call(
-                    index, lambda c, s=side, k=k: c[s][k].update(name="another") is None))  # fmt: skip
-                weights = [
-                    entry["name"]
-                    for entry in sidecar["initializers"]
-                    if entry["name"] != tensor.get("value") and entry["dtype"] == tensor["dtype"] and call["enter"]
-                    and all(isinstance(s, int) for s in tensor["shape"])
-                    and np.prod(entry["shape"]) == np.prod(tensor["shape"]) > 3
-                ]  # fmt: skip
-                if weights and tensor.get("value"):
-                    yield place("a weight of a tensor's size", where, ".hierarchy.json", in_call(
-                        index, lambda c, s=side, k=k, o=weights[-1]: c[s][k].update(value=o) is None))  # fmt: skip
-        computed = [t["value"] for c in sidecar["calls"] for t in c["outputs"] if t.get("value")]
-        for k, tensor in enumerate(call["inputs"]):
-            if tensor.get("value") in {entry["name"] for entry in sidecar["inputs"]} and computed:
-                yield place("a computed value for an input", where, ".hierarchy.json", in_call(
-                    index, lambda c, k=k, o=computed[0]: c["inputs"][k].update(value=o) is None))  # fmt: skip
     for index, entry in enumerate(sidecar["initializers"]):
         if entry.get("transform"):
             yield place(

@@ -55,15 +55,16 @@ class EditedCalls:
             level = before.is_level_call(call)
         changed = (class_name, level) != (before.class_of(call), before.is_level_call(call))
         facts = {**before.facts, call: CallFacts(class_name, level, before.segments[call])}
-        facts |= {one: CallFacts(new.class_name, new.level, "") for one, new in zip(added, inside, strict=True)}
+        facts |= {name: CallFacts(new.class_name, new.level, "") for name, new in zip(added, inside, strict=True)}
         after = RecordedTags(CallTree(tuple(calls)), facts)
-        placed = [(base.path, after.class_of(one), one.path) for one, base in after.bases.items() if base is not None]
+        based = [(base, extending) for extending, base in after.bases.items() if base is not None]
+        placed = [(base.path, after.class_of(extending), extending.path) for base, extending in based]
         segments = tag_segments(after.bases, after.class_of, tag_suffixes(placed))
-        for each in (*([call] if changed else []), *added):
-            base = after.bases[each]
-            taken = {facts[other].segment for other, its in after.bases.items() if its == base and other != each}
-            free = [segments[each], *(f"{segments[each]}@{number}" for number in range(1, len(taken) + 1))]
-            facts[each] = facts[each]._replace(segment=next(one for one in free if one not in taken))
+        for named in (*([call] if changed else []), *added):
+            base = after.bases[named]
+            taken = {facts[other].segment for other, its in after.bases.items() if its == base and other != named}
+            tried = [segments[named], *(f"{segments[named]}@{number}" for number in range(1, len(taken) + 1))]
+            facts[named] = facts[named]._replace(segment=next(segment for segment in tried if segment not in taken))
         self._new.update(added)
         self.tags = RecordedTags(after.calls, facts)
         return added
