@@ -84,7 +84,9 @@ def test_the_state_dict_is_the_original_s() -> None:
     }
     assert [key for key in entries if not torch.equal(entries[key], same[key])] == ["unused.weight", "unused.bias"]
     assert model.second.weight is model.first.weight
-    assert {name for name, _ in model.named_buffers()} >= {"shift", "conv.1.running_mean"}
+    assert {name for name, _ in model.named_buffers()} == {
+        "shift", "conv.1.running_mean", "conv.1.running_var", "conv.1.num_batches_tracked",
+    }  # fmt: skip
     Everything().load_state_dict(same, strict=True)
 
 
@@ -113,7 +115,9 @@ def test_exported_again_it_has_the_same_calls_and_tags(tmp_path: Path) -> None:
 
 def test_the_source_is_what_a_person_would_write() -> None:
     text = back().text
-    assert re.findall(r"^class (\w+)", text, re.MULTILINE) == ["LSTM", "Block", "Everything"]
+    assert re.findall(r"^class (\w+)", text, re.MULTILINE) == ["Block", "Everything"]
+    assert "self.lstm = nn.LSTM(8, 8, batch_first=True)" in text
+    assert "self.lstm(self.conv(x).transpose(-2, -1))[0]" in text
     assert "self.blocks = nn.ModuleList(Block() for _ in range(2))" in text
     assert "self.conv = nn.Sequential(nn.Conv1d(4, 8, 3, padding=1), nn.BatchNorm1d(8), nn.ReLU())" in text
     assert "return hidden + self.drop(self.down(F.gelu(self.up(self.norm(hidden)))))" in text
@@ -159,6 +163,15 @@ def test_names_of_a_file_never_become_code() -> None:
     node = ir.node("Relu", [x], outputs=[tensor('y"}; raise SystemExit #')])
     model = torch_source(graph(node, x)).model()
     assert list(model(torch.ones(2, 3))) == ['y"}; raise SystemExit #']
+
+
+@pytest.mark.parametrize("value", ["0); __import__('os').abort(", ["0); __import__('os').abort("]])
+@pytest.mark.parametrize(("operator", "name"), [("Softmax", "axis"), ("Concat", "axis"), ("Transpose", "perm")])
+def test_attributes_of_a_wrong_type_never_become_code(operator: str, name: str, value: Any) -> None:
+    x = tensor("x")
+    node = ir.node(operator, [x], attributes={name: value}, outputs=[tensor("y")])
+    with pytest.raises(MissingOperatorError, match=f"its attribute {name} is a text"):
+        torch_source(graph(node, x))
 
 
 def test_a_missing_operator_names_itself_its_module_and_the_place_to_add_it() -> None:

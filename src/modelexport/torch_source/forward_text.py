@@ -21,6 +21,7 @@ from modelexport.torch_source.layer_operators import OPERATORS
 from modelexport.torch_source.module_nodes import ModuleNodes
 from modelexport.torch_source.nested_graphs import MissingOperatorError, NestedGraphs
 from modelexport.torch_source.operation import Operation, Several, UnwrittenError
+from modelexport.torch_source.recurrent_classes import RecurrentCall
 from modelexport.torch_source.size_numbers import FileNumbers
 
 
@@ -30,6 +31,7 @@ class ForwardText(NestedGraphs):
     Args:
         call_number: Which of the forwards of a module another call of it runs; 0 for modules with one forward.
         constructor: The call that makes the module with a path.
+        recurrent: How a call of ``nn.LSTM`` and the like is written.
         scope: The other arguments of :class:`~modelexport.torch_source.value_scope.ValueScope`.
     """
 
@@ -42,10 +44,11 @@ class ForwardText(NestedGraphs):
         *,
         call_number: Callable[[ModuleCall], int],
         constructor: Callable[[str], str],
+        recurrent: Callable[[ModuleCall], RecurrentCall | None],
         **scope: Any,
     ) -> None:
         super().__init__(layout, nodes, numbers, group, **scope)
-        self.call_number, self.constructor = call_number, constructor
+        self.call_number, self.constructor, self.recurrent = call_number, constructor, recurrent
         self._uses: Counter[ir.Value] = Counter()
         self._passed = self._unchanged_calls()
         self.arguments = [self._argument(value) for value in layout.inputs[group.call]]
@@ -172,16 +175,25 @@ class ForwardText(NestedGraphs):
 
     def _call(self, group: Group) -> None:
         outputs = self.layout.outputs[group.call]
-        number = self.call_number(group.call)
+        number, recurrent = self.call_number(group.call), self.recurrent(group.call)
         extra = [f"call={number}"] if number else []
 
         def write() -> str:
             texts = [self._argument_text(value) for value in self.layout.inputs[group.call]]
+            texts = recurrent.arguments(texts) if recurrent is not None else texts
             return f"{self.nodes.module(self.path, group.call)}({', '.join([*texts, *extra])})"
 
         self._operator = "x"
         text = self._composed(write, len)
         name = group.call.path.rpartition(".")[2]
+        if recurrent is not None and len(outputs) > 1:
+            names = {slot: self._name(value, name) for slot, value in zip(recurrent.slots, outputs, strict=True)}
+            self._emit(f"{recurrent.results(names)} = {text}")
+            for slot, value in zip(recurrent.slots, outputs, strict=True):
+                self._env[value] = Expression(names[slot])
+                self._pass(value)
+            return
+        text += recurrent.accessor(recurrent.slots[0]) if recurrent is not None and outputs else ""
         if len(outputs) == 1:
             if outputs[0] in self.file_numbers.known:
                 self._name_result(outputs[0], text)

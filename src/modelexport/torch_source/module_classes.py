@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,11 +16,13 @@ from modelexport.core.calls import ModuleCall
 from modelexport.format.documents import StateDictEntry
 from modelexport.format.dtypes import parse_dtype
 from modelexport.graph.unique_names import free_name
+from modelexport.tagged.encodings.functions_call_groups import Group
 from modelexport.torch_source.call_layout import SMALL, CallLayout, is_below
 from modelexport.torch_source.containers import container, sequential, uncalled
 from modelexport.torch_source.expressions import identifier, is_plain, listed, literal, type_name
 from modelexport.torch_source.forward_text import ForwardText
 from modelexport.torch_source.module_nodes import ELSEWHERE, ModuleNode, ModuleNodes
+from modelexport.torch_source.recurrent_classes import RecurrentCall, recurrent_class
 from modelexport.torch_source.size_numbers import FileNumbers
 from modelexport.torch_source.torch_classes import torch_class
 
@@ -33,6 +35,8 @@ class Built:
     """The call that makes it."""
     forwards: dict[ModuleCall, int] = field(default_factory=dict)
     """Which forward each call runs, for a module whose calls compute differently; otherwise 0."""
+    recurrent: Mapping[ModuleCall, RecurrentCall] = field(default_factory=dict)
+    """How the calls of a recurrent class are written."""
     constants: dict[ir.Value, str] = field(default_factory=dict)
     """The names of the constants that it has."""
 
@@ -67,6 +71,8 @@ class ModuleClasses:
 
     def _build(self, node: ModuleNode) -> Built:
         children = {name: self.build(child.path).constructor for name, child in node.children.items()}
+        if node.path not in self.dropout and (recurrent := recurrent_class(self.layout, node)) is not None:
+            return Built(recurrent[0], recurrent=recurrent[1])
         known = torch_class(self.layout, node)
         if node.path not in self.ties and known is None:
             if not node.calls and not node.is_unchanged and node.path:
@@ -76,7 +82,7 @@ class ModuleClasses:
                     or self._like_another(node)
                     or uncalled(node)
                 )
-            known = known or sequential(self.layout, node, children, lambda group: not self._number(group.call))
+            known = known or sequential(self.layout, node, children, self._is_plain_call)
         node.is_indexed = known is not None and known.startswith("nn.Sequential(")
         if known is None or node.path not in self.dropout:
             return Built(known) if known is not None else self._class(node, children)
@@ -227,7 +233,11 @@ class ModuleClasses:
     def _forward(self, call: ModuleCall, constant_name: Callable[[ir.Value, str], str], *, plain: bool) -> ForwardText:
         return ForwardText(self.layout, self.nodes, self.numbers, self.layout.groups[call], plain=plain, wide=self.wide,
                            constant_name=constant_name, call_number=self._number,
-                           constructor=lambda path: self.build(path).constructor)  # fmt: skip
+                           constructor=lambda path: self.build(path).constructor,
+                           recurrent=lambda call: self.build(call.path).recurrent.get(call))  # fmt: skip
+
+    def _is_plain_call(self, group: Group) -> bool:
+        return not self._number(group.call) and not self.build(group.call.path).recurrent
 
     def _number(self, call: ModuleCall) -> int:
         return self.build(call.path).forwards.get(call, 0)

@@ -21,6 +21,13 @@ from modelexport.torch_source.expressions import (
 )
 from modelexport.torch_source.size_numbers import constant_numbers, kind_of
 
+_TEXTS = (ir.AttributeType.STRING, ir.AttributeType.STRINGS)
+_TEXT_ATTRIBUTES = frozenset(
+    ("activation", "activations", "approximate", "auto_pad", "coordinate_transformation_mode", "direction", "equation",
+     "keep_aspect_ratio_policy", "mode", "nearest_mode", "padding_mode", "reduction")
+)  # fmt: skip
+"""The attributes that are texts; what writes them quotes or compares them."""
+
 
 class UnwrittenError(Exception):
     """An operator, or this use of it, has no counterpart in the table."""
@@ -123,8 +130,10 @@ class Operation:
             return default
         if found.is_ref():
             raise UnwrittenError(f"its attribute {name} is that of a function")
+        if found.type in _TEXTS and name not in _TEXT_ATTRIBUTES:  # elsewhere texts would become code
+            raise UnwrittenError(f"its attribute {name} is a text")
         value: Any = found.value
-        return value.decode() if isinstance(value, bytes) else list(value) if isinstance(value, tuple) else value
+        return list(value) if isinstance(value, tuple) else value
 
     def attributes(self) -> dict[str, Any]:
         """All attributes that the node has."""
