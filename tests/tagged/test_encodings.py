@@ -144,6 +144,8 @@ def check_functions_variant(case: ExportedCase, folder: Path) -> FunctionsModel:
     onnx.checker.check_model(folder / "inlined.onnx", full_check=True)
     assert content(load(folder / "inlined.onnx").model, shapes=False) == content(flat.model, shapes=False)
     assert content(load(path).model) == content(load(folder / "inlined.onnx").model)
+    there = {value.name for node in all_nodes(flat.model) for value in node.outputs}
+    assert there.issuperset(name for reported in (*variant.flat, *variant.hoisted) for name in reported.values)
     assert load(path).tags == flat.tags
     assert load(path).calls == flat.calls
     return variant

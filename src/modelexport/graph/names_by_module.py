@@ -73,11 +73,15 @@ def name_values_by_path(model: ir.Model) -> dict[str, str]:
     return renamed
 
 
-def name_by_path(model: ir.Model) -> None:
-    """Name nodes, what they compute and the inputs of nested graphs after their modules, in place."""
+def name_by_path(model: ir.Model) -> dict[str, str]:
+    """Name nodes, what they compute and the inputs of nested graphs after their modules, in place.
+
+    Returns:
+        The old names of what nodes compute to the new ones, where they differ.
+    """
     name_nodes_by_path(model)
     inputs = [(node, value) for node in all_nodes(model) for graph in nested_graphs(node) for value in graph.inputs]
     taken: set[str | None] = set()
     for node, value in inputs:
         value.name = free_name(f"{node.name}_input", taken, first=1)
-    name_values_by_path(model)
+    return name_values_by_path(model)

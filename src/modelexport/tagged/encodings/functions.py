@@ -70,7 +70,10 @@ def write_functions(model: ir.Model, tags: CallTags) -> FunctionsModel:
     for graph, items in grouping.items.items():
         graph.remove(list(graph))
         graph.extend(_in_order(items))
-    name_by_path(model)
+    names = name_by_path(model)
+    reports: list[FlatCall | Hoisted] = [*grouping.flat, *grouping.hoisted]
+    for reported in reports:
+        reported.values = [names.get(name, name) for name in reported.values]
     return FunctionsModel(_Writer(model, tags, grouping).run(), grouping.flat, grouping.hoisted)
 
 

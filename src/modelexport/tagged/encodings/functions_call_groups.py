@@ -26,23 +26,23 @@ SCATTERED = "its nodes are in different nested graphs"
 MERGED = "all of its nodes are shared with other calls"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FlatCall:
     """A call whose nodes cannot become a function, and the values that are the reason."""
 
     address: str
     reason: str
-    values: tuple[str, ...]
+    values: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Hoisted:
     """Nodes that several calls own and that are placed in the deepest call containing these."""
 
     address: str
     """The call that they are placed in."""
     owners: tuple[str, ...]
-    values: tuple[str, ...]
+    values: Sequence[str]
     """The outputs of the nodes."""
 
 
