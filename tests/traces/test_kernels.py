@@ -157,3 +157,12 @@ def test_numbers_in_attributes_of_the_runtimes_operators_are_rounded_otherwise_i
     inputs = {"a": numbers(2, 3), "b": numbers(3, 4)}
     error = error_of(run.run(inputs)["y"], run.nudged().run(inputs)["y"])
     assert (1e-8 < error < 1e-5) if is_rounded else error == 0
+
+
+def test_what_is_a_function_of_others_in_the_runtime_has_noise_since_it_has_rounded_numbers_inside() -> None:
+    text = """
+        <ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1]>
+        product (float[2, 3] x) => (float[2, 3] y) { y = com.microsoft.FastGelu (x) }
+    """
+    run, x = FileRun(ir.serde.deserialize_model(onnx.parser.parse_model(text)), wide="float32"), {"x": numbers(2, 3)}
+    assert 1e-8 < error_of(run.run(x)["y"], run.nudged().run(x)["y"]) < 1e-5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ class NoKernelError(Exception):
 
 def run_node(node: onnx.NodeProto, opsets: Mapping[str, int], inputs: Sequence[Any]) -> tuple[tuple[Any, ...], bool]:
     """The outputs of a node, and whether they were computed in the types of the inputs: without a kernel for float64,
-    that is float32.
+    that is float32, or float64 with numbers inside that are rounded, where the operator is a function of others.
 
     Raises:
         NoKernelError: The runtime cannot run it.
@@ -25,12 +26,26 @@ def run_node(node: onnx.NodeProto, opsets: Mapping[str, int], inputs: Sequence[A
         raise NoKernelError("a sequence cannot be given to a single node")
     is_wide = any(array is not None and array.dtype == np.float64 for array in inputs)
     try:
-        return _run(node, opsets, inputs), True
+        known = not is_wide or not node.domain or (node.domain, node.op_type) in _in_float64()
+        return _run(node, opsets, inputs), known
     except NoKernelError:
         if not is_wide:
             raise
     narrow = [one.astype(np.float32) if one is not None and one.dtype == np.float64 else one for one in inputs]
     return _run(node, opsets, narrow), False
+
+
+@functools.cache
+def _in_float64() -> frozenset[tuple[str, str]]:
+    """The domains and names of the operators that have a kernel for float64 on the CPU."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    return frozenset(
+        (kernel.domain, kernel.op_name)
+        for kernel in state.get_all_opkernel_def()
+        if kernel.provider == "CPUExecutionProvider"
+        and any("tensor(double)" in types for types in kernel.type_constraints.values())
+    )
 
 
 def _run(node: onnx.NodeProto, opsets: Mapping[str, int], inputs: Sequence[Any]) -> tuple[Any, ...]:

@@ -109,7 +109,7 @@ class NodeComputation:
         self._nudge = UNITS["float32"] if nudged else 0.0
         self._implementations: dict[ir.Node, Callable[..., tuple[Any, ...]]] = {}
         self.by_runtime: set[str] = set()
-        """The operators that a runtime computed in float32."""
+        """The operators that a runtime computed in float32, or with numbers inside that are rounded to it."""
 
     def widened(self, array: Any) -> Any:
         """An array as this run has it."""
