@@ -10,6 +10,7 @@ import onnx
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from modelexport import export
 from truth import wrong
@@ -92,6 +93,19 @@ def test_rolls_and_spectra_of_dynamic_sizes(tmp_path: Path) -> None:
             *(y.roll(y.shape[1] // 2, 1), fft.ifftshift(y), fft.fftshift(fft.fft(y)).abs(), y.roll(2)),
             *(fft.fftn(y).roll(1, 1).imag, fft.fftn(y).roll(2).real),
             *(fft.irfft(fft.rfft(y) * 2, n=y.shape[1]), fft.irfft2(fft.rfft2(y), s=y.shape, norm="ortho")),
+        )
+
+    assert_right(function, tmp_path)
+
+
+def test_interpolation_by_a_scale_copies_along_axes_that_keep_their_size(tmp_path: Path) -> None:
+    def function(x: torch.Tensor) -> Any:
+        image = x[None, None].float()
+        return (
+            functional.interpolate(image, scale_factor=(1.3, 2), mode="nearest"),  # 2 and 3 rows stay
+            functional.interpolate(image, scale_factor=(2, 1.18), mode="bilinear"),  # 5 columns stay, 6 become 7
+            functional.interpolate(image[0, :, :1], scale_factor=1.18, mode="linear"),
+            functional.pixel_shuffle(x[:, None, None].expand(-1, 4, 3, -1), 2),
         )
 
     assert_right(function, tmp_path)

@@ -64,6 +64,8 @@ CASES: tuple[tuple[str, tuple[Any, ...], dict[str, Any]], ...] = (
     ("Resize", (X, numbers(0), np.array([11 / 9, 2.3], np.float32)), {"axes": [2, 3], "mode": "linear"}),
     ("Resize", (X, numbers(0), np.array([1, 1, 1.7, 1.4], np.float32)),
      {"mode": "linear", "coordinate_transformation_mode": "align_corners"}),
+    ("Resize", (X1, numbers(0), np.array([1, 1, 1.1], np.float32)),
+     {"mode": "nearest", "nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"}),
     ("RNN", (numbers(5, 2, 3), numbers(1, 4, 3), numbers(1, 4, 4), numbers(1, 8)), {"hidden_size": 4}),
     ("GatherND", (X, ROWS[:, :1] % 2), {}),
     ("GatherND", (X, np.array([[[1], [2]], [[3], [0]]])), {"batch_dims": 1}),

@@ -6,7 +6,7 @@ Each is the operator of the standard, for any floating-point type. All others ar
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -17,31 +17,11 @@ from onnx.reference.ops.op_resize import Resize as ResizeByExactScales
 from onnx.reference.ops.op_rnn import RNN_14
 
 
-class Erf(OpRun):
-    def _run(self, x: Any) -> tuple[Any, ...]:
-        return (erf(x),)
-
-
 class Gelu(OpRun):
     def _run(self, x: Any, approximate: str = "none") -> tuple[Any, ...]:
         if approximate == "tanh":
             return (x * (0.5 + 0.5 * np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))),)
         return (x * (0.5 + 0.5 * erf(x * math.sqrt(0.5))),)
-
-
-class HardSwish(OpRun):
-    def _run(self, x: Any) -> tuple[Any, ...]:
-        return (x * np.clip(x / 6 + 0.5, 0, 1),)
-
-
-class Mish(OpRun):
-    def _run(self, x: Any) -> tuple[Any, ...]:
-        return (x * np.tanh(np.logaddexp(x, 0)),)
-
-
-class Softplus(OpRun):
-    def _run(self, x: Any) -> tuple[Any, ...]:
-        return (np.logaddexp(x, 0),)
 
 
 class LogSoftmax(OpRun):
@@ -117,8 +97,14 @@ class Resize(ResizeByExactScales):
             whole = np.ones(x.ndim)
             whole[list(axes) if axes is not None else slice(None)] = scales
             scales, axes = whole.view(_Scales), None
-            if how.get("coordinate_transformation_mode") == "align_corners":  # places depend on the sizes alone
-                scales, sizes = None, (scales * np.array(x.shape)).astype(np.int64)
+            given, (places, mode) = np.array(x.shape), map(how.get, ("coordinate_transformation_mode", "mode"))
+            if places == "align_corners":  # places depend on the sizes alone
+                scales, sizes = None, (scales * given).astype(np.int64)
+            elif (places, mode, how.get("nearest_mode")) == ("asymmetric", "nearest", "floor"):  # places in float32
+                for axis, (size, scale) in enumerate(zip((scales * given).astype(int), np.float32(whole), strict=True)):
+                    chosen = np.floor(np.arange(size, dtype=np.float32) / scale).astype(int)
+                    x = x.take(np.minimum(chosen, given[axis] - 1), axis)
+                return (x,)
         return super()._run(x, roi, scales, sizes, axes=axes, **how)  # type: ignore[no-any-return]
 
 
@@ -388,6 +374,16 @@ def log_softmax(x: Any, axes: int | tuple[int, ...]) -> Any:
     x = x - x.max(axes, keepdims=True)
     return x - np.log(np.exp(x).sum(axes, keepdims=True))
 
+
+def by_element(name: str, function: Callable[[Any], Any]) -> type[OpRun]:
+    """The kernel of an operator without attributes that is a function of each element."""
+    return type(name, (OpRun,), {"_run": lambda self, x: (function(x),)})
+
+
+Erf = by_element("Erf", erf)
+HardSwish = by_element("HardSwish", lambda x: x * np.clip(x / 6 + 0.5, 0, 1))
+Mish = by_element("Mish", lambda x: x * np.tanh(np.logaddexp(x, 0)))
+Softplus = by_element("Softplus", lambda x: np.logaddexp(x, 0))
 
 KERNELS = {
     one.__name__: one

@@ -26,6 +26,7 @@ from modelexport.capture.repairs import (
     losses,
     pooling,
     quotients,
+    resizing,
     sorting,
     special_functions,
 )
@@ -180,6 +181,8 @@ def decompositions() -> Decompositions:
         aten._fft_c2r.default: fourier.real_signal,
         aten.fft_fftfreq.default: fourier.frequencies,
         aten.fft_rfftfreq.default: fourier.half_the_frequencies,
+        aten.upsample_linear1d.vec: resizing.linear,
+        aten.pixel_shuffle.default: resizing.pixels_of_channels,
         aten.embedding_bag.padding_idx: embedding_bag,
         aten.embedding_bag.default: embedding_bag,
         aten.randperm.default: random_order,
