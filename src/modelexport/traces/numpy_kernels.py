@@ -101,7 +101,9 @@ class Resize(ResizeByExactScales):
             if places == "align_corners":  # places depend on the sizes alone
                 scales, sizes = None, (scales * given).astype(np.int64)
             elif (places, mode, how.get("nearest_mode")) == ("asymmetric", "nearest", "floor"):  # places in float32
-                for axis, (size, scale) in enumerate(zip((scales * given).astype(int), np.float32(whole), strict=True)):
+                for axis, (size, scale) in enumerate(
+                    zip((scales * given).astype(int), whole.astype(np.float32), strict=True)
+                ):
                     chosen = np.floor(np.arange(size, dtype=np.float32) / scale).astype(int)
                     x = x.take(np.minimum(chosen, given[axis] - 1), axis)
                 return (x,)
