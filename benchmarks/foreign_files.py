@@ -180,7 +180,7 @@ class Trial:
         done = run(*arguments, cwd=self.place)
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if " has no tags" not in line]
-            if done.returncode == 1 and "nothing" in done.stdout:
+            if done.returncode == 1 and "no node was quantized" in done.stdout:
                 raise NotTriedError(done.stdout)
             raise RefusedError(done.returncode, " ".join(lines[-3:]) or done.stdout[-300:])
         return done.stdout
@@ -381,52 +381,54 @@ def try_apart(file: pathlib.Path) -> dict[str, Any]:
 
 
 def main(folder: pathlib.Path, names: list[str]) -> None:
+    """Try the files that have no line in ``results.jsonl`` yet, and print the table of all that have one."""
     if not names:
         fetch(folder)
-    files = sorted((folder / "models").glob("*/*.onnx"))
-    files = [file for file in files if not names or any(name in str(file) for name in names)]
-    rows, lines, counts = [], [], collections.Counter[str]()
+    record = folder / "results.jsonl"
+    done = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+    there = {label for label, _ in done}
+    files = [file for file in sorted((folder / "models").glob("*/*.onnx")) if _label(file) not in there]
     for file in files:
-        found = try_apart(file)
-        package = file.parent.name
-        label = f"{package.replace('_', '/', 1) if package.startswith('@') else package}: {file.name}"
-        print(label, {k: v[0] for k, v in found.items()}, file=sys.stderr, flush=True)
+        if not names or any(name in str(file) for name in names):
+            done.append([_label(file), try_apart(file)])
+            print(_label(file), {key: found[0] for key, found in done[-1][1].items()}, file=sys.stderr, flush=True)
+            with record.open("a") as lines:
+                lines.write(json.dumps(done[-1], default=str) + "\n")
+    print_table(sorted(done))
+
+
+def _label(file: pathlib.Path) -> str:
+    package = file.parent.name
+    return f"{package.replace('_', '/', 1) if package.startswith('@') else package}: {file.name}"
+
+
+_MARKS = {"right": "+", "refused": "r", "nothing to do": "-", "not tried": "."}
+
+
+def print_table(done: list[Any]) -> None:
+    """Print a row a file, the counts, and a line for each outcome that is not right."""
+    counts = collections.Counter[str]()
+    lines = []
+    heads = ["file", "producer", "opset", "nodes", "calls found by", "calls"]
+    print("|", " | ".join([*heads, *(_NAMES.get(name, name) for name in COMMANDS)]), "|")
+    print("|---" * (len(heads) + len(COMMANDS)) + "|")
+    for label, found in done:
         facts = found.get("facts", [{}])[0]
         marks = []
         for command in COMMANDS:
             kind, detail = found.get(command, ["not tried", ""])[:2]
             counts[kind] += 1
-            marks.append(
-                {"right": "+", "refused": "r", "nothing to do": "-", "not tried": "."}.get(kind, "**" + kind + "**")
-            )
+            marks.append(_MARKS.get(kind, f"**{kind}**"))
             if kind not in ("right", "nothing to do", "not tried"):
-                told = re.sub(r"/tmp/[^ ]*/", "", str(detail))[:300]
+                told = re.sub(r"/tmp/[^ ]*/", "", " ".join(str(detail).split()))[:300]
                 lines.append(f"- {label}, `{_NAMES.get(command, command)}`, {kind}: {told}")
         if "inputs" in found:
             lines.append(f"- {label}, not tried: {str(found['inputs'][1])[:300]}")
-        rows.append(
-            [
-                label,
-                facts.get("producer", ""),
-                facts.get("opset", ""),
-                facts.get("nodes", ""),
-                facts.get("tree", ""),
-                facts.get("calls", ""),
-                *marks,
-            ]
-        )
-    print(
-        "| file | producer | opset | nodes | calls found by | calls |",
-        " | ".join(_NAMES.get(name, name) for name in COMMANDS),
-        "|",
-    )
-    print("|---" * (6 + len(COMMANDS)) + "|")
-    for row in rows:
-        print("|", " | ".join(map(str, row)), "|")
-    print(
-        f"\n{len(rows)} files of {len({row[0].split(':')[0] for row in rows})} packages;",
-        ", ".join(f"{count} {kind}" for kind, count in counts.most_common()),
-    )
+        facts = [facts.get(key, "") for key in ("producer", "opset", "nodes", "tree", "calls")]
+        print("|", " | ".join(map(str, [label, *facts, *marks])), "|")
+    packages = len({label.partition(":")[0] for label, _ in done})
+    listed = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
+    print(f"\n{len(done)} files of {packages} packages; {listed}")
     print("\n".join(["", *lines]))
 
 

@@ -280,3 +280,19 @@ def test_a_method_is_written_as_it_is_read() -> None:
         assert str(parse_method(text)) == text
     assert str(parse_method("int4:block=32")) == "int4"
     assert parse_method("keep") is None
+
+
+def test_a_file_of_old_operators_is_converted_before_it_is_quantized(tmp_path: Path) -> None:
+    import onnx
+
+    weight = onnx.numpy_helper.from_array(np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32), "w")
+    node = onnx.helper.make_node("MatMul", ["x", "w"], ["h"], name="/fc/MatMul")
+    last = onnx.helper.make_node("Softmax", ["h"], ["y"], name="/head/Softmax")
+    ports = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2, 8]) for name in "xy"]
+    graph = onnx.helper.make_graph([node, last], "g", ports[:1], ports[1:], [weight])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 9)], ir_version=4)
+    result = modelexport.quantize(model, tmp_path / "q.onnx", to="int8-dynamic")
+    assert result.methods == {"int8-dynamic": 1}
+    tagged = read_tagged(tmp_path / "q.onnx")
+    assert tagged.model.opset_imports[""] == 11
+    assert {call.path for call in tagged.calls.by_call} == {"", "fc", "head"} and not tagged.coverage.untagged

@@ -31,6 +31,7 @@ from modelexport.precision.calibration_data import read_data
 from modelexport.precision.cut_pieces import Pieces, cut_piece, weight_behind
 from modelexport.precision.equal_method_groups import hold_weights, weighted_nodes
 from modelexport.precision.methods import Method, apply_method
+from modelexport.precision.newer_operators import raise_version
 from modelexport.precision.recipes import (
     Assignment,
     Recipe,
@@ -173,6 +174,7 @@ def quantized(
         FileFormatError: A weights file is missing or has changed.
     """
     check_files(tagged.model)
+    raise_version(tagged.model)
     hold_weights(tagged.model)
     infer_types(tagged.model)
     resolved = resolve(recipe, tagged)

@@ -25,13 +25,14 @@ from modelexport.files.path_or_model import Source
 from modelexport.measure.profiles import profile
 from modelexport.precision.methods import KEEP, Method, parse_method
 from modelexport.precision.metrics_and_bounds import Bound, Metric, find_metric, mean_figure, parse_bound
+from modelexport.precision.newer_operators import read_to_quantize
 from modelexport.precision.quantize import Feeds, quantize, quantized, weights_size
 from modelexport.precision.recipes import Recipe, Rule
 from modelexport.precision.sensitivity import given_feeds, measure_alone, open_switched
 from modelexport.precision.switched_model import Choice, Switched, Unit, find_units
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.sessions import open_session, run_session
-from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.tagged.file import TaggedFile
 
 Saved = Literal["size", "time"]
 JUDGEMENTS = 3
@@ -227,7 +228,7 @@ def search(
         raise UsageError("a budget is a number of bytes: leave out --for time, or give a bound")
     bound = parse_bound(within) if within is not None else None
     measured = bound.metric if bound is not None else find_metric(metric)
-    tagged = read_tagged(file)
+    tagged = read_to_quantize(file)
     feeds = given_feeds(tagged, data, processor)
     if len(feeds) < 2:
         raise InputsError("the data are one run: give two or more, since one half judges what the other half chose")

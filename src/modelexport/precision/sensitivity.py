@@ -22,10 +22,11 @@ from modelexport.measure.table import NodeFigures, Table, share_out
 from modelexport.precision.calibration_data import read_data
 from modelexport.precision.methods import Method, parse_method
 from modelexport.precision.metrics_and_bounds import Metric, find_metric
+from modelexport.precision.newer_operators import read_to_quantize
 from modelexport.precision.quantize import Feeds, calibrate, infer_types
 from modelexport.precision.switched_model import Switched, Unit, find_units
 from modelexport.runtime.devices import CPU, find_device
-from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.tagged.file import TaggedFile
 
 STEADY = 0.95
 """The rank correlation with the runs before from which another run would not change the order of the modules."""
@@ -86,7 +87,7 @@ def sensitivity(
         FileFormatError: The file or the data cannot be read.
         InputsError: The data do not fit.
     """
-    tagged, method, measured = read_tagged(file), parse_method(to), find_metric(metric)
+    tagged, method, measured = read_to_quantize(file), parse_method(to), find_metric(metric)
     if method is None:
         raise UsageError("nothing changes if modules are kept: give a method")
     feeds = given_feeds(tagged, data, processor)

@@ -17,10 +17,7 @@ def read_parameter_names(model: ir.Model) -> dict[ir.Node, Found]:
 
     A node that uses parameters of several modules belongs to the nearest module that they are all in.
     """
-    paths: dict[ir.Value, _Path] = {
-        value: tuple((value.name or "").replace("@", "%40").split(".")[:-1][:CALL_DEPTH])
-        for value in initializers(model)
-    }
+    paths: dict[ir.Value, _Path] = {value: _module(value.name or "") for value in initializers(model)}
     if len({path for path in paths.values() if path}) < 2:
         return {}
     found: dict[ir.Node, Found] = {}
@@ -35,6 +32,12 @@ def read_parameter_names(model: ir.Model) -> dict[ir.Node, Found]:
             stack = tuple(Scope(".".join(path[:end])) for end in range(len(path) + 1))
             found[node] = Found(stack, Evidence.INFERRED, CallSource.PARAMETER_NAMES)
     return found
+
+
+def _module(name: str) -> _Path:
+    """The module in the name of a parameter; none if the last part is a number: exporters number constants."""
+    *module, last = name.replace("@", "%40").split(".")
+    return () if last.isdecimal() else tuple(module[:CALL_DEPTH])
 
 
 def _common(paths: list[_Path]) -> _Path:
