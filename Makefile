@@ -8,7 +8,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test check test-slow bench figures docs clean
+.PHONY: demo test check test-slow test-devices bench figures docs clean
 
 demo: .venv/installed
 	@$(BIN)/modelexport export bert-tiny -o demo/bert-tiny.onnx --verify
@@ -27,6 +27,11 @@ check: .venv/installed-for-tests
 
 test-slow: .venv/installed-for-tests
 	$(BIN)/pytest -n 2 -m slow
+
+# Devices that need packages of their own; `python benchmarks/devices.py` measures ten models there.
+test-devices: .venv/installed-for-tests
+	$(PIP) --no-deps --target .venv/qnn --upgrade onnxruntime-qnn==2.7.0
+	PYTHONPATH=.venv/qnn $(BIN)/pytest -n 0 tests/devices
 
 bench: .venv/installed-for-tests
 	for script in $(filter-out benchmarks/tables.py,$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done

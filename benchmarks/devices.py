@@ -31,7 +31,7 @@ import onnx_ir as ir
 import models
 from browser import MISSING, browser
 from modelexport import export, load, verify
-from modelexport.devices.device_report import DeviceReport
+from modelexport.devices.device_report import DeviceReport, PieceReport
 from modelexport.devices.kits import write_kit
 from modelexport.devices.wrong_modules import check
 from modelexport.errors import ModelExportError
@@ -43,7 +43,7 @@ from spoiled_device import SpoiledDevice
 
 PAGE = Path(__file__).parent.parent / "docs" / "evidence" / "devices.md"
 NPU = ["resnet", "vit", "llama", "unet", "mobilenet-v2", "convnext", "whisper", "swin", "detr", "minilm"]
-FIVE = ["minilm", "vit", "resnet", "llama", "unet"]
+FIVE = ["resnet", "vit", "unet", "llama", "minilm"]
 PLANTED = ["vit", "resnet", "llama", "unet", "t5", "wav2vec2", "clip", "gpt2-cache", "mamba", "blocks"]
 OPERATORS = 10
 """Operators that are spoiled in each model."""
@@ -114,10 +114,7 @@ def planted(folder: Path) -> Iterator[str]:
             if report.whole.status == "agree":
                 without += 1
                 continue
-            named_nodes = [
-                set(one.span) or {node.name for node in tagged.nodes_of(tagged.find(one.address or "."))}
-                for one in report.culprits
-            ]
+            named_nodes = [nodes_of(tagged, one) for one in report.culprits]
             hit = bool(named_nodes) and all(nodes & places for nodes in named_nodes)
             found, missed = found + hit, missed + (not hit)
             sound += sum(not nodes & places for nodes in named_nodes)
@@ -134,6 +131,19 @@ def planted(folder: Path) -> Iterator[str]:
     yield "| model | named | sound modules accused | without effect |"
     yield "|---|---|---|---|"
     yield from rows
+
+
+def nodes_of(tagged: TaggedFile, culprit: PieceReport) -> set[str | None]:
+    """The nodes that a culprit names, with those that compute constants for them, such as transposed weights."""
+    names = set(culprit.span) or {node.name for node in tagged.nodes_of(tagged.find(culprit.address or "."))}
+    pending = [node for node in tagged.model.graph if node.name in names]
+    while pending:
+        for value in pending.pop().inputs:
+            maker = value.producer() if value is not None else None
+            if maker is not None and all(one is None or one.is_initializer() for one in maker.inputs):
+                names.add(maker.name)
+                pending.append(maker)
+    return names
 
 
 def spoilable(tagged: TaggedFile) -> list[str]:
@@ -157,7 +167,7 @@ def elsewhere(
     for name in names:
         file, kit = exported(name, folder), folder / f"kit-{name}"
         shutil.rmtree(kit, ignore_errors=True)
-        written = write_kit(file, kit)
+        written = write_kit(file, kit, modules=("*", "encoder.layer.0") if name == "minilm" else ())  # it is large
         cells = []
         for label in labels:
             began = time.perf_counter()

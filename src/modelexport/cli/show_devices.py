@@ -76,7 +76,8 @@ def _where(report: DeviceReport) -> Iterator[str]:
 def _fixed(fix: Fix) -> Iterator[str]:
     for step in fix.steps:
         before = "not run" if step.before is None else f"off by {step.before:.2g}"
-        yield f"changed: {step.address or '.'}, {', '.join(step.operators)} {step.what}: {before}, now {step.after:.2g}"
+        changed = f"{step.address or '.'}, {first_few(step.operators, 4)} {step.what}"
+        yield f"changed: {changed}: {before}, now {step.after:.2g}"
     if fix.unchanged:
         yield f"no change that was tried makes right: {first_few(name or '.' for name in fix.unchanged)}"
     yield f"written: {fix.path}" if fix.path else "nothing was written"
@@ -86,7 +87,7 @@ def _named(piece: PieceReport) -> str:
     name = f"{piece.address or '.'}  {piece.tag}"
     if piece.span:
         pairs = zip(piece.span, piece.operators, strict=True)
-        name += f", nodes {', '.join(f'{node} ({operator})' for node, operator in pairs)}"
+        name += f", nodes {first_few((f'{node} ({operator})' for node, operator in pairs), 4)}"
         name += ": right one by one, wrong together" if len(piece.span) > 1 else ""
     return f"{name}: {piece.reason or f'off by {piece.error:.2g} of its size'}"
 

@@ -16,6 +16,7 @@ from modelexport.measure.html_page import Page, Section, write_page
 from modelexport.measure.side_by_side import cost_against, profile_against
 from modelexport.measure.table import NodeFigures, Table
 from modelexport.packages.measured_parts import DECODE, cost_parts, profile_parts, profile_same
+from modelexport.runtime.devices import CPU
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.package import read_package
 from modelexport.traces.reference_values import reference_path
@@ -51,6 +52,7 @@ def write_report_page(
     *,
     sizes: Mapping[str, int] | None = None,
     profiled: bool = False,
+    provider: str = CPU,
     against: Path | None = None,
     verified: VerifyReport | None = None,
 ) -> None:
@@ -61,6 +63,7 @@ def write_report_page(
     Args:
         sizes: Names of dynamic axes to sizes.
         profiled: Also run it, and show the time of its modules.
+        provider: The device on which it is profiled: ``NAME[,option=value...]``.
         against: A file that was made from this one, such as a quantized one: its error by module is on the page instead
             of the verification, and with ``profiled`` its time.
         verified: The verification of the file; without it the file is compared with reference values, if these are
@@ -74,9 +77,9 @@ def write_report_page(
     check_writable(output, alone=True)
     files = read_package(path).files if Path(path).is_dir() else {"": Path(path)}
     tables = cost_parts(path, sizes)
-    times = profile_parts(path, sizes=sizes) if profiled else {}
+    times = profile_parts(path, sizes=sizes, provider=provider) if profiled else {}
     if against is not None and profiled:
-        others = profile_same(against, times)
+        others = profile_same(against, times, provider=provider)
         times = {name: profile_against(profiled_part, others[name]) for name, profiled_part in times.items()}
     pages = []
     for name, table in tables.items():

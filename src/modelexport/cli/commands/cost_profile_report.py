@@ -171,16 +171,22 @@ def report(
     against: Path | None = option(
         None, "A quantized FILE: show its error, and with --profile its time.", metavar="OTHER.onnx", file="read"
     ),
+    provider: str = DEVICE,
 ) -> None:
     """Write the tree of FILE, its coverage, its verification and its cost to one page."""
     from modelexport.core.timed_stages import Stages
     from modelexport.packages.report_page import write_report_page
+    from modelexport.runtime.devices import find_device
 
     stages = Stages(LINE.tell)
+    if (device := find_device(provider)).compiles:
+        raise UsageError(
+            f"ONNX Runtime has no times of nodes on {device}: `modelexport profile --device` cuts calls out"
+        )
     if against is not None and file.is_dir():
         raise UsageError(f"{file} is a folder: give --against with one of its parts")
     with stages("report"):
-        write_report_page(file, output, sizes=parsed_sizes(size), profiled=profiled, against=against)
+        write_report_page(file, output, sizes=parsed_sizes(size), profiled=profiled, provider=provider, against=against)
     print(output)
 
 
