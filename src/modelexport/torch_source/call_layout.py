@@ -80,7 +80,8 @@ class CallLayout:
         return next((call for call in reversed(chain) if not self._is_argument(value, call)), chain[0])
 
     def _is_argument(self, value: ir.Value, call: ModuleCall) -> bool:
-        return value in self.constants and value.name in self.arguments.get(call, ()) and call != self.root.call
+        is_given = value.name in self.arguments.get(call, ()) or (value, call) in self.entries.given
+        return value in self.constants and is_given and call != self.root.call
 
     def is_within_reach(self, value: ir.Value, call: ModuleCall) -> bool:
         """Whether a module has an entry or constant of its own, or in a module inside it."""

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from modelexport.core.calls import CallTree, ModuleCall
+from modelexport.core.owners import Owner
 from modelexport.errors import WeightsError
 from modelexport.format.documents import StateDictEntry, TransformStep
 from modelexport.format.dtypes import parse_dtype
@@ -40,12 +42,18 @@ class Entries:
     """The numbers of each entry, under the first of its names."""
     names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """The first name of an entry to all of them."""
+    given: set[tuple[ir.Value, ModuleCall]] = field(default_factory=set)
+    """Constants that a call gets from its caller, as the positions that an embedding is asked for."""
     lost: list[str] = field(default_factory=list)
     """Entries that the graph uses in a form from which they cannot be computed."""
 
 
-def entries_as_nodes(model: ir.Model, *, named: bool = True) -> Entries:
-    """Put the recorded transforms of a model's initializers into its graph, which is changed, and find its entries."""
+def entries_as_nodes(model: ir.Model, calls: CallTree, *, named: bool = True) -> Entries:
+    """Put the recorded transforms of a model's initializers into its graph, which is changed, and find its entries.
+
+    Args:
+        named: Whether the file says which initializers are entries. Otherwise all of floating-point numbers are.
+    """
     plans = {
         value: plan
         for value, plan in parameter_plans(model).items()
@@ -82,7 +90,7 @@ def entries_as_nodes(model: ir.Model, *, named: bool = True) -> Entries:
                 if key not in by_key:
                     by_key[key] = _entry(key, entries.arrays[key])
                     entries.values[by_key[key]] = key
-            _insert_steps(value, plan, by_key, entries)
+            _insert_steps(value, plan, by_key, entries, calls)
     return entries
 
 
@@ -116,28 +124,38 @@ def _entry(key: str, array: Any) -> ir.Value:
     return ir.Value(name=key, shape=ir.Shape(array.shape), type=ir.TensorType(ir.DataType.from_numpy(array.dtype)))
 
 
-def _insert_steps(value: ir.Value, plan: ParameterPlan, by_key: dict[str, ir.Value], entries: Entries) -> None:
-    """Compute an initializer from its entries, in each call that uses it."""
+def _insert_steps(
+    value: ir.Value, plan: ParameterPlan, by_key: dict[str, ir.Value], entries: Entries, calls: CallTree
+) -> None:
+    """Compute an initializer from its entries in each call that uses it, or in the call inside it that was folded."""
     results: dict[Any, ir.Value] = {}
     uses = [(use.node, use.idx) for use in value.uses()]
-    order = {
-        node: number
-        for graph in {node.graph for node, _ in uses}
-        if graph is not None
-        for number, node in enumerate(graph)
-    }
+    graphs = {node.graph for node, _ in uses if node.graph is not None}
+    order = {node: number for graph in graphs for number, node in enumerate(graph)}
     for node, index in sorted(uses, key=lambda use: order[use[0]]):
         owner = owner_of(node)
         place = node.graph, owner.call if owner is not None else None
         if place not in results:
             nodes = _step_nodes(value, plan, by_key, entries)
+            folded = _folded_call(plan, owner, calls)
             for step in nodes:
-                if owner is not None:
-                    set_owner(step, owner)
+                if folded is not None and step.op_type != "Constant":
+                    inputs = [each for each in step.inputs if each is not None]
+                    constants = [each for each in inputs if (made := each.producer()) and made.op_type == "Constant"]
+                    entries.given |= {(each, folded.call) for each in constants}
+                set_owner(step, owner if folded is None or step.op_type == "Constant" else folded)
             assert isinstance(node.graph, ir.Graph)
             node.graph.insert_before(node, nodes)
             results[place] = nodes[-1].outputs[0]
         node.replace_input_with(index, results[place])
+
+
+def _folded_call(plan: ParameterPlan, owner: Owner | None, calls: CallTree) -> Owner | None:
+    """The call of the entry's module inside the one that uses the result; its nodes were folded."""
+    call = ModuleCall(plan.inputs()[0].rpartition(".")[0])
+    if owner is None or len(plan.inputs()) != 1 or call not in calls or calls[call].parent != owner.call:
+        return None
+    return Owner((call,), owner.evidence)
 
 
 def _step_nodes(value: ir.Value, plan: ParameterPlan, by_key: dict[str, ir.Value], entries: Entries) -> list[ir.Node]:

@@ -127,6 +127,14 @@ def layer_norm(
     return result if bias is None else result + bias, mean, inverse
 
 
+def instance_norm(x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1e-5) -> Tensor:
+    """Each channel of each row normalized over its places, of which there may be one."""
+    centered = x - x.flatten(2).mean(-1).view(*x.shape[:2], *[1] * (x.ndim - 2))
+    deviation = (centered.flatten(2).square().mean(-1) + epsilon).sqrt().view(*x.shape[:2], *[1] * (x.ndim - 2))
+    shape = (-1, *[1] * (x.ndim - 2))
+    return centered / deviation * scale.view(shape) + bias.view(shape)
+
+
 def rms_norm(x: Tensor, scale: Tensor, *, axis: int = -1, epsilon: float = 1e-5) -> Tensor:
     """Divided by the root of the mean square over the axes from one on."""
     axes = tuple(range(axis % x.ndim, x.ndim))

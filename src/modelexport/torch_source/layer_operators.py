@@ -101,11 +101,6 @@ def _gelu_of_sum(approximate: str) -> Writer:
     return lambda o: E(f"F.gelu({o.x(0, SUM)}{f' + {o.x(1, SUM + 1)}' if o.has(1) else ''}{approximate})")
 
 
-def _instance_norm(o: Operation) -> Written:
-    epsilon = literal(o.attribute("epsilon", 1e-5))
-    return E(f"F.instance_norm({o.x()}, None, None, {o.x(1)}, {o.x(2)}, eps={epsilon})")
-
-
 def _cross_entropy(o: Operation) -> Written:
     if o.outputs_used() > 1:
         raise UnwrittenError("its second output is used")
@@ -125,7 +120,7 @@ _STANDARD: dict[str, Writer] = {
     "Conv": called(f.conv), "ConvTranspose": called(f.conv_transpose), "MaxPool": _max_pool,
     "AveragePool": called(f.average_pool), "LpPool": called(f.lp_pool), "GlobalAveragePool": _global("mean"),
     "GlobalMaxPool": _global("amax"), "LRN": called(f.lrn), "BatchNormalization": _batch_norm,
-    "InstanceNormalization": _instance_norm, "LayerNormalization": _layer_norm,
+    "InstanceNormalization": called(f.instance_norm), "LayerNormalization": _layer_norm,
     "RMSNormalization": called(f.rms_norm), "GroupNormalization": _group_norm,
     "RNN": _recurrent, "GRU": _recurrent, "LSTM": _recurrent, "Attention": called(f.attention, count=4),
     "RotaryEmbedding": called(f.rotary_embedding),

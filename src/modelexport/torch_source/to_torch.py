@@ -108,7 +108,7 @@ def torch_source(source: Source, *, dropout: Mapping[str, float] | None = None, 
         raise UsageError(f"dtype is {dtype}: give float64, or leave it out")
     tagged = read_tagged(source)
     _ = tagged.hierarchy  # read while the graph is still the file's
-    entries = entries_as_nodes(tagged.model, named=tagged.found is None)
+    entries = entries_as_nodes(tagged.model, tagged.calls, named=tagged.found is None)
     put_attention_together(tagged.model)
     constants = constants_of(tagged.model, entries)
     layout = CallLayout(tagged, entries, constants)
