@@ -22,6 +22,7 @@ from modelexport.graph.copies import value_like
 from modelexport.graph.nodes import required_inputs
 from modelexport.graph.size_conditions import check_sizes, put_conditions, read_conditions, renamed
 from modelexport.graph.size_symbols import SYMBOL, rename_sizes
+from modelexport.measure.shapes import symbols_in
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.random_inputs import compared_numbers, make_random_inputs
 from modelexport.runtime.sessions import open_file, session_options
@@ -83,7 +84,10 @@ def example_sizes(tagged: TaggedFile, sizes: Mapping[str, int]) -> tuple[dict[st
         (value.name or "", axis): str(size.value)
         for value in required_inputs(tagged.model)
         for axis, size in enumerate(value.shape or ())
-        if isinstance(size, ir.SymbolicDim) and size.value is not None and size.value not in sizes
+        if isinstance(size, ir.SymbolicDim)
+        and size.value is not None
+        and size.value not in sizes
+        and symbols_in(size.value) == [size.value]  # and no formula
     }
     if not axes:
         return dict(sizes), ""

@@ -115,7 +115,7 @@ def find_shapes(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Shap
         for value in model.graph.inputs
         for size in value.shape or ()
         if isinstance(size, ir.SymbolicDim) and size.value is not None
-        for name in _names(size.value)
+        for name in symbols_in(size.value)
     }
     values = [*model.graph.inputs, *(value for node in all_nodes(model) for value in node.outputs)]
     initial = [value for graph in model.graphs() for value in graph.initializers.values()]
@@ -135,7 +135,7 @@ def find_shapes(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Shap
                 known.setdefault(name, found)
             types.setdefault(name, dtype)
     left = {str(symbol) for size in texts.values() for symbol in getattr(size, "free_symbols", ())}
-    used = [name for text in texts for name in _names(text)]
+    used = [name for text in texts for name in symbols_in(text)]
     for name in given:
         if name not in symbols and name not in used:
             has = f"; it has {', '.join(symbols)}" if symbols else ": all of its sizes are fixed"
@@ -164,7 +164,7 @@ def _evaluated(text: str, given: Mapping[str, int], known: dict[str, Size]) -> S
     return known[text]
 
 
-def _names(text: str) -> list[str]:
+def symbols_in(text: str) -> list[str]:
     """The symbols in a formula."""
     try:
         return [node.id for node in ast.walk(_parsed(text)) if isinstance(node, ast.Name)]
