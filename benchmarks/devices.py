@@ -80,12 +80,11 @@ def npu(folder: Path) -> Iterator[str]:
 
 def npu_cells(report: DeviceReport) -> list[str]:
     whole, fix = report.whole, report.fix
-    if whole.error is None:
-        return [f"{whole.status}: {whole.reason[:150]}", "", "", "", named(report), "", ""]
     on = whole.nodes.get(report.device.provider, 0)
     fallbacks = ", ".join(f"{len(one.nodes)} {one.operator}" for one in report.fallbacks)
     changed = sorted({f"{step.kind}: {', '.join(step.operators[:4])}" for step in fix.steps}) if fix else []
-    cells = [str(on), fallbacks or "0", f"{whole.error:.1e}", "" if whole.rounding is None else f"{whole.rounding:.1e}"]
+    off_by = f"{whole.error:.1e}" if whole.error is not None else f"{whole.status}: {whole.reason[:150]}"
+    cells = [str(on), fallbacks or "0", off_by, "" if whole.rounding is None else f"{whole.rounding:.1e}"]
     after = "" if fix is None or fix.error is None else f"{fix.error:.1e}{'' if fix.agrees else ' (not within)'}"
     return [*cells, named(report), after, "; ".join(changed)]
 

@@ -211,3 +211,8 @@ def test_the_command_shows_where_the_file_runs_and_what_it_is_off_by(file: Path)
     document = json.loads(run("verify", file, "--device", "cpu", "--json").stdout)
     assert (document["verdict"], document["pieces"][0]["status"]) == ("agree", "agree")
     assert run("verify", file, "--bound", "0.1").returncode == 2
+    root = run("verify", file, "--device", "cpu", "--csv").stdout.splitlines()
+    row = dict(zip(root[0].split(","), root[1].split(","), strict=True))
+    placed = [count for providers in document["placed"].values() for count in providers.values()]
+    assert int(row["total.on_device"]) == sum(placed) > 0
+    assert int(row["total.off_device"]) == 0

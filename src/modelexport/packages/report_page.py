@@ -8,6 +8,8 @@ from pathlib import Path
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.text import plural
+from modelexport.devices.device_report import DeviceReport
+from modelexport.devices.device_table import device_table
 from modelexport.files.atomic_writing import check_writable
 from modelexport.measure import columns
 from modelexport.measure.columns import AGAINST, RATIO
@@ -41,8 +43,10 @@ def with_errors(table: Table, report: VerifyReport | AgainstReport) -> Table:
     return table.with_column(columns.ERROR, errors)
 
 
-def error_table(file: str | Path, report: VerifyReport | AgainstReport) -> Table:
+def error_table(file: str | Path, report: VerifyReport | AgainstReport | DeviceReport) -> Table:
     """The cost of a file with the errors of its verification."""
+    if isinstance(report, DeviceReport):
+        return device_table(read_tagged(file), report)
     return with_errors(cost_at_example(file), report)
 
 
