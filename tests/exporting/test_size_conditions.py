@@ -21,7 +21,7 @@ from modelexport.errors import CheckError, UsageError
 from modelexport.exporting.input_output_axis_names import Interface
 from modelexport.exporting.size_decisions import SizeTrials
 from modelexport.graph.size_conditions import SizeCondition, fitting, renamed, simplified, sizes_against
-from modelexport.pytorch.inputs.other_sizes import symbol_sizes, within_conditions
+from modelexport.pytorch.inputs.other_sizes import symbol_sizes, with_sizes, within_conditions, without_parts
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import run_session
 from modelexport.tagged.file import read_tagged
@@ -242,3 +242,23 @@ def test_a_product_with_a_fraction_that_is_rounded_is_a_condition(frontend: Any,
     result = export(Shortens(), (torch.rand(8),), tmp_path / "x.onnx", frontend=frontend, dynamic=True)
     (symbol,) = onnx.load(tmp_path / "x.onnx").graph.input[0].type.tensor_type.shape.dim
     assert [one.formula for one in result.valid_if] == [f"8 <= {symbol.dim_param} <= 9"]
+
+
+class Bag(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(50, 8, mode="sum", include_last_offset=True)
+
+    def forward(self, ids: torch.Tensor, offsets: torch.Tensor) -> Any:
+        return self.bag(ids, offsets)
+
+
+def test_offsets_stay_within_what_they_point_into(tmp_path: Path) -> None:
+    inputs = {"ids": torch.arange(40) % 37, "offsets": torch.tensor([0, 5, 11, 20, 28, 40])}
+    result = export(Bag(), inputs, tmp_path / "m.onnx", dynamic=True)
+    assert result.check.status == "passed"
+    model = read_tagged(tmp_path / "m.onnx").model
+    ids, offsets = symbol_sizes(inputs, model)
+    tried = [with_sizes(inputs, model, {ids: 8, offsets: 6}), with_sizes(inputs, model, {ids: 45, offsets: 8})]
+    assert [other["offsets"].tolist() for other in tried] == [[0, 5, 8, 8, 8, 8], [0, 5, 11, 20, 28, 40, 40, 40]]
+    assert without_parts(inputs, with_sizes(inputs, model, {ids: 40, offsets: 1}))

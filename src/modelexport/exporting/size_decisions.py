@@ -58,21 +58,21 @@ class SizeTrials:
         self._done: dict[tuple[tuple[str, int], ...], Tried | None] = {}
 
     def run(self, sizes: Mapping[str, int]) -> Tried | None:
-        """What happens with sizes of the dynamic axes; ``None`` if the inputs would be too large."""
+        """What happens with sizes of the dynamic axes; ``None`` if the inputs would be too large, or crash PyTorch."""
         key = tuple(sorted(sizes.items()))
         if key not in self._done:
             self._done[key] = self._run(sizes)
         return self._done[key]
 
     def _run(self, sizes: Mapping[str, int]) -> Tried | None:
-        from modelexport.pytorch.inputs.other_sizes import symbol_sizes, with_sizes
+        from modelexport.pytorch.inputs.other_sizes import symbol_sizes, with_sizes, without_parts
 
         sides, model = self._sides, self._sides.tagged.model
         before = symbol_sizes(self._inputs, model)
         if any(size > max(_LARGEST, 2 * before[symbol] + 1) for symbol, size in sizes.items()):
             return None
         other = with_sizes(self._inputs, model, sizes)
-        if _elements(other) > max(_MOST_ELEMENTS, 8 * _elements(self._inputs)):
+        if _elements(other) > max(_MOST_ELEMENTS, 8 * _elements(self._inputs)) or without_parts(self._inputs, other):
             return None
         with collected():
             try:

@@ -92,13 +92,42 @@ def with_sizes(
     axes = dynamic_axes(model) if axes is None else axes
     own = inputs_of_file(inputs, model)
     names = {id(tensor): own.get(name) for name, tensor in tensors_in(inputs)}
+    shorter: list[tuple[int, int]] = []
 
-    def one(value: Any) -> Any:
+    def with_size(value: Any) -> Any:
         name = names.get(id(value))
-        return _resized(value, axes[name], now) if name is not None and name in axes else value
+        if name is None or name not in axes:
+            return value
+        other = _resized(value, axes[name], now)
+        shorter.extend((size, less) for size, less in zip(value.shape, other.shape, strict=True) if less < size)
+        return other.cummax(0).values if _are_offsets(value) else other
 
-    changed: Inputs = tree_map(one, inputs)
-    return changed
+    changed: Inputs = tree_map(with_size, inputs)
+    return tree_map(lambda value: _ending_within(value, shorter), changed) if shorter else changed
+
+
+def _sorted_from_zero(value: Any) -> bool:
+    """Whether a tensor may hold where parts of another begin. Kernels of PyTorch read memory wherever these point."""
+    if not isinstance(value, torch.Tensor) or value.ndim != 1 or value.dtype not in (torch.int32, torch.int64):
+        return False
+    return value.numel() > 0 and int(value[0]) == 0 and bool((value.diff() >= 0).all())
+
+
+def _are_offsets(value: Any) -> bool:
+    """Whether a tensor holds where parts of another begin, and not merely positions."""
+    return _sorted_from_zero(value) and int(value[-1]) >= value.numel()
+
+
+def without_parts(inputs: Inputs, other: Inputs) -> bool:
+    """Whether only the first of the offsets in some inputs is left in others. PyTorch's kernels crash without parts."""
+    pairs = zip(tensors_in(inputs), tensors_in(other), strict=True)
+    return any(now.numel() == 1 < before.numel() and _are_offsets(before) for (_, before), (_, now) in pairs)
+
+
+def _ending_within(value: Any, shorter: Sequence[tuple[int, int]]) -> Any:
+    """Offsets into an axis that became shorter, so that they end with it."""
+    ends = [less for size, less in shorter if less < value[-1] <= size] if _sorted_from_zero(value) else []
+    return value.clamp(max=min(ends)) if ends else value
 
 
 def other_sizes(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inputs]]:
