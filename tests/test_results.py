@@ -202,7 +202,7 @@ def test_stages_are_told_and_logged_under_one_name(tmp_path: Path, caplog: pytes
 
 def test_a_result_says_what_was_proven(results: dict[str, Any]) -> None:
     assert "121 calls, 80 nodes (80 exact), check passed, verified: agree" in repr(results["ExportResult"])
-    assert "agree; 1 outputs within" in repr(results["VerifyReport"])
+    assert "agree; 1 output within" in repr(results["VerifyReport"])
     assert "121 agree" in repr(results["VerifyReport"])
     assert repr(results["Split"]).endswith("stages: 2)")
     assert repr(results["StagesReport"]) == "StagesReport(outputs: 1, agrees=True)"

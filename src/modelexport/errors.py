@@ -166,7 +166,9 @@ class UntaggedNodeError(ModelExportError):
     def __init__(self, nodes: list[str]) -> None:
         self.nodes = tuple(nodes)
         listed = "\n".join(f"  {node}" for node in nodes)
-        super().__init__(f"{len(nodes)} nodes have no owner; no file was written:\n{listed}")
+        super().__init__(
+            f"{len(nodes)} {'node has' if len(nodes) == 1 else 'nodes have'} no owner; no file was written:\n{listed}"
+        )
 
 
 @contextmanager

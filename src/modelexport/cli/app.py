@@ -202,5 +202,5 @@ def _fail(message: str, status: int, *, listed: bool = False) -> int:
     text = message if listed else " ".join(message.splitlines())
     if not listed and len(text) > _LONGEST:  # a name from a damaged file
         text = f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
-    print(f"modelexport: {text}", file=sys.stderr)
+    print(f"modelexport: {text.replace('?; ', '? ')}", file=sys.stderr)  # after "did you mean ...?"
     return status

@@ -241,7 +241,9 @@ def _fit(given: Mapping[str, Any], tagged: TaggedFile) -> dict[str, Any]:
     """Inputs with the names and element types of another file: by name, or by order if names differ."""
     wanted = required_inputs(tagged.model)
     if len(wanted) != len(given):
-        raise InputsError(f"{tagged.path} takes {len(wanted)} inputs, not {len(given)}: it was not made from the file")
+        raise InputsError(
+            f"{tagged.path} takes {plural(len(wanted), 'input')}, not {len(given)}: it was not made from the file"
+        )
     names = [value.name or "" for value in wanted]
     arrays = [given[name] for name in names] if set(names) == set(given) else list(given.values())
     return {

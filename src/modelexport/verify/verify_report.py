@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from modelexport.core.result_display import Rows, Shown, entry_of, error_text
+from modelexport.core.text import plural
 from modelexport.traces.array_differences import Difference, Verdict
 
 CallStatus = Literal["agree", "tie", "differ", "not compared", "no nodes"]
@@ -114,7 +115,7 @@ class VerifyReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {status}" for status, count in self.counts.items())
         first = f"; first in {self.diverging.address or '.'}" if self.diverging is not None else ""
-        outputs = f"{len(self.outputs)} outputs within {self.largest:.1e}"
+        outputs = f"{plural(len(self.outputs), 'output')} within {self.largest:.1e}"
         return f"<VerifyReport: {self.verdict}; {outputs}; calls: {counts}{first}>"
 
     def __getitem__(self, name: str) -> CallVerdict:

@@ -8,6 +8,7 @@ from typing import Any
 
 import onnxruntime
 
+from modelexport.core.text import plural
 from modelexport.errors import InputsError
 from modelexport.pytorch.nested_tensors import as_array, tensors_in
 from modelexport.runtime.sessions import input_names
@@ -33,7 +34,7 @@ def under_names(inputs: Mapping[str, Any] | Sequence[Any], wanted: Sequence[str]
     if all(array is not None for array in by_name.values()):
         return by_name
     if len(given) != len(wanted):
-        raise InputsError(f"the file takes {len(wanted)} inputs ({', '.join(wanted)}), but {len(given)} were given")
+        raise InputsError(f"the file takes {plural(len(wanted), 'input')} ({', '.join(wanted)}), not {len(given)}")
     return dict(zip(wanted, given.values(), strict=True))
 
 
