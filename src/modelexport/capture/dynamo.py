@@ -53,7 +53,7 @@ from modelexport.capture.presumed_selections import Presumed
 from modelexport.capture.quantized_form import USUAL_FORM, QuantizedForm
 from modelexport.capture.recorded_conditions import RecordedConditions
 from modelexport.capture.repairs.decompositions import outputs_converted_back, with_decompositions
-from modelexport.capture.repairs.fourier_transforms import with_sizes_of_transforms
+from modelexport.capture.repairs.fourier import hide_sizes_of_transforms
 from modelexport.capture.repairs.packed_linear import opset_for
 from modelexport.capture.repairs.pooling import without_last_windows
 from modelexport.capture.repairs.recurrent import steps_open
@@ -230,7 +230,7 @@ def _with_owners(
     floor_quotients_of_sizes(translated)
     compute_numbers_in_double(translated)
     list(without_last_windows(translated))
-    list(with_sizes_of_transforms(translated))
+    list(hide_sizes_of_transforms(translated))
     seen: Sequence[TracedCall] = recorder.seen
     if program is not None and not (seen and seen[0].call == ROOT and is_annotated(program.graph)):
         # Strict capture, to which torch.onnx fell back, runs no hooks, and a GraphModule as root not its own: the calls
