@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, MutableSequence, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -184,7 +185,8 @@ class Cutter:
     def _check_types(self, what: str, values: Iterable[ir.Value]) -> None:
         for value in values:
             if value.type is None and keys.VALUE_TYPE not in value.metadata_props:
-                passes.ShapeInferencePass()(self._model)
+                with suppress(ir.serde.SerdeError):  # onnx infers maps, which onnx_ir does not hold
+                    passes.ShapeInferencePass()(self._model)
             if value.type is None and keys.VALUE_TYPE not in value.metadata_props:
                 raise FileFormatError(
                     f"{self._tagged.path} has no type for '{value.name}', which {what} takes or returns, "
