@@ -73,7 +73,7 @@ class ModuleClasses:
         children = {name: self.build(child.path).constructor for name, child in node.children.items()}
         if node.path not in self.dropout and (recurrent := recurrent_class(self.layout, node)) is not None:
             return Built(recurrent[0], recurrent=recurrent[1])
-        known = torch_class(self.layout, node)
+        known = self._typed(torch_class(self.layout, node), node)
         if node.path not in self.ties and known is None:
             if not node.calls and not node.is_unchanged and node.path:
                 known = (
@@ -89,6 +89,11 @@ class ModuleClasses:
         if known.endswith("(0.0)"):
             return Built(known.replace("(0.0)", f"({literal(self.dropout[node.path])})"))
         return self._class(node, children)
+
+    def _typed(self, constructor: str | None, node: ModuleNode) -> str | None:
+        """A constructor with the floating-point type of the module's entries, if it is not float32."""
+        types = {self._torch_type(entry.dtype) for entry in node.entries.values() if _is_floating(entry)} - {""}
+        return constructor if constructor is None or not types else constructor[:-1] + types.pop() + ")"
 
     def _parameter_list(self, node: ModuleNode) -> str | None:
         if not node.is_list or not node.entries or not all(self._is_parameter(node, name) for name in node.entries):
