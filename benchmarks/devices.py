@@ -267,12 +267,13 @@ def main() -> None:
         for line in measure(folder, *([value] if value else [])):
             print(line, flush=True)
             lines.append(line)
-            write_section(SECTIONS[name], "\n".join(lines))
+            write_section(name, "\n".join(lines))
 
 
-def write_section(title: str, text: str) -> None:
+def write_section(name: str, text: str) -> None:
+    title = SECTIONS[name]
     page = PAGE.read_text() if PAGE.exists() else "# Files on devices\n\nMade by `benchmarks/devices.py`.\n"
-    section = f"## {title}\n\n{text}\n"
+    section = f"## {title}\n\n<!-- figures: devices.py {name} -->\n\n{text}\n\n<!-- end -->\n"
     pattern = re.compile(rf"^## {re.escape(title)}\n.*?(?=^## |\Z)", re.M | re.S)
     page = pattern.sub(lambda _: section + "\n", page) if pattern.search(page) else f"{page.rstrip()}\n\n{section}"
     PAGE.write_text(page.rstrip() + "\n")

@@ -52,6 +52,7 @@ COMMANDS: dict[str, Arguments] = {
     "select": lambda file, words: [str(file), *words, "--as", "ort"],
     "extract": lambda file, words: [str(file), *words, "-o", "cut/"],
     "verify": lambda file, words: [str(file), "--against", str(file), *(f"--module={word}" for word in words)],
+    "kit": lambda file, words: [str(file), "-o", "kit/", *(f"--module={word}" for word in words)],
     "compare": lambda file, words: [str(file), str(file), *words],
     "cost": lambda file, words: [str(file), *words],
     "profile": lambda file, words: [str(file), *words, "--runs", "1"],
@@ -77,7 +78,8 @@ def test_no_command_that_takes_selectors_is_left_out() -> None:
         for parameter in command.params
         if "SELECTOR" in (parameter.metavar or "")
     }
-    assert found - {"export"} == set(COMMANDS)  # whose modules are those of a model: tests/exporting/test_expose.py
+    # Modules of a model, in tests/exporting/test_expose.py, and selectors with a number, in tests/torch_source.
+    assert found - {"export", "to-torch"} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -77,6 +77,10 @@ CASES = {
         [*DATA, "arrays.npz"],
     ),
     "report": Case(["copied.onnx"], ["-o"], DATA),
+    "verify": Case(["copied.onnx", "--against", "plain.onnx"], ["--html"], [*DATA, "plain.onnx"]),
+    "kit": Case(["copied.onnx"], ["-o"], DATA),
+    "to-torch": Case(["copied.onnx"], ["-o"], DATA),
+    "example": Case(["sentences.txt"], ["-o"], []),
     "inputs": Case(["factory.py:make", "--inputs", "inputs.json"], ["-o"], ["factory.py", "inputs.json"]),
     "export": Case(
         ["factory.py:make", "--inputs", "inputs.json", "--frontend", "torchscript"],
@@ -85,6 +89,10 @@ CASES = {
         ["-o", "fine.onnx"],
     ),
 }
+
+
+ALONE = ("report", "example")
+"""Commands whose ``-o`` is one file of any name."""
 
 
 @pytest.fixture
@@ -177,12 +185,14 @@ def test_an_output_that_is_no_regular_file_is_refused(name: str, place: Path) ->
     assert Path("/dev/null").is_char_device()
 
 
-@pytest.mark.parametrize("name", sorted(CASES.keys() - {"split", "profile", "sensitivity", "optimize"}))
+@pytest.mark.parametrize("name", sorted(CASES.keys() - {"split", "kit", "profile", "sensitivity", "optimize"}))
 def test_a_link_is_followed_where_that_is_asked_for(name: str, place: Path) -> None:
     case = CASES[name]
     store = place.parent / "store"
     store.mkdir()
-    suffix = ".npz" if name == "inputs" else ".out"
+    suffix = {"inputs": ".npz", "to-torch": ".py"}.get(
+        name, ".out" if case.outputs[0] != "-o" or name in ALONE else ".onnx"
+    )
     real, link = store / f"target{suffix}", Path(f"link{suffix}")
     real.write_bytes(b"old")
     link.symlink_to(real)
@@ -203,7 +213,7 @@ WORDS = {
     "a quantized package": ["quantize", "stages", "--to", "int8-weights"],
     "calls in a folder": ["extract", "plain.onnx", "--each", "Linear"],
 }
-MODELS = sorted(WORDS.keys() - {"inputs", "report", "place"})
+MODELS = sorted(WORDS.keys() - {"inputs", "report", "place", "kit", "to-torch", "example"})
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -284,7 +294,8 @@ def test_no_writer_of_models_goes_around_the_check() -> None:
     source = Path(modelexport.__file__).parent
     around = re.compile(r"files.atomic_writing import [^\n]*(written|replaced)_together|atomic_writing\.(written|repl)")
     users = {str(file.relative_to(source)) for file in source.rglob("*.py") if around.search(file.read_text())}
-    assert users == {"runtime/checked_writing.py"}
+    # The others write no models: code with weights, and tables.
+    assert users == {"runtime/checked_writing.py", "torch_source/to_torch.py", "tagged/table_writing.py"}
 
 
 def test_a_folder_that_is_a_link_is_followed_where_that_is_asked_for(place: Path) -> None:

@@ -211,7 +211,7 @@ class _Right:
         document = descended_document(
             said,
             model=self.tagged.model,
-            values={value.name or "": value for value in (*made, *weights, *self.tagged.model.graph.inputs)},
+            values={value.name: value for value in (*made, *weights, *self.tagged.model.graph.inputs) if value.name},
             tags=self.tags,
             coverage=self.tagged.coverage,
         )

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class Other:
     """What FILE is compared with; without one of these, the values that `export --reference` stored"""
 
-    model: str | None = option(None, "The model that FILE was exported from.", metavar="MODEL")
-    against: Path | None = option(None, "A tagged descendant of FILE.", metavar="OTHER.onnx")
+    model: str | None = option(None, "The model that FILE was exported from.", metavar="MODEL", file="read")
+    against: Path | None = option(None, "A tagged descendant of FILE.", metavar="OTHER.onnx", file="read")
     results: Path | None = option(
         None, "What the runner of FILE's kit wrote on another machine.", metavar="results.json", file="read"
     )
@@ -86,7 +86,9 @@ class Shown:
     """What is shown"""
 
     as_csv: bool = option(False, "Print a table of cost and error of each call as CSV.", flag="--csv")
-    html: Path | None = option(None, "Also write a page with the error of each call.", metavar="OUT.html")
+    html: Path | None = option(
+        None, "Also write a page with the error of each call.", metavar="OUT.html", file="written alone"
+    )
     as_json: bool = option(False, "Print one JSON document and nothing else.", flag="--json")
     verbose: bool = option(False, "Also say how far the calls of nodes are confirmed.", flag="-v --verbose")
 

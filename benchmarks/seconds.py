@@ -1,0 +1,40 @@
+"""Processor seconds of commands, each in a fresh process with its imports: python benchmarks/seconds.py"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+COMMANDS = {
+    "tree bert-tiny.onnx": 4,
+    "nodes bert-tiny.onnx encoder.layer.0": 4,
+    "cost bert-tiny.onnx": 4,
+    "export bert-tiny -o b.onnx": 2,
+}
+"""Each command with the number of runs, of which the least counts."""
+
+
+def seconds_of(words: str, folder: Path) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "modelexport", *words.split()]
+    subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def main() -> None:
+    print("| command | processor seconds |\n|---|---|")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        seconds_of("export bert-tiny -o bert-tiny.onnx", folder)
+        for words, runs in COMMANDS.items():
+            print(f"| `{words}` | {min(seconds_of(words, folder) for _ in range(runs)):.2f} |")
+
+
+if __name__ == "__main__":
+    main()
