@@ -36,7 +36,7 @@ from modelexport.devices.kits import write_kit
 from modelexport.devices.wrong_modules import check
 from modelexport.errors import ModelExportError
 from modelexport.graph.node_owners import owner_of
-from modelexport.measure.run_inputs import make_feeds
+from modelexport.measure.inputs_and_example_sizes import make_feeds
 from modelexport.runtime.devices import CPU
 from modelexport.tagged.file import TaggedFile
 from spoiled_device import SpoiledDevice

@@ -170,7 +170,7 @@ class Trial:
         }
 
     def inputs(self) -> None:
-        from modelexport.measure.run_inputs import make_feeds
+        from modelexport.measure.inputs_and_example_sizes import make_feeds
 
         self.feeds, _ = make_feeds(self.tagged, self.file, None, {}, provider="CPUExecutionProvider", seed=0)
         self.expected = outputs(self.file, self.feeds)

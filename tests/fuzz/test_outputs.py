@@ -27,12 +27,12 @@ from modelexport.cli.command_list import COMMANDS
 from modelexport.cli.lazy_commands import load_command
 from modelexport.cli.overwrite_guard import Read, Written
 from modelexport.errors import OutputError
-from modelexport.files import abandoned_staging, atomic_writing, onnx_models
-from modelexport.files.abandoned_staging import only_writer
+from modelexport.files import atomic_writing, folder_locks, onnx_models
+from modelexport.files.folder_locks import only_writer
 from modelexport.files.linked_weights import changed_files, data_files, names_other_files
 from modelexport.files.protobuf_writing import to_proto
 from modelexport.format.package_manifest import MANIFEST
-from modelexport.runtime.checked_writing import written_together
+from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.surgery.splitting import split
 
 
@@ -240,7 +240,7 @@ def test_a_result_that_does_not_load_is_not_written(name: str, place: Path, monk
 
 
 def test_a_second_writer_is_told(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(abandoned_staging, "LOCK_SECONDS", 0.1)
+    monkeypatch.setattr(folder_locks, "LOCK_SECONDS", 0.1)
     before = everything(place)
     with only_writer(place):
         ended = run("rename", "plain.onnx", "-o", "out.onnx")
@@ -284,7 +284,10 @@ def test_weights_beside_an_output_are_named_after_it_and_replace_nothing(place: 
 
 def test_what_a_command_was_not_asked_to_write_is_not_replaced(place: Path) -> None:
     Path("below/weights.bin").write_bytes(b"mine")
-    with pytest.raises(OutputError, match="does not belong to what is written"), written_together(Path("below")) as new:
+    with (
+        pytest.raises(OutputError, match="does not belong to what is written"),
+        checked_and_written(Path("below")) as new,
+    ):
         shutil.copy("plain.onnx", new / "model.onnx")
         (new / "weights.bin").write_bytes(b"other")
     assert [file.name for file in Path("below").iterdir()] == ["weights.bin"]

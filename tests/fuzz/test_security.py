@@ -27,7 +27,7 @@ from modelexport.core.calls import CallTree, ModuleCall, TracedCall
 from modelexport.core.selectors import select_calls
 from modelexport.core.text import as_markdown, printable, without_paths
 from modelexport.errors import FileFormatError, UsageError
-from modelexport.measure import run_inputs
+from modelexport.measure import inputs_and_example_sizes
 from modelexport.tagged.documents.reader import load_dag
 from mutators import FORMULAS
 
@@ -184,7 +184,7 @@ def test_no_glob_takes_long(glob: str) -> None:
 
 def test_a_file_of_inputs_is_not_unpacked_beyond_its_limit(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez_compressed("zeros.npz", x=np.zeros((1000, 1000)))
-    monkeypatch.setattr(run_inputs, "INPUT_BYTES", 10**6)
+    monkeypatch.setattr(inputs_and_example_sizes, "INPUT_BYTES", 10**6)
     ended = run("profile", "plain.onnx", "--inputs", "zeros.npz")
     assert ended.status == 2 and "holds 8,000,128 bytes, and at most 1,000,000 are read" in ended.err
 

@@ -31,7 +31,7 @@ from modelexport.errors import FileFormatError, UsageError
 from modelexport.format import documents, keys
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import nested_graphs
-from modelexport.tagged.found_calls.torchscript_names import read_scoped_names
+from modelexport.tagged.found_calls.torchscript_names import read_torchscript_names
 
 
 @contextlib.contextmanager
@@ -333,7 +333,7 @@ def test_a_number_behind_a_name_is_a_call_only_if_the_name_is_not_that_of_a_modu
     graph = ir.Graph(
         [x], alone.outputs, nodes=[first, module, again, alone], initializers=[weight, own], opset_imports={"": 17}
     )
-    found = read_scoped_names(ir.Model(graph, ir_version=10))
+    found = read_torchscript_names(ir.Model(graph, ir_version=10))
     assert [(f.stack[-1].path, f.stack[-1].index) for f in found.values()] == [
         ("fc", 0),
         ("fc_1", 0),
@@ -342,7 +342,7 @@ def test_a_number_behind_a_name_is_a_call_only_if_the_name_is_not_that_of_a_modu
     ]
     module.replace_input_with(1, weight)
     graph.initializers.pop("fc_1.weight")
-    found = read_scoped_names(ir.Model(graph, ir_version=10))
+    found = read_torchscript_names(ir.Model(graph, ir_version=10))
     assert [(f.stack[-1].path, f.stack[-1].index) for f in found.values()][:3] == [("fc", 0), ("fc", 1), ("fc", 2)]
     assert {f.evidence for f in found.values()} == {Evidence.INFERRED, Evidence.DERIVED}
 

@@ -125,7 +125,7 @@ def test_a_planted_fault_is_found_in_its_call(wrong: str, file: Path, tmp_path: 
 def test_owners_come_from_values_and_are_never_exact(file: Path, tmp_path: Path) -> None:
     path = without_names(file, tmp_path / "nameless.onnx")
     sides = Sides.of(net(), INPUTS, open_for(net(), path))
-    sides.find_calls(INPUTS, {})
+    sides.find_calls_by_value(INPUTS, {})
     tagged = sides.tagged
     found = [(node.op_type, str(owner_of(node).call)) for node in tagged.nodes if node.op_type in ("Tanh", "MatMul")]
     assert found[:2] == [("MatMul", "blocks.0.fc"), ("Tanh", "blocks.0")]

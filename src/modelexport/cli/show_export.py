@@ -13,9 +13,9 @@ from modelexport.graph.size_conditions import told_of_conditions, told_with_line
 from modelexport.tagged.tree_and_nodes import format_coverage
 
 if TYPE_CHECKING:
-    from modelexport.exporting.export_checks import FileCheck
     from modelexport.exporting.export_result import ExportResult
     from modelexport.exporting.options import Options
+    from modelexport.exporting.output_checks import FileCheck
     from modelexport.exporting.runtime_fusion import Fusion
     from modelexport.format.documents import Value
     from modelexport.weights.linked_copied_embedded import WeightsSummary

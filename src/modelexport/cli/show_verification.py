@@ -12,7 +12,7 @@ from modelexport.core.text import align, indent, plural, shortened
 
 if TYPE_CHECKING:
     from modelexport.traces.array_differences import Difference
-    from modelexport.verify.against_file import AgainstReport, CallLoss, Loss
+    from modelexport.verify.against_report import AgainstReport, CallLoss, Loss
     from modelexport.verify.verify_report import CallVerdict, FalseClaim, VerifyReport
 
 _CLAIMS = 10

@@ -15,7 +15,7 @@ from modelexport.graph.copies import value_like
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.unique_names import free_name
 from modelexport.precision.quantize import infer_types
-from modelexport.runtime.checked_writing import written_together
+from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.surgery.edited_files import Documents
 from modelexport.surgery.shared_files import SharedFiles
 from modelexport.tagged.encodings.encoded import encoded
@@ -179,7 +179,7 @@ def write_changed(source: Path, changes: Iterable[tuple[Kind, Sequence[str]]], o
         change_nodes(tagged.model, kind, names)
     beside = documents.of_edited(tagged.call_tags)
     model = encoded(tagged.model, tagged.call_tags, tagged.encoding)
-    with written_together(output.parent, [source]) as staging:
+    with checked_and_written(output.parent, [source]) as staging:
         SharedFiles(tagged.model, output, staging).save(model, output.name, beside)
 
 

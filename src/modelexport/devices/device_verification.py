@@ -21,7 +21,7 @@ from modelexport.devices.judged_pieces import BOUND
 from modelexport.devices.part_runs import LIMIT, PartRuns
 from modelexport.devices.wrong_modules import check
 from modelexport.files.path_or_model import Source
-from modelexport.measure.run_inputs import make_feeds
+from modelexport.measure.inputs_and_example_sizes import make_feeds
 from modelexport.runtime.devices import CPU, find_device
 from modelexport.tagged.file import read_tagged
 

@@ -22,8 +22,8 @@ from modelexport.errors import FileFormatError, UsageError
 from modelexport.files.output_folders import check_output_folder
 from modelexport.files.path_or_model import Source
 from modelexport.files.regular_files import read_regular
-from modelexport.measure.run_inputs import make_feeds
-from modelexport.runtime.checked_writing import written_together
+from modelexport.measure.inputs_and_example_sizes import make_feeds
+from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.runtime.devices import CPU, Device, described
 from modelexport.surgery.extraction import file_stem
 from modelexport.tagged.file import TaggedFile, read_tagged
@@ -86,7 +86,7 @@ def write_kit(
     calls = tagged.select(*modules).calls if modules else [traced.call for traced in tagged.calls]
     feeds, _ = make_feeds(tagged, tagged.path, inputs, {}, provider=CPU, seed=seed)
     pieces, parts, skipped = Pieces(tagged, feeds), [], list[str]()
-    with written_together(output, [tagged.path], make=True, check=False) as staging:
+    with checked_and_written(output, [tagged.path], make=True, check=False) as staging:
         (staging / "values").mkdir()
         seen = {tagged.nodes}
         parts.append(write_part(pieces.whole(), staging, ".", staging / "values", "whole"))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from modelexport.capture.front_ends import Attempt
 from modelexport.core.result_display import Rows, Written
 from modelexport.core.text import first_few, plural
-from modelexport.exporting.export_checks import FileCheck
 from modelexport.exporting.fixed_axes import FixedAxis
+from modelexport.exporting.output_checks import FileCheck
 from modelexport.exporting.runtime_fusion import Fusion
 from modelexport.format import documents
 from modelexport.graph.size_conditions import told_of_conditions

@@ -32,7 +32,7 @@ from modelexport.graph.size_conditions import SizeCondition, put_conditions
 from modelexport.pytorch.calls.module_tree_of_model import module_tree
 from modelexport.pytorch.inputs.prepared_inputs import Prepared, arguments_by_name, prepare_inputs
 from modelexport.pytorch.runs.repeatability import Unrepeatable, find_unrepeatable
-from modelexport.runtime.checked_writing import replaced_together
+from modelexport.runtime.checked_writing import checked_and_replaced
 from modelexport.tagged.documents.dag import write_dag_files
 from modelexport.tagged.tree_and_nodes import tree_rows
 
@@ -128,7 +128,7 @@ class _Job:
             fused = steps.fuse(exported, before, tree, options.graph)
         with stages("tag"):
             tagged = steps.tag(exported, before, tree, options.tags, fused)
-        with replaced_together(check=False) as replacement:
+        with checked_and_replaced(check=False) as replacement:
             staged = replacement.folder(self.path.parent) / self.path.name
             written = _Written(self, exported, before, tagged, attempts, staged)
             written.write(stated_unchecked(exported))

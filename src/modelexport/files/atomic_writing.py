@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from modelexport.errors import LeftoverWarning, NotWrittenError, OutputError
-from modelexport.files.abandoned_staging import STAGING_PREFIX, locked, only_writer, remove_abandoned
+from modelexport.files.folder_locks import STAGING_PREFIX, locked, only_writer, remove_abandoned
 from modelexport.files.manifest_file import files_of_package, unfinished_manifest
 from modelexport.files.protected_inputs import being_read, check_kept, parts_of, reading
 from modelexport.files.regular_files import check_folder_writable, what_it_is

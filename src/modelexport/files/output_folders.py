@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from modelexport.errors import OutputError
-from modelexport.files.abandoned_staging import STAGING_PREFIX
 from modelexport.files.atomic_writing import check_writable
+from modelexport.files.folder_locks import STAGING_PREFIX
 from modelexport.files.manifest_file import files_of_package, read_kind
 from modelexport.files.protected_inputs import being_read, check_kept, reading
 from modelexport.files.regular_files import check_folder_writable, what_it_is

@@ -23,7 +23,7 @@ from modelexport.format import documents, keys
 from modelexport.graph.copies import copy_of
 from modelexport.graph.node_owners import owned_operators, owner_of, required_owner
 from modelexport.graph.nodes import all_nodes
-from modelexport.runtime.checked_writing import written_together
+from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.tagged.encodings.encoded import encoded
 from modelexport.tagged.encodings.metadata import drop_torch_metadata
 from modelexport.tagged.file import TaggedFile, read_tagged
@@ -83,7 +83,7 @@ def adopt(program: Any, output: str | Path, *, keep_torch_metadata: bool = False
             drop_torch_metadata(model)
         encoded(model, tags)
     check_files(model)
-    with written_together(output.parent, reads) as staging:
+    with checked_and_written(output.parent, reads) as staging:
         save_model(model, staging / output.name)
         files = [str(output.parent / file.name) for file in sorted(staging.iterdir())]
     evidence = (required_owner(node).evidence for node in all_nodes(model))

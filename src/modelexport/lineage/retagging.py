@@ -40,7 +40,7 @@ from modelexport.graph.snapshot import take_snapshot
 from modelexport.graph.unique_names import free_name, name_nodes_apart
 from modelexport.lineage.entries_after_tools import inherited
 from modelexport.lineage.owners_after_tools import Descent, Reason, trace_owners
-from modelexport.runtime.checked_writing import written_together
+from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.tagged.documents.hierarchy_sidecar import descended_documents
 from modelexport.tagged.encodings.metadata import write_metadata
 from modelexport.tagged.file import TaggedFile, read_tagged
@@ -153,7 +153,7 @@ def write_retagged(
         inlined: Whether it had local functions.
         beside: What else is written with it: the end of each name to the content.
         save: Writes the model to a file with its documents, if its weights go elsewhere.
-        check, inputs: As :func:`modelexport.runtime.checked_writing.replaced_together` has them.
+        check, inputs: As :func:`modelexport.runtime.checked_writing.checked_and_replaced` has them.
 
     Raises:
         As :func:`retag`.
@@ -194,7 +194,7 @@ def write_retagged(
         untagged=True,
     )
     reads = [tagged.path] if changed is None else [tagged.path, changed]
-    with written_together(output.parent, reads, check=check, inputs=inputs) as staging:
+    with checked_and_written(output.parent, reads, check=check, inputs=inputs) as staging:
         if save is None:
             save_model(model, staging / output.name, documents=documents)
         else:

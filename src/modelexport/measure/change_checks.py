@@ -15,7 +15,7 @@ from modelexport.files.path_or_model import Source
 from modelexport.graph.node_owners import OWNER
 from modelexport.graph.parameter_plans import record_own_names
 from modelexport.measure.costs import cost
-from modelexport.measure.run_inputs import make_feeds
+from modelexport.measure.inputs_and_example_sizes import make_feeds
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.sessions import arrays_in, open_file, run_session, session_options
 from modelexport.tagged.comparison import compare

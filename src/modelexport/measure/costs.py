@@ -20,10 +20,10 @@ from modelexport.graph.parameter_plans import parameter_plan, state_dict_of
 from modelexport.graph.size_conditions import check_sizes, read_conditions
 from modelexport.measure import columns
 from modelexport.measure.html_page import Page, embedded_page
+from modelexport.measure.inputs_and_example_sizes import example_sizes, shapes_in_run
 from modelexport.measure.live_memory import live_bytes
 from modelexport.measure.model_explorer import explorer_places
 from modelexport.measure.operator_costs import work_of
-from modelexport.measure.run_inputs import example_sizes, shapes_in_run
 from modelexport.measure.shapes import Shapes, Size, find_shapes
 from modelexport.measure.table import NodeFigures, Table
 from modelexport.tagged.file import TaggedFile, read_tagged

@@ -27,9 +27,9 @@ from modelexport.lineage.owners_after_tools import trace_owners
 from modelexport.measure import columns
 from modelexport.measure.costs import read_one
 from modelexport.measure.html_page import Page, embedded_page
+from modelexport.measure.inputs_and_example_sizes import make_feeds
 from modelexport.measure.model_explorer import Place, explorer_places
 from modelexport.measure.onnxruntime_profiler import Kernel, Profile, profile_runs, time_runs
-from modelexport.measure.run_inputs import make_feeds
 from modelexport.measure.table import NodeFigures, Table
 from modelexport.runtime.devices import CPU, find_device
 from modelexport.runtime.sessions import Level

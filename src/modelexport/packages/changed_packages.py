@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from modelexport.core.timed_stages import Stages
 from modelexport.errors import UsageError
-from modelexport.files.abandoned_staging import STAGING_PREFIX
+from modelexport.files.folder_locks import STAGING_PREFIX
 from modelexport.files.linked_weights import record_data, record_samples
 from modelexport.files.manifest_file import write_manifest
 from modelexport.files.onnx_models import (
@@ -40,7 +40,7 @@ from modelexport.precision.quantize import Feeds, QuantizeResult, quantize, quan
 from modelexport.precision.recipes import Recipe, chosen_recipe, encode_recipe, of_parts
 from modelexport.precision.search_within_bound import Saved, SearchResult, search
 from modelexport.precision.sensitivity import given_feeds
-from modelexport.runtime.checked_writing import written_together
+from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.surgery.lora_adapters import MergedAdapters
 from modelexport.surgery.lora_weights import AdaptedFile
 from modelexport.tagged.file import read_tagged
@@ -172,7 +172,7 @@ def package_made_from(
     """
     check_package_folder(output, [package.folder, *reads])
     read = [package.folder, *package.files.values(), *reads]
-    with written_together(output, read, make=True, package=True, check=check) as staging:
+    with checked_and_written(output, read, make=True, package=True, check=check) as staging:
         _copy_folder(package.folder, staging)
         yield staging
         write_manifest(package.manifest, staging)

@@ -18,8 +18,8 @@ from modelexport.core.text import nearest, plural
 from modelexport.errors import InputsError, UsageError
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.measure.costs import CostTable, cost, cost_at_example
+from modelexport.measure.inputs_and_example_sizes import random_feeds, read_feeds
 from modelexport.measure.profiles import ModuleProfile, profile
-from modelexport.measure.run_inputs import random_feeds, read_feeds
 from modelexport.packages.generation_loop import ENCODERS, PAST, TOKENS, Generator
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.sessions import Level, open_session, run_session

@@ -32,7 +32,7 @@ from modelexport.packages.package_kinds import parts_of
 from modelexport.packages.part_names import name_axes, name_generation, name_pipeline
 from modelexport.packages.shared_weights import share_components, share_weights
 from modelexport.packages.verify_before_writing import check_package
-from modelexport.runtime.checked_writing import written_together
+from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.weights.bytes_of_entries import Weights
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def export_package(
         kind, made = parts_of(model, options.package, inputs, options.weights.to_check, lies_in)
         forms = iter(made)
         best = next(forms)
-    with written_together(
+    with checked_and_written(
         folder, [] if lies_in is None else [lies_in], make=True, package=True, check=False
     ) as staging:
         with stages("weights"):

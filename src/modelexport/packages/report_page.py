@@ -9,7 +9,7 @@ from pathlib import Path
 from modelexport.core.calls import ModuleCall
 from modelexport.core.text import plural
 from modelexport.devices.device_report import DeviceReport
-from modelexport.devices.device_table import device_table
+from modelexport.devices.placement_table import placement_table
 from modelexport.files.atomic_writing import check_writable
 from modelexport.measure import columns
 from modelexport.measure.columns import AGAINST, RATIO
@@ -22,8 +22,9 @@ from modelexport.runtime.devices import CPU
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.package import read_package
 from modelexport.traces.reference_values import reference_path
-from modelexport.verify.against_file import AgainstReport, Loss, verify_against
+from modelexport.verify.against_file import verify_against
 from modelexport.verify.against_reference import verify_reference
+from modelexport.verify.against_report import AgainstReport, Loss
 from modelexport.verify.verify_report import VerifyReport
 
 
@@ -46,7 +47,7 @@ def with_errors(table: Table, report: VerifyReport | AgainstReport) -> Table:
 def error_table(file: str | Path, report: VerifyReport | AgainstReport | DeviceReport) -> Table:
     """The cost of a file with the errors of its verification."""
     if isinstance(report, DeviceReport):
-        return device_table(read_tagged(file), report)
+        return placement_table(read_tagged(file), report)
     return with_errors(cost_at_example(file), report)
 
 

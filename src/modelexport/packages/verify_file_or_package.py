@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from modelexport.packages.verify_by_generation import GenerationReport
     from modelexport.packages.verify_by_pipeline import PipelineReport
     from modelexport.traces.array_differences import Difference
-    from modelexport.verify.against_file import AgainstReport
+    from modelexport.verify.against_report import AgainstReport
     from modelexport.verify.verify_report import VerifyReport
     from modelexport.weights.bytes_of_entries import Weights
 

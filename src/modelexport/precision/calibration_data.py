@@ -23,7 +23,7 @@ from modelexport.core.text import first_few, nearest
 from modelexport.errors import FileFormatError, InputsError
 from modelexport.files.regular_files import open_regular, read_regular
 from modelexport.graph.nodes import required_inputs
-from modelexport.measure.run_inputs import read_feeds
+from modelexport.measure.inputs_and_example_sizes import read_feeds
 
 Feeds = dict[str, Any]
 """Names of inputs to arrays: what one run takes."""

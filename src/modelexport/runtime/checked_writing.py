@@ -13,8 +13,8 @@ import onnx_ir as ir
 from modelexport.core.limits import CHECKED_BYTES
 from modelexport.errors import FileFormatError, InputsError, NotWrittenError, UsageError
 from modelexport.files import atomic_writing
-from modelexport.files.abandoned_staging import STAGING_PREFIX
 from modelexport.files.atomic_writing import Replacement
+from modelexport.files.folder_locks import STAGING_PREFIX
 from modelexport.files.linked_weights import data_files
 from modelexport.files.onnx_models import load_onnx
 from modelexport.files.protected_inputs import being_read
@@ -32,7 +32,7 @@ _UNKNOWN_DOMAIN = re.compile(r"(?<![\w.])(?!ai\.onnx:)[\w.]+:\w+\(-?\d+\) is not
 
 
 @contextlib.contextmanager
-def replaced_together(
+def checked_and_replaced(
     reads: Iterable[Path] = (), *, check: bool = True, inputs: Feeds | None = None
 ) -> Iterator[Replacement]:
     """Replaces a set of files, of one or several folders, together, if each model among them loads and runs.
@@ -61,7 +61,7 @@ def _is_staged(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def written_together(
+def checked_and_written(
     directory: Path,
     reads: Iterable[Path] = (),
     *,
@@ -73,13 +73,13 @@ def written_together(
     """A folder to write files into; they are moved into ``directory`` when the block ends without an exception.
 
     Args:
-        reads, check, inputs: As :func:`replaced_together` has them.
+        reads, check, inputs: As :func:`checked_and_replaced` has them.
         make, package: As :meth:`modelexport.files.atomic_writing.Replacement.folder` has them.
 
     Raises:
-        As :func:`replaced_together`.
+        As :func:`checked_and_replaced`.
     """
-    with replaced_together(reads, check=check, inputs=inputs) as replacement:
+    with checked_and_replaced(reads, check=check, inputs=inputs) as replacement:
         yield replacement.folder(directory, make=make, package=package)
 
 

@@ -40,7 +40,7 @@ class _Vendor(NamedTuple):
     """The type in which it computes what a file has in float32, unless an option says otherwise."""
 
 
-_VENDORS: Mapping[str, _Vendor] = {
+KNOWN_DEVICES: Mapping[str, _Vendor] = {
     "cpu": _Vendor("onnxruntime", "every operator, on the processor"),
     "cuda": _Vendor("onnxruntime-gpu", "float32, float16 and int8 on NVIDIA's GPUs", ("device_id", "use_tf32")),
     "tensorrt": _Vendor(
@@ -119,7 +119,7 @@ def find_devices() -> list[FoundDevice]:
     """The devices that this machine has: built into ONNX Runtime, or of plug-ins that are installed."""
     found = []
     for name, provider in {**_built_in(), **{name: provider for name, (provider, _) in _plug_ins().items()}}.items():
-        vendor, reason = _VENDORS.get(name, _Vendor("", "")), ""
+        vendor, reason = KNOWN_DEVICES.get(name, _Vendor("", "")), ""
         try:
             device = find_device(name)
         except UsageError as error:
@@ -153,7 +153,7 @@ def find_device(text: str) -> Device:
     else:
         raise UsageError(_missing(typed, name, [*built_in, *plugged]))
     if unknown := [key for key in given if not _takes(provider, library, key)]:
-        known = _VENDORS[name].options if name in _VENDORS else ()
+        known = KNOWN_DEVICES[name].options if name in KNOWN_DEVICES else ()
         told = f"; it has {', '.join(known)}" if known else ""
         raise UsageError(f"the device {name} has no option '{unknown[0]}'{nearest(unknown[0], known)}{told}")
     options |= given
@@ -197,7 +197,7 @@ def add_device(options: onnxruntime.SessionOptions, device: Device) -> None:
 
 def _computes(name: str, options: Mapping[str, str]) -> str:
     off = any(options.get(key) == value for key, value in _OFF.items())
-    return _VENDORS[name].computes if name in _VENDORS and not off else "float32"
+    return KNOWN_DEVICES[name].computes if name in KNOWN_DEVICES and not off else "float32"
 
 
 def _built_in() -> dict[str, str]:
@@ -271,9 +271,9 @@ def _version(module: str) -> str:
 def _missing(typed: str, name: str, there: list[str]) -> str:
     everything = {short_name(provider): provider for provider in onnxruntime.get_all_providers()}
     has = f"this machine has {', '.join(dict.fromkeys(there))}"
-    if name not in _VENDORS and name not in everything:
-        return f"there is no device '{typed}'{nearest(name, {*_VENDORS, *everything})}; {has}"
-    wheel = _VENDORS[name].wheel if name in _VENDORS else ""
+    if name not in KNOWN_DEVICES and name not in everything:
+        return f"there is no device '{typed}'{nearest(name, {*KNOWN_DEVICES, *everything})}; {has}"
+    wheel = KNOWN_DEVICES[name].wheel if name in KNOWN_DEVICES else ""
     if wheel in ("", "onnxruntime"):
         return f"this ONNX Runtime is built without the device {name}; {has}"
     return f"the device {name} needs the package {wheel}: pip install {wheel}; {has}"

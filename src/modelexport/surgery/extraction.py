@@ -26,7 +26,7 @@ from modelexport.format.keys import CUT_FROM
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import inputs_and_results, nested_graphs, required_inputs, values_taken
 from modelexport.graph.parameter_plans import record
-from modelexport.runtime.checked_writing import written_together
+from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.surgery.call_interfaces import Interface, interface_of
 from modelexport.surgery.graph_cutter import Cut, Cutter
 from modelexport.surgery.shared_files import size_of_weights
@@ -82,7 +82,7 @@ def extract(tagged: TaggedFile, name: str, output: str | Path) -> Extracted:
     call = tagged.find(name)
     check_writable(output, [tagged.path])
     extractor = _Extractor(tagged)
-    with written_together(output.parent, [tagged.path]) as staging:
+    with checked_and_written(output.parent, [tagged.path]) as staging:
         return extractor.write(call, staging, output)
 
 
@@ -104,7 +104,7 @@ def extract_all(tagged: TaggedFile, names: Sequence[str], folder: str | Path) ->
     targets = {call: folder / f"{file_stem(call)}.onnx" for call in calls}
     for target in targets.values() if folder.is_dir() else ():
         check_writable(target, [tagged.path])
-    with written_together(folder, [tagged.path], make=True) as staging:
+    with checked_and_written(folder, [tagged.path], make=True) as staging:
         return [extractor.write(call, staging, target) for call, target in targets.items()]
 
 
@@ -144,7 +144,7 @@ def extract_values(
     inside = {above for call in calls for above in tagged.calls.stack(call)}
     cut = cutter.copy(own, needs, made, inside, {ROOT}, "the part")
     cut.reorder(given or [value for value in tagged.model.graph.inputs if value in cut.inputs], made)
-    with written_together(output.parent, [tagged.path]) as staging:
+    with checked_and_written(output.parent, [tagged.path]) as staging:
         return _save(tagged, cut, common_stack(map(tagged.calls.stack, calls))[-1], staging, output)
 
 

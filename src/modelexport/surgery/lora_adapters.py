@@ -12,7 +12,7 @@ from modelexport.core.text import short_repr
 from modelexport.errors import NotWrittenError, UsageError, WeightsError
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.graph.hidden_weights import bind_tensors
-from modelexport.runtime.checked_writing import written_together
+from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.runtime.onnx_adapter_files import ADAPTER_SUFFIX, write_adapter_file
 from modelexport.surgery import Sharing
 from modelexport.surgery.edited_files import Documents
@@ -105,7 +105,7 @@ def merge_adapters(
     bind_tensors(tensors)
     model = work.tagged.encoded()
     beside = before.of_edited(work.tagged.call_tags)
-    with written_together(output.parent, [path]) as staging:
+    with checked_and_written(output.parent, [path]) as staging:
         shared = SharedFiles(work.model, output, staging, sharing)
         files = shared.save(model, output.name, beside)
     return MergedAdapters(
@@ -148,7 +148,7 @@ def adapters_as_inputs(
     beside = before.of_edited(work.tagged.call_tags, added.moved)
     files = [work.values(changed) for changed in work.each()]
     inputs = [value.name or "" for value in work.inputs]
-    with written_together(output.parent, [path]) as staging:
+    with checked_and_written(output.parent, [path]) as staging:
         shared = SharedFiles(work.model, output, staging, sharing)
         written = shared.save(model, output.name, beside)
         sizes = [_write(values, staging / name) for values, name in zip(files, names, strict=True)]
@@ -183,7 +183,7 @@ def write_adapter(path: Source, adapter: str | Path, output: str | Path) -> Adap
     path, output = as_path(path), Path(output)
     work = AdaptedFile(path, [adapter], output, None, merged=False)
     values = work.values(work.changes)
-    with written_together(output.parent) as staging:
+    with checked_and_written(output.parent) as staging:
         size = _write(values, staging / output.name)
     return AdapterFile(path=str(output), adapter=str(adapter), inputs=len(values), bytes=size)
 

@@ -10,7 +10,7 @@ from modelexport.core.result_display import Written
 from modelexport.files.atomic_writing import check_writable
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.graph.names_by_module import name_nodes_by_path, name_values_by_path
-from modelexport.runtime.checked_writing import written_together
+from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.surgery.edited_files import Documents
 from modelexport.surgery.shared_files import SharedFiles
 from modelexport.tagged.encodings.encoded import encoded
@@ -48,6 +48,6 @@ def rename(path: Source, output: str | Path, *, values: bool = False) -> Renamed
     values_renamed = name_values_by_path(tagged.model) if values else {}
     beside = documents.of_edited(tagged.call_tags)
     model = encoded(tagged.model, tagged.call_tags, "metadata" if tagged.encoding == "functions" else tagged.encoding)
-    with written_together(output.parent, [path]) as staging:
+    with checked_and_written(output.parent, [path]) as staging:
         SharedFiles(tagged.model, output, staging).save(model, output.name, beside)
     return Renamed(str(output), renamed, values_renamed)

@@ -25,7 +25,7 @@ from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes, nested_graphs, values_taken
 from modelexport.graph.parameter_plans import adapter_input, listed_entries, record, record_state_dict, used_keys
 from modelexport.graph.unique_names import free_name, names_in
-from modelexport.runtime.checked_writing import written_together
+from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.surgery import Sharing
 from modelexport.surgery.call_interfaces import Interface, interface_of
 from modelexport.surgery.edited_calls import EditedCalls
@@ -108,7 +108,7 @@ def replace(
     kept = sum(id(node) in replacer.before for node in all_nodes(tagged.model))
     model = encoded(tagged.model, replacer.edited.tags, tagged.encoding)
     beside = documents.of_edited(replacer.edited.tags, replacer.now, replacer.grafts)
-    with written_together(output.parent, [tagged.path]) as staging:
+    with checked_and_written(output.parent, [tagged.path]) as staging:
         shared = SharedFiles(tagged.model, output, staging, weights)
         files = shared.save(model, output.name, beside)
     return Replaced(path=str(output), by=substitute.name, calls=replaced, kept=kept, weights=files)

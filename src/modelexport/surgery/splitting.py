@@ -20,7 +20,7 @@ from modelexport.errors import UsageError
 from modelexport.files.output_folders import check_package_folder
 from modelexport.format.package_manifest import MANIFEST, PACKAGE_VERSION, Manifest, PartEntry, encode_manifest
 from modelexport.graph.nodes import nodes_behind, required_inputs, values_taken
-from modelexport.runtime.checked_writing import written_together
+from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.surgery import Sharing
 from modelexport.surgery.graph_cutter import Cut, Cutter
 from modelexport.surgery.node_timeline import Timeline
@@ -139,7 +139,7 @@ def _write_stages(
     tagged: TaggedFile, folder: Path, parts: Sequence[_Part], sizes: Sequence[int], weights: Sharing
 ) -> tuple[list[Stage], list[str]]:
     """Write stages, their weights and the manifest into a folder; returns what was written and the files of weights."""
-    with written_together(folder, [tagged.path], make=True, package=True) as staging:
+    with checked_and_written(folder, [tagged.path], make=True, package=True) as staging:
         shared = SharedFiles(tagged.model, folder, staging, weights)
         files: dict[str, None] = {}
         written: list[Stage] = []

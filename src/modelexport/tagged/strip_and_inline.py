@@ -10,7 +10,7 @@ from modelexport.errors import UsageError
 from modelexport.files.atomic_writing import check_writable, scratch
 from modelexport.files.onnx_models import save_model
 from modelexport.files.path_or_model import Source, as_path
-from modelexport.runtime.checked_writing import written_together
+from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.tagged import file
 from modelexport.tagged.encodings.encoded import encoded
 
@@ -57,5 +57,5 @@ def _rewrite(path: Path, output: Path, encoding: str, otherwise: str) -> None:
     tagged = file.read_tagged(path)
     if tagged.encoding != encoding:
         raise UsageError(f"{path} has the encoding '{tagged.encoding}', not '{encoding}': there is {otherwise}")
-    with written_together(output.parent, [path]) as staging:
+    with checked_and_written(output.parent, [path]) as staging:
         save_model(encoded(tagged.model, tagged.call_tags), staging / output.name)

@@ -20,7 +20,6 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.core.calls import CallTree, ModuleCall
-from modelexport.core.result_display import Rows, Shown, entry_of, error_text
 from modelexport.core.text import plural
 from modelexport.errors import InputsError, UsageError
 from modelexport.files.path_or_model import Source
@@ -35,95 +34,13 @@ from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import arrays_in, open_session, run_session
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.strip_and_inline import runnable
-from modelexport.traces.array_differences import Difference, Verdict, compare_arrays, is_floating
+from modelexport.traces.array_differences import compare_arrays, is_floating
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.node_computation import NodeError
 from modelexport.traces.reference_values import open_reference, reference_path
 from modelexport.traces.tolerances import ALLOWED, LOSS_BOUND
+from modelexport.verify.against_report import AgainstReport, CallLoss, Loss, weight_of
 from modelexport.verify.verify_report import CallStatus
-
-
-class Loss(msgspec.Struct, frozen=True, kw_only=True):
-    """One value in both files."""
-
-    difference: Difference
-    """The verdict with the looser tolerance of the two element types."""
-    norm: float | None = None
-    """The norm of the difference divided by the norm of the value in the first file."""
-    cosine: float | None = None
-    """The cosine of the angle between the two as vectors; ``None`` if one is zero."""
-
-
-class CallLoss(msgspec.Struct, frozen=True, kw_only=True):
-    """The comparison of one call."""
-
-    address: str
-    tag: str
-    status: CallStatus
-    reason: str = ""
-    nodes: int = 0
-    """Its own nodes in the second file."""
-    end_to_end: Loss | None = None
-    """The worst of the values that it returns, in one run of each file."""
-    per_module: Loss | None = None
-    """The worst of the values that its own nodes compute from the first file's values."""
-
-
-class AgainstReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
-    """The comparison of two tagged files."""
-
-    outputs: list[Loss]
-    calls: list[CallLoss]
-    """Every call of the first file, in the order in which they began."""
-    inputs: str
-    """``reference values`` of the first file, ``random``, or the number of runs of the data."""
-    provider: str
-    bound: float
-    """How far off a value may be, as a share of its norm."""
-    judged: Sequence[str] = ()
-    """The outputs that ``bound`` judges: all if it was given, the first of floating-point numbers if it is that of the
-    recipe beside the second file. Without any, both files have to compute the same."""
-    first_beyond: str | None = None
-    """The address of the first call to return values that are further off than ``bound``, end to end."""
-
-    def __repr__(self) -> str:
-        worst = f"; the largest loss in {ranked[0].address or '.'}" if (ranked := self.ranked) else ""
-        return f"<AgainstReport: {self.verdict}; {len(self.outputs)} outputs, {len(self.calls)} calls{worst}>"
-
-    def __getitem__(self, name: str) -> CallLoss:
-        """The loss of the call with an address or a tag.
-
-        Raises:
-            NoSuchCallError: No call matches, or several do.
-        """
-        return entry_of(self.calls, name, "the report")
-
-    def _table(self) -> Rows:
-        yield "call", "tag", "status", "per module", "end to end"
-        for one in self.ranked:
-            losses = (None if loss is None else loss.norm for loss in (one.per_module, one.end_to_end))
-            yield one.address or ".", one.tag, one.status, *map(error_text, losses)
-
-    @property
-    def agrees(self) -> bool:
-        """Whether something was compared and nothing differs."""
-        return self.verdict == "agree"
-
-    @property
-    def verdict(self) -> Verdict:
-        """``differ`` if anything does, ``not compared`` if nothing was, else ``agree``."""
-        if self.judged:
-            judged = [one for one in self.outputs if one.difference.name in self.judged]
-            within = [one.difference.status == "agree" or _weight(one) <= self.bound for one in judged]
-            return "agree" if all(within) else "differ"
-        statuses = {loss.difference.status for loss in self.outputs} | {call.status for call in self.calls}
-        return "differ" if "differ" in statuses else "agree" if "agree" in statuses else "not compared"
-
-    @property
-    def ranked(self) -> list[CallLoss]:
-        """The calls whose own results can be compared, the largest loss first."""
-        measured = [call for call in self.calls if call.per_module is not None]
-        return sorted(measured, key=lambda call: -_weight(call.per_module))
 
 
 def verify_against(
@@ -184,7 +101,7 @@ def verify_against(
     if bound is None and (bound := _bound_of_recipe(two.path)) is not None:
         judged = [loss.difference.name for loss in outputs if loss.norm is not None][:1]
     bound = LOSS_BOUND if bound is None else bound
-    beyond = {ModuleCall.parse(call.address) for call in calls if _weight(call.end_to_end) > bound}
+    beyond = {ModuleCall.parse(call.address) for call in calls if weight_of(call.end_to_end) > bound}
     return AgainstReport(
         outputs=outputs,
         calls=calls,
@@ -233,7 +150,7 @@ def _inputs(
 
 def _mean(losses: Sequence[Loss]) -> Loss:
     """The worst of the losses of an output in several runs, with the mean of their norms."""
-    worst, norms = max(losses, key=_weight), [loss.norm for loss in losses if loss.norm is not None]
+    worst, norms = max(losses, key=weight_of), [loss.norm for loss in losses if loss.norm is not None]
     return msgspec.structs.replace(worst, norm=sum(norms) / len(norms)) if len(norms) == len(losses) else worst
 
 
@@ -395,8 +312,8 @@ def _calls(
         if modules and traced.call not in modules:
             continue
         address = traced.call.address
-        made = max(own[address], key=_weight, default=None)
-        through = max(returned[address], key=_weight, default=None)
+        made = max(own[address], key=weight_of, default=None)
+        through = max(returned[address], key=weight_of, default=None)
         decisive = made or through
         status: CallStatus
         if address not in inside:
@@ -447,12 +364,3 @@ def _loss(name: str, right: Any, found: Any) -> Loss:
         norm=float(np.linalg.norm(b - a)) / length if length else None,
         cosine=float(a @ b) / (length * other) if length and other else None,
     )
-
-
-def _weight(loss: Loss | None) -> float:
-    """The order of losses: values that cannot be compared are worst, the others by the norm."""
-    if loss is None:
-        return -1.0
-    if loss.difference.nans or (loss.norm is None and loss.difference.status == "differ"):
-        return float("inf")
-    return loss.norm if loss.norm is not None else loss.difference.absolute or 0.0

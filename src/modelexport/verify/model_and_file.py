@@ -30,7 +30,7 @@ from modelexport.traces.file_trace import computed_weights, rounded_constants
 from modelexport.traces.node_computation import NodeError
 from modelexport.traces.tolerances import AGREE, ALLOWED, TIMES_ALLOWED, TIMES_ONE_BIT
 from modelexport.traces.trace import Trace
-from modelexport.verify.calls_of_other_files import find_parameters, with_calls_of
+from modelexport.verify.calls_by_value import find_parameters, with_calls_of
 from modelexport.verify.compared_runs import Compared, compare_runs, outputs_of
 from modelexport.verify.cut_out_calls import arguments_of_cut, array_of, results_of_cut
 from modelexport.verify.onnxruntime_outputs import AsRun, compare_as_run, narrowest_type
@@ -145,7 +145,7 @@ class Sides:
         own = partial(self.trace, inputs, changed, own=True) if truth.exact else None
         return compare_runs(self.tagged, self.run, self.feeds(inputs, truth), truth, self._weights(changed), own)
 
-    def find_calls(self, inputs: Inputs, changed: Mapping[str, torch.Tensor]) -> None:
+    def find_calls_by_value(self, inputs: Inputs, changed: Mapping[str, torch.Tensor]) -> None:
         """Give a file without tags the calls of the model, by the values that both compute."""
         compared = self.compare(inputs, changed)
         self.tagged = with_calls_of(self.tagged, module_tree(self.model), compared.per_module)

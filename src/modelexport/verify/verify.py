@@ -33,7 +33,7 @@ from modelexport.runtime.devices import CPU
 from modelexport.tagged.file import read_tagged
 from modelexport.traces.array_differences import Difference
 from modelexport.traces.reference_values import reference_path, write_reference
-from modelexport.verify.calls_of_other_files import wrong_parameters
+from modelexport.verify.calls_by_value import wrong_parameters
 from modelexport.verify.compared_runs import Compared, output_differences
 from modelexport.verify.document_claims import false_claims
 from modelexport.verify.model_and_file import Inputs, Sides, open_for
@@ -101,7 +101,7 @@ def verify(
             sides.settle(inputs)
         tell("verify: every call")
         if tagged.found is not None:
-            sides.find_calls(inputs, changed)
+            sides.find_calls_by_value(inputs, changed)
             tagged = sides.tagged
         chosen = tagged.select(*modules).calls if modules else (tagged.top,)
         compared = sides.compare(inputs, changed)

@@ -33,7 +33,7 @@ from modelexport.graph.parameter_plans import (
     record_own_names,
     state_dict_of,
 )
-from modelexport.runtime.checked_writing import written_together
+from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.weights.packed.known_formats import entry_name
 from modelexport.weights.recorded_transforms import compute_planned
 
@@ -165,7 +165,7 @@ def _update(path: Path, weights: _InMemory | WeightsInFile, output: Path, strict
         documents = {_SIDECAR: read_document(sidecar)} if sidecar.exists() else {}
     except FileFormatError as error:
         READING.info("not used: %s", error)
-    with written_together(output.parent, [path]) as staging:
+    with checked_and_written(output.parent, [path]) as staging:
         target = staging / output.name
         save_model(model, target, external=external, tensors=tensors, same_graph=True)
         for suffix, content in documents.items():

@@ -128,7 +128,7 @@ def profile(
     if device.compiles and not file.is_dir():
         if compared:
             raise UsageError(f"{device} compiles its graphs: --against and --against-torch go with other devices")
-        from modelexport.devices.call_times import time_calls_alone
+        from modelexport.devices.times_alone import time_calls_alone
 
         where: dict[str, Any] = {"inputs": inputs, "sizes": parsed_sizes(size), "seed": loading.seed}
         table = time_calls_alone(file, device=how.provider, tell=Stages(LINE.tell).tell, **where)

@@ -13,7 +13,7 @@ from modelexport.files.atomic_writing import check_writable
 from modelexport.pytorch.inputs.generated_inputs import generate_inputs
 from modelexport.pytorch.loading import load_model
 from modelexport.pytorch.nested_tensors import as_array, tensors_in
-from modelexport.runtime.checked_writing import written_together
+from modelexport.runtime.checked_writing import checked_and_written
 
 Inputs = Mapping[str, Any] | Sequence[Any]
 
@@ -71,7 +71,7 @@ def save_inputs(inputs: Inputs, path: Path) -> None:
 
     check_writable(path, alone=True)
     arrays = arrays_in(inputs)
-    with written_together(path.parent) as staging:
+    with checked_and_written(path.parent) as staging:
         if path.suffix == ".npz":
             np.savez(staging / path.name, **arrays)
         elif path.suffix == ".safetensors":

@@ -73,7 +73,7 @@ def beyond_example(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) 
     positive = {name for name, tensor in names.items() if _has_one_sign(tensor)}
     if positive:
         yield "numbers of both signs", changed(inputs, [lambda name, t: _signed(t) if name in positive else t])
-    yield from without_keys(inputs, kept)
+    yield from with_hidden_rows(inputs, kept)
     masks = [name for name, tensor in names.items() if tensor.is_floating_point() and is_mask(tensor)]
     if masks:
         yield (
@@ -92,7 +92,7 @@ def beyond_example(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) 
         )
 
 
-def without_keys(inputs: Inputs, kept: Collection[str] = ()) -> Iterator[tuple[str, Inputs]]:
+def with_hidden_rows(inputs: Inputs, kept: Collection[str] = ()) -> Iterator[tuple[str, Inputs]]:
     """Masks with a first row that hides all: a query without keys, or a text without tokens.
 
     Args:

@@ -24,8 +24,8 @@ from modelexport.tagged.found_calls.local_functions import inline_functions
 from modelexport.tagged.found_calls.owners_from_neighbors import infer_owners
 from modelexport.tagged.found_calls.parameter_names import read_parameter_names
 from modelexport.tagged.found_calls.recorded_stacks import CallSource, read_fx_nodes, read_metadata
-from modelexport.tagged.found_calls.scoped_names import read_named_scopes
-from modelexport.tagged.found_calls.torchscript_names import read_scoped_names
+from modelexport.tagged.found_calls.scoped_names import read_scoped_names
+from modelexport.tagged.found_calls.torchscript_names import read_torchscript_names
 
 _SPECIFICATION = "pkg.torch.export.graph_signature.InputSpec."
 """What ``torch.onnx`` records about an initializer: its ``kind``, and whether a buffer is ``persistent``."""
@@ -87,8 +87,8 @@ def find_calls(model: ir.Model, *, keep_torch_metadata: bool = True) -> FoundCal
     """
     _name_open_sizes(model)
     in_functions = inline_functions(model)
-    by_name = read_scoped_names(model)
-    by_name |= read_named_scopes(model, by_name)
+    by_name = read_torchscript_names(model)
+    by_name |= read_scoped_names(model, by_name)
     found = by_name | in_functions | read_metadata(model) | read_fx_nodes(model)
     if not found:
         found = read_parameter_names(model)

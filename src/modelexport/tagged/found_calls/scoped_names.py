@@ -26,7 +26,7 @@ _SHARE = 0.5
 """The share of a file's nodes that have to have scopes under a separator for it to be one."""
 
 
-def read_named_scopes(model: ir.Model, known: Container[ir.Node] = ()) -> dict[ir.Node, Found]:
+def read_scoped_names(model: ir.Model, known: Container[ir.Node] = ()) -> dict[ir.Node, Found]:
     """The stacks of the nodes whose names have scopes, under the first separator under which most names form a tree.
 
     Args:

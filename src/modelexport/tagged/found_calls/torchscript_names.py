@@ -33,7 +33,7 @@ _Parts = tuple[str, ...]
 """The parts of a name that name running modules, from the root down."""
 
 
-def read_scoped_names(model: ir.Model) -> dict[ir.Node, Found]:
+def read_torchscript_names(model: ir.Model) -> dict[ir.Node, Found]:
     """The stacks of the nodes that have such a name, or whose value has one.
 
     The evidence is ``derived`` if all calls have number 0. If a module was called more than once it is ``inferred``:

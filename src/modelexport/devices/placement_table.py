@@ -12,7 +12,7 @@ ON_DEVICE = Column("on_device", "nodes")
 OFF_DEVICE = Column("off_device", "nodes")
 
 
-def device_table(tagged: TaggedFile, report: DeviceReport) -> Table:
+def placement_table(tagged: TaggedFile, report: DeviceReport) -> Table:
     """The nodes of each call on the device and elsewhere, and the errors of the calls that were run alone."""
     figures: dict[str, dict[ModuleCall, float]] = {ON_DEVICE.name: {}, OFF_DEVICE.name: {}, ERROR.name: {}}
     for address, providers in report.placed.items():

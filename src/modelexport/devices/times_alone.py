@@ -12,7 +12,7 @@ from modelexport.devices.pieces import Pieces
 from modelexport.errors import RunError, UsageError
 from modelexport.files.path_or_model import Source
 from modelexport.measure.columns import Column, Kind
-from modelexport.measure.run_inputs import make_feeds
+from modelexport.measure.inputs_and_example_sizes import make_feeds
 from modelexport.measure.table import Table
 from modelexport.runtime.devices import CPU, find_device
 from modelexport.tagged.file import read_tagged

@@ -1,0 +1,209 @@
+"""The outputs of a file that was just written against PyTorch's, as users run both, and with rows of masks hidden."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import numpy as np
+
+from modelexport.core.text import first_few, plural
+from modelexport.errors import UsageError
+from modelexport.format.dtypes import dtype_name
+from modelexport.graph.kept_outputs import exposed_outputs, requested_outputs
+from modelexport.graph.nodes import initializers
+from modelexport.traces.array_differences import Difference, error_of
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+    from torch import nn
+
+    from modelexport.traces.trace import Trace
+    from modelexport.verify.compared_runs import Compared
+    from modelexport.verify.model_and_file import Sides
+
+CheckStep = Literal["onnx.checker", "loading", "running", "outputs", "other inputs", "other sizes"]
+
+
+class FileCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The result of checking a file."""
+
+    status: Literal["passed", "failed", "skipped"]
+    step: CheckStep | None = None
+    """The step that failed or could not be done."""
+    reason: str = ""
+    largest: float | None = None
+    """The largest error of any output: the norm of the difference over the norm of the output."""
+
+
+def check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], path: Path) -> FileCheck:
+    """Compare what a file computes in ONNX Runtime with what the model returns; float64 tells a fault from rounding.
+
+    Args:
+        inputs: The example inputs; not changed.
+    """
+    from modelexport.runtime.devices import CPU
+    from modelexport.runtime.sessions import open_session, run_session
+    from modelexport.verify.model_and_file import Sides, open_for
+    from modelexport.verify.parameters_in_pytorch import changed_weights
+
+    sides = Sides.of(model, inputs, open_for(model, path))
+    from_torch = sides.own(inputs)
+    step: CheckStep = "loading"
+    try:
+        runs = open_session(path, optimized=True)
+        step = "running"
+        results = run_session(runs, sides.feeds(inputs))
+    except UsageError as error:
+        return _not_run(sides, step, str(error))
+    in_file, otherwise = sides.tagged.model, _declared_otherwise(runs, results)
+    returned, outputs = requested_outputs(in_file, from_torch), len(runs.get_outputs()) - len(exposed_outputs(in_file))
+    masked = _wrong_without_keys(sides, inputs, runs)
+    del runs  # its weights, and the copies of them that its kernels prefer
+    if len(returned) != outputs:
+        reason = f"PyTorch returns {len(returned)} tensors, the file {outputs}"
+        return FileCheck(status="failed", step="outputs", reason=reason)
+    sides.trace(inputs, {})  # first, so that no other run is needed to settle
+    sides.settle(inputs)
+    truth = sides.trace(inputs, {})
+    differences = sides.as_run(inputs, CPU, truth.outputs, results).outputs
+    largest = max((difference.relative or 0.0 for difference in differences), default=0.0)
+    wrong = [difference for difference in differences if difference.status == "differ"]
+    compared = sides.compare(inputs, {}, truth)
+    doubted = compared
+    if compared.contradictions and (changed := changed_weights(model, sides.tagged.model, None, [])):
+        doubted = sides.compare(inputs, changed)  # by fresh weights, several calls may compute one value
+    doubts = "; ".join(filter(None, (otherwise, _lost_calls(sides, truth), _doubts(doubted))))
+    random = compared.end_to_end.trace.random or truth.drawn
+    if not wrong:
+        is_wrong = masked and not random
+        passed = FileCheck(status="passed", reason=doubts, largest=largest)
+        return FileCheck(status="failed", step="other inputs", reason=masked) if is_wrong else passed
+    if sides.wide and not compared.located.pairs and compared.end_to_end.trace.failed is None:
+        if random:
+            return FileCheck(status="skipped", step="outputs", reason="the model uses random numbers")
+        return _right_in_float64(sides, inputs, path, truth, compared, wrong[0], largest)
+    reason = f"{wrong[0].name} differs from PyTorch's output: {wrong[0].reason}"
+    return FileCheck(status="failed", step="outputs", reason=reason, largest=largest)
+
+
+def _right_in_float64(
+    sides: Sides,
+    inputs: Mapping[str, Any] | Sequence[Any],
+    path: Path,
+    truth: Trace,
+    compared: Compared,
+    wrong: Difference,
+    largest: float,
+) -> FileCheck:
+    """What a file is that computes PyTorch's outputs in float64 and others in ONNX Runtime."""
+    from modelexport.runtime.devices import CPU
+    from modelexport.runtime.sessions import open_session, run_session
+
+    if ties := compared.end_to_end.trace.ties:
+        reason = f"{next(iter(ties)).name} chose other elements of equal scores than PyTorch"
+        return FileCheck(status="passed", step="outputs", reason=reason)
+    plain = run_session(open_session(path, optimized=False), sides.feeds(inputs))
+    if all(one.status == "agree" for one in sides.as_run(inputs, CPU, truth.outputs, plain).outputs):
+        reason = f"{wrong.name}: {wrong.reason}; {_OPTIMIZER}"
+        return FileCheck(status="failed", step="outputs", reason=reason, largest=largest)
+    return FileCheck(status="passed", step="outputs", reason=_ROUNDING, largest=largest)
+
+
+def _not_run(sides: Sides, step: CheckStep, error: str) -> FileCheck:
+    """What an error of ONNX Runtime says about a file: skipped if it has types that other providers may run."""
+    from modelexport.runtime.sessions import NO_BFLOAT16
+
+    values = [*initializers(sides.tagged.model), *(value for node in sides.tagged.nodes for value in node.outputs)]
+    types = {dtype_name(value.dtype) for value in values if value.dtype is not None}.intersection(_FEW_KERNELS)
+    reason = error[:LONGEST_REASON]
+    if not types or not any(message in error for message in (_NO_KERNEL, NO_BFLOAT16)):
+        return FileCheck(status="failed", step=step, reason=reason)
+    reason += (
+        f"; other providers may run {', '.join(sorted(types))}, and a model in float32 (--dtype float32, "
+        f"model.float()) runs on all"
+    )
+    return FileCheck(status="skipped", step=step, reason=reason)
+
+
+def _wrong_without_keys(sides: Sides, inputs: Mapping[str, Any] | Sequence[Any], runs: InferenceSession) -> str:
+    """What is wrong where masks leave no key to a query and PyTorch has finite numbers; empty if nothing.
+
+    ONNX Runtime's run, which is quick, is compared first; float64 decides. What the file keeps is not changed.
+    """
+    from modelexport.pytorch.inputs.other_sizes import inputs_of_file
+    from modelexport.pytorch.inputs.variations import with_hidden_rows
+    from modelexport.pytorch.nested_tensors import tensors_in
+    from modelexport.pytorch.runs.outputs_as_users_run import returned_by
+    from modelexport.runtime.sessions import run_session
+
+    model = sides.tagged.model
+    taken = inputs_of_file(inputs, model)
+    kept = [name for name, _ in tensors_in(inputs) if name not in taken]
+    for what, other in with_hidden_rows(inputs, kept):
+        try:
+            right = requested_outputs(model, returned_by(sides.model, other))
+            outputs = [
+                array
+                for name, array in run_session(runs, sides.feeds(other)).items()
+                if name not in exposed_outputs(model)
+            ]
+            if not all(np.isfinite(array_of_torch.astype(np.float64)).all() for array_of_torch in right):
+                continue
+            apart = max((error_of(*both) for both in zip(right, outputs, strict=False)), default=0.0)
+            if apart > _CLEARLY_WRONG and not sides.agrees(other, sides.returned(other)):
+                return f"with {what}: the file is off by {apart:.1e} of PyTorch's size, or not finite"
+        except Exception:  # of the model, which may not accept them
+            continue
+    return ""
+
+
+_CLEARLY_WRONG = 0.01
+"""Rounding is not more in any type of weights that the check compares."""
+
+
+_NO_KERNEL = "NOT_IMPLEMENTED"
+"""ONNX Runtime's message for an operator that it does not implement on this device for the file's types."""
+
+_FEW_KERNELS = ("float16", "bfloat16", "float64")
+"""Types of values for which ONNX Runtime implements many operators on other devices only."""
+
+
+def _declared_otherwise(runs: InferenceSession, results: Mapping[str, Any]) -> str:
+    """The first output whose sizes are not those that the file declares; empty if there is none."""
+    for output in runs.get_outputs():
+        shape = list(getattr(results[output.name], "shape", ()))
+        fixed = [size if isinstance(size, int) else actual for size, actual in zip(output.shape, shape, strict=False)]
+        if shape and output.shape and (len(shape) != len(output.shape) or fixed != shape):
+            return f"the file declares {output.name} as {output.shape}, and it is {shape}"
+    return ""
+
+
+_OPTIMIZER = "ONNX Runtime computes it rightly only without its optimizations (graph_optimization_level)"
+_ROUNDING = "in float64 it is PyTorch's: in the types of the file rounding grows, or kernels are less exact"
+
+
+def _lost_calls(sides: Sides, truth: Trace) -> str:
+    """The calls that PyTorch makes and the export did not; empty if there are none."""
+    lost = [call for call, parent in truth.parents.items() if call not in sides.tagged.calls and parent is not None]
+    if not lost:
+        return ""
+    return (
+        f"the file lacks {plural(len(lost), 'call')} that PyTorch makes ({first_few(map(str, lost), 3)}): the model "
+        "runs other code while it is exported"
+    )
+
+
+def _doubts(compared: Compared) -> str:
+    """What a run shows of the owners of nodes that is not as the file says; empty if nothing."""
+    if not compared.contradictions:
+        return ""
+    first = compared.contradictions[0]
+    count = plural(len(compared.contradictions), "node")
+    return f"{count} may be of another call; the first is {first.node.name}, given to {first.call}: {first.reason}"
+
+
+LONGEST_REASON = 300
+"""The largest number of characters of a reason in a message."""

@@ -1,0 +1,103 @@
+"""The report of ``verify A --against B``: the loss of each output and of each call of the second file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from modelexport.core.result_display import Rows, Shown, entry_of, error_text
+from modelexport.traces.array_differences import Difference, Verdict
+from modelexport.verify.verify_report import CallStatus
+
+
+class Loss(msgspec.Struct, frozen=True, kw_only=True):
+    """One value in both files."""
+
+    difference: Difference
+    """The verdict with the looser tolerance of the two element types."""
+    norm: float | None = None
+    """The norm of the difference divided by the norm of the value in the first file."""
+    cosine: float | None = None
+    """The cosine of the angle between the two as vectors; ``None`` if one is zero."""
+
+
+class CallLoss(msgspec.Struct, frozen=True, kw_only=True):
+    """The comparison of one call."""
+
+    address: str
+    tag: str
+    status: CallStatus
+    reason: str = ""
+    nodes: int = 0
+    """Its own nodes in the second file."""
+    end_to_end: Loss | None = None
+    """The worst of the values that it returns, in one run of each file."""
+    per_module: Loss | None = None
+    """The worst of the values that its own nodes compute from the first file's values."""
+
+
+class AgainstReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
+    """The comparison of two tagged files."""
+
+    outputs: list[Loss]
+    calls: list[CallLoss]
+    """Every call of the first file, in the order in which they began."""
+    inputs: str
+    """``reference values`` of the first file, ``random``, or the number of runs of the data."""
+    provider: str
+    bound: float
+    """How far off a value may be, as a share of its norm."""
+    judged: Sequence[str] = ()
+    """The outputs that ``bound`` judges: all if it was given, the first of floating-point numbers if it is that of the
+    recipe beside the second file. Without any, both files have to compute the same."""
+    first_beyond: str | None = None
+    """The address of the first call to return values that are further off than ``bound``, end to end."""
+
+    def __repr__(self) -> str:
+        worst = f"; the largest loss in {ranked[0].address or '.'}" if (ranked := self.ranked) else ""
+        return f"<AgainstReport: {self.verdict}; {len(self.outputs)} outputs, {len(self.calls)} calls{worst}>"
+
+    def __getitem__(self, name: str) -> CallLoss:
+        """The loss of the call with an address or a tag.
+
+        Raises:
+            NoSuchCallError: No call matches, or several do.
+        """
+        return entry_of(self.calls, name, "the report")
+
+    def _table(self) -> Rows:
+        yield "call", "tag", "status", "per module", "end to end"
+        for one in self.ranked:
+            losses = (None if loss is None else loss.norm for loss in (one.per_module, one.end_to_end))
+            yield one.address or ".", one.tag, one.status, *map(error_text, losses)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether something was compared and nothing differs."""
+        return self.verdict == "agree"
+
+    @property
+    def verdict(self) -> Verdict:
+        """``differ`` if anything does, ``not compared`` if nothing was, else ``agree``."""
+        if self.judged:
+            judged = [one for one in self.outputs if one.difference.name in self.judged]
+            within = [one.difference.status == "agree" or weight_of(one) <= self.bound for one in judged]
+            return "not compared" if not within else "agree" if all(within) else "differ"
+        statuses = {loss.difference.status for loss in self.outputs} | {call.status for call in self.calls}
+        return "differ" if "differ" in statuses else "agree" if "agree" in statuses else "not compared"
+
+    @property
+    def ranked(self) -> list[CallLoss]:
+        """The calls whose own results can be compared, the largest loss first."""
+        measured = [call for call in self.calls if call.per_module is not None]
+        return sorted(measured, key=lambda call: -weight_of(call.per_module))
+
+
+def weight_of(loss: Loss | None) -> float:
+    """The order of losses: values that cannot be compared are worst, the others by the norm."""
+    if loss is None:
+        return -1.0
+    if loss.difference.nans or (loss.norm is None and loss.difference.status == "differ"):
+        return float("inf")
+    return loss.norm if loss.norm is not None else loss.difference.absolute or 0.0
