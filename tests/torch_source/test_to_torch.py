@@ -170,7 +170,7 @@ def test_names_of_a_file_never_become_code() -> None:
 def test_attributes_of_a_wrong_type_never_become_code(operator: str, name: str, value: Any) -> None:
     x = tensor("x")
     node = ir.node(operator, [x], attributes={name: value}, outputs=[tensor("y")])
-    with pytest.raises(MissingOperatorError, match=f"its attribute {name} is a text"):
+    with pytest.raises(UsageError, match=f"the attribute {name} of {operator} .*is of the type STRING"):
         torch_source(graph(node, x))
 
 

@@ -144,7 +144,8 @@ class _Elsewhere:
             UsageError: The kit does not have it.
         """
         if piece.name not in self._parts:
-            raise UsageError("the kit does not have it")
+            part = piece.name if piece.name != "." else "the whole file"
+            raise UsageError(f"the results have nothing of {part}: run the runner of the kit again, to its end")
         return self._parts[piece.name]
 
 

@@ -6,6 +6,7 @@ If rows that see no key are set to zero behind it, the mask is the boolean one, 
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,11 +19,17 @@ DOMAIN = "torch"
 OPERATOR = "scaled_dot_product_attention"
 
 
-def put_attention_together(model: ir.Model) -> None:
-    """Replace the pattern by nodes of the operator ``torch.scaled_dot_product_attention``, in place."""
-    found = False
+def put_attention_together(model: ir.Model, entries: Container[ir.Value]) -> None:
+    """Replace the pattern by nodes of the operator ``torch.scaled_dot_product_attention``, in place.
+
+    Args:
+        entries: The values that are entries of the ``state_dict``, and so no constants.
+    """
+    found, last_axis = False, -1 if model.opset_imports.get("", 1) >= 13 else 1
     for node in list(model.graph.all_nodes()):
-        if node.op_type == "Softmax" and not node.domain and (match := _matched(node)) is not None:
+        if node.op_type != "Softmax" or node.domain:
+            continue
+        if (match := _matched(node, last_axis, entries)) is not None:
             _replace(match)
             found = True
     if found:
@@ -40,13 +47,14 @@ class _Match:
     inside: list[ir.Node] = field(default_factory=list)
 
 
-def _matched(softmax: ir.Node) -> _Match | None:
+def _matched(softmax: ir.Node, default_axis: int, entries: Container[ir.Value]) -> _Match | None:
     scores = softmax.inputs[0]
     product, mask, scale, inside = scores.producer() if scores is not None else None, None, 1.0, [softmax]
     last = _only_user(softmax)
     if scores is None or scores.shape is None or last is None or last.op_type != "MatMul":
         return None
-    if last.inputs[0] is not softmax.outputs[0] or _attribute(softmax, "axis", -1) not in (-1, len(scores.shape) - 1):
+    along = _attribute(softmax, "axis", default_axis) in (-1, len(scores.shape) - 1)
+    if not along or last.inputs[0] is not softmax.outputs[0]:
         return None
     if product is not None and product.op_type == "Add":
         inside.append(product)
@@ -66,7 +74,8 @@ def _matched(softmax: ir.Node) -> _Match | None:
     if key is None or value is None or any(_only_user(node) is None or _call(node) != _call(last) for node in inside):
         return None
     match = _Match(query, key, value, mask, scale, last, inside)
-    return _with_empty_rows(match)
+    learned = any(value in entries for node in inside for value in node.inputs if node.op_type in ("Mul", "Div"))
+    return None if learned else _with_empty_rows(match)
 
 
 def _with_empty_rows(match: _Match) -> _Match:
@@ -78,13 +87,31 @@ def _with_empty_rows(match: _Match) -> _Match:
     seen, empty = choice.inputs[0], after.inputs[0].producer() if after.inputs[0] is not None else None
     behind: Any = seen
     for operator in ("Less", "ReduceSum", "Cast"):  # of how many keys a row sees, from the back
-        if empty is None or empty.op_type != operator:
+        if empty is None or empty.op_type != operator or not _counts_keys(empty):
             return match
         behind, empty = empty.inputs[0], empty.inputs[0].producer() if empty.inputs[0] is not None else None
-    zero = [_number(value) for value in (after.inputs[1], choice.inputs[1])]
-    if behind is seen and zero == [0.0, 0.0] and after.inputs[2] is match.last.outputs[0]:
+    zero, hidden = [_number(value) for value in (after.inputs[1], choice.inputs[1])], _number(choice.inputs[2])
+    hides = hidden is not None and hidden <= _HIDDEN
+    if behind is seen and hides and zero == [0.0, 0.0] and after.inputs[2] is match.last.outputs[0]:
         match.mask, match.last = seen, after
     return match
+
+
+_HIDDEN = -1e4
+"""From here on down, what is added to a score leaves nothing of its weight."""
+
+
+def _counts_keys(node: ir.Node) -> bool:
+    """Whether a node asks for fewer than one, or adds up along the last axis."""
+    second = node.inputs[1] if len(node.inputs) > 1 else None
+    if node.op_type == "Less":
+        return _number(second) == 1
+    if node.op_type == "Cast":
+        return True
+    axes, shape = _attribute(node, "axes", None), node.inputs[0].shape if node.inputs[0] is not None else None
+    if axes is None and second is not None and second.const_value is not None:
+        axes = second.const_value.numpy().reshape(-1).tolist()
+    return axes is not None and shape is not None and list(axes) in ([-1], [len(shape) - 1])
 
 
 def _replace(match: _Match) -> None:

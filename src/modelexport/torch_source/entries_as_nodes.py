@@ -18,7 +18,6 @@ from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.owners import Owner
 from modelexport.errors import WeightsError
 from modelexport.format.documents import StateDictEntry, TransformStep
-from modelexport.format.dtypes import parse_dtype
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import initializers
 from modelexport.graph.parameter_plans import ParameterPlan, listed_entries, parameter_plans
@@ -223,8 +222,3 @@ def constants_of(model: ir.Model, entries: Entries) -> dict[ir.Value, ir.TensorP
                 elif name in ("value_float", "value_floats"):
                     found[node.outputs[0]] = ir.tensor(np.array(attribute.value, np.float32))
     return found
-
-
-def zeros_of(entry: StateDictEntry) -> Any:
-    """Zeros of an entry's type and shape."""
-    return np.zeros(entry.shape, parse_dtype(entry.dtype).numpy())

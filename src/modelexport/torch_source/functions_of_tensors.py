@@ -17,11 +17,6 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 
-def divide_integers(a: Tensor, b: Any) -> Tensor:
-    """A quotient of whole numbers, rounded towards zero."""
-    return torch.div(a, b, rounding_mode="trunc")
-
-
 def expand(x: Tensor, sizes: Sequence[int]) -> Tensor:
     """Broadcast to sizes; a size of 1 leaves the axis as it is."""
     return x.broadcast_to(torch.broadcast_shapes(x.shape, tuple(sizes)))
@@ -179,11 +174,12 @@ def resize(
     places = coordinate_transformation_mode
     for number, axis in enumerate(axes if axes is not None else range(x.ndim)):
         length = x.shape[axis]
-        size = int(length * scales[number]) if scales else int(sizes[number])
+        size = int(torch.tensor(scales[number], dtype=torch.float32) * length) if scales else int(sizes[number])
         scale = scales[number] if scales else size / length
         if size == length and scale == 1:
             continue
-        at = torch.arange(size, dtype=torch.float64, device=x.device)
+        exact = torch.float32 if mode == "nearest" else torch.float64  # nearest pixels are found as runtimes do
+        at = torch.arange(size, dtype=exact, device=x.device)
         if places == "align_corners":
             at = at * (length - 1) / (size - 1) if size > 1 else at * 0
         elif places == "asymmetric":
@@ -211,7 +207,8 @@ def resize(
             weights = weights / weights.sum(1, keepdim=True)
         kernel = torch.zeros(size, length, dtype=torch.float64, device=x.device)
         kernel = kernel.scatter_add(1, around.clamp(0, length - 1).long(), weights)
-        x = (x.movedim(axis, -1) @ kernel.T.to(x.dtype)).movedim(-1, axis)
+        kernel = kernel.to(x.dtype) if x.is_floating_point() else kernel
+        x = (x.movedim(axis, -1).to(kernel.dtype) @ kernel.T).movedim(-1, axis).to(x.dtype)
     return x
 
 

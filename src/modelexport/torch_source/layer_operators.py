@@ -75,6 +75,12 @@ def _quantize(o: Operation) -> Written:
     return called(q.quantize_linear, inputs=inputs, ignored=("output_dtype", "saturate"))(o)
 
 
+def _dequantize(o: Operation) -> Written:
+    result = called(q.dequantize_linear, ignored=("output_dtype",))(o)
+    dtype = o.attribute("output_dtype", 0)
+    return o.converted(result.text, dtype) if dtype and dtype != o.dtype(1) else result
+
+
 def _fused_matmul(o: Operation) -> Written:
     if o.attribute("transBatchA", 0) or o.attribute("transBatchB", 0):
         raise UnwrittenError("it transposes batches")
@@ -124,7 +130,7 @@ _STANDARD: dict[str, Writer] = {
     "RMSNormalization": called(f.rms_norm), "GroupNormalization": _group_norm,
     "RNN": _recurrent, "GRU": _recurrent, "LSTM": _recurrent, "Attention": called(f.attention, count=4),
     "RotaryEmbedding": called(f.rotary_embedding),
-    "DequantizeLinear": called(q.dequantize_linear, ignored=("output_dtype",)),
+    "DequantizeLinear": _dequantize,
     "QuantizeLinear": _quantize, "DynamicQuantizeLinear": called(q.dynamic_quantize, count=3),
     "MatMulInteger": called(q.matmul_integer), "ConvInteger": called(q.conv_integer),
     "QLinearMatMul": called(q.qlinear_matmul), "QLinearConv": called(q.qlinear_conv),

@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from torch import nn
 
 from modelexport.core.calls import ModuleCall
+from modelexport.errors import UsageError
 from modelexport.format.documents import StateDictEntry
 from modelexport.format.dtypes import parse_dtype
 from modelexport.graph.unique_names import free_name
@@ -25,6 +27,14 @@ from modelexport.torch_source.module_nodes import ELSEWHERE, ModuleNode, ModuleN
 from modelexport.torch_source.recurrent_classes import RecurrentCall, recurrent_class
 from modelexport.torch_source.size_numbers import FileNumbers
 from modelexport.torch_source.torch_classes import torch_class
+from modelexport.torch_source.value_scope import HELPER_NAMES
+
+_OF_MODULES = frozenset(dir(nn.Module())) - {"T_destination", "dump_patches"}
+"""Names that entries and modules of a module cannot have."""
+_OF_THE_FILE = frozenset(
+    ("Any", "Callable", "F", "OrderedDict", "Path", "Sequence", "Tensor", "load", "load_file", "math", "nn", "torch")
+)
+"""Names that a generated file has already."""
 
 
 @dataclass(eq=False)
@@ -57,7 +67,8 @@ class ModuleClasses:
         """The text of each class, by its name, callees first."""
         self._equal: dict[tuple[str, str], tuple[str, list[str]]] = {}
         self._built: dict[str, Built] = {}
-        self._taken: set[str] = set()
+        self._parameters: dict[str, Collection[str]] = {}
+        self._taken = {*HELPER_NAMES, *_OF_THE_FILE}
         self.ties = self._ties()
 
     def build(self, path: str) -> Built:
@@ -83,7 +94,7 @@ class ModuleClasses:
                     or uncalled(node)
                 )
             known = known or sequential(self.layout, node, children, self._is_plain_call)
-        node.is_indexed = known is not None and known.startswith("nn.Sequential(")
+        node.is_indexed = known is not None and known.startswith("nn.Sequential(") and node.path not in self.dropout
         if known is None or node.path not in self.dropout:
             return Built(known) if known is not None else self._class(node, children)
         if known.endswith("(0.0)"):
@@ -116,21 +127,24 @@ class ModuleClasses:
         return f"torch.zeros({listed([str(size) for size in entry.shape])}{self._torch_type(entry.dtype)})"
 
     def _is_parameter(self, node: ModuleNode, name: str) -> bool:
-        """Whether an entry is a parameter: of a floating-point type, and among the sidecar's count of these."""
+        if node.path not in self._parameters:
+            self._parameters[node.path] = self._parameters_of(node)
+        return name in self._parameters[node.path]
+
+    def _parameters_of(self, node: ModuleNode) -> Collection[str]:
+        """The entries that are parameters: of a floating-point type, and among the sidecar's count of these."""
         floating = {key: math.prod(entry.shape) for key, entry in node.entries.items() if _is_floating(entry)}
         sidecar = self.layout.tagged.hierarchy
-        if name not in floating or sidecar is None:
-            return name in floating
-        counts = {module.path: module.parameters for module in sidecar.modules}
+        counts = {module.path: module.parameters for module in sidecar.modules} if sidecar is not None else {}
         if node.path not in counts:
-            return True
+            return floating
         inside = sum(counts.get(child.path, 0) for child in node.children.values() if child.alias_of is None)
         own = counts[node.path] - inside + self._counted_twice(node)
         for size in range(len(floating), -1, -1) if len(floating) < 12 else (len(floating),):
             for chosen in itertools.combinations(floating, size):
                 if sum(floating[key] for key in chosen) == own:
-                    return name in chosen
-        return True
+                    return chosen
+        return floating
 
     def _counted_twice(self, node: ModuleNode) -> int:
         """Elements of tensors that several modules of a module have."""
@@ -145,13 +159,14 @@ class ModuleClasses:
         found: dict[str, list[tuple[str, str]]] = {}
         pairs = [(node.path, node.alias_of) for node in self.nodes.by_path.values() if node.alias_of is not None]
         for names in self.layout.entries.names.values():
-            kept = [name for name in names if self._has(name)]
+            kept = [name for name in names if self.has(name)]
             pairs += [(other, kept[0]) for other in kept[1:]]
         for name, first in pairs:
             found.setdefault(self._common(name, first), []).append((name, first))
         return found
 
-    def _has(self, name: str) -> bool:
+    def has(self, name: str) -> bool:
+        """Whether a module has an entry of this name of its own."""
         path, _, last = name.rpartition(".")
         return path in self.nodes.by_path and last in self.nodes.by_path[path].entries
 
@@ -194,19 +209,20 @@ class ModuleClasses:
     # Classes
 
     def _class(self, node: ModuleNode, children: dict[str, str]) -> Built:
-        built = Built("")
+        if node.path in self.dropout and any(len(self.layout.outputs[group.call]) != 1 for group in node.calls):
+            raise UsageError(f"dropout of {node.path or '.'}: it does not return one tensor; name modules inside it")
+        built, places = Built(""), dict[ir.Value, int]()
 
         def numbered(value: ir.Value, base: str) -> str:
-            built.constants.setdefault(value, "")
-            return f"constant{list(built.constants).index(value)}"
+            return f"constant{places.setdefault(value, len(places))}"
 
         plain = [self._forward(group.call, numbered, plain=True) for group in node.calls]
         keys = ["\n".join([", ".join(each.arguments), *each.lines]) for each in plain]
         written = set(re.findall(r"constant\d+", "\n".join(keys)))
-        order = [value for number, value in enumerate(built.constants) if f"constant{number}" in written]
+        order = [value for value, number in places.items() if f"constant{number}" in written]
         distinct = list(dict.fromkeys(keys))
         built.forwards = {group.call: distinct.index(key) for group, key in zip(node.calls, keys, strict=True)}
-        taken = {*node.children, *node.entries}
+        taken = {*node.children, *node.entries, *_OF_MODULES}
         names: dict[ir.Value, str] = {}
 
         def constant_name(value: ir.Value, base: str) -> str:
@@ -248,6 +264,12 @@ class ModuleClasses:
         return self.build(call.path).forwards.get(call, 0)
 
     def _head(self, node: ModuleNode, children: dict[str, str]) -> list[str]:
+        if reserved := sorted(_OF_MODULES.intersection((*children, *node.entries))):
+            where = f" of {node.path}" if node.path else ""
+            raise UsageError(
+                f"'{reserved[0]}'{where} has the name of an attribute of torch.nn.Module, which no entry or module can "
+                f"have: give the initializer another name"
+            )
         lines = []
         for name, text in children.items():
             lines.append(f"self.{name} = {text}" if is_plain(name) else f"self.add_module({name!a}, {text})")

@@ -144,6 +144,6 @@ ELSEWHERE = "modules_elsewhere"
 def _attribute(text: str, node: ModuleNode, name: str) -> str:
     if node.class_name == "ModuleDict" and node.is_from_torch and name in node.children:
         return f"{text}[{name!a}]"
-    if node.is_list or node.is_indexed:
+    if (node.is_list or node.is_indexed) and name.isdigit():
         return f"{text}[{name}]"
     return f"{text}.{name}" if is_plain(name) else f"getattr({text}, {name!a})"

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import onnx
 import onnx_ir as ir
 
+from modelexport.core.text import plural
+from modelexport.errors import UsageError
 from modelexport.torch_source.expressions import (
     METHODS,
     Expression,
@@ -22,6 +24,7 @@ from modelexport.torch_source.expressions import (
 from modelexport.torch_source.size_numbers import constant_numbers, kind_of
 
 _TEXTS = (ir.AttributeType.STRING, ir.AttributeType.STRINGS)
+_NUMBERS = tuple(getattr(ir.AttributeType, name) for name in ("INT", "INTS", "FLOAT", "FLOATS", "TENSOR"))
 _TEXT_ATTRIBUTES = frozenset(
     ("activation", "activations", "approximate", "auto_pad", "coordinate_transformation_mode", "direction", "equation",
      "keep_aspect_ratio_policy", "mode", "nearest_mode", "padding_mode", "reduction")
@@ -130,8 +133,8 @@ class Operation:
             return default
         if found.is_ref():
             raise UnwrittenError(f"its attribute {name} is that of a function")
-        if found.type in _TEXTS and name not in _TEXT_ATTRIBUTES:  # elsewhere texts would become code
-            raise UnwrittenError(f"its attribute {name} is a text")
+        if found.type not in (_TEXTS if name in _TEXT_ATTRIBUTES else _NUMBERS):  # all else would become code
+            raise UnwrittenError(f"its attribute {name} is of the type {found.type.name}")
         value: Any = found.value
         return list(value) if isinstance(value, tuple) else value
 
@@ -200,6 +203,30 @@ class Operation:
         """Up to which output the node's are used."""
         used = [number for number, value in enumerate(self.node.outputs) if value.uses() or value.is_graph_output()]
         return max(used, default=0) + 1
+
+
+def check_nodes(model: ir.Model) -> None:
+    """Refuse nodes that the standard does not allow: what they have would become code.
+
+    Raises:
+        UsageError: An attribute has another type than the operator's, or inputs are missing.
+    """
+    for node in model.graph.all_nodes():
+        version = node.version or model.opset_imports.get(node.domain, 1)
+        if node.domain not in ("", "ai.onnx") or not onnx.defs.has(node.op_type, version, ""):
+            continue
+        schema, name = onnx.defs.get_schema(node.op_type, version, ""), f"{node.op_type} {node.name or ''}".strip()
+        for key, attribute in node.attributes.items():
+            known = schema.attributes.get(key)
+            if known is not None and not attribute.is_ref() and known.type.value != attribute.type.value:  # type: ignore[attr-defined]
+                raise UsageError(
+                    f"the attribute {key} of {name} is of the type {attribute.type.name}, and the operator's is "
+                    f"{str(known.type).rpartition('.')[2]}: the file is damaged"
+                )
+        if len(node.inputs) < schema.min_input:
+            raise UsageError(
+                f"{name} has {plural(len(node.inputs), 'input')}, fewer than it needs: the file is damaged"
+            )
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ every row with the standard.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import onnx_ir as ir
@@ -76,6 +77,8 @@ def _and(o: Operation) -> Written:
 
 
 def _div(o: Operation) -> Written:
+    if o.kind() == "O":
+        raise UnwrittenError("the type of its operands is not known")
     if o.kind() in "iu":
         return E(f'torch.div({o.x()}, {o.scalar(1)}, rounding_mode="trunc")')
     return _both("/", PRODUCT)(o)
@@ -85,7 +88,8 @@ def _pow(o: Operation) -> Written:
     number, base = o.number(1), o.x(0, ATOM)
     known = {2: "square", 0.5: "sqrt"}.get(number.literal) if number is not None else None
     if known:
-        return E(f"{base}.{known}()")
+        result = E(f"{base}.{known}()")
+        return result if known == "square" or o.kind() == "f" else o.converted(result.text, o.dtype())
     text = E(f"{base} ** {o.scalar(1, POWER)}", POWER)
     return text if o.dtype() == o.dtype(1) or o.kind() == "f" else o.converted(text.within(ATOM), o.dtype())
 
@@ -119,8 +123,10 @@ def _where(o: Operation) -> Written:
 
 def _cast(o: Operation) -> Written:
     to = o.attribute("to") if o.node.op_type == "Cast" else o.dtype(1)
-    if to is None or ir.DataType(to).name == "STRING" or o.kind() == "O":
-        raise UnwrittenError("PyTorch has no texts")
+    if to is None or (o.kind() == "O" and (o.dtype() is None or o.dtype() == ir.DataType.UNDEFINED)):
+        raise UnwrittenError("the type of its operand or of its result is not known")
+    if to not in {*ir.DataType} or ir.DataType(to) == ir.DataType.STRING or o.kind() == "O":
+        raise UnwrittenError("PyTorch has no such type")
     return o.converted(o.x(0, ATOM), to)
 
 
@@ -142,6 +148,8 @@ def _clip(o: Operation) -> Written:
 def _gemm(o: Operation) -> Written:
     a, b = (f"{o.x(i, ATOM)}.T" if o.attribute(name, 0) else o.x(i, ATOM) for i, name in ((0, "transA"), (1, "transB")))
     alpha, beta = o.attribute("alpha", 1.0), o.attribute("beta", 1.0)
+    if o.kind() != "f" and (alpha % 1 or beta % 1):
+        raise UnwrittenError("its factors of whole numbers are fractions")
     result = f"{a} @ {b}" if alpha == 1 else f"{literal(alpha)} * ({a} @ {b})"
     if not o.has(2) or beta == 0:
         return E(result, PRODUCT)
@@ -154,11 +162,7 @@ def _reduce(template: str) -> Writer:
     def write(o: Operation) -> Expression:
         axes, keep = o.axes(1), bool(o.attribute("keepdims", 1))
         if not axes and o.attribute("noop_with_empty_axes", 0):
-            return E(
-                o.x(0, ATOM)
-                if "abs" not in template and "square" not in template
-                else template.format(a=o.x(0, ATOM), axes="()")
-            )
+            return E(_SUMS.sub("", template).format(a=o.x(0, ATOM)))
         if o.rank() == 0:
             return E(template.format(a=f"{o.x(0, ATOM)}.unsqueeze(0)", axes="0"))
         axes = axes or list(range(o.rank()))
@@ -166,9 +170,14 @@ def _reduce(template: str) -> Writer:
         shown += ", keepdim=True" if keep else ""
         if o.kind() in "iu" and template.endswith("sum({axes})"):
             shown += f", dtype={o.type_of(o.dtype())}"
-        return E(template.format(a=o.x(0, ATOM), axes=shown))
+        result = E(template.format(a=o.x(0, ATOM), axes=shown))
+        return o.converted(result.text, o.dtype()) if o.kind() in "iu" and template.endswith("sqrt()") else result
 
     return write
+
+
+_SUMS = re.compile(r"\.(sum|mean|amax|amin|logsumexp)\(\{axes\}\)")
+"""What of a reduction is left out without axes."""
 
 
 def _reduce_product(o: Operation) -> Written:
@@ -225,7 +234,16 @@ def _dropout(o: Operation) -> Written:
 
 def _is_inf(o: Operation) -> Written:
     signs = o.attribute("detect_positive", 1), o.attribute("detect_negative", 1)
+    if signs == (0, 0):
+        return E(f"torch.zeros_like({o.x()}, dtype=torch.bool)")
     return E(f"torch.{ {(1, 0): 'isposinf', (0, 1): 'isneginf'}.get(signs, 'isinf') }({o.x()})")
+
+
+def _eye(o: Operation) -> Written:
+    if o.attribute("k", 0):
+        raise UnwrittenError("its ones are beside the diagonal")
+    dtype = o.type_of(o.attribute("dtype") or o.dtype())
+    return E(f"torch.eye(*{o.x(0, ATOM)}.shape, dtype={dtype}{o.scope.device})")
 
 
 def _resize(o: Operation) -> Written:
@@ -336,7 +354,7 @@ TENSOR_OPERATORS: dict[str, Writer] = {
     "NonMaxSuppression": called(f.non_max_suppression, scalars=(2, 3, 4)),
     **{f"Random{kind}{like}": _random(*row) for like in ("", "Like") for kind, row in (
         ("Normal", ("randn", "mean", "scale")), ("Uniform", ("rand", "low", "high")))},
-    "EyeLike": lambda o: E(f"torch.eye(*{o.x(0, ATOM)}.shape, dtype={o.type_of(o.attribute('dtype') or o.dtype())})"),
+    "EyeLike": _eye,
     "Gelu": lambda o: text(f"F.gelu({{x}}{_TANH if o.attribute('approximate') == 'tanh' else ''})")(o),
     "Swish": text("{a} * torch.sigmoid({alpha} * {a})", PRODUCT, alpha=1.0),
     "Elu": text("F.elu({x}, {alpha})", alpha=1.0),

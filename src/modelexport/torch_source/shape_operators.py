@@ -59,7 +59,7 @@ def _flatten(o: Operation) -> Written:
 
 def _squeeze(o: Operation) -> Written:
     axes = o.axes(1)
-    shown = "" if axes is None else axes[0] if len(axes) == 1 else literal_or_none(axes)
+    shown = "" if not axes else axes[0] if len(axes) == 1 else literal_or_none(axes)
     return E(f"{o.x(0, ATOM)}.squeeze({shown})")
 
 

@@ -208,6 +208,10 @@ def kind_of(dtype: Any) -> str:
     return "f" if dtype.is_floating_point() else str(found)
 
 
+_WIDTH = 4
+"""Bytes of an integer that does not wrap around at numbers that sizes are."""
+
+
 class FileNumbers:
     """Which values of a file are computed from sizes alone, and so are Python numbers in its code."""
 
@@ -257,5 +261,10 @@ class FileNumbers:
             for found, value in zip(given, node.inputs, strict=True)
         ]
         kinds = [kind_of(value.dtype) if value is not None else "O" for value in (*node.inputs, node.outputs[0])]
+        made = node.outputs[0].dtype
+        if (made is not None and kinds[-1] in "iu" and made.itemsize < _WIDTH) or (
+            node.op_type == "Mod" and "fmod" in node.attributes
+        ):
+            return None  # Python's numbers do not wrap around, and its remainder has the sign of the divisor
         attributes = {name: attribute.value for name, attribute in node.attributes.items()}
         return computed_numbers(node.op_type, full, attributes, kinds)

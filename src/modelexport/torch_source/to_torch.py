@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
+import onnx_ir.passes.common as passes
 
 from modelexport.core.selectors import select_calls
 from modelexport.core.text import plural
@@ -28,6 +29,7 @@ from modelexport.torch_source.entries_as_nodes import Entries, constants_of, ent
 from modelexport.torch_source.expressions import TORCH_TYPES
 from modelexport.torch_source.module_classes import ModuleClasses
 from modelexport.torch_source.module_nodes import ModuleNodes
+from modelexport.torch_source.operation import check_nodes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -108,8 +110,11 @@ def torch_source(source: Source, *, dropout: Mapping[str, float] | None = None, 
         raise UsageError(f"dtype is {dtype}: give float64, or leave it out")
     tagged = read_tagged(source)
     _ = tagged.hierarchy  # read while the graph is still the file's
+    check_nodes(tagged.model)
+    if any(value.dtype is None for node in tagged.model.graph.all_nodes() for value in node.outputs):
+        passes.ShapeInferencePass()(tagged.model)
     entries = entries_as_nodes(tagged.model, tagged.calls, named=tagged.found is None)
-    put_attention_together(tagged.model)
+    put_attention_together(tagged.model, entries.values)
     constants = constants_of(tagged.model, entries)
     layout = CallLayout(tagged, entries, constants)
     nodes = ModuleNodes(layout)
@@ -220,7 +225,7 @@ def _tensors(
     found: dict[str, np.ndarray[Any, Any]] = {}
     for key, array in entries.arrays.items():
         names = entries.names.get(key, (key,))
-        found[next((name for name in names if _exists(nodes, name)), key)] = array
+        found[next((name for name in names if classes.has(name)), key)] = array
     for path in nodes.by_path:
         if nodes.by_path[path].alias_of is None:
             for value, name in classes.build(path).constants.items():
@@ -228,11 +233,6 @@ def _tensors(
                 if tensor.dtype != ir.DataType.STRING:
                     found[f"{path}.{name}".lstrip(".")] = tensor.numpy()
     return found
-
-
-def _exists(nodes: ModuleNodes, name: str) -> bool:
-    path, _, last = name.rpartition(".")
-    return path in nodes.by_path and last in nodes.by_path[path].entries
 
 
 def as_tensor(array: np.ndarray[Any, Any]) -> Any:

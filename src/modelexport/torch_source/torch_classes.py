@@ -179,6 +179,8 @@ def _batch_norm(n: Nodes) -> str | None:
     node = n.nodes[0]
     if [n.entry(value) for value in node.inputs[1:]] != ["weight", "bias", "running_mean", "running_var"]:
         return None
+    if n.attribute(node, "training_mode", 0):
+        return None
     tracked = "num_batches_tracked" in n.module.entries
     rank = len(node.inputs[0].shape) if node.inputs[0] is not None and node.inputs[0].shape is not None else 0
     fits = {"BatchNorm1d": (2, 3), "BatchNorm2d": (4,), "BatchNorm3d": (5,)}.get(n.module.class_name, ())

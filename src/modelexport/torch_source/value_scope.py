@@ -29,6 +29,7 @@ HELPER_NAMES = frozenset(
 """The names of the functions that a generated file may have, which no value gets."""
 WIDTH = 100
 """How long a line of a body may be before its operands get names."""
+_FEW = 8
 _BODY = 8
 """The columns that a line of a method is indented by."""
 
@@ -183,7 +184,9 @@ class ValueScope:
             too_long = length(written) > WIDTH - _BODY - 4 * self._indent
             if not twice and not (too_long and pending):
                 break
-            self._name_pending(max(twice or pending, key=lambda value: len(self._pending[value].text)), self._operator)
+            longest = sorted(twice or pending, key=lambda value: -len(self._pending[value].text))
+            for value in longest[: max(1, len(longest) - _FEW)]:  # one by one, many would take quadratic time
+                self._name_pending(value, self._operator)
         for value in pending:
             del self._pending[value]
         return written

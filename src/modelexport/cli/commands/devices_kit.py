@@ -44,5 +44,5 @@ def kit(
     from modelexport.devices.kits import write_kit
 
     result = write_kit(file, output, modules=modules, inputs=inputs, seed=seed, tell=Stages(LINE.tell).tell)
-    told = f"{result.path}: {plural(len(result.parts), 'part')}; on the other machine: python runner.py PROVIDER"
+    told = f"{result.path}: {plural(len(result.parts), 'part')}; on the other machine: python runner.py [PROVIDER]"
     print_result(result, lambda: told, as_json=as_json)

@@ -1,0 +1,119 @@
+"""Nodes that a careless translation gets wrong: attributes that are rarely used, types, and what would become code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+
+from modelexport import export, to_torch
+from modelexport.errors import ModelExportError
+
+X = np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32)
+FLOAT, INT64, UINT8, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.UINT8, TensorProto.BOOL
+ELEMENT = {np.dtype(np.float32): FLOAT, np.dtype(np.int64): INT64, np.dtype(np.uint8): UINT8}
+node = helper.make_node
+
+
+def file_of(
+    path: Path, nodes: Sequence[Any], x: Any, output: int, constants: dict[str, Any] | None = None, opset: int = 20
+) -> Path:
+    weights = [numpy_helper.from_array(np.asarray(array), name) for name, array in (constants or {}).items()]
+    inputs = [helper.make_tensor_value_info("x", ELEMENT[x.dtype], x.shape)]
+    graph = helper.make_graph(nodes, "g", inputs, [helper.make_tensor_value_info("output", output, None)], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8), path)
+    return path
+
+
+LINEAR = {"w": np.random.default_rng(1).standard_normal((4, 3)).astype(np.float32)}
+RIGHT: dict[str, tuple[Any, ...]] = {
+    **{
+        f"{operator} without axes": ([node(operator, ["x"], ["output"], noop_with_empty_axes=1)], np.abs(X), FLOAT)
+        for operator in ("ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceSum", "ReduceLogSum")
+    },
+    "no infinity asked for": (
+        [node("IsInf", ["x"], ["output"], detect_positive=0, detect_negative=0)],
+        np.array([np.inf, -np.inf, np.nan], np.float32), BOOL),
+    "a root of whole numbers": (
+        [node("Pow", ["x", "half_"], ["output"])], np.array([1, 4, 10]), INT64, {"half_": np.float32(0.5)}),
+    "a quotient of values without a type": (
+        [node("Abs", ["x"], ["a"]), node("Div", ["a", "two"], ["output"])], np.array([3, -7]), INT64,
+        {"two": np.int64(2)}),
+    "no axes are all axes": (
+        [node("Squeeze", ["x", "none"], ["output"])], X[:1, :, None], FLOAT, {"none": np.array([], np.int64)}),
+    "pixels of bytes": (
+        [node("Resize", ["x", "", "scales"], ["output"], mode="linear")],
+        np.arange(16, dtype=np.uint8).reshape(1, 1, 4, 4) * 8, UINT8, {"scales": np.array([1, 1, 2, 2], np.float32)}),
+    "a size by a rounded scale": (
+        [node("Resize", ["x", "", "scales"], ["output"], mode="nearest")],
+        np.arange(100, dtype=np.float32).reshape(1, 1, 1, 100), FLOAT,
+        {"scales": np.array([1, 1, 1, 0.29], np.float32)}),
+    "a softmax of two axes": (
+        [node("MatMul", ["x", "w"], ["a"]), node("Softmax", ["a"], ["b"]), node("MatMul", ["b", "x"], ["output"])],
+        np.stack([np.pad(X, ((0, 1), (0, 1)))] * 2), FLOAT, LINEAR, 11),
+    "a remainder with the sign of the dividend": (
+        [node("Shape", ["x"], ["s"]), node("Neg", ["s"], ["n"]), node("Mod", ["n", "five"], ["output"], fmod=1)], X,
+        INT64, {"five": np.array([5, 5])}),
+    "a byte that wraps around": (
+        [node("Shape", ["x"], ["s"]), node("Neg", ["s"], ["n"]), node("Cast", ["n"], ["output"], to=UINT8)], X, UINT8),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_it_computes_what_the_runtime_does(name: str, tmp_path: Path) -> None:
+    nodes, x, *rest = RIGHT[name]
+    path = file_of(tmp_path / "x.onnx", nodes, x, *rest)
+    (right,) = onnxruntime.InferenceSession(path).run(None, {"x": x})
+    found = to_torch(path)(torch.tensor(x)).detach().numpy()
+    assert (found.dtype, found.shape) == (right.dtype, right.shape)
+    np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-6)
+
+
+CODE = helper.make_graph([], "print('run') or 1", [], [])
+REFUSED: dict[str, tuple[list[Any], str, dict[str, Any]]] = {
+    "beside the diagonal": ([node("EyeLike", ["x"], ["output"], k=1)], "beside the diagonal", {}),
+    "an unknown type": ([node("Cast", ["x"], ["output"], to=99)], "no such type", {}),
+    "a graph in the place of a number": (
+        [node("Concat", ["x", "x"], ["output"], axis=CODE)],
+        "is of the type GRAPH",
+        {},
+    ),
+    "fractions as an axis": ([node("Concat", ["x", "x"], ["output"], axis=[1.5])], "is of the type FLOATS", {}),
+    "no operand": ([node("Relu", [], ["output"])], "fewer than it needs", {}),
+    "a name of nn.Module": ([node("Mul", ["x", "half"], ["output"])], "'half' has the name", {"half": X}),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    nodes, reason, constants = REFUSED[name]
+    path = file_of(tmp_path / "x.onnx", nodes, X, FLOAT, constants)
+    with pytest.raises(ModelExportError, match=reason) as raised:
+        to_torch(path)
+    assert "\n" not in str(raised.value)
+
+
+class Tempered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.tensor([0.7]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ x.transpose(1, 2) * self.temperature).softmax(-1) @ x
+
+
+def test_a_learned_factor_of_attention_stays_learned(tmp_path: Path) -> None:
+    given = torch.tensor(np.stack([X, X]))
+    model = to_torch(export(Tempered(), (given,), tmp_path / "x.onnx").path)
+    before = model(given)
+    with torch.no_grad():
+        model.get_parameter("temperature").fill_(3.0)
+    assert (model(given) - before).abs().max() > 0.01
