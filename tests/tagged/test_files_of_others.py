@@ -202,6 +202,43 @@ def test_inputs_are_made_for_sizes_and_numbers_that_a_file_asks_for(tmp_path: Pa
     assert "x float32[1, 512], rate int64[]" in done.stdout, done.stderr
 
 
+def test_a_scan_gets_inputs_with_which_it_has_something_to_scan(tmp_path: Path) -> None:
+    """ONNX Runtime ends the process if it has nothing: here, with fewer than 100 columns."""
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["s"], ["t"]), helper.make_node("Neg", ["a"], ["b"])], "body",
+        [helper.make_tensor_value_info("s", FLOATS, [1]), helper.make_tensor_value_info("a", FLOATS, [2])],
+        [helper.make_tensor_value_info("t", FLOATS, [1]), helper.make_tensor_value_info("b", FLOATS, [2])],
+    )  # fmt: skip
+    nodes = [
+        helper.make_node("Slice", ["x", "first", "end", "axis"], ["rest"]),
+        helper.make_node("Scan", ["state", "rest"], ["last", "y"], num_scan_inputs=1, scan_input_axes=[1], body=body),
+    ]
+    numbers = {"first": [100], "end": [100_000], "axis": [1]}
+    weights = [numpy_helper.from_array(np.array(number), name) for name, number in numbers.items()]
+    ports = [helper.make_tensor_value_info("x", FLOATS, [2, "n"]), helper.make_tensor_value_info("y", FLOATS, None)]
+    graph = helper.make_graph(nodes, "g", ports[:1], ports[1:], [*weights, floats("state", 1)])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    done = run("profile", "m.onnx", "--runs", 1, cwd=tmp_path)
+    assert "x float32[2, 512]" in done.stdout, done.stderr
+
+
+def test_float16_with_which_the_runtime_ends_the_process_is_told(tmp_path: Path) -> None:
+    """A ``Transpose`` before a ``MatMul`` of float16: ONNX Runtime 1.31 ends the process at its usual level."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"]),
+        helper.make_node("Transpose", ["r"], ["t"], perm=[1, 0, 2]),
+        helper.make_node("MatMul", ["t", "w"], ["y"]),
+    ]
+    ports = [
+        helper.make_tensor_value_info("x", FLOATS, ["n", 1, 8]),
+        helper.make_tensor_value_info("y", FLOATS, [1, "n", 8]),
+    ]
+    graph = helper.make_graph(nodes, "g", ports[:1], ports[1:], [floats("w", 8, 8)])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    with pytest.warns(modelexport.ModelExportWarning, match=r"h\.onnx has a MatMul of float16 behind a Transpose"):
+        modelexport.quantize(tmp_path / "m.onnx", tmp_path / "h.onnx", to="float16")
+
+
 def test_tags_come_back_after_a_tool_that_writes_many_nodes_for_one(tmp_path: Path) -> None:
     loss = helper.make_node(
         "SoftmaxCrossEntropyLoss", ["x", "labels"], ["y"], name="/head/loss/SoftmaxCrossEntropyLoss"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from modelexport.cli.command_list import COMMANDS, introduction, overview
+from modelexport.cli.crash_line import watch_for_crash
 from modelexport.cli.imports_when_used import import_when_used
 from modelexport.cli.progress import LINE
 from modelexport.cli.signals_and_streams import Interrupted, raw, shielded
@@ -40,6 +41,8 @@ def main() -> None:
     the file not be run; 4 nothing could be written; 70 an error of ours; 128 and the number of a signal.
     """
     fix_hash_seed([name for name, one in COMMANDS.items() if one.runs_model])
+    if os.name == "posix" and _is_program():
+        watch_for_crash()
     warnings.formatwarning = _on_one_line
     # A short command spends most of its time on imports, whose objects stay: garbage collection took a seventh of it.
     gc.set_threshold(50_000, 20, 100)

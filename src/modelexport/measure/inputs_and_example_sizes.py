@@ -24,7 +24,7 @@ from modelexport.graph.size_conditions import check_sizes, put_conditions, read_
 from modelexport.graph.size_symbols import SYMBOL, rename_sizes
 from modelexport.measure.shapes import symbols_in
 from modelexport.runtime.devices import CPU
-from modelexport.runtime.random_inputs import compared_numbers, make_random_inputs
+from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import open_file, session_options
 from modelexport.tagged.file import TaggedFile
 from modelexport.tagged.strip_and_inline import runnable
@@ -144,9 +144,7 @@ def random_feeds(
             if isinstance(size, ir.SymbolicDim) and size.value is not None and size.value.isidentifier():
                 bound[size.value] = actual
     session = open_file(path, session_options("none", provider))
-    return make_random_inputs(
-        _sized(tagged.model, bound), session, seed=seed, given={**compared_numbers(tagged.model), **fixed}
-    )
+    return make_random_inputs(tagged.model, session, seed=seed, given=fixed, sized=_sized(tagged.model, bound))
 
 
 def _sized(model: ir.Model, sizes: Mapping[str, int]) -> ir.Model:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import onnx_ir as ir
 
 from modelexport.core.limits import CHECKED_BYTES
-from modelexport.errors import FileFormatError, InputsError, NotWrittenError, UsageError
+from modelexport.errors import FileFormatError, InputsError, ModelExportWarning, NotWrittenError, UsageError
 from modelexport.files import atomic_writing
 from modelexport.files.atomic_writing import Replacement
 from modelexport.files.folder_locks import STAGING_PREFIX
@@ -97,11 +98,14 @@ def _check(file: Path, place: Path, sources: Iterable[Path], inputs: Feeds | Non
             return
         try:
             model = load_onnx(file)
-            runs = open_session(_runnable(model, file), folder=file.parent, optimized=True)
+            ends = _ends_the_process(model)
+            runs = open_session(_runnable(model, file), folder=file.parent, optimized=not ends)
         except (UsageError, UnicodeError) as error:
             if _is_foreign(str(error), sources):
                 return
             raise _refusal(place, "load", error) from error
+        if ends:
+            warnings.warn(_ENDS.format(place), ModelExportWarning, stacklevel=2)
         if inputs is not None:
             tried = [inputs]
         else:
@@ -116,6 +120,25 @@ def _check(file: Path, place: Path, sources: Iterable[Path], inputs: Feeds | Non
                     run_session(runs, feeds)
                 except UsageError as error:
                     raise _refusal(place, "run", error) from error
+
+
+_ENDS = (
+    "{} has a MatMul of float16 behind a Transpose, with which some versions of ONNX Runtime end the process on a CPU: "
+    "open it there with SessionOptions.graph_optimization_level = ORT_ENABLE_EXTENDED"
+)
+
+
+def _ends_the_process(model: ir.Model) -> bool:
+    """Whether it has what ONNX Runtime 1.31 ends the process on in its last optimizer (``NchwcTransformer``)."""
+    for node in all_nodes(model):
+        if node.op_type == "MatMul":
+            makers = {value.producer() for value in node.inputs if value is not None}
+            behind = any(maker is not None and maker.op_type == "Transpose" for maker in makers)
+            if behind and any(
+                v is not None and v.is_initializer() and v.dtype == ir.DataType.FLOAT16 for v in node.inputs
+            ):
+                return True
+    return False
 
 
 def _runnable(model: ir.Model, file: Path) -> Path | ir.Model:

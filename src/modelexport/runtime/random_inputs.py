@@ -12,7 +12,7 @@ import onnxruntime
 
 from modelexport.core.limits import RANDOM_ELEMENTS
 from modelexport.errors import InputsError, UsageError
-from modelexport.graph.nodes import required_inputs
+from modelexport.graph.nodes import all_nodes, required_inputs
 from modelexport.graph.size_conditions import fitting, read_conditions
 from modelexport.graph.size_symbols import SYMBOL, put_size
 from modelexport.runtime.sessions import run_session
@@ -31,11 +31,18 @@ _SIZES = (
     (2, 8, 8), (2, 32, 32), (1, 64, 64), (1, 224, 224), (1, 1, 1), (1, 1, 512), (1, 16_000, 16_000),
 )  # fmt: skip
 """The sizes of a dynamic first axis, of those between, and of the last: up to an image, and a second of sound."""
+_SIZES_OF_SCANS = ((1, 512, 512), (1, 16_000, 16_000))
+"""What comes before them for a file with a ``Scan``: ONNX Runtime ends the process when one has nothing to scan."""
 _NOT_A_NUMBER = "is not a number for any of them"
 
 
 def make_random_inputs(
-    model: ir.Model, runs: onnxruntime.InferenceSession, *, seed: int = 0, given: Mapping[str, Any] | None = None
+    model: ir.Model,
+    runs: onnxruntime.InferenceSession,
+    *,
+    seed: int = 0,
+    given: Mapping[str, Any] | None = None,
+    sized: ir.Model | None = None,
 ) -> dict[str, Any]:
     """Arrays that a file has run with: numbers drawn from a normal distribution, whole numbers, true.
 
@@ -46,15 +53,17 @@ def make_random_inputs(
         runs: A session for the same file.
         seed: For the values.
         given: Arrays of inputs that are not to be drawn.
+        sized: A model with the same inputs, some of whose dynamic axes have a size.
 
     Raises:
         InputsError: The file does not run with any of the inputs that were tried.
     """
     reason, sizes = "", _inputs_that_are_sizes(model)
-    given = {**compared_numbers(model), **(given or {})}
+    given = {**_compared_numbers(model), **(given or {})}
     without_numbers: dict[str, Any] | None = None
-    for of_axes in _SIZES:
-        shapes = _shapes(model, *of_axes)
+    scans = any(node.op_type == "Scan" for node in all_nodes(model))
+    for of_axes in (*(_SIZES_OF_SCANS if scans else ()), *_SIZES):
+        shapes = _shapes(sized or model, *of_axes)
         if sum(prod(shape) for shape in shapes.values()) > RANDOM_ELEMENTS or any(
             min(s, default=0) < 0 for s in shapes.values()
         ):
@@ -100,7 +109,7 @@ def _inputs_that_are_sizes(model: ir.Model) -> set[str]:
     return found
 
 
-def compared_numbers(model: ir.Model) -> dict[str, Any]:
+def _compared_numbers(model: ir.Model) -> dict[str, Any]:
     """The integer inputs that a graph compares with constants, such as the rate of a sound, to the last of these."""
     found = {}
     for value in required_inputs(model):
