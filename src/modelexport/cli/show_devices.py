@@ -21,6 +21,10 @@ _MEANING = (
 )
 
 
+_SAME = 1e-4
+"""Up to this share of their size, results of two files differ by the order in which numbers are added."""
+
+
 def format_devices(found: Sequence[FoundDevice]) -> str:
     """A line for each device, with its options below it."""
     lines = []
@@ -43,8 +47,8 @@ def format_device(report: DeviceReport) -> str:
     lines += list(_fixed(report.fix)) if report.fix is not None else []
     whole = report.whole if report.fix is None else report.fix
     told = f"off by {whole.error:.2g} of its size" if whole.error is not None else report.whole.status
-    if report.whole.rounding is not None:
-        told += f", and by {report.whole.rounding:.2g} on the processor in the device's type"
+    if whole.rounding is not None:
+        told += f", and by {whole.rounding:.2g} on the processor in the device's type"
     named = "file" if report.fix is None else "changed file"
     summary = (
         f"{'agree' if report.agrees else 'differ'}: on {report.device} the {named} is {told}; bound {report.bound:g}; "
@@ -74,13 +78,21 @@ def _where(report: DeviceReport) -> Iterator[str]:
 
 
 def _fixed(fix: Fix) -> Iterator[str]:
+    from modelexport.precision.recipes import CHANGES
+
     for step in fix.steps:
-        before = "not run" if step.before is None else f"off by {step.before:.2g}"
-        changed = f"{step.address or '.'}, {first_few(step.operators, 4)} {step.what}"
-        yield f"changed: {changed}: {before}, now {step.after:.2g}"
+        errors = "did not run" if step.before is None else f"off by {step.before:.2g}"
+        errors += "" if step.after is None else f", now {step.after:.2g}"
+        operators = f", {first_few(step.operators, 4)}" if step.operators else ""
+        yield f"changed: {step.address or '.'}{operators} {CHANGES[step.change]}: {errors}"
     if fix.unchanged:
         yield f"no change that was tried makes right: {first_few(name or '.' for name in fix.unchanged)}"
-    yield f"written: {fix.path}" if fix.path else "nothing was written"
+    if not fix.path:
+        yield "nothing was written"
+        return
+    yield f"written: {fix.path}, and {fix.recipe}, with which `modelexport quantize --recipe` makes these changes again"
+    if fix.moved > _SAME:
+        yield f"the changed file is quantized less: in exact numbers it is {fix.moved:.2g} away from the file itself"
 
 
 def _named(piece: PieceReport) -> str:

@@ -7,7 +7,6 @@ from typing import Literal
 import msgspec
 
 from modelexport.core.result_display import Rows, Shown, error_text
-from modelexport.devices.changes import Kind
 from modelexport.devices.part_runs import PartResult
 from modelexport.runtime.devices import Device
 
@@ -56,15 +55,15 @@ class FixStep(msgspec.Struct, frozen=True, kw_only=True):
     """A change that was tried on the device, and makes a piece right."""
 
     address: str
-    kind: Kind
-    what: str
-    """What the change does."""
+    change: str
+    """One of :data:`modelexport.precision.recipes.CHANGES`."""
     nodes: list[str]
     """The nodes of the file that are changed."""
-    operators: list[str]
-    before: float | None
+    operators: list[str] = []
+    before: float | None = None
     """The error of the piece on the device."""
-    after: float
+    after: float | None = None
+    """The same with the change; ``None`` if it was chosen by the error of the whole."""
 
 
 class Fix(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,14 +71,25 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     """The file; empty if none was written, because no change made a piece right."""
+    recipe: str
+    """The recipe of the changes, for ``quantize --recipe``."""
     steps: list[FixStep]
     unchanged: list[str]
     """Addresses of what is wrong, and was not made right by any change."""
+    status: PieceStatus
     error: float | None
     """The error of the changed file on the device."""
+    rounding: float | None
+    """As :attr:`PieceReport.rounding`."""
+    moved: float
+    """What the changed file computes in exact numbers against the file itself: not 0 if it is quantized less."""
     nodes: dict[str, int]
     """Providers to the number of nodes that they run of the changed file."""
-    agrees: bool
+
+    @property
+    def agrees(self) -> bool:
+        """Whether its outputs are within the bound."""
+        return self.status == "agree"
 
 
 class DeviceReport(Shown, msgspec.Struct, frozen=True, kw_only=True):

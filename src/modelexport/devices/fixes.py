@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import onnx_ir as ir
+import msgspec
 
-from modelexport.devices.changes import KINDS, change_nodes, kinds_for, write_changed
-from modelexport.devices.device_report import (
-    DeviceReport,
-    Fix,
-    FixStep,
-    PieceReport,
-)
+from modelexport.core.calls import ModuleCall
+from modelexport.devices.device_report import DeviceReport, Fix, FixStep, PieceReport
 from modelexport.devices.judged_pieces import Runs, judge
-from modelexport.devices.pieces import Piece, Pieces
-from modelexport.devices.wrong_modules import check
+from modelexport.devices.pieces import Pieces, error_between
+from modelexport.devices.wrong_modules import check, is_owned
+from modelexport.errors import UsageError
 from modelexport.graph.copies import copy_of
+from modelexport.precision.changes_for_devices import change_nodes
+from modelexport.precision.quantize import RECIPE_SUFFIX, quantize
+from modelexport.precision.recipes import CHANGES, Recipe, Rule
 from modelexport.tagged.file import TaggedFile, read_tagged
 
 _ROUNDS = 5
 """How often a changed file is looked at again."""
+_MORE_PRECISE = ("int16", "float", "processor")
+"""Changes for what is not wrong, but not precise enough."""
+_UNITS = 24
+"""About how many modules are compared to find those that need more precision."""
 
 
 def find_fix(
@@ -35,78 +38,144 @@ def find_fix(
     runs: Runs,
     tell: Callable[[str], None] = lambda step: None,
 ) -> Fix:
-    """Change what is wrong on a device, and write the file that is the least wrong there.
+    """Change what is wrong on a device, and write the file that is the least wrong there, with its recipe.
 
     Each change is tried on the device, on the smallest wrong piece. Those that make it right are made in the file, and
-    the file is looked at again: behind what was wrong something else may be.
+    the file is looked at again: behind what was wrong something else may be. If nothing is wrong and the types of the
+    device cost more than the bound, the modules that lose most get a more precise type.
     """
-    steps: list[FixStep] = []
-    unchanged: list[str] = []
     with tempfile.TemporaryDirectory(prefix="modelexport-fix-") as folder:
-        current, found = tagged, report
-        for number in range(_ROUNDS):
-            new, unchanged = _steps(current, found, Pieces(current, feeds), runs, tell)
-            if not new:
-                break
-            steps += new
-            path = Path(folder, f"{number}.onnx")
-            write_changed(tagged.path, [(step.kind, step.nodes) for step in steps], path)
-            current = read_tagged(path)
-            found = check(current, feeds, runs, bound=report.bound, tell=tell)
-            if found.agrees:
-                unchanged = []
-                break
-    if steps:
-        write_changed(tagged.path, [(step.kind, step.nodes) for step in steps], output)
-    whole = found.whole
-    path_written = str(output) if steps else ""
+        search = _Search(tagged, feeds, runs, report.bound, Path(folder), tell)
+        unchanged = search.fix_wrong(report)
+        if not search.found.agrees:
+            search.fix_rounding()
+    if search.steps:
+        quantize(tagged.path, output, recipe=Recipe(search.rules, (f"made for {runs.device}",)), check_runtime=False)
+    whole, pieces = search.found.whole, (Pieces(file, feeds).whole() for file in (tagged, search.file))
     return Fix(
-        path=path_written,
-        steps=steps,
-        unchanged=unchanged,
+        path=str(output) if search.steps else "",
+        recipe=str(output.with_suffix(RECIPE_SUFFIX)) if search.steps else "",
+        steps=search.steps,
+        unchanged=[] if search.found.agrees else unchanged,
+        status=whole.status,
         error=whole.error,
+        rounding=whole.rounding,
+        moved=error_between(*(piece.outputs for piece in pieces)),
         nodes=whole.nodes,
-        agrees=whole.status == "agree",
     )
 
 
-def _steps(
-    tagged: TaggedFile, report: DeviceReport, pieces: Pieces, runs: Runs, tell: Callable[[str], None]
-) -> tuple[list[FixStep], list[str]]:
-    """For each wrong piece the first change that makes it right, and the addresses of those without one."""
-    steps, unchanged = [], []
-    for culprit in report.culprits:
-        call = tagged.find(culprit.address or ".")
-        names = set(culprit.span) or {node.name or "" for node in tagged.nodes_of(call)}
-        nodes = [node for node in tagged.model.graph if node.name in names and node.op_type != "Constant"]
+class _Search:
+    """Changes that were found so far."""
+
+    def __init__(
+        self,
+        tagged: TaggedFile,
+        feeds: Mapping[str, Any],
+        runs: Runs,
+        bound: float,
+        folder: Path,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._tagged, self._feeds, self._runs, self._bound = tagged, feeds, runs, bound
+        self._folder, self._tell, self._files = folder, tell, 0
+        self.steps: list[FixStep] = []
+        self.file = tagged
+        """The file with the changes of the steps."""
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The steps as a recipe has them."""
+        return tuple(Rule(step.address or ".", step.change, tuple(step.nodes)) for step in self.steps)
+
+    def fix_wrong(self, report: DeviceReport) -> list[str]:
+        """Change wrong pieces, round by round; returns the addresses of those that no change makes right."""
+        self.found, unchanged = report, list[str]()
+        for _ in range(_ROUNDS):
+            pieces = Pieces(self.file, self._feeds)
+            steps = [self._first_step(culprit, pieces) for culprit in self.found.culprits]
+            pairs = zip(self.found.culprits, steps, strict=True)
+            unchanged = [culprit.address for culprit, step in pairs if step is None]
+            if not any(steps):
+                break
+            self.steps += [step for step in steps if step is not None]
+            self.file = self._changed(self.rules)
+            self.found = check(self.file, self._feeds, self._runs, bound=self._bound, tell=self._tell)
+        return unchanged
+
+    def fix_rounding(self) -> None:
+        """Give the fewest modules a more precise type, those first whose error is the largest."""
+        opened, level = self._level()
+        units = sorted(self._units(opened, level), key=lambda unit: -unit[0])
+        for change in _MORE_PRECISE:
+            steps = [
+                FixStep(address=call.address, change=change, nodes=names if call in opened else [], before=error)
+                for error, call, names in units
+                if change_nodes(copy_of(self.file.model), change, names)
+            ]
+            if steps and self._agrees(steps):
+                count = bisect_left(range(1, len(steps)), True, key=lambda count: self._agrees(steps[:count])) + 1
+                self.steps += steps[:count]
+                self.file = self._changed(self.rules)
+                self.found = check(self.file, self._feeds, self._runs, bound=self._bound, tell=self._tell)
+                return
+
+    def _agrees(self, steps: Sequence[FixStep]) -> bool:
+        """Whether the file is within the bound with more steps."""
+        self._tell(f"{len(steps)} modules: {CHANGES[steps[0].change]}")
+        rules = tuple(Rule(step.address or ".", step.change, tuple(step.nodes)) for step in steps)
+        piece = Pieces(self._changed((*self.rules, *rules)), self._feeds).whole()
+        return self._runs.run(piece).error <= self._bound
+
+    def _level(self) -> tuple[list[ModuleCall], list[ModuleCall]]:
+        """Calls of about the same depth, after those that they are in."""
+        children = self.file.calls.children
+        opened, level = list[ModuleCall](), [next(iter(self.file.calls)).call]
+        while any(children[call] for call in level) and len(level) + len(opened) < _UNITS:
+            opened += [call for call in level if children[call]]
+            level = [inner for call in level for inner in (children[call] or [call])]
+        return opened, level
+
+    def _units(
+        self, opened: Sequence[ModuleCall], level: Sequence[ModuleCall]
+    ) -> Iterator[tuple[float, ModuleCall, list[str]]]:
+        """Errors of calls that each run alone on the device, with their nodes; of opened ones, only what they own."""
+        pieces = Pieces(self.file, self._feeds)
+        for call in (*opened, *level):
+            nodes = [node for node in self.file.nodes_of(call) if node.graph is self.file.model.graph]
+            nodes = [node for node in nodes if call not in opened or is_owned(node, call)]
+            try:
+                piece = pieces.of_nodes(str(call), nodes, [call])
+            except UsageError:
+                continue
+            if piece is not None:
+                self._tell(str(call))
+                yield self._runs.run(piece).error, call, [node.name or "" for node in nodes]
+
+    def _changed(self, rules: Sequence[Rule]) -> TaggedFile:
+        self._files += 1
+        path = self._folder / f"{self._files}.onnx"
+        quantize(self._tagged.path, path, recipe=Recipe(tuple(rules)), check_runtime=False)
+        return read_tagged(path)
+
+    def _first_step(self, culprit: PieceReport, pieces: Pieces) -> FixStep | None:
+        """The first change that makes a wrong piece right."""
+        call = self.file.find(culprit.address or ".")
+        names = set(culprit.span) or {node.name or "" for node in self.file.nodes_of(call)}
+        nodes = [node for node in self.file.model.graph if node.name in names and node.op_type != "Constant"]
         piece = pieces.of_nodes(str(call), nodes, [call])
-        step = _first_step(culprit, piece, nodes, report.bound, runs, tell) if piece is not None else None
-        if step is None:
-            unchanged.append(culprit.address)
-        else:
-            steps.append(step)
-    return steps, unchanged
-
-
-def _first_step(
-    culprit: PieceReport, piece: Piece, nodes: Sequence[ir.Node], bound: float, runs: Runs, tell: Callable[[str], None]
-) -> FixStep | None:
-    names, operators = [node.name or "" for node in nodes], [node.op_type for node in nodes]
-    for kind in kinds_for(operators):
-        model = copy_of(piece.model)
-        if not change_nodes(model, kind, names):
-            continue
-        tell(f"{culprit.address or '.'}: {KINDS[kind]}")
-        changed = dataclasses.replace(piece, model=model)
-        result = runs.run(changed)
-        if judge(changed, result, runs.device, bound)[0] in ("agree", "rounding"):
-            return FixStep(
-                address=culprit.address,
-                kind=kind,
-                what=KINDS[kind],
-                nodes=names,
-                operators=operators,
-                before=culprit.error,
-                after=result.error,
-            )
-    return None
+        if piece is None:
+            return None
+        chosen, operators = [node.name or "" for node in nodes], [node.op_type for node in nodes]
+        for change in CHANGES:
+            model = copy_of(piece.model)
+            if not change_nodes(model, change, chosen):
+                continue
+            self._tell(f"{culprit.address or '.'}: {CHANGES[change]}")
+            if (changed := piece.with_model(model)) is None:
+                continue
+            result = self._runs.run(changed)
+            if judge(changed, result, self._runs.device, self._bound)[0] in ("agree", "rounding"):
+                step = FixStep(address=culprit.address, change=change, nodes=chosen, operators=operators)
+                return msgspec.structs.replace(step, before=culprit.error, after=result.error)
+        return None

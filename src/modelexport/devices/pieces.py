@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +48,19 @@ class Piece:
         """Write the model into one file."""
         save_model(copy_of(self.model), path)
 
+    def with_model(self, model: ir.Model) -> Piece | None:
+        """The piece with a changed model, and what that computes; ``None`` if it cannot be computed exactly."""
+        try:
+            results = FileRun(model, wide="float32").run(self.inputs)
+        except NodeError:
+            return None
+        outputs = {name: results[name].astype(right.dtype) for name, right in self.outputs.items()}
+        return replace(self, model=model, outputs=outputs)
+
     def errors_on_cpu(self) -> float:
         """The largest error of ONNX Runtime on the processor."""
         results = run_session(open_session(self.model, folder=self.folder, optimized=True), self.inputs)
-        return largest(error_of(right, results[name]) for name, right in self.outputs.items())
+        return error_between(self.outputs, results)
 
     def cost_of_half(self) -> float:
         """The largest error if every number is rounded to float16, each operator being computed exactly."""
@@ -65,12 +74,17 @@ class Piece:
             )
         except NodeError:
             return 0.0
-        return largest(error_of(right, results[name].astype(right.dtype)) for name, right in self.outputs.items())
+        return error_between(self.outputs, {k: results[k].astype(right.dtype) for k, right in self.outputs.items()})
 
 
 def largest(errors: Iterable[float | None]) -> float:
     """The largest of some errors; infinite if one is of arrays that cannot be compared."""
     return max((float("inf") if error is None else error for error in errors), default=0.0)
+
+
+def error_between(right: Mapping[str, Any], found: Mapping[str, Any]) -> float:
+    """The largest error of some arrays, by name."""
+    return largest(error_of(array, found[name]) for name, array in right.items())
 
 
 def _as_half(array: Any) -> Any:

@@ -28,11 +28,13 @@ from modelexport.graph.nodes import initializers
 from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.lineage.retagging import RetagReport, write_retagged
 from modelexport.precision.calibration_data import read_data
+from modelexport.precision.changes_for_devices import apply_changes
 from modelexport.precision.cut_pieces import Pieces, cut_piece, weight_behind
 from modelexport.precision.equal_method_groups import hold_weights, weighted_nodes
 from modelexport.precision.methods import Method, apply_method
 from modelexport.precision.newer_operators import raise_version
 from modelexport.precision.recipes import (
+    CHANGES,
     Assignment,
     Recipe,
     Resolved,
@@ -63,7 +65,7 @@ class QuantizeResult(msgspec.Struct, frozen=True, kw_only=True):
     """With the recipe that gives this result again."""
     coverage: documents.Coverage
     methods: dict[str, int]
-    """Method to the number of nodes of the source that it has replaced."""
+    """Method or change to the number of nodes of the source that it has replaced."""
     kept: list[str]
     """The addresses of kept calls, without those inside of other kept ones; each is bit for bit what it was."""
     joined: list[str]
@@ -189,10 +191,11 @@ def quantized(
     counts: dict[str, int] = defaultdict(int)
     for name in _replaced(tagged.model, model, resolved.assignment):
         counts[str(resolved.assignment[name])] += 1
+    changes = apply_changes(model, tagged, [rule for rule in recipe.rules if rule.method in CHANGES])
     return Quantized(
         model=model,
         resolved=resolved,
-        methods=dict(counts),
+        methods={**counts, **changes},
         bytes_before=weights_size(tagged.model),
         left=_left(tagged.model, model),
         quantized_before=sum(is_quantized(node) for node in tagged.model.graph),

@@ -20,17 +20,28 @@ from modelexport.precision.equal_method_groups import WEIGHTS, Group, find_group
 from modelexport.precision.methods import KEEP, METHODS, Method, parse_method
 from modelexport.tagged.file import TaggedFile
 
+CHANGES: Mapping[str, str] = {
+    "apart": "kept apart by two negations, so that the device does not fuse them",
+    "definition": "replaced by the function that ONNX defines the operator as",
+    "int16": "with activations of 16 bits instead of 8",
+    "float": "computed without quantization",
+    "processor": "put into a branch that only the processor runs",
+}
+"""Changes that may make a device run nodes, or compute them right; those that cost the device least come first."""
+
 Assignment = Mapping[str, Method]
 """Names of nodes to their methods. A node that is not in it is kept."""
 
 
-class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The modules that selectors pick get a method, or are kept."""
+class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The modules that selectors pick get a method, or are kept, or nodes in them are changed."""
 
     select: str | tuple[str, ...]
     """One selector, or several, which are a union; ``!`` takes away."""
     method: str
-    """A method with its options, or ``keep``."""
+    """A method with its options, ``keep``, or a change (:data:`CHANGES`)."""
+    nodes: tuple[str, ...] = ()
+    """For a change: names of nodes in the modules; without any, all of their nodes."""
 
     @property
     def selectors(self) -> tuple[str, ...]:
@@ -38,7 +49,10 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Rules, of which the first that picks a call counts; a call that none picks is kept."""
+    """Rules, of which the first with a method that picks a call counts; a call that none picks is kept.
+
+    Changes are made after that, each for all that it picks.
+    """
 
     rules: tuple[Rule, ...]
     notes: tuple[str, ...] = ()
@@ -117,7 +131,7 @@ def of_parts(recipe: Recipe, parts: Mapping[str, TaggedFile]) -> dict[str, Recip
             raise UsageError(f"no part has a module that '{word}' picks{nearest(word, known)}")
         for name, there in words.items():
             if any(not word.startswith("!") for word in there) or there == list(rule.selectors):
-                found[name].append(Rule(tuple(there), rule.method))
+                found[name].append(msgspec.structs.replace(rule, select=tuple(there)))
     return {name: Recipe(tuple(rules), recipe.notes) for name, rules in found.items()}
 
 
@@ -138,8 +152,11 @@ def resolve(recipe: Recipe, tagged: TaggedFile, groups: Sequence[Group] | None =
     Raises:
         UsageError: A selector matches nothing, or a method does not exist.
     """
-    methods = [parse_method(rule.method) for rule in recipe.rules]
-    inside = [tagged.select(*rule.selectors).inside for rule in recipe.rules]
+    rules = [rule for rule in recipe.rules if rule.method not in CHANGES]
+    if wrong := next((rule for rule in rules if rule.nodes), None):
+        raise UsageError(f"a rule of '{wrong.method}' names nodes: those go with {', '.join(CHANGES)}")
+    methods = [parse_method(rule.method) for rule in rules]
+    inside = [tagged.select(*rule.selectors).inside for rule in rules]
     last = len(methods)
     of_call = {
         traced.call: next((index for index, picked in enumerate(inside) if traced.call in picked), last)
@@ -158,9 +175,9 @@ def resolve(recipe: Recipe, tagged: TaggedFile, groups: Sequence[Group] | None =
             of_node[node.name or ""] = combined({of_call[call] for call in owner.calls})
     joined: list[str] = []
     for group in find_groups(tagged) if groups is None else groups:
-        rules = {of_node[name] for name in group.nodes if name in of_node}
-        if len({methods[index] if index < last else None for index in rules}) > 1:
-            chosen = combined(rules)
+        indices = {of_node[name] for name in group.nodes if name in of_node}
+        if len({methods[index] if index < last else None for index in indices}) > 1:
+            chosen = combined(indices)
             method = methods[chosen] if chosen < last else None
             why = "use one parameter" if group.why == "weight" else "are projections of one attention"
             joined.append(f"{', '.join(group.calls)} {why}: all {'kept' if method is None else f'get {method}'}")
@@ -172,7 +189,9 @@ def resolve(recipe: Recipe, tagged: TaggedFile, groups: Sequence[Group] | None =
             owner = owner_of(node)
             calls = ", ".join(map(str, owner.calls)) if owner is not None else node.name
             joined.append(f"{calls}: a weight of {node.name} is beyond the range of {method}: it stays in float32")
-    kept = {call for call, index in of_call.items() if index == last or methods[index] is None}
+    changes = (rule for rule in recipe.rules if rule.method in CHANGES)
+    changed = {call for rule in changes for call in tagged.select(*rule.selectors).inside}
+    kept = {call for call, index in of_call.items() if index == last or methods[index] is None} - changed
     for traced in reversed(tagged.calls.calls):  # callees before callers
         if traced.call not in kept and traced.parent is not None:
             kept.discard(traced.parent)
