@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
 
-from modelexport.devices.part_runs import PartResult
 from modelexport.devices.pieces import Piece
-from modelexport.devices.runner import error_of
 from modelexport.graph.copies import copy_of, value_like
 from modelexport.runtime.devices import Device
+from modelexport.runtime.part_process import PartResult
+from modelexport.runtime.part_runner import error_of
 from modelexport.runtime.sessions import open_session, run_session
 
 Spoils = Callable[[ir.Node], bool]
@@ -32,7 +32,7 @@ class SpoiledDevice:
         self.measured = 0
         self._spoils, self._by = spoils, by
 
-    def run(self, piece: Piece, *, session: Mapping[str, str] | None = None, log: bool = False) -> PartResult:
+    def run(self, piece: Piece, *, log: bool = False) -> PartResult:
         self.measured += 1
         results = run_session(
             open_session(spoiled(piece.model, self._spoils, self._by), folder=piece.folder), piece.inputs

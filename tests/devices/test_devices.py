@@ -14,17 +14,18 @@ import torch
 from commands import run
 from exports import Shared
 from modelexport import export, load, quantize, verify
-from modelexport.devices import part_runs
 from modelexport.devices.device_report import DeviceReport
 from modelexport.devices.fixes import find_fix
 from modelexport.devices.judged_pieces import judge
-from modelexport.devices.part_runs import PartResult, PartRuns
+from modelexport.devices.part_runs import PartRuns
 from modelexport.devices.pieces import Pieces
 from modelexport.devices.wrong_modules import check
 from modelexport.devices.wrong_spans import smallest_span
 from modelexport.errors import UsageError
 from modelexport.graph.node_owners import owner_of
+from modelexport.runtime import part_process
 from modelexport.runtime.devices import Device, find_device, find_devices
+from modelexport.runtime.part_process import PartResult
 from spoiled_device import SpoiledDevice, is_fused, is_operator
 
 UINT8 = ir.DataType.UINT8
@@ -161,7 +162,7 @@ def test_a_span_is_found_by_halving() -> None:
 
 RUNNER = """
 import os, sys, time
-from modelexport.devices import runner
+from modelexport.runtime import part_runner as runner
 
 def run_part(folder, part, device, real=runner.run_part):
     if part["name"] == "blocks.0":
@@ -181,10 +182,10 @@ def test_a_device_that_crashes_or_hangs_does_so_for_one_part(
     (tmp_path / "runner.py").write_text(RUNNER)
     tagged = load(file)
     pieces = Pieces(tagged, {"x": np.ones((1, 5, 8), np.float32)})
-    with PartRuns(find_device("cpu"), limit=60) as runs:
+    with PartRuns(find_device("cpu"), limit=60, keep=True) as runs:
         assert runs.run(pieces.whole()).error < 1e-5
-    monkeypatch.setattr(part_runs.runner, "__file__", str(tmp_path / "runner.py"))
-    with PartRuns(find_device("cpu"), limit=60) as runs:
+    monkeypatch.setattr(part_process.part_runner, "__file__", str(tmp_path / "runner.py"))
+    with PartRuns(find_device("cpu"), limit=60, keep=True) as runs:
         parts = {name: pieces.of_call(tagged.find(name)) for name in ("blocks.0.norm", "blocks.0", "head", "blocks.1")}
         assert runs.run(pieces.whole()).status == "ran"
         assert runs.measured == 0, "the result of the first run was kept"

@@ -7,8 +7,8 @@ from typing import Literal
 import msgspec
 
 from modelexport.core.result_display import Rows, Shown, error_text
-from modelexport.devices.part_runs import PartResult
 from modelexport.runtime.devices import Device
+from modelexport.runtime.part_process import PartResult
 
 PieceStatus = Literal["agree", "rounding", "off", "failed", "crashed", "hung", "not compared"]
 """``rounding``: beyond the bound, and no further off than the type of the device is on the processor."""

@@ -18,11 +18,12 @@ from modelexport.devices.device_report import (
 )
 from modelexport.devices.fixes import find_fix
 from modelexport.devices.judged_pieces import BOUND
-from modelexport.devices.part_runs import LIMIT, PartRuns
+from modelexport.devices.part_runs import PartRuns
 from modelexport.devices.wrong_modules import check
 from modelexport.files.path_or_model import Source
 from modelexport.measure.inputs_and_example_sizes import make_feeds
 from modelexport.runtime.devices import CPU, find_device
+from modelexport.runtime.part_process import LIMIT
 from modelexport.tagged.file import read_tagged
 
 
@@ -58,10 +59,10 @@ def verify_device(
         InputsError: The inputs do not fit.
         OutputError: The changed file cannot be written.
     """
-    found, tagged = find_device(device), read_tagged(file)
+    on, tagged = find_device(device), read_tagged(file)
     chosen = tagged.select(*modules).calls if modules else ()
     feeds, source = make_feeds(tagged, tagged.path, inputs, {}, provider=CPU, seed=seed)
-    with PartRuns(found, limit=limit, keep=keep) as runs:
+    with PartRuns(on, limit=limit, keep=keep) as runs:
         report = check(tagged, feeds, runs, modules=chosen, inputs=source, bound=bound, tell=tell)
         if fix is None or report.agrees:
             return report

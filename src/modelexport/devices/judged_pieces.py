@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Protocol
 
 from modelexport.devices.device_report import (
     PieceStatus,
 )
-from modelexport.devices.part_runs import PartResult
 from modelexport.devices.pieces import Piece
 from modelexport.errors import UsageError
 from modelexport.runtime.devices import Device
+from modelexport.runtime.part_process import PartResult
 
 BOUND = 0.01
 """How far off outputs on a device may be, as a share of their size."""
@@ -27,7 +26,7 @@ class Runs(Protocol):
     halves: bool
     """Whether it can run any span of nodes."""
 
-    def run(self, piece: Piece, *, session: Mapping[str, str] | None = None, log: bool = False) -> PartResult:
+    def run(self, piece: Piece, *, log: bool = False) -> PartResult:
         """Run a piece."""
 
 

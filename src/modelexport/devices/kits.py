@@ -15,7 +15,6 @@ from modelexport.core.limits import SETTINGS_BYTES
 from modelexport.core.result_display import Written
 from modelexport.devices.device_report import DeviceReport
 from modelexport.devices.judged_pieces import BOUND
-from modelexport.devices.part_runs import PartResult, write_part
 from modelexport.devices.pieces import Piece, Pieces
 from modelexport.devices.wrong_modules import check
 from modelexport.errors import FileFormatError, UsageError
@@ -23,13 +22,15 @@ from modelexport.files.output_folders import check_output_folder
 from modelexport.files.path_or_model import Source
 from modelexport.files.regular_files import read_regular
 from modelexport.measure.inputs_and_example_sizes import make_feeds
+from modelexport.runtime import part_runner
 from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.runtime.devices import CPU, Device, described
+from modelexport.runtime.part_process import PartResult, write_part
 from modelexport.surgery.extraction import file_stem
 from modelexport.tagged.file import TaggedFile, read_tagged
 
-_RUNNERS = {"runner.py": "runner.py", "runner.mjs": "runner.mjs", "runner.html": "index.html"}
-"""Files of this folder to what a kit calls them."""
+_RUNNERS = {"runner.py": Path(part_runner.__file__)}
+_RUNNERS |= {name: Path(__file__).with_name(name) for name in ("runner.mjs", "index.html")}
 _OF_OTHERS = "was made from another file or with other inputs: run a kit of this file, or give its --inputs"
 
 
@@ -89,7 +90,7 @@ def write_kit(
     with checked_and_written(output, [tagged.path], make=True, check=False) as staging:
         (staging / "values").mkdir()
         seen = {tagged.nodes}
-        parts.append(write_part(pieces.whole(), staging, ".", staging / "values", "whole"))
+        parts.append(_write(pieces.whole(), staging, "whole"))
         for call in calls:
             tell(str(call))
             try:
@@ -100,12 +101,12 @@ def write_kit(
                 skipped += [str(call)] if call.path else []
             elif piece.nodes not in seen:  # else a call inside it is all of it
                 seen.add(piece.nodes)
-                parts.append(write_part(piece, staging, str(call), staging / "values", file_stem(call)))
+                parts.append(_write(piece, staging, file_stem(call)))
         made_from = KitOf(tagged.path.name, _digest(tagged, feeds), seed)
         kit = {"kit": made_from, "parts": parts}
         (staging / "kit.json").write_bytes(msgspec.json.format(msgspec.json.encode(kit), indent=1))
-        for name, place in _RUNNERS.items():
-            shutil.copyfile(Path(__file__).with_name(name), staging / place)
+        for name, source in _RUNNERS.items():
+            shutil.copyfile(source, staging / name)
     return Kit(str(output), [part["name"] for part in parts], skipped)
 
 
@@ -137,7 +138,7 @@ class _Elsewhere:
     def __init__(self, results: KitResults) -> None:
         self.device, self._parts = described(results.device), results.parts
 
-    def run(self, piece: Piece, *, session: Mapping[str, str] | None = None, log: bool = False) -> PartResult:
+    def run(self, piece: Piece, *, log: bool = False) -> PartResult:
         """The result of a part.
 
         Raises:
@@ -147,6 +148,11 @@ class _Elsewhere:
             part = piece.name if piece.name != "." else "the whole file"
             raise UsageError(f"the results have nothing of {part}: run the runner of the kit again, to its end")
         return self._parts[piece.name]
+
+
+def _write(piece: Piece, folder: Path, stem: str) -> dict[str, Any]:
+    part = write_part(piece.model, piece.inputs, piece.outputs, folder, name=piece.name, stem=stem, values="values")
+    return part | {"nodes": len(piece.nodes)}
 
 
 def _digest(tagged: TaggedFile, feeds: Mapping[str, Any]) -> str:

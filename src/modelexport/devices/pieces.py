@@ -12,14 +12,13 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
-from modelexport.devices.runner import error_of
 from modelexport.errors import UsageError
-from modelexport.files.onnx_models import save_model
-from modelexport.graph.copies import copy_of
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import required_inputs, values_taken
 from modelexport.precision.cut_pieces import outputs_of
 from modelexport.precision.quantize import infer_types
+from modelexport.runtime.part_process import largest
+from modelexport.runtime.part_runner import error_of
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.surgery.graph_cutter import Cut, Cutter
 from modelexport.tagged.file import TaggedFile
@@ -43,10 +42,6 @@ class Piece:
     inputs: Mapping[str, Any]
     """Names of its inputs to the right arrays."""
     outputs: Mapping[str, Any]
-
-    def write(self, path: Path) -> None:
-        """Write the model into one file."""
-        save_model(copy_of(self.model), path)
 
     def with_model(self, model: ir.Model) -> Piece | None:
         """The piece with a changed model, and what that computes; ``None`` if it cannot be computed exactly."""
@@ -75,11 +70,6 @@ class Piece:
         except NodeError:
             return 0.0
         return error_between(self.outputs, {k: results[k].astype(right.dtype) for k, right in self.outputs.items()})
-
-
-def largest(errors: Iterable[float | None]) -> float:
-    """The largest of some errors; infinite if one is of arrays that cannot be compared."""
-    return max((float("inf") if error is None else error for error in errors), default=0.0)
 
 
 def error_between(right: Mapping[str, Any], found: Mapping[str, Any]) -> float:
@@ -111,9 +101,6 @@ class Pieces:
         self._right: dict[ir.Value, Any] = {
             value: np.asarray(inputs[value.name or ""]) for value in tagged.model.graph.inputs if value.name in inputs
         }
-        self._static = all(
-            isinstance(size, int) for value in required_inputs(tagged.model) for size in value.shape or ()
-        )
         boundaries = (value for one in tagged.boundaries.values() for value in (*one.inputs, *one.outputs))
         self._compute([*tagged.model.graph.outputs, *boundaries])
 
@@ -148,11 +135,6 @@ class Pieces:
             value.name or "": source for value, source in zip(required_inputs(cut.model), cut.inputs, strict=True)
         }
         outputs = {value.name or "": source for value, source in zip(cut.model.graph.outputs, cut.outputs, strict=True)}
-        if self._static:
-            for value, source in zip(
-                (*required_inputs(cut.model), *cut.model.graph.outputs), (*cut.inputs, *cut.outputs), strict=True
-            ):
-                value.shape = ir.Shape(self._right[source].shape)
         arrays = [{key: self._array(source) for key, source in side.items()} for side in (inputs, outputs)]
         return Piece(name, tuple(nodes), cut.model, self._tagged.path.parent, *arrays)
 

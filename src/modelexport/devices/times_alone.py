@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from modelexport.core.calls import ModuleCall
-from modelexport.devices.part_runs import LIMIT, PartRuns
+from modelexport.devices.part_runs import PartRuns
 from modelexport.devices.pieces import Pieces
 from modelexport.errors import RunError, UsageError
 from modelexport.files.path_or_model import Source
@@ -15,6 +15,7 @@ from modelexport.measure.columns import Column, Kind
 from modelexport.measure.inputs_and_example_sizes import make_feeds
 from modelexport.measure.table import Table
 from modelexport.runtime.devices import CPU, find_device
+from modelexport.runtime.part_process import LIMIT
 from modelexport.tagged.file import read_tagged
 
 SECONDS_ALONE = Column("seconds_alone", "seconds, cut out", Kind.LARGEST, scale=10**9)
@@ -39,7 +40,7 @@ def time_calls_alone(
     tagged, found = read_tagged(file), dict[ModuleCall, int]()
     feeds, source = make_feeds(tagged, tagged.path, inputs, sizes or {}, provider=CPU, seed=seed)
     pieces, on = Pieces(tagged, feeds), find_device(device)
-    with PartRuns(on, limit=LIMIT) as runs:
+    with PartRuns(on, limit=LIMIT, keep=True) as runs:
         for traced in tagged.calls:
             tell(str(traced.call))
             try:

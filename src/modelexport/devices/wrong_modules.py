@@ -18,12 +18,12 @@ from modelexport.devices.device_report import (
     count_nodes,
 )
 from modelexport.devices.judged_pieces import BOUND, Runs, judge
-from modelexport.devices.part_runs import PartResult
 from modelexport.devices.pieces import Piece, Pieces
 from modelexport.devices.wrong_spans import smallest_span
 from modelexport.errors import UsageError
 from modelexport.graph.node_owners import owner_of
 from modelexport.runtime.devices import CPU
+from modelexport.runtime.part_process import PartResult
 from modelexport.tagged.file import TaggedFile
 
 _REASONS = 3

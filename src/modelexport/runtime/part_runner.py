@@ -4,6 +4,7 @@
 
 PROVIDER is CPUExecutionProvider if left out; PACKAGE is that of a plug-in. It needs numpy and onnxruntime."""
 
+import functools
 import importlib
 import json
 import os
@@ -20,31 +21,38 @@ import onnxruntime as ort
 HERE = Path(__file__).parent
 
 
-def run_part(folder: Path, part: Any, device: Any) -> dict[str, Any]:
-    """Load a part and run it; returns the errors of its outputs, its nodes by provider, and seconds."""
-    options = ort.SessionOptions()
+@functools.lru_cache(maxsize=1)
+def load(file: str, settings: str) -> Any:
+    """A session for a file on a device, and the seconds that it took."""
+    device, options, began = json.loads(settings), ort.SessionOptions(), time.perf_counter()
     options.log_severity_level = device.get("log", 4)
-    for key, value in {"session.record_ep_graph_assignment_info": "1", **device.get("session", {})}.items():
-        options.add_session_config_entry(key, value)
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     if device.get("library"):
-        if device["provider"] not in [one.ep_name for one in ort.get_ep_devices()]:
+        if device["provider"] not in [found.ep_name for found in ort.get_ep_devices()]:
             ort.register_execution_provider_library(device["provider"], device["library"])
-        devices = [one for one in ort.get_ep_devices() if one.ep_name == device["provider"]]
+        devices = [found for found in ort.get_ep_devices() if found.ep_name == device["provider"]]
         options.add_provider_for_devices(devices[:1], device["options"])
     else:
         options.add_provider(device["provider"], device["options"])
-    began, seconds, nodes = time.perf_counter(), list[float](), dict[str, Any]()
-    session = ort.InferenceSession(str(folder / part["file"]), options, enable_fallback=0)
-    loaded = time.perf_counter() - began
+    return ort.InferenceSession(file, options, enable_fallback=0), time.perf_counter() - began
+
+
+def run_part(folder: Path, part: Any, device: Any) -> dict[str, Any]:
+    """Load a part and run it; returns the errors of its outputs, its nodes by provider, and seconds."""
+    session, loaded = load(str(folder / part["file"]), json.dumps(device))
     feeds = {value["name"]: read_value(folder, value) for value in part["inputs"]}
+    seconds, nodes, errors = list[float](), dict[str, Any](), dict[str, Any]()
     while not seconds or (len(seconds) < 5 and sum(seconds) < 0.2):
         began = time.perf_counter()
         results = session.run([value["name"] for value in part["outputs"]], feeds)
         seconds.append(time.perf_counter() - began)
     for graph in getattr(session, "get_provider_graph_assignment_info", list)():
         nodes.setdefault(graph.ep_name, []).append([node.name for node in graph.get_nodes()])
-    pairs = zip(part["outputs"], results, strict=True)
-    errors = {value["name"]: error_of(read_value(folder, value), np.asarray(result)) for value, result in pairs}
+    for value, result in zip(part["outputs"], results, strict=True):
+        if "save" in value:
+            np.save(folder / value["save"], result)
+        else:
+            errors[value["name"]] = error_of(read_value(folder, value), np.asarray(result))
     return {"errors": errors, "nodes": nodes, "load_seconds": loaded, "seconds": float(np.median(seconds))}
 
 

@@ -1,0 +1,218 @@
+"""Runs models on a device in a process of its own, which may crash or hang, and keeps what became of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import msgspec
+import numpy as np
+import onnx_ir as ir
+
+from modelexport.core.version import __version__
+from modelexport.files.atomic_writing import scratch
+from modelexport.files.onnx_models import save_model
+from modelexport.graph.copies import copy_of
+from modelexport.graph.nodes import inputs_and_results
+from modelexport.runtime import part_runner
+from modelexport.runtime.devices import Device
+
+LIMIT = 300.0
+"""Seconds that a part may take."""
+State = Literal["ran", "failed", "crashed", "hung"]
+"""``failed``: ONNX Runtime raised an error; ``crashed``: its process ended; ``hung``: it was not done in time."""
+
+
+class PartResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a part on a device."""
+
+    status: State
+    message: str = ""
+    errors: dict[str, float | None] = {}
+    """Names of outputs to errors; ``None`` if one cannot be compared with the right array."""
+    nodes: dict[str, list[list[str]]] = {}
+    """Providers to the names of nodes in each of the graphs that they run."""
+    load_seconds: float = 0.0
+    seconds: float = 0.0
+    log: str = ""
+    """What the provider wrote, if it was asked to."""
+
+    @property
+    def error(self) -> float:
+        """The largest error; infinite if it did not run."""
+        return largest(self.errors.values()) if self.status == "ran" else float("inf")
+
+
+def largest(errors: Iterable[float | None]) -> float:
+    """The largest of some errors; infinite if one is of arrays that cannot be compared."""
+    return max((float("inf") if error is None else error for error in errors), default=0.0)
+
+
+class PartProcess:
+    """A process that runs parts on a device, one after the other; a context manager.
+
+    Args:
+        limit: Seconds that a part may take.
+        keep: Whether results are read from and written to the cache of the user.
+    """
+
+    def __init__(self, device: Device, *, limit: float = LIMIT, keep: bool = False) -> None:
+        self.device, self._limit, self._keep = device, limit, keep
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
+        self._ran = 0
+        self._stack = ExitStack()
+        self.folder = self._stack.enter_context(scratch(Path(tempfile.gettempdir())))
+        """Where parts are written; a killed run leaves it, and the next run removes it."""
+        self.measured = 0
+        """The number of parts that were run, and not read from the cache."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._end()
+        self._log.close()
+        self._stack.close()
+
+    def run_part(self, folder: Path, part: Mapping[str, Any], *, log: bool = False) -> PartResult:
+        """Run a part, or read its result from the cache.
+
+        Args:
+            part: What :func:`write_part` returned.
+            log: Whether what the provider says of the nodes that it refuses is wanted.
+        """
+        device = {**msgspec.to_builtins(self.device), "log": 0 if log else 4}
+        key, place = hashlib.sha256(json.dumps([part, device, __version__]).encode()), None
+        if self._keep:
+            for file in sorted(folder.rglob("*")):
+                key.update(file.read_bytes())
+            base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+            place = Path(base, "modelexport", "devices", f"{key.hexdigest()}.json")
+            if (kept := _kept(place)) is not None:
+                return kept
+        self.measured += 1
+        job = json.dumps({"folder": str(folder), "part": part, "device": device})
+        alone = self._ran == 0
+        result = self._answer(job)
+        if result.status == "crashed" and not alone:  # what ran before may have damaged the process
+            result = self._answer(job)
+        if place is not None and result.status != "hung":
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(msgspec.json.encode(result))
+        return result
+
+    def _answer(self, job: str) -> PartResult:
+        process = self._process or self._begin()
+        assert process.stdin is not None and process.stdout is not None
+        self._log.truncate(0)
+        self._ran += 1
+        line = b""
+        try:
+            process.stdin.write(job.encode() + b"\n")
+            process.stdin.flush()
+            if not select.select([process.stdout], [], [], self._limit)[0]:
+                self._end()
+                return PartResult(status="hung", message=f"not done after {self._limit:g} s")
+            line = process.stdout.readline()
+        except BrokenPipeError:
+            pass
+        if not line:
+            code = process.wait()
+            self._end()
+            ending = f"signal {-code}" if code < 0 else f"status {code}"
+            return PartResult(status="crashed", message=f"the process ended with {ending}")
+        self._log.seek(0)
+        result = msgspec.json.decode(line, type=PartResult)
+        return msgspec.structs.replace(result, log=self._log.read().decode(errors="replace"))
+
+    def _begin(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, part_runner.__file__, "--serve"]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, bufsize=0
+        )
+        return self._process
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+        self._process, self._ran = None, 0
+
+
+def _kept(place: Path) -> PartResult | None:
+    """The result in a file of the cache; ``None`` if it is not there, or damaged."""
+    try:
+        return msgspec.json.decode(place.read_bytes(), type=PartResult)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def write_part(
+    model: ir.Model,
+    inputs: Mapping[str, Any],
+    outputs: Mapping[str, Any],
+    folder: Path,
+    *,
+    name: str,
+    stem: str = "part",
+    values: str = "",
+) -> dict[str, Any]:
+    """Write a model with its values; returns its entry in ``kit.json``.
+
+    Devices that compile need sizes, so the model is written with those of its inputs.
+
+    Args:
+        outputs: Names of outputs to the right arrays, or to ``None``: then the runner saves what it computes.
+        name: The name of the part.
+        values: The folder of the values in ``folder``.
+    """
+    save_model(with_sizes(model, inputs), folder / f"{stem}.onnx")
+    sides = {
+        side: [_write_value(folder, values, key, array) for key, array in arrays.items()]
+        for side, arrays in (("inputs", inputs), ("outputs", outputs))
+    }
+    return {"name": name, "file": f"{stem}.onnx", **sides}
+
+
+def with_sizes(model: ir.Model, inputs: Mapping[str, Any]) -> ir.Model:
+    """A copy of a model, with the sizes of inputs in the place of dynamic axes."""
+    copy = copy_of(model)
+    if not dynamic_axes(model):
+        return copy
+    for value in inputs_and_results(copy):
+        if value.is_graph_input() and value.name in inputs:
+            value.shape = ir.Shape(inputs[value.name or ""].shape)
+        elif value.shape is not None and not value.shape.is_static() and not value.is_graph_output():
+            value.shape = None  # the runtime infers it again
+    return copy
+
+
+def dynamic_axes(model: ir.Model) -> dict[str, list[str]]:
+    """Names of inputs with dynamic axes to their sizes and symbols."""
+    shapes = {value.name or "": value.shape or () for value in model.graph.inputs}
+    return {name: list(map(str, shape)) for name, shape in shapes.items() if not all(isinstance(n, int) for n in shape)}
+
+
+def _write_value(folder: Path, values: str, name: str, array: Any) -> dict[str, Any]:
+    if array is None:
+        return {"name": name, "save": f"{hashlib.sha256(name.encode()).hexdigest()[:24]}.npy"}
+    content = array.tobytes()
+    path = folder / values / f"{hashlib.sha256(content).hexdigest()[:24]}.bin"
+    if not path.exists():
+        path.write_bytes(content)
+    return {
+        "name": name,
+        "value": path.relative_to(folder).as_posix(),
+        "dtype": np.dtype(array.dtype).name,
+        "shape": list(array.shape),
+    }
