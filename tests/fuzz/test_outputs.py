@@ -27,9 +27,10 @@ from modelexport.cli.command_list import COMMANDS
 from modelexport.cli.lazy_commands import load_command
 from modelexport.cli.overwrite_guard import Read, Written
 from modelexport.errors import OutputError
-from modelexport.files import atomic_writing, folder_locks, onnx_models
+from modelexport.files import folder_locks, onnx_models
 from modelexport.files.folder_locks import only_writer
 from modelexport.files.linked_weights import changed_files, data_files, names_other_files
+from modelexport.files.ordered_moves import Move
 from modelexport.files.protobuf_writing import to_proto
 from modelexport.format.package_manifest import MANIFEST
 from modelexport.runtime.checked_writing import checked_and_written
@@ -250,13 +251,13 @@ def test_a_second_writer_is_told(place: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_of_two_writers_one_wins_and_its_files_are_whole(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_move = atomic_writing._Move.run
+    run_move = Move.run
 
-    def slow(move: atomic_writing._Move) -> None:
+    def slow(move: Move) -> None:
         run_move(move)
         time.sleep(0.005)
 
-    monkeypatch.setattr(atomic_writing._Move, "run", slow)
+    monkeypatch.setattr(Move, "run", slow)
     writers = [
         lambda: rename("plain.onnx", "out.onnx"),
         lambda: update_weights("copied.onnx", "new.safetensors", "out.onnx"),

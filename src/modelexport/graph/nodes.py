@@ -31,6 +31,13 @@ def nodes_of(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
                 yield from nodes_of(nested)
 
 
+def with_nested(node: ir.Node) -> Iterator[ir.Node]:
+    """A node and the nodes of its nested graphs."""
+    yield node
+    for graph in nested_graphs(node):
+        yield from nodes_of(graph)
+
+
 def all_graphs(model: ir.Model) -> Iterator[ir.Graph]:
     """The graph of a model and all graphs nested in it, outer before inner; not the graphs in functions."""
     yield model.graph
@@ -104,6 +111,11 @@ def default_shape(value: ir.Value) -> list[int]:
     """The shape of an initializer's tensor: one that is an input as well may have dynamic axes."""
     shape = value.const_value.shape if value.const_value is not None else value.shape
     return list(shape.numpy()) if shape is not None else []
+
+
+def sizes_of(value: ir.Value) -> list[int | str | None]:
+    """The sizes of a value's axes, those of dynamic axes as the names of their symbols; none if it has no shape."""
+    return [size if isinstance(size, int) else size.value for size in value.shape or ()]
 
 
 def may_be(one: ir.Shape | None, other: ir.Shape | None) -> bool:

@@ -9,15 +9,17 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
+from modelexport.errors import NotWrittenError
+
 ADAPTER_SUFFIX = ".onnx_adapter"
 _VERSION = 1
 
 
-def write_adapter_file(values: Mapping[str, np.ndarray], path: Path) -> None:
-    """Write values of inputs, by name, as a file for ``onnxruntime.LoraAdapter``.
+def write_adapter_file(values: Mapping[str, np.ndarray], path: Path) -> int:
+    """Write values of inputs, by name, as a file for ``onnxruntime.LoraAdapter``; returns its bytes.
 
     Raises:
-        OSError: It cannot be written.
+        NotWrittenError: It cannot be written.
     """
     file = onnxruntime.AdapterFormat()
     file.set_adapter_version(_VERSION)
@@ -27,8 +29,9 @@ def write_adapter_file(values: Mapping[str, np.ndarray], path: Path) -> None:
     try:
         file.export_adapter(str(path))
     except RuntimeError as error:
-        raise OSError(f"{path} cannot be written: {error}") from error
+        raise NotWrittenError(f"{path} cannot be written: {error}") from error
     del parameters  # until now: the file has views of the arrays that they hold
+    return path.stat().st_size
 
 
 def _value(array: np.ndarray) -> onnxruntime.OrtValue:

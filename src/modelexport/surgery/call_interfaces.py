@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import UsageError
+from modelexport.format.documents import CallEntry
 from modelexport.graph.boundaries import match_values
 from modelexport.tagged.file import TaggedFile
 
@@ -24,8 +25,8 @@ class Interface:
     """Inputs to the names of their arguments."""
     results: Mapping[ir.Value, str] = field(default_factory=dict)
     """Outputs to the names of the results."""
-    returned: Sequence[str] = ()
-    """The names of everything that the module returns, used or not; empty if it is not known."""
+    entry: CallEntry | None = None
+    """The call in the sidecar, if there is one."""
     others: Mapping[str, ir.Value] = field(default_factory=dict)
     """Arguments that its nodes do not take as values that are computed, such as constants, by their names."""
     elsewhere: Mapping[str, ir.Value] = field(default_factory=dict)
@@ -36,6 +37,14 @@ class Interface:
     def called(self, value: ir.Value) -> str:
         """The name of the argument of a value, or the value's own name."""
         return self.names.get(value) or value.name or ""
+
+    def offered(self) -> dict[str, ir.Value]:
+        """Its arguments by their names, and by the names of their values."""
+        named: dict[str, ir.Value] = {}
+        for value in self.inputs:
+            named.setdefault(self.called(value), value)
+            named.setdefault(value.name or "", value)
+        return named | {**self.others, **named}
 
 
 def interface_of(
@@ -50,8 +59,7 @@ def interface_of(
     Args:
         elsewhere: The values that can be used where the call is, by name.
     """
-    sidecar = tagged.hierarchy
-    entries = sidecar.calls if sidecar is not None else []
+    entries = tagged.hierarchy.calls if tagged.hierarchy is not None else []
     entry = next((entry for entry in entries if entry.address == call.address), None)
     arguments = match_values(inputs, entry.inputs) if entry is not None else {}
     results = match_values(outputs, entry.outputs) if entry is not None else {}
@@ -64,7 +72,7 @@ def interface_of(
         list(dict.fromkeys([*results, *outputs])),
         names,
         {value: tensor.name for value, tensor in results.items()},
-        [each.name for each in entry.outputs] if entry is not None else [],
+        entry,
         {name: value for name, value in others.items() if value is not None},
         elsewhere or {},
         [name for name, value in others.items() if value is None],
@@ -96,34 +104,21 @@ def match_names(
     Raises:
         UsageError: The value does not exist.
     """
-    found: dict[str, ir.Value] = {}
+    matched: dict[str, ir.Value] = {}
     for each in wanted:
         if each.name in given:
             value = offered.get(given[each.name]) or elsewhere.get(given[each.name])
             if value is None:
                 known = ", ".join(dict.fromkeys(offered)) or "none"
                 raise UsageError(f"the call has no value '{given[each.name]}' for '{each.name}': it has {known}")
-            found[each.name] = value
-            continue
-        name = next((name for name in (each.name, *each.also) if name in offered), None)
-        if name is not None:
-            found[each.name] = offered[name]
-    names = [each.name for each in wanted if each.name not in found]
-    values = [value for value in dict.fromkeys(by_position) if value not in found.values()]
+            matched[each.name] = value
+        elif (name := next((name for name in (each.name, *each.also) if name in offered), None)) is not None:
+            matched[each.name] = offered[name]
+    names = [each.name for each in wanted if each.name not in matched]
+    values = [value for value in dict.fromkeys(by_position) if value not in matched.values()]
     if len(names) == len(values):
-        found.update(zip(names, values, strict=True))
-    return found
-
-
-def offered_names(interface: Interface, values: Iterable[ir.Value]) -> dict[str, ir.Value]:
-    """Values by the names of their arguments, and by their own names."""
-    found: dict[str, ir.Value] = {}
-    for value in values:
-        found.setdefault(interface.called(value), value)
-        found.setdefault(value.name or "", value)
-    for name, value in interface.others.items():
-        found.setdefault(name, value)
-    return found
+        matched.update(zip(names, values, strict=True))
+    return matched
 
 
 def spellings(name: str) -> tuple[str, ...]:

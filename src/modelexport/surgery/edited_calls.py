@@ -30,15 +30,11 @@ class EditedCalls:
         """Calls of new modules, with those that were there before and became such."""
 
     def remove_inside(self, call: ModuleCall, used: Iterable[ModuleCall]) -> None:
-        """Remove the calls inside a call, except those that still own a node and their callers."""
+        """Remove the calls inside a call, except new ones, those that still own a node, and the callers of these."""
         tree = self.tags.calls
-        kept = {above for other in used if other in tree for above in tree.stack(other)}
+        kept = {above for other in (*used, *self._new) if other in tree for above in tree.stack(other)}
         gone = tree.inside(call) - kept - {call}
         self.tags = RecordedTags(CallTree(tuple(each for each in tree if each.call not in gone)), self.tags.facts)
-
-    def remove_old(self, call: ModuleCall, used: Iterable[ModuleCall]) -> None:
-        """Remove the calls inside a replaced call that remained of the old module and own no node any more."""
-        self.remove_inside(call, (*used, *self._new))
 
     def graft(
         self, call: ModuleCall, class_name: str, *, level: bool, inside: Sequence[NewCall]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -16,7 +14,7 @@ import onnx_ir as ir
 from modelexport.core.calls import ROOT, ModuleCall, Side, common_stack
 from modelexport.core.result_display import Written
 from modelexport.core.text import first_few, nearest
-from modelexport.errors import OutputError, UsageError
+from modelexport.errors import UsageError
 from modelexport.files.atomic_writing import check_writable
 from modelexport.files.onnx_models import fits_inside, save_model
 from modelexport.files.output_folders import check_output_folder
@@ -24,11 +22,11 @@ from modelexport.format.cut_record import CutRecord, CutValue
 from modelexport.format.dtypes import dtype_name
 from modelexport.format.keys import CUT_FROM
 from modelexport.graph.node_owners import owner_of
-from modelexport.graph.nodes import inputs_and_results, nested_graphs, required_inputs, values_taken
+from modelexport.graph.nodes import inputs_and_results, required_inputs, sizes_of
 from modelexport.graph.parameter_plans import record
 from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.surgery.call_interfaces import Interface, interface_of
-from modelexport.surgery.graph_cutter import Cut, Cutter
+from modelexport.surgery.graph_cutter import Cut, Cutter, nodes_between
 from modelexport.surgery.shared_files import size_of_weights
 
 if TYPE_CHECKING:
@@ -81,9 +79,8 @@ def extract(tagged: TaggedFile, name: str, output: str | Path) -> Extracted:
     output = Path(output)
     call = tagged.find(name)
     check_writable(output, [tagged.path])
-    extractor = _Extractor(tagged)
     with checked_and_written(output.parent, [tagged.path]) as staging:
-        return extractor.write(call, staging, output)
+        return _write(tagged, Cutter(tagged), call, staging, output)
 
 
 def extract_all(tagged: TaggedFile, names: Sequence[str], folder: str | Path) -> list[Extracted]:
@@ -94,18 +91,16 @@ def extract_all(tagged: TaggedFile, names: Sequence[str], folder: str | Path) ->
     Raises:
         UsageError, FileFormatError, OutputError: As :func:`extract`.
     """
-    calls, extractor = tagged.select(*names).calls, _Extractor(tagged)
+    calls, cutter = tagged.select(*names).calls, Cutter(tagged)
     if len(calls) > len(names):
-        calls = tuple(call for call in calls if extractor.cutter.has_nodes(call)) or calls
+        calls = tuple(call for call in calls if cutter.has_nodes(call)) or calls
     folder = Path(folder)
-    if folder.exists() and not folder.is_dir():
-        raise OutputError(f"{folder} is a file: give a folder for several calls")
     check_output_folder(folder)
     targets = {call: folder / f"{file_stem(call)}.onnx" for call in calls}
     for target in targets.values() if folder.is_dir() else ():
         check_writable(target, [tagged.path])
     with checked_and_written(folder, [tagged.path], make=True) as staging:
-        return [extractor.write(call, staging, target) for call, target in targets.items()]
+        return [_write(tagged, cutter, call, staging, target) for call, target in targets.items()]
 
 
 def extract_values(
@@ -132,40 +127,20 @@ def extract_values(
         raise UsageError(
             f"{tagged.path} has no value '{unknown[0]}'{nearest(unknown[0], [str(name) for name in values])}"
         )
-    made, given = [values[name] for name in outputs], [values[name] for name in inputs]
-    if absent := [value.name for value in made if value.producer() is None or value in given]:
+    returned, given = [values[name] for name in outputs], [values[name] for name in inputs]
+    if absent := [value.name for value in returned if value.producer() is None or value in given]:
         raise UsageError(f"no node computes '{absent[0]}': name a value that is the result of a node")
-    own, taken = _between(made, given)
+    nodes, taken = nodes_between(returned, lambda value: value.producer() is not None and value not in given)
     cutter = Cutter(tagged)
-    needs = cutter.needs(own, [*given, *(value for value in taken if value not in given)])
+    needs = cutter.needs(nodes, dict.fromkeys([*given, *taken]))
     if given and (more := [value.name or "" for value in needs.inputs if value not in given]):
         raise UsageError(f"'{outputs[0]}' also depends on {first_few(more)}: give it with --from as well")
-    calls = {owner.call for node in own if (owner := owner_of(node)) is not None}
+    calls = {owner.call for node in nodes if (owner := owner_of(node)) is not None}
     inside = {above for call in calls for above in tagged.calls.stack(call)}
-    cut = cutter.copy(own, needs, made, inside, {ROOT}, "the part")
-    cut.reorder(given or [value for value in tagged.model.graph.inputs if value in cut.inputs], made)
+    cut = cutter.copy(nodes, needs, returned, inside, {ROOT}, "the part")
+    cut.reorder(given or [value for value in tagged.model.graph.inputs if value in cut.inputs], returned)
     with checked_and_written(output.parent, [tagged.path]) as staging:
         return _save(tagged, cut, common_stack(map(tagged.calls.stack, calls))[-1], staging, output)
-
-
-def _between(outputs: Sequence[ir.Value], inputs: Sequence[ir.Value]) -> tuple[set[ir.Node], dict[ir.Value, None]]:
-    """The nodes that values depend on as far as others, with those inside of them, and what these take from outside."""
-    own: set[ir.Node] = set()
-    taken: dict[ir.Value, None] = {}
-    pending = [node for value in outputs if (node := value.producer()) is not None]
-    while pending:
-        node = pending.pop()
-        if node in own:
-            continue
-        own.add(node)
-        pending.extend(inner for graph in nested_graphs(node) for inner in graph)
-        for value in values_taken(node):
-            if (producer := value.producer()) is None or value in inputs:
-                if not value.is_initializer():
-                    taken[value] = None
-            else:
-                pending.append(producer)
-    return own, taken
 
 
 def file_stem(call: ModuleCall) -> str:
@@ -179,78 +154,53 @@ def file_stem(call: ModuleCall) -> str:
     return stem
 
 
-@dataclass(frozen=True, eq=False)
-class _Extractor:
-    """Names and writes the calls that are cut out of one file."""
-
-    tagged: TaggedFile
-
-    @cached_property
-    def cutter(self) -> Cutter:
-        return Cutter(self.tagged)
-
-    def reason(self, call: ModuleCall) -> str:
-        """Why a call has no nodes."""
-        sidecar = self.tagged.hierarchy
-        modules = sidecar.modules if sidecar is not None else []
+def _write(tagged: TaggedFile, cutter: Cutter, call: ModuleCall, staging: Path, output: Path) -> Extracted:
+    """Cut a call out and write it into a folder, from which it will be moved to ``output``."""
+    if not cutter.has_nodes(call):
+        modules = tagged.hierarchy.modules if tagged.hierarchy is not None else []
         reason = next((module.reason for module in modules if module.path == call.path), "")
-        return reason or "it returns its input, or its operations were folded away or merged into others"
+        reason = reason or "it returns its input, or its operations were folded away or merged into others"
+        raise UsageError(f"'{call}' has no nodes in {tagged.path}: {reason}")
+    cut = cutter.cut(call)
+    interface = interface_of(tagged, call, cut.inputs, cut.outputs)  # as in the module's `forward`
+    cut.reorder(interface.inputs, interface.outputs)
+    cut.rename(interface.names)
+    record(cut.model, CUT_FROM, _origin(tagged, call, cut, interface))
+    return _save(tagged, cut, call, staging, output)
 
-    def write(self, call: ModuleCall, staging: Path, output: Path) -> Extracted:
-        """Cut a call out and write it into a folder, from which it will be moved to ``output``."""
-        if not self.cutter.has_nodes(call):
-            raise UsageError(f"'{call}' has no nodes in {self.tagged.path}: {self.reason(call)}")
-        cut = self.cutter.cut(call)
-        interface = interface_of(self.tagged, call, cut.inputs, cut.outputs)  # as in the module's `forward`
-        cut.reorder(interface.inputs, interface.outputs)
-        cut.rename(interface.names)
-        record(cut.model, CUT_FROM, self.record(call, cut, interface))
-        return _save(self.tagged, cut, call, staging, output)
 
-    def record(self, call: ModuleCall, cut: Cut, interface: Interface) -> CutRecord:
-        """Where a cut comes from; if the file was itself cut out of another one, then from there."""
-        outer, model = self.tagged.cut, self.tagged.model
-        names: dict[str | None, str] = {}
-        if outer is not None:
-            values = [*required_inputs(model), *model.graph.outputs]
-            names = {
-                value.name: each.value for value, each in zip(values, [*outer.inputs, *outer.outputs], strict=False)
-            }
+def _origin(tagged: TaggedFile, call: ModuleCall, cut: Cut, interface: Interface) -> CutRecord:
+    """Where a cut comes from; if the file was itself cut out of another one, then from there."""
+    outer, names = tagged.cut, dict[str | None, str]()
+    if outer is not None:
+        values = [*required_inputs(tagged.model), *tagged.model.graph.outputs]
+        names = {value.name: each.value for value, each in zip(values, [*outer.inputs, *outer.outputs], strict=False)}
 
-        sidecar = self.tagged.hierarchy
-        entry = next(
-            (one for one in (sidecar.calls if sidecar is not None else ()) if one.address == call.address), None
-        )
+    def described(values: Sequence[ir.Value], matched: Mapping[ir.Value, str], side: Side) -> list[CutValue]:
+        tensors = {tensor.name: tensor for tensor in getattr(interface.entry, side, ())}
+        described = []
+        for value in values:
+            tensor = tensors.get(matched.get(value, ""))
+            other = "" if tensors else None
+            name = tensor.name if tensor is not None and _has_layout(value, tensor.shape) else other
+            described.append(CutValue(names.get(value.name, value.name or ""), name))
+        return described
 
-        def described(values: Sequence[ir.Value], matched: Mapping[ir.Value, str], side: Side) -> list[CutValue]:
-            tensors = {tensor.name: tensor for tensor in getattr(entry, side, ())}
-            described = []
-            for value in values:
-                tensor = tensors.get(matched.get(value, ""))
-                other = "" if tensors else None
-                name = tensor.name if tensor is not None and _has_layout(value, tensor.shape) else other
-                described.append(CutValue(names.get(value.name, value.name or ""), name))
-            return described
-
-        return CutRecord(
-            str(call),
-            self.tagged.path.name if outer is None else outer.file,
-            described(cut.inputs, interface.names, "inputs"),
-            described(cut.outputs, interface.results, "outputs"),
-        )
+    return CutRecord(
+        str(call),
+        tagged.path.name if outer is None else outer.file,
+        described(cut.inputs, interface.names, "inputs"),
+        described(cut.outputs, interface.results, "outputs"),
+    )
 
 
 def _has_layout(value: ir.Value, shape: Sequence[int | str]) -> bool:
     """Whether a value may have the axes of a tensor in the same order."""
-    own = _shape(value)
-    return len(own) == len(shape) and all(
-        a == b or (isinstance(a, str) != isinstance(b, str)) or (isinstance(a, str) and b not in own)
-        for a, b in zip(own, shape, strict=True)
+    sizes = sizes_of(value)
+    return len(sizes) == len(shape) and all(
+        a == b or (isinstance(a, str) != isinstance(b, str)) or (isinstance(a, str) and b not in sizes)
+        for a, b in zip(sizes, shape, strict=True)
     )
-
-
-def _shape(value: ir.Value) -> list[int | str | None]:
-    return [size if isinstance(size, int) else size.value for size in value.shape] if value.shape is not None else []
 
 
 def _save(tagged: TaggedFile, cut: Cut, call: ModuleCall, staging: Path, output: Path) -> Extracted:
@@ -271,4 +221,4 @@ def _save(tagged: TaggedFile, cut: Cut, call: ModuleCall, staging: Path, output:
 
 def _describe(value: ir.Value, source: ir.Value) -> ExtractedValue:
     dtype = dtype_name(value.dtype) if value.dtype is not None else ""
-    return ExtractedValue(value.name or "", source.name or "", dtype, _shape(value))
+    return ExtractedValue(value.name or "", source.name or "", dtype, sizes_of(value))

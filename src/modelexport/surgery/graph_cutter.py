@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
@@ -18,10 +16,9 @@ from modelexport.core.owners import Owner
 from modelexport.core.tags import RecordedTags
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.format import keys
-from modelexport.graph.boundaries import CallBoundary, find_boundaries
 from modelexport.graph.copies import copy_of, model_like
 from modelexport.graph.node_owners import owner_of, set_owner
-from modelexport.graph.nodes import nested_graphs, nodes_behind, required_inputs, values_taken
+from modelexport.graph.nodes import nested_graphs, nodes_behind, required_inputs, values_taken, with_nested
 from modelexport.graph.parameter_plans import listed_entries, record, record_state_dict, used_keys
 from modelexport.surgery.recomputed_values import Renewed, Repeating, is_size, read_off
 from modelexport.tagged.encodings.encoded import encoded
@@ -90,21 +87,11 @@ class Cutter:
         self._in_functions = {
             node: name for name, function in self._model.functions.items() for node in function.all_nodes()
         }
-        self._own: dict[ModuleCall, list[ir.Node]] = defaultdict(list)
-        for node in tagged.nodes:
-            owner = owner_of(node)
-            for call in owner.calls if owner is not None else ():
-                self._own[call].append(node)
         self.repeating = Repeating(self._model)
-
-    @cached_property
-    def boundaries(self) -> Mapping[ModuleCall, CallBoundary]:
-        """The boundary of every call in the whole model."""
-        return find_boundaries(self._model, self._tagged.calls)
 
     def has_nodes(self, call: ModuleCall) -> bool:
         """Whether a call or one inside it owns a node."""
-        return any(self._own.get(inside) for inside in self._tagged.calls.inside(call))
+        return any(True for _ in self._tagged.nodes_of(call))
 
     def nodes_of(self, call: ModuleCall) -> set[ir.Node]:
         """The nodes of a call and of the calls inside it; for a function that is called in them, only the call node.
@@ -112,7 +99,7 @@ class Cutter:
         Raises:
             UsageError: Some nodes are in the body of a function that is called elsewhere.
         """
-        own = {node for each in self._tagged.calls.inside(call) for node in self._own.get(each, ())}
+        own = set(self._tagged.nodes_of(call))
         called = {node.op_identifier() for node in own}
         own = {node for node in own if self._in_functions.get(node) not in called}
         if any(node in self._in_functions for node in own):
@@ -128,29 +115,27 @@ class Cutter:
             UsageError: Its nodes are in the body of a function.
             FileFormatError: A value at its boundary has no type, and none can be inferred.
         """
-        own, boundary = self.nodes_of(call), self.boundaries[call]
+        own, boundary = self.nodes_of(call), self._tagged.boundaries[call]
         needs = self.needs(own, boundary.inputs)
-        above = {*self._tagged.calls.stack(call)}
-        return self.copy(own, needs, list(boundary.outputs), self._tagged.calls.inside(call), above, f"'{call}'")
+        calls = self._tagged.calls
+        return self.copy(own, needs, list(boundary.outputs), calls.inside(call), calls.stack(call), f"'{call}'")
 
     def needs(self, own: set[ir.Node], taken: Iterable[ir.Value]) -> Needs:
         """What nodes need for the values that they take from other nodes.
 
         Constants are recomputed, and so are sizes that depend on the sizes of values that are needed anyway.
         """
-        others: list[ir.Value] = []
-        constants: list[ir.Value] = []
-        for value in taken:
-            (constants if self.repeating.is_constant(value) else others).append(value)
-        needs = Needs([], set(nodes_behind(constants)), {})
-        arguments = {value: None for value in others if not is_size(value)}
-        for value in others:
-            found = self.repeating.size(value, own, arguments) if value not in arguments else None
-            if found is None:
+        is_constant = {value: self.repeating.is_constant(value) for value in taken}
+        computed = [value for value, constant in is_constant.items() if not constant]
+        needs = Needs([], set(nodes_behind(value for value, constant in is_constant.items() if constant)), {})
+        arguments = {value: None for value in computed if not is_size(value)}
+        for value in computed:
+            repeated = self.repeating.size(value, own, arguments) if value not in arguments else None
+            if repeated is None:
                 needs.inputs.append(value)
             else:
-                needs.borrowed.update(found[0])
-                needs.renewed.update(found[1])
+                needs.borrowed.update(repeated[0])
+                needs.renewed.update(repeated[1])
         return needs
 
     def copy(
@@ -162,7 +147,7 @@ class Cutter:
         above: Iterable[ModuleCall],
         what: str,
     ) -> Cut:
-        """Nodes, with everything that they need, as a model of its own.
+        """Copies of nodes, with everything that they need, as a flat model; nodes in their nested graphs stay nested.
 
         Args:
             inside: The calls that the nodes belong to; other owners are removed if one of these remains.
@@ -173,11 +158,26 @@ class Cutter:
             FileFormatError: An input or output has no type, and none can be inferred.
         """
         self._check_types(what, [*needs.inputs, *outputs])
-        graph = self._copy(own | needs.borrowed, [*needs.inputs, *needs.renewed], outputs)
+        nodes, whole = own | needs.borrowed, self._model.graph
+        chosen = [node for node in sorted(nodes, key=self._position.__getitem__) if not self.is_held(node, nodes)]
+        weights = {value: None for node in chosen for value in values_taken(node) if value.is_initializer()}
+        weights.update((value, None) for value in outputs if value.is_initializer())
+        graph = copy_of(
+            ir.GraphView(
+                [*needs.inputs, *needs.renewed],
+                outputs,
+                nodes=chosen,
+                initializers=tuple(weights),
+                doc_string=whole.doc_string,
+                opset_imports=whole.opset_imports,
+                name=whole.name,
+                metadata_props=whole.metadata_props,
+            )
+        )
         for renewal in needs.renewed.values():
             size = graph.inputs.pop(len(needs.inputs))
             read_off(graph, renewal, size, graph.inputs[needs.inputs.index(renewal.source)])
-        optional = {value.name for value in self._model.graph.inputs if value.is_initializer()}
+        optional = {value.name for value in whole.inputs if value.is_initializer()}
         graph.inputs.extend(value for name, value in graph.initializers.items() if name in optional)
         model = self._wrap(graph, inside, above)
         return Cut(model, list(needs.inputs), list(outputs), len(needs.borrowed - own) + len(needs.renewed))
@@ -192,27 +192,6 @@ class Cutter:
                     f"{self._tagged.path} has no type for '{value.name}', which {what} takes or returns, "
                     "and it cannot be inferred: export it again"
                 )
-
-    # --- the copy ---
-
-    def _copy(self, nodes: set[ir.Node], inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> ir.Graph:
-        """A flat graph of copies of these nodes; nodes in their nested graphs stay nested."""
-        chosen = [node for node in sorted(nodes, key=self._position.__getitem__) if not self.is_held(node, nodes)]
-        weights = {value: None for node in chosen for value in values_taken(node) if value.is_initializer()}
-        weights.update((value, None) for value in outputs if value.is_initializer())
-        whole = self._model.graph
-        return copy_of(
-            ir.GraphView(
-                inputs,
-                outputs,
-                nodes=chosen,
-                initializers=tuple(weights),
-                doc_string=whole.doc_string,
-                opset_imports=whole.opset_imports,
-                name=whole.name,
-                metadata_props=whole.metadata_props,
-            )
-        )
 
     def is_held(self, node: ir.Node, nodes: set[ir.Node]) -> bool:
         """Whether a node is in a nested graph of one of these nodes."""
@@ -234,11 +213,14 @@ class Cutter:
         pending, users = list(graph.all_nodes()), {*above, *inside}
         while pending:
             for node in pending:
-                users.update(_keep_owners(node, inside))
+                if (owner := owner_of(node)) is not None:
+                    kept = tuple(call for call in owner.calls if call in inside) or owner.calls
+                    set_owner(node, Owner(kept, owner.evidence))
+                    users.update(kept)
             called = {node.op_identifier() for node in pending} - functions.keys()
-            found = {key: copy_of(whole.functions[key]) for key in called if key in whole.functions}
-            functions |= found
-            pending = [node for function in found.values() for node in function.all_nodes()]
+            copied = {key: copy_of(whole.functions[key]) for key in called if key in whole.functions}
+            functions |= copied
+            pending = [node for function in copied.values() for node in function.all_nodes()]
         calls = {above for user in users for above in self._tagged.calls.stack(user)}
         known = self._tagged.call_tags
         tags = RecordedTags(CallTree(tuple(traced for traced in known.calls if traced.call in calls)), known.facts)
@@ -253,11 +235,26 @@ class Cutter:
         return model
 
 
-def _keep_owners(node: ir.Node, inside: set[ModuleCall]) -> tuple[ModuleCall, ...]:
-    """Keep only the owners inside the cut, if there is one; returns the owners."""
-    owner = owner_of(node)
-    if owner is None:
-        return ()
-    kept = tuple(call for call in owner.calls if call in inside) or owner.calls
-    set_owner(node, Owner(kept, owner.evidence))
-    return kept
+def nodes_between(
+    outputs: Iterable[ir.Value], is_inside: Callable[[ir.Value], bool]
+) -> tuple[set[ir.Node], dict[ir.Value, None]]:
+    """The nodes that compute values, with those nested in them, and the values that they take from outside.
+
+    Args:
+        is_inside: Whether the node that computes a value is one of them. Weights are not asked about.
+    """
+    own: set[ir.Node] = set()
+    taken: dict[ir.Value, None] = {}
+    pending = [value for value in outputs if is_inside(value)]
+    while pending:
+        node = pending.pop().producer()
+        if node is None or node in own:
+            continue
+        own.update(with_nested(node))
+        for value in values_taken(node):
+            if not value.is_initializer():
+                if is_inside(value):
+                    pending.append(value)
+                else:
+                    taken[value] = None
+    return own, taken

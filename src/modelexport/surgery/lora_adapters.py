@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from modelexport.core.text import short_repr
-from modelexport.errors import NotWrittenError, UsageError, WeightsError
+from modelexport.errors import UsageError, WeightsError
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.runtime.onnx_adapter_files import ADAPTER_SUFFIX, write_adapter_file
 from modelexport.surgery import Sharing
-from modelexport.surgery.edited_files import Documents
+from modelexport.surgery.edited_files import EditedFile
 from modelexport.surgery.lora_weights import AdaptedFile
-from modelexport.surgery.shared_files import SharedFiles
 
 
 class MergedAdapters(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,17 +95,14 @@ def merge_adapters(
         raise WeightsError(
             f"{grouped[0]} is the weight of a convolution in groups, to which a pair cannot be added: use --as-inputs"
         )
-    before = Documents(work.tagged)
+    edited = EditedFile(work.tagged)
     untied = work.untie()
     tensors = {value: work.tensor(value) for value in work.touched}
     if weights is not None:
         tensors |= {value: work.tensor(value) for value in work.plans if value not in tensors}
     bind_tensors(tensors)
-    model = work.tagged.encoded()
-    beside = before.of_edited(work.tagged.call_tags)
     with checked_and_written(output.parent, [path]) as staging:
-        shared = SharedFiles(work.model, output, staging, sharing)
-        files = shared.save(model, output.name, beside)
+        files = edited.save(output, staging, sharing)
     return MergedAdapters(
         path=str(output),
         adapters=[str(adapter.path) for adapter in work.changes.adapters],
@@ -141,17 +136,14 @@ def adapters_as_inputs(
     names = [f"{output.stem}.{adapter.name}{ADAPTER_SUFFIX}" for adapter in work.changes.adapters]
     if len(set(names)) < len(names):
         raise UsageError("two of the adapters are folders of the same name: give one at a time, or rename a folder")
-    before = Documents(work.tagged)
+    edited = EditedFile(work.tagged)
     work.untie()
     added, whole, pairs = work.make_inputs()
-    model = work.tagged.encoded()
-    beside = before.of_edited(work.tagged.call_tags, added.moved)
     files = [work.values(changed) for changed in work.each()]
     inputs = [value.name or "" for value in work.inputs]
     with checked_and_written(output.parent, [path]) as staging:
-        shared = SharedFiles(work.model, output, staging, sharing)
-        written = shared.save(model, output.name, beside)
-        sizes = [_write(values, staging / name) for values, name in zip(files, names, strict=True)]
+        written = edited.save(output, staging, sharing, moved=added.moved)
+        sizes = [write_adapter_file(values, staging / name) for values, name in zip(files, names, strict=True)]
     return AdapterInputs(
         path=str(output),
         pairs=pairs,
@@ -184,13 +176,5 @@ def write_adapter(path: Source, adapter: str | Path, output: str | Path) -> Adap
     work = AdaptedFile(path, [adapter], output, None, merged=False)
     values = work.values(work.changes)
     with checked_and_written(output.parent) as staging:
-        size = _write(values, staging / output.name)
+        size = write_adapter_file(values, staging / output.name)
     return AdapterFile(path=str(output), adapter=str(adapter), inputs=len(values), bytes=size)
-
-
-def _write(values: Mapping[str, np.ndarray], path: Path) -> int:
-    try:
-        write_adapter_file(values, path)
-    except OSError as error:
-        raise NotWrittenError(str(error)) from error
-    return path.stat().st_size

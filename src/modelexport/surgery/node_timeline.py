@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable
 from functools import cached_property
 from math import prod
 
@@ -12,7 +12,7 @@ from modelexport.core.calls import ROOT, ModuleCall, common_stack
 from modelexport.errors import UsageError
 from modelexport.format.dtypes import bit_width
 from modelexport.graph.node_owners import owner_of
-from modelexport.graph.nodes import nested_graphs, nodes_behind, values_taken
+from modelexport.graph.nodes import nodes_behind, values_taken, with_nested
 from modelexport.surgery.graph_cutter import Cutter
 from modelexport.surgery.recomputed_values import is_size
 from modelexport.tagged.file import TaggedFile
@@ -53,10 +53,6 @@ class Timeline:
             self._common[owner.calls] = common_stack(map(self._tagged.calls.stack, owner.calls))
         return self._common[owner.calls]
 
-    def start(self, call: ModuleCall) -> int | None:
-        """The point where a call begins; ``None`` if it owns no node alone."""
-        return self.spans[call][0] if call in self.spans else None
-
     @cached_property
     def points(self) -> dict[int, None]:
         """The points where a call begins or ends and where only its enclosing calls are cut in two.
@@ -72,15 +68,15 @@ class Timeline:
                 opened[last + 1] -= 1
         for place in range(1, len(opened)):
             opened[place] += opened[place - 1]
-        found: dict[int, None] = {}
+        points: set[int] = set()
         for call, (first, last) in self.spans.items():
             above = self._tagged.calls.stack(call)[:-1]
             for point in (first, last + 1):
-                if 0 < point < len(self.nodes) and point not in found:
+                if 0 < point < len(self.nodes):
                     spans = (self.spans.get(other, (point, point)) for other in above)
                     if sum(begin < point <= end for begin, end in spans) == opened[point]:
-                        found[point] = None
-        return dict.fromkeys(sorted(found))
+                        points.add(point)
+        return dict.fromkeys(sorted(points))
 
     @cached_property
     def _values(self) -> dict[ir.Value, tuple[int, int]]:
@@ -119,35 +115,18 @@ class Timeline:
 
     def items(self, places: range, measure: Callable[[ir.Node], int] | None) -> dict[Hashable, int]:
         """The sizes of some nodes: their weights and the bytes of each, or the nodes and their measures."""
-        found: dict[Hashable, int] = {}
+        sizes: dict[Hashable, int] = {}
         for place in places:
             node = self.nodes[place]
             if measure is not None:
-                found[place] = sum(measure(each) for each in self.family(node))
+                sizes[place] = sum(measure(each) for each in with_nested(node))
                 continue
             constants = [v for v in values_taken(node) if self.cutter.repeating.is_constant(v)]
             behind = nodes_behind(constants)
             for value in (*constants, *(v for inner in behind for v in values_taken(inner))):
                 if value.is_initializer() and value.const_value is not None:
-                    found[value] = value.const_value.nbytes
-        return found
-
-    def family(self, node: ir.Node) -> Iterator[ir.Node]:
-        """A node and the nodes of its nested graphs."""
-        yield node
-        for graph in nested_graphs(node):
-            for inner in graph:
-                yield from self.family(inner)
-
-    def with_nested(self, places: range) -> Iterator[ir.Node]:
-        """The nodes at some places, and those of their nested graphs."""
-        for place in places:
-            yield from self.family(self.nodes[place])
-
-    def calls_in(self, nodes: Collection[ir.Node]) -> set[ModuleCall]:
-        """The calls that nodes belong to: sole owners, and of several owners those that own another node as well."""
-        alone = {owner.call for node in nodes if (owner := owner_of(node)) is not None and len(owner.calls) == 1}
-        return {above for call in alone for above in self._tagged.calls.stack(call)}
+                    sizes[value] = value.const_value.nbytes
+        return sizes
 
     def cover(self, places: range) -> tuple[list[ModuleCall], list[ModuleCall]]:
         """The outermost calls that are complete within some places, and the innermost of those that are not."""
@@ -165,8 +144,8 @@ class Timeline:
                     inside.append(call)
             elif first < places.stop and last >= places.start:
                 cut.append(call)
-        holders = {self._tagged.calls[call].parent for call in cut}
-        return inside, [call for call in cut if call not in holders]
+        callers = {self._tagged.calls[call].parent for call in cut}
+        return inside, [call for call in cut if call not in callers]
 
     def around(self, places: range) -> ModuleCall:
         """The deepest call that contains all nodes at some places."""
@@ -178,12 +157,12 @@ class Timeline:
         for traced in self._tagged.calls:
             if point and self.spans.get(traced.call, (None, None))[0] == point:
                 return f"'{traced.call}'"
-        stack: Sequence[ModuleCall] = self._stack(self.nodes[point])
+        stack = self._stack(self.nodes[point])
         return f"'{stack[-1]}'" if stack else f"node '{self.nodes[point].name}'"
 
 
 def _nbytes(value: ir.Value) -> int:
     if value.shape is None or not (width := bit_width(value.dtype)):
         return 1_000_000
-    sizes: Iterable[int] = (size if isinstance(size, int) else _NOMINAL for size in value.shape)
+    sizes = (size if isinstance(size, int) else _NOMINAL for size in value.shape)
     return max(1, prod(sizes) * width // 8)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -48,8 +48,8 @@ class Rule:
         Raises:
             UsageError: The text is not a rule.
         """
-        device, found, modules = text.partition(": ")
-        if not (found and device.strip() and modules.split()) or set(device) & set("(),;"):
+        device, _, modules = text.partition(": ")
+        if not (device.strip() and modules.split()) or set(device) & set("(),;"):
             raise UsageError(f"'{text}' is not a rule: write 'DEVICE: SELECTOR ...', as in 'gpu: model.layers.[0-11]'")
         return cls(device.strip(), tuple(modules.split()))
 
@@ -113,7 +113,13 @@ def place(
         UsageError: A selector matches nothing, the file has no annotations, or ONNX Runtime does not have a provider
             or cannot load the model.
     """
-    _annotated(tagged)
+    for node in tagged.nodes:
+        owner = owner_of(node)
+        if owner is None or node.metadata_props.get(keys.LAYER_ANNOTATION) != owner.call.annotation:
+            raise UsageError(
+                f"{tagged.path} has nodes without the annotations that ONNX Runtime needs, such as '{node.name}': "
+                "export it again, or write new ones with `modelexport retag`"
+            )
     sent = _sent(tagged, rules)
     devices = {
         node.name or "": sent[owner.call].device if (owner := owner_of(node)) and owner.call in sent else None
@@ -121,12 +127,12 @@ def place(
     }
     nodes = Counter(device for device in devices.values() if device is not None)
     settings = "; ".join(f"{device}({', '.join(names)})" for device, names in _patterns(tagged, devices).items())
-    found: dict[str, str] = {}
+    assigned: dict[str, str] = {}
     opened: list[str] = []
     if check:
         session = session_devices(providers, libraries or {})
         opened = [device.provider for device in session]
-        found = assigned_providers(tagged.path, settings, session)
+        assigned = assigned_providers(tagged.path, settings, session)
     by_call: dict[_Sent, list[str]] = {}
     for node in tagged.nodes:
         if (owner := owner_of(node)) is not None and owner.call in sent:
@@ -137,7 +143,7 @@ def place(
         nodes=dict(nodes),
         unplaced=sum(device is None for device in devices.values()),
         providers=opened,
-        calls=[_read_back(tagged, place, names, found, opened) for place, names in by_call.items()],
+        calls=[_read_back(tagged, place, names, assigned, opened) for place, names in by_call.items()],
     )
 
 
@@ -168,70 +174,37 @@ def _sent(tagged: TaggedFile, rules: Sequence[Rule]) -> dict[ModuleCall, _Sent]:
     return sent
 
 
-def _annotated(tagged: TaggedFile) -> None:
-    """Refuse a file whose nodes ONNX Runtime cannot assign.
-
-    Raises:
-        UsageError: A node has no annotation, or one that modelexport did not write.
-    """
-    for node in tagged.nodes:
-        owner = owner_of(node)
-        if owner is None or node.metadata_props.get(keys.LAYER_ANNOTATION) != owner.call.annotation:
-            raise UsageError(
-                f"{tagged.path} has nodes without the annotations that ONNX Runtime needs, such as '{node.name}': "
-                "export it again, or write new ones with `modelexport retag`"
-            )
-
-
-@dataclass
-class _Part:
-    """A node of the prefix tree of annotations, such as ``layers.``, with the parts that follow."""
-
-    devices: set[str | None] = field(default_factory=set)
-    """The devices of all annotations with this prefix."""
-    own: str | None = None
-    """The device of the annotation that ends at this part."""
-    ends: bool = False
-    parts: dict[str, _Part] = field(default_factory=dict)
-
-
 def _patterns(tagged: TaggedFile, devices: Mapping[str, str | None]) -> dict[str, list[str]]:
     """For each device the smallest set of annotation prefixes that match all of its nodes and no others.
 
     In ONNX Runtime the first matching rule wins, and prefixes win over whole annotations: these never overlap.
     """
-    root = _Part()
+    annotations: dict[str, str | None] = {}
+    beginning: dict[str, set[str | None]] = defaultdict(set)
+    """Prefixes, such as ``layers.``, to the devices of all annotations that begin with them."""
     for node in tagged.nodes:
         annotation = node.metadata_props[keys.LAYER_ANNOTATION]
-        device = devices[node.name or ""]
-        part = root
-        for name in annotation.split(".")[:-1]:
-            part = part.parts.setdefault(name, _Part())
-            part.devices.add(device)
-        part.own, part.ends = device, True
-    found: dict[str, list[str]] = {}
-    for device, pattern in _covering(root, ""):
-        found.setdefault(device, []).append(pattern)
-    return found
+        annotations[annotation] = devices[node.name or ""]
+        for prefix in _prefixes(annotation):
+            beginning[prefix].add(annotations[annotation])
+    patterns: dict[str, dict[str, None]] = {}
+    for annotation, device in annotations.items():
+        if device is not None:
+            alone = (prefix for prefix in _prefixes(annotation) if len(beginning[prefix]) == 1)
+            patterns.setdefault(device, {})[next(alone, f"={annotation}")] = None
+    return {device: list(named) for device, named in patterns.items()}
 
 
-def _covering(part: _Part, prefix: str) -> Iterator[tuple[str, str]]:
-    for name, inner in part.parts.items():
-        beginning = f"{prefix}{name}."
-        if len(inner.devices) == 1 and name:
-            (device,) = inner.devices
-            if device is not None:
-                yield device, beginning
-            continue
-        if inner.ends and inner.own is not None:
-            yield inner.own, f"={beginning}"
-        yield from _covering(inner, beginning)
+def _prefixes(annotation: str) -> Iterator[str]:
+    """Those that end after a part of a path, the shortest first; that of the root, a dot, has none."""
+    parts = annotation.split(".")
+    return (".".join(parts[:count]) + "." for count in range(1, len(parts)) if parts[count - 1])
 
 
 def _read_back(
-    tagged: TaggedFile, sent: _Sent, names: Sequence[str], found: Mapping[str, str], opened: Sequence[str]
+    tagged: TaggedFile, sent: _Sent, names: Sequence[str], assigned: Mapping[str, str], opened: Sequence[str]
 ) -> PlacedCall:
-    went = Counter(found[name] for name in names if name in found)
+    went = Counter(assigned[name] for name in names if name in assigned)
     state: State | None = None
     if opened:
         serving = _serving(sent.device, opened)

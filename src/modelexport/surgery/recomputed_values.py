@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import onnx
 import onnx_ir as ir
 
-from modelexport.graph.nodes import is_random, nested_graphs, values_taken
+from modelexport.graph.nodes import is_random, nested_graphs, sizes_of, values_taken
 
 
 class Repeating:
@@ -21,20 +21,16 @@ class Repeating:
 
     def is_constant(self, value: ir.Value) -> bool:
         """Whether a value depends only on initializers and constants."""
-        pending = [producer] if (producer := value.producer()) is not None else []
+        producer = value.producer()
+        pending = [producer] if producer is not None and producer not in self._constant else []
         while pending:
             node = pending[-1]
-            if node not in self._constant:
-                taken = [(v, v.producer()) for v in values_taken(node) if not v.is_initializer()]
-                known = [False if p is None else self._constant.get(p) for _, p in taken]
-                if False in known or not self.is_repeatable(node):
-                    self._constant[node] = False
-                elif None in known:
-                    pending.extend(p for (_, p), k in zip(taken, known, strict=True) if p is not None and k is None)
-                    continue
-                else:
-                    self._constant[node] = True
-            pending.pop()
+            makers = {taken.producer() for taken in values_taken(node) if not taken.is_initializer()}
+            if unknown := [maker for maker in makers if maker is not None and maker not in self._constant]:
+                pending.extend(unknown)
+                continue
+            constant = all(maker is not None and self._constant[maker] for maker in makers)
+            self._constant[pending.pop()] = constant and self.is_repeatable(node)
         return value.is_initializer() or (producer is not None and self._constant[producer])
 
     def size(
@@ -76,19 +72,15 @@ class Repeating:
             if function is not None:
                 self._repeatable[operator] = all(self.is_repeatable(inner) for inner in function)
             else:
-                self._repeatable[operator] = _is_deterministic(operator, self._model.opset_imports.get(node.domain))
+                version = self._model.opset_imports.get(node.domain) or 1
+                try:
+                    schema = onnx.defs.get_schema(node.op_type, version, node.domain)
+                    self._repeatable[operator] = not is_random(schema)
+                except onnx.defs.SchemaError:  # an operator unknown to onnx may be random
+                    self._repeatable[operator] = False
         return self._repeatable[operator] and all(
             self.is_repeatable(inner) for graph in nested_graphs(node) for inner in graph
         )
-
-
-def _is_deterministic(operator: ir.OperatorIdentifier, version: int | None) -> bool:
-    domain, op_type, _ = operator
-    try:
-        known = onnx.defs.get_schema(op_type, version or 1, domain)
-    except onnx.defs.SchemaError:  # an operator unknown to onnx may be random
-        return False
-    return not is_random(known)
 
 
 def is_size(value: ir.Value) -> bool:
@@ -109,24 +101,15 @@ class Renewed:
 
 def renew(node: ir.Node, measured: ir.Value, arguments: Iterable[ir.Value]) -> Renewed | None:
     """An input with the sizes that a ``Shape`` node measures: sizes of the same name are equal in the whole graph."""
-    wanted = _sizes(measured)
-    if wanted is None:
-        return None
-    wanted = wanted[slice(node.attributes.get_int("start"), node.attributes.get_int("end"))]
-    if None in wanted:
+    wanted = sizes_of(measured)[slice(node.attributes.get_int("start"), node.attributes.get_int("end"))]
+    if measured.shape is None or None in wanted:
         return None
     for source in arguments:
-        sizes = _sizes(source) or []
+        sizes = sizes_of(source)
         for start in range(len(sizes) - len(wanted) + 1):
             if sizes[start : start + len(wanted)] == wanted:
                 return Renewed(node, source, start)
     return None
-
-
-def _sizes(value: ir.Value) -> list[int | str | None] | None:
-    if value.shape is None:
-        return None
-    return [size if isinstance(size, int) else size.value for size in value.shape]
 
 
 def read_off(graph: ir.Graph, renewal: Renewed, size: ir.Value, source: ir.Value) -> None:

@@ -11,9 +11,7 @@ from modelexport.files.atomic_writing import check_writable
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.graph.names_by_module import name_nodes_by_path, name_values_by_path
 from modelexport.runtime.checked_writing import checked_and_written
-from modelexport.surgery.edited_files import Documents
-from modelexport.surgery.shared_files import SharedFiles
-from modelexport.tagged.encodings.encoded import encoded
+from modelexport.surgery.edited_files import EditedFile
 from modelexport.tagged.file import read_tagged
 
 
@@ -43,11 +41,9 @@ def rename(path: Source, output: str | Path, *, values: bool = False) -> Renamed
     path, output = as_path(path), Path(output)
     check_writable(output, [path])
     tagged = read_tagged(path)
-    documents = Documents(tagged)
+    edited = EditedFile(tagged)
     renamed = name_nodes_by_path(tagged.model)
     values_renamed = name_values_by_path(tagged.model) if values else {}
-    beside = documents.of_edited(tagged.call_tags)
-    model = encoded(tagged.model, tagged.call_tags, "metadata" if tagged.encoding == "functions" else tagged.encoding)
     with checked_and_written(output.parent, [path]) as staging:
-        SharedFiles(tagged.model, output, staging).save(model, output.name, beside)
+        edited.save(output, staging, encoding="metadata" if tagged.encoding == "functions" else "")
     return Renamed(str(output), renamed, values_renamed)

@@ -1,13 +1,9 @@
-"""``replace``: replace modules of a tagged file by another model, an operator, or nothing; the rest is unchanged.
-
-It is longer than other files because one object holds the graph, the names that are taken, and the values that were
-replaced, which all steps of an edit need.
-"""
+"""``replace``: replace modules of a tagged file by another model, an operator, or nothing; the rest is unchanged."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,21 +18,19 @@ from modelexport.files.atomic_writing import check_writable
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import keys
 from modelexport.graph.node_owners import owner_of, set_owner
-from modelexport.graph.nodes import all_nodes, nested_graphs, values_taken
+from modelexport.graph.nodes import all_nodes, nested_graphs, values_taken, with_nested
 from modelexport.graph.parameter_plans import adapter_input, listed_entries, record, record_state_dict, used_keys
 from modelexport.graph.unique_names import free_name, names_in
 from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.surgery import Sharing
 from modelexport.surgery.call_interfaces import Interface, interface_of
 from modelexport.surgery.edited_calls import EditedCalls
-from modelexport.surgery.edited_files import Documents
+from modelexport.surgery.edited_files import EditedFile
 from modelexport.surgery.grafted_modules import Graft, rule_of
 from modelexport.surgery.graph_cutter import Cut, Cutter
 from modelexport.surgery.replaced_entries import write_keys
-from modelexport.surgery.shared_files import SharedFiles
 from modelexport.surgery.substitutes import FromModel, Parts, Site, Substitute
 from modelexport.surgery.substitutes.from_model import check_opsets
-from modelexport.tagged.encodings.encoded import encoded
 from modelexport.tagged.file import TaggedFile, read_tagged
 
 
@@ -100,17 +94,15 @@ def replace(
         check_opsets(tagged.model, substitute.model, substitute.path)
         substitute.rule = rule_of(tagged.hierarchy) if tagged.hierarchy is not None else None
     sites = [replacer.site(call, copied=substitute.keep_body) for call in calls]
-    documents = Documents(tagged)
+    edited = EditedFile(tagged)
     if isinstance(substitute, FromModel):
         replacer.clear([site for site in sites if not substitute.is_part_of(site.call, replacer.edited.tags)])
     replaced = [replacer.replace(site, substitute) for site in sites]
     replacer.finish()
     kept = sum(id(node) in replacer.before for node in all_nodes(tagged.model))
-    model = encoded(tagged.model, replacer.edited.tags, tagged.encoding)
-    beside = documents.of_edited(replacer.edited.tags, replacer.now, replacer.grafts)
+    tags, moved, grafts = replacer.edited.tags, replacer.now, replacer.grafts
     with checked_and_written(output.parent, [tagged.path]) as staging:
-        shared = SharedFiles(tagged.model, output, staging, weights)
-        files = shared.save(model, output.name, beside)
+        files = edited.save(output, staging, weights, tags=tags, moved=moved, grafts=grafts)
     return Replaced(path=str(output), by=substitute.name, calls=replaced, kept=kept, weights=files)
 
 
@@ -149,40 +141,37 @@ class _Replacer:
             paths = {call.path for call in selected}
             selected.update((traced.call, None) for traced in self._tagged.calls if traced.call.path in paths)
         outermost = [call for call in selected if not any(c in selected for c in self._tagged.calls.stack(call)[:-1])]
-        found = [call for call in outermost if self._cutter.has_nodes(call)]
-        if not found:
+        replaceable = [call for call in outermost if self._cutter.has_nodes(call)]
+        if not replaceable:
             raise UsageError(
                 f"'{outermost[0]}' has no nodes in {self._tagged.path}: it returns its input, or was folded away; name "
                 "the module that it is in"
             )
-        return found
+        return replaceable
 
     def site(self, call: ModuleCall, *, copied: bool) -> _Place:
         """A call and its boundary, before anything is replaced."""
-        own, boundary = self._cutter.nodes_of(call), self._cutter.boundaries[call]
-        needs = self._cutter.needs(own, boundary.inputs)
+        own, boundary = self._cutter.nodes_of(call), self._tagged.boundaries[call]
         if not boundary.outputs:
             raise UsageError(f"nothing outside '{call}' uses what it computes: there is nothing to replace it by")
-        elsewhere = self._usable(call, own)
-        interface = interface_of(self._tagged, call, needs.inputs, list(boundary.outputs), elsewhere)
-        cut = None
-        if copied:
-            inside, above = self._tagged.calls.inside(call), self._tagged.calls.stack(call)
-            cut = self._cutter.copy(own, needs, interface.outputs, inside, above, f"'{call}'")
+        inputs = self._cutter.needs(own, boundary.inputs).inputs
+        interface = interface_of(self._tagged, call, inputs, list(boundary.outputs), self._usable(call, own))
+        cut = self._cutter.cut(call) if copied else None
+        if cut is not None:
             cut.reorder(interface.inputs, interface.outputs)
         return _Place(call, own, interface, cut)
 
     def _usable(self, call: ModuleCall, own: set[ir.Node]) -> dict[str, ir.Value]:
         """The values that nodes in the place of a call can use, by name."""
         graph: ir.Graph | None = self._graph_of(call, own)
-        found: dict[str, ir.Value] = {}
+        usable: dict[str, ir.Value] = {}
         while graph is not None:
-            values = (*graph.inputs, *graph.initializers.values())
-            made = (value for node in graph if node not in own for value in node.outputs)
-            found = {value.name or "": value for value in (*values, *made)} | found
-            holder = self._cutter.enclosing.get(graph)
-            graph = holder.graph if holder is not None and isinstance(holder.graph, ir.Graph) else None
-        return found
+            computed = (value for node in graph if node not in own for value in node.outputs)
+            values = (*graph.inputs, *graph.initializers.values(), *computed)
+            usable = {value.name or "": value for value in values} | usable
+            around = self._cutter.enclosing.get(graph)
+            graph = around.graph if around is not None and isinstance(around.graph, ir.Graph) else None
+        return usable
 
     def replace(self, place: _Place, substitute: Substitute) -> ReplacedCall:
         """Replace a call."""
@@ -192,24 +181,24 @@ class _Replacer:
         parts = substitute.build(site, self.edited, self._owners_beside([place]))
         added = self._tag(place.call, parts, substitute.name)
         outputs = site.interface.outputs
-        before = self._next(graph, place, outputs)
+        following = self._following(graph, place, outputs)
         for old, new in zip(outputs, parts.outputs, strict=True):
             self._take_over(old, new)
         removed = self._remove(place.own, weights)
         self._name(place.call, parts, dict(zip(parts.outputs, outputs, strict=True)))
-        self._insert(graph, parts.nodes, before, place.call)
+        self._insert(graph, parts.nodes, following, place.call)
         self._merge(parts)
         self.replaced.append(place.call)
         if parts.graft is not None:
             self.grafts.append(parts.graft)
-        made = {value for node in parts.nodes for value in node.outputs}
+        computed = {value for node in parts.nodes for value in node.outputs}
         taken = dict.fromkeys(value for node in parts.nodes for value in values_taken(node))
         return ReplacedCall(
             str(place.call),
             self.edited.tags.tag(place.call),
             removed,
             added,
-            [value.name or "" for value in taken if not value.is_initializer() and value not in made],
+            [value.name or "" for value in taken if not value.is_initializer() and value not in computed],
             [value.name or "" for value in parts.outputs],
         )
 
@@ -256,25 +245,18 @@ class _Replacer:
             elsewhere={name: now(value) for name, value in interface.elsewhere.items()},
         )
 
-    # --- the edit ---
-
-    def _next(self, graph: ir.Graph, place: _Place, outputs: Sequence[ir.Value]) -> ir.Node | None:
+    def _following(self, graph: ir.Graph, place: _Place, outputs: Sequence[ir.Value]) -> ir.Node | None:
         """The node of the graph before which new nodes are put: after the old ones, and before all users."""
         users: set[ir.Node] = set()
-        for value in outputs:
-            for usage in value.uses():
-                user: ir.Node | None = usage.node
-                while user is not None and user.graph is not graph:
-                    user = self._cutter.enclosing_node(user)
-                if user is not None and user not in place.own:
-                    users.add(user)
-        found: ir.Node | None = None
-        for node in reversed(graph):
-            if node in place.own:
-                break
-            found = node
-        first = next((node for node in graph if node in users or node is found), None)
-        return first if first is not None else found
+        for usage in (usage for value in outputs for usage in value.uses()):
+            user: ir.Node | None = usage.node
+            while user is not None and user.graph is not graph:
+                user = self._cutter.enclosing_node(user)
+            if user is not None and user not in place.own:
+                users.add(user)
+        nodes = list(graph)
+        last = max(index for index, node in enumerate(nodes) if node in place.own)
+        return next((node for index, node in enumerate(nodes) if node in users or index > last), None)
 
     def _take_over(self, old: ir.Value, new: ir.Value) -> None:
         """Replace an old value by a new one, which gets its type and shape."""
@@ -310,14 +292,13 @@ class _Replacer:
 
     def _insert(self, graph: ir.Graph, nodes: Sequence[ir.Node], before: ir.Node | None, call: ModuleCall) -> None:
         """Insert nodes before their first user; if values that they need come later, sort the graph."""
-        last = before if before is not None and before.graph is graph else None
-        places = {node: index for index, node in enumerate(graph)}
-        made = [self._place_in(graph, value, places) for node in nodes for value in values_taken(node)]
-        if last is not None:
-            graph.insert_before(last, nodes)
-        else:
+        if before is None:
             graph.extend(nodes)
-        if last is not None and max(made, default=-1) >= places[last]:
+            return
+        places = {node: index for index, node in enumerate(graph)}
+        makers = {value.producer() for node in nodes for value in values_taken(node)}
+        graph.insert_before(before, nodes)
+        if any(places[maker] >= places[before] for maker in makers if maker is not None and maker in places):
             try:
                 graph.sort()
             except ValueError as error:
@@ -325,10 +306,6 @@ class _Replacer:
                     f"'{call}' cannot be replaced as a whole: it takes values that are computed from its own; replace "
                     "the modules in it"
                 ) from error
-
-    def _place_in(self, graph: ir.Graph, value: ir.Value, places: dict[ir.Node, int]) -> int:
-        producer = value.producer()
-        return places.get(producer, -1) if producer is not None and producer.graph is graph else -1
 
     def _merge(self, parts: Parts) -> None:
         """Add weights, functions and opsets to the model."""
@@ -341,18 +318,14 @@ class _Replacer:
             self._dirty.add(value)
         self._entries.update(parts.entries)
         for function in parts.functions:
-            known = self._model.functions.get(function.identifier())
-            if known is None:
-                self._model.functions[function.identifier()] = function
+            self._model.functions.setdefault(function.identifier(), function)
         for domain, version in parts.opsets.items():
             self._model.opset_imports.setdefault(domain, version)
-
-    # --- names and tags ---
 
     def _tag(self, call: ModuleCall, parts: Parts, by: str) -> int:
         """Give new nodes their owners; returns how many nodes there are."""
         self._record[str(call)] = by
-        nodes = [each for node in parts.nodes for each in _family(node)]
+        nodes = [each for node in parts.nodes for each in with_nested(node)]
         for node in nodes:
             node.metadata_props.clear()
             node.metadata_props[keys.REPLACED] = by
@@ -376,7 +349,7 @@ class _Replacer:
             if value.name in there and self._model.graph.initializers.get(value.name or "") is not value:
                 value.name = free_name(f"{call}.{value.name}", there)
             there.add(value.name)
-        for node in [each for new in parts.nodes for each in _family(new)]:
+        for node in [each for new in parts.nodes for each in with_nested(new)]:
             node.name = unique(node.name or f"{call}/{node.op_type}")
             for graph in nested_graphs(node):
                 for value in (*graph.inputs, *graph.initializers.values()):
@@ -412,10 +385,4 @@ class _Replacer:
                 set_owner(node, owner)
             used.update(owner.calls)
         for call in self.replaced:
-            self.edited.remove_old(call, used)
-
-
-def _family(node: ir.Node) -> Iterator[ir.Node]:
-    yield node
-    for graph in nested_graphs(node):
-        yield from graph.all_nodes()
+            self.edited.remove_inside(call, used)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -12,17 +10,18 @@ from typing import Literal
 import msgspec
 import onnx_ir as ir
 
-from modelexport.core.calls import ModuleCall
 from modelexport.core.result_display import Rows, Written
 from modelexport.core.selectors import Selection
 from modelexport.core.text import plural, short_repr
 from modelexport.errors import UsageError
+from modelexport.files.manifest_file import write_manifest
 from modelexport.files.output_folders import check_package_folder
-from modelexport.format.package_manifest import MANIFEST, PACKAGE_VERSION, Manifest, PartEntry, encode_manifest
-from modelexport.graph.nodes import nodes_behind, required_inputs, values_taken
+from modelexport.format.package_manifest import PACKAGE_VERSION, Manifest, PartEntry
+from modelexport.graph.node_owners import owner_of
+from modelexport.graph.nodes import nodes_behind, required_inputs, with_nested
 from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.surgery import Sharing
-from modelexport.surgery.graph_cutter import Cut, Cutter
+from modelexport.surgery.graph_cutter import Cut, nodes_between
 from modelexport.surgery.node_timeline import Timeline
 from modelexport.surgery.shared_files import SharedFiles, size_of_weights
 from modelexport.surgery.stage_balance import SLACK, Units, balanced_cuts, best_limit, fewest_stages
@@ -70,8 +69,8 @@ class Split(Written, msgspec.Struct, frozen=True, kw_only=True):
 
     def _table(self) -> Rows:
         yield "stage", "share", "nodes", "bytes of weights", "modules"
-        for one in self.stages:
-            yield one.file, f"{one.share:.1%}", one.nodes, one.bytes, ", ".join(one.modules)
+        for stage in self.stages:
+            yield stage.file, f"{stage.share:.1%}", stage.nodes, stage.bytes, ", ".join(stage.modules)
 
 
 def split(
@@ -122,8 +121,38 @@ def split(
         ends = _balanced(timeline, units, points, stages, max_bytes, tagged.path)
     cuts = [points[end - 1] for end in ends]
     sizes = units.sizes(ends)
-    parts = _Stages(tagged, timeline, cuts).cut()
-    written, files = _write_stages(tagged, folder, parts, sizes, weights)
+    divided = _Stages(tagged, timeline, cuts)
+    with checked_and_written(folder, [tagged.path], make=True, package=True) as staging:
+        shared, files = SharedFiles(tagged.model, folder, staging, weights), dict[str, None]()
+        written: list[Stage] = []
+        for index, (cut, places) in enumerate(zip(divided.cut(), divided.places, strict=True)):
+            whole, parts_of = timeline.cover(places)
+            stage = Stage(
+                name=f"stage_{index}",
+                file=f"stage_{index}.onnx",
+                modules=[str(call) for call in whole],
+                parts_of=[str(call) for call in parts_of],
+                nodes=sum(1 for _ in cut.model.graph.all_nodes()),
+                borrowed=cut.borrowed,
+                bytes=size_of_weights(cut.model, tagged.path),
+                share=sizes[index] / max(sum(sizes), 1),
+                inputs=[value.name or "" for value in required_inputs(cut.model)],
+                outputs=[value.name or "" for value in cut.model.graph.outputs],
+            )
+            files.update(dict.fromkeys(shared.save(cut.model, stage.file)))
+            written.append(stage)
+        parts = [
+            PartEntry(
+                name=stage.name,
+                file=stage.file,
+                module=timeline.around(places).address,
+                inputs=stage.inputs,
+                outputs=stage.outputs,
+            )
+            for stage, places in zip(written, divided.places, strict=True)
+        ]
+        manifest = Manifest(format_version=PACKAGE_VERSION, kind="stages", parts=parts, weights=[*files], files=[])
+        write_manifest(manifest, staging)
     return Split(
         path=str(folder),
         by=by,
@@ -131,42 +160,17 @@ def split(
         best=best_limit(units, len(sizes)) if len(sizes) > 1 else sizes[0],
         crossing=[len(timeline.crossing_values(cut)) for cut in cuts],
         stages=written,
-        weights=files,
+        weights=[*files],
     )
-
-
-def _write_stages(
-    tagged: TaggedFile, folder: Path, parts: Sequence[_Part], sizes: Sequence[int], weights: Sharing
-) -> tuple[list[Stage], list[str]]:
-    """Write stages, their weights and the manifest into a folder; returns what was written and the files of weights."""
-    with checked_and_written(folder, [tagged.path], make=True, package=True) as staging:
-        shared = SharedFiles(tagged.model, folder, staging, weights)
-        files: dict[str, None] = {}
-        written: list[Stage] = []
-        for part in parts:
-            size = size_of_weights(part.cut.model, tagged.path)
-            files.update(dict.fromkeys(shared.save(part.cut.model, part.file)))
-            written.append(_describe(part, size, sizes[part.index] / max(sum(sizes), 1)))
-        manifest = _manifest(parts, written, list(files), sorted(file.name for file in staging.iterdir()))
-        (staging / MANIFEST).write_bytes(encode_manifest(manifest))
-    return written, list(files)
-
-
-def _manifest(parts: Sequence[_Part], written: Sequence[Stage], weights: list[str], files: list[str]) -> Manifest:
-    entries = [
-        PartEntry(name=s.name, file=s.file, module=part.module.address, inputs=s.inputs, outputs=s.outputs)
-        for s, part in zip(written, parts, strict=True)
-    ]
-    return Manifest(format_version=PACKAGE_VERSION, kind="stages", parts=entries, weights=weights, files=files)
 
 
 def _allowed(timeline: Timeline, selection: Selection) -> dict[int, None]:
     """The points where the selected calls begin."""
     points: dict[int, None] = {}
     for call in selection.calls:
-        start = timeline.start(call)
-        if start is None:
+        if call not in timeline.spans:
             raise UsageError(f"no stage can begin with '{call}': it has no nodes of its own to begin with")
+        start, _ = timeline.spans[call]
         if start == 0:
             continue
         if start not in timeline.points:
@@ -202,52 +206,33 @@ def _balanced(
     return balanced_cuts(units, stages, limit if max_bytes is None else min(limit, max_bytes))
 
 
-@dataclass(frozen=True)
-class _Part:
-    index: int
-    cut: Cut
-    module: ModuleCall
-    """The call that contains all of it."""
-    whole: list[ModuleCall]
-    parts_of: list[ModuleCall]
-
-    @property
-    def name(self) -> str:
-        return f"stage_{self.index}"
-
-    @property
-    def file(self) -> str:
-        return f"{self.name}.onnx"
-
-
 class _Stages:
     """Cuts a model at points of its timeline."""
 
     def __init__(self, tagged: TaggedFile, timeline: Timeline, cuts: Sequence[int]) -> None:
         self._tagged, self._timeline = tagged, timeline
         ends = [0, *cuts, len(timeline.nodes)]
-        self._ranges = [range(start, end) for start, end in pairwise(ends)]
+        self.places = [range(start, end) for start, end in pairwise(ends)]
+        """The nodes of each stage, as positions in the timeline."""
         self._stage = {
-            node: index for index, places in enumerate(self._ranges) for node in timeline.with_nested(places)
+            node: index
+            for index, places in enumerate(self.places)
+            for place in places
+            for node in with_nested(timeline.nodes[place])
         }
 
-    @cached_property
-    def _cutter(self) -> Cutter:
-        return self._timeline.cutter
-
-    def cut(self) -> list[_Part]:
-        whole = self._tagged.model.graph
-        wanted: dict[ir.Value, None] = dict.fromkeys(v for v in whole.outputs if self._is_made_at_end(v))
+    def cut(self) -> list[Cut]:
+        """The stages, in order."""
+        whole, last = self._tagged.model.graph, len(self.places) - 1
+        constants = dict.fromkeys(v for v in whole.outputs if self._is_made_at_end(v))
         outputs = dict.fromkeys(whole.outputs)
-        parts: list[_Part] = []
-        for index in reversed(range(len(self._ranges))):
-            last = index == len(self._ranges) - 1
-            made = [v for v in {**outputs, **wanted} if self._made_in(v) == index or (last and v in wanted)]
-            parts.append(self._part(index, list(dict.fromkeys(made)), wanted if last else {}))
-            outputs.update(dict.fromkeys(parts[-1].cut.inputs))
-            if last:
-                wanted = {}
-        return parts[::-1]
+        cuts: list[Cut] = []
+        for index in reversed(range(len(self.places))):
+            at_end = constants if index == last else {}
+            returned = [v for v in outputs | at_end if self._made_in(v) == index or v in at_end]
+            cuts.append(self._stage_of(index, returned, at_end))
+            outputs.update(dict.fromkeys(cuts[-1].inputs))
+        return cuts[::-1]
 
     def _made_in(self, value: ir.Value) -> int | None:
         producer = value.producer()
@@ -257,56 +242,19 @@ class _Stages:
         """Whether an output of the model is a weight, or computed only from weights, so that no stage computes it."""
         return value.is_initializer() or (value.producer() is not None and self._made_in(value) is None)
 
-    def _part(self, index: int, outputs: list[ir.Value], constants: Iterable[ir.Value]) -> _Part:
+    def _stage_of(self, index: int, outputs: list[ir.Value], constants: Iterable[ir.Value]) -> Cut:
         """A stage that computes these values, with only the nodes that they need."""
         if not outputs:
-            begin = self._timeline.name(self._ranges[index].start)
+            begin = self._timeline.name(self.places[index].start)
             raise UsageError(f"no later stage uses the results of the stage that begins with {begin}: cut elsewhere")
-        own, taken = self._behind(index, outputs)
-        needs = self._cutter.needs(own, taken)
-        needs.borrowed.update(nodes_behind(constants))
-        calls = self._timeline.calls_in(own)
-        cut = self._cutter.copy(own, needs, outputs, calls, {self._tagged.calls.calls[0].call}, f"stage {index}")
-        whole, parts_of = self._timeline.cover(self._ranges[index])
-        return _Part(index, cut, self._timeline.around(self._ranges[index]), whole, parts_of)
-
-    def _behind(self, index: int, outputs: Iterable[ir.Value]) -> tuple[set[ir.Node], dict[ir.Value, None]]:
-        """The nodes of a stage that outputs depend on, and the values that these take from outside."""
-        own: set[ir.Node] = set()
-        taken: dict[ir.Value, None] = {}
-        pending = [producer for value in outputs if (producer := value.producer()) is not None]
-        while pending:
-            node = pending.pop()
-            if node in own or self._stage.get(node) != index:
-                continue
-            own.update(self._timeline.family(node))
-            for value in values_taken(node):
-                if value.is_initializer():
-                    continue
-                if self._made_in(value) == index:
-                    producer = value.producer()
-                    assert producer is not None
-                    pending.append(producer)
-                else:
-                    taken[value] = None
+        nodes, taken = nodes_between(outputs, lambda value: self._made_in(value) == index)
         order = {value: place for place, value in enumerate(self._tagged.model.graph.inputs)}
-        return own, dict.fromkeys(sorted(taken, key=lambda value: order.get(value, len(order))))
-
-
-def _describe(part: _Part, size: int, share: float) -> Stage:
-    graph = part.cut.model.graph
-    return Stage(
-        name=part.name,
-        file=part.file,
-        modules=[str(call) for call in part.whole],
-        parts_of=[str(call) for call in part.parts_of],
-        nodes=sum(1 for _ in graph.all_nodes()),
-        borrowed=part.cut.borrowed,
-        bytes=size,
-        share=share,
-        inputs=[value.name or "" for value in required_inputs(part.cut.model)],
-        outputs=[value.name or "" for value in graph.outputs],
-    )
+        needs = self._timeline.cutter.needs(nodes, sorted(taken, key=lambda value: order.get(value, len(order))))
+        needs.borrowed.update(nodes_behind(constants))
+        calls, owners = self._tagged.calls, (owner_of(node) for node in nodes)
+        alone = {owner.call for owner in owners if owner is not None and len(owner.calls) == 1}
+        inside = {above for call in alone for above in calls.stack(call)}
+        return self._timeline.cutter.copy(nodes, needs, outputs, inside, {calls.calls[0].call}, f"stage {index}")
 
 
 def figures_of(nodes: Mapping[str, float]) -> Measure:

@@ -16,7 +16,6 @@ from modelexport.graph.hidden_weights import detach_tensors
 from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.graph.nodes import required_inputs, values_taken
 from modelexport.graph.parameter_plans import parameter_plan, record_plan
-from modelexport.surgery.call_interfaces import offered_names
 from modelexport.surgery.edited_calls import EditedCalls
 from modelexport.surgery.substitutes.substitute import Parts, Site
 
@@ -57,7 +56,7 @@ class CustomOperator:
         return Parts([node], list(node.outputs), functions=new, opsets={self.domain: 1})
 
     def _chosen(self, site: Site) -> list[ir.Value]:
-        offered = offered_names(site.interface, site.interface.inputs)
+        offered = site.interface.offered()
         for value in site.weights:
             plan = parameter_plan(value)
             offered |= {value.name or "": value} | dict.fromkeys(plan.keys if plan is not None else (), value)

@@ -17,11 +17,11 @@ from modelexport.errors import UsageError
 from modelexport.files.onnx_models import load_onnx
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import documents, keys
-from modelexport.graph.copies import copy_of
+from modelexport.graph.copies import copy_of, value_like
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, may_be, nodes_behind
 from modelexport.graph.parameter_plans import ParameterPlan, listed_entries, parameter_plan, record_plan
-from modelexport.surgery.call_interfaces import Interface, Wanted, match_names, offered_names, spellings
+from modelexport.surgery.call_interfaces import Interface, Wanted, match_names, spellings
 from modelexport.surgery.edited_calls import EditedCalls
 from modelexport.surgery.grafted_modules import Graft, graft_calls, joined
 from modelexport.surgery.substitutes.substitute import Parts, Site
@@ -70,10 +70,10 @@ class FromModel:
         results = self._results(site.interface, graph)
         values |= {mine.name or "": source for mine, source in sources.items()}
         owners = self._owners(site.call, graph, edited, used, values)
-        nodes, made = _taken_out(graph, sources, results)
+        nodes, outputs = _taken_out(graph, sources, results)
         return Parts(
             nodes,
-            made,
+            outputs,
             owners=owners,
             weights=self._adopted(site.call, graph),
             functions=[copy_of(function) for function in self.model.functions.values()],
@@ -86,30 +86,27 @@ class FromModel:
         """The values of the whole model for the inputs; an input that nothing uses may have none."""
         also = _names_in(self._tagged, "inputs")
         used = [value for value in required if value.uses() or value.is_graph_output()]
-        offered = offered_names(interface, interface.inputs)
+        offered = interface.offered()
         offered |= {other: value for name, value in offered.items() for other in spellings(name)[1:]}
         taken = required if len(required) == len(interface.inputs) else used
         wanted = [Wanted(value.name or "", also.get(value.name or "", ())) for value in taken]
-        found = match_names(wanted, offered, self.mapping, interface.elsewhere, interface.inputs)
-        if missing := [value.name or "" for value in used if value.name not in found]:
-            raise UsageError(self._unmatched(interface, missing, also))
-        matched = {value: found[value.name or ""] for value in used}
-        for mine, source in matched.items():
-            _check_type(self.path, mine, source, f"'{interface.call}'")
-        return matched
-
-    def _unmatched(self, interface: Interface, missing: Sequence[str], also: Mapping[str, Sequence[str]]) -> str:
-        folded = [name for name in missing if {name, *also.get(name, ())}.intersection(interface.missing)]
-        if folded:
-            return (
+        by_name = match_names(wanted, offered, self.mapping, interface.elsewhere, interface.inputs)
+        missing = [value.name or "" for value in used if value.name not in by_name]
+        if folded := [name for name in missing if {name, *also.get(name, ())}.intersection(interface.missing)]:
+            raise UsageError(
                 f"{self.path} takes {', '.join(folded)}, which the whole model has only inside of other constants: "
                 "export that with --dynamic or --no-optimize, or map another value with --map"
             )
-        has = ", ".join(interface.called(value) for value in interface.inputs) or "no inputs"
-        return (
-            f"'{interface.call}' takes {has}, and {self.path} also {', '.join(missing)}: map it to a value with "
-            f"--map {missing[0]}=VALUE"
-        )
+        if missing:
+            has = ", ".join(interface.called(value) for value in interface.inputs) or "no inputs"
+            raise UsageError(
+                f"'{interface.call}' takes {has}, and {self.path} also {', '.join(missing)}: map it to a value with "
+                f"--map {missing[0]}=VALUE"
+            )
+        matched = {value: by_name[value.name or ""] for value in used}
+        for mine, source in matched.items():
+            _check_type(self.path, mine, source, f"'{interface.call}'")
+        return matched
 
     def _results(self, interface: Interface, graph: ir.Graph) -> list[ir.Value]:
         """The outputs that are used in the whole model, in the order of the values that they replace."""
@@ -119,30 +116,32 @@ class FromModel:
         offered = {value.name or "": value for value in graph.outputs}
         for name, value in list(offered.items()):
             offered.update((each, value) for each in also.get(name, ()) if each not in offered)
-        if interface.returned and len(interface.returned) == len(graph.outputs):
-            offered = dict(zip(interface.returned, graph.outputs, strict=True)) | offered
+        returned = [tensor.name for tensor in interface.entry.outputs] if interface.entry is not None else []
+        if len(returned) == len(graph.outputs):
+            offered = dict(zip(returned, graph.outputs, strict=True)) | offered
         given = {whole: name for name, whole in self.mapping.items() if name in offered}
         wanted = []
         for value in interface.outputs:
-            name, result = value.name or "", interface.results.get(value)
-            wanted.append(Wanted(name, spellings(result) if result is not None else ()))
-            if result in given:
-                given[name] = given[result]
+            name, returned_as = value.name or "", interface.results.get(value)
+            wanted.append(Wanted(name, spellings(returned_as) if returned_as is not None else ()))
+            if returned_as in given:
+                given[name] = given[returned_as]
         if unknown := [whole for whole in given if whole not in {each for w in wanted for each in (w.name, *w.also)}]:
             raise UsageError(
                 f"'{interface.call}' has no output '{unknown[0]}' that is used: it has "
                 f"{', '.join(each.name for each in wanted)}"
             )
-        found = match_names(wanted, offered, given, {}, list(graph.outputs))
-        if missing := [each.name for each in wanted if each.name not in found]:
+        by_name = match_names(wanted, offered, given, {}, list(graph.outputs))
+        if missing := [each.name for each in wanted if each.name not in by_name]:
             raise UsageError(
                 f"{self.path} has the outputs {', '.join(value.name or '' for value in graph.outputs)}, and "
                 f"'{interface.call}' has {', '.join(each.name for each in wanted)}: map {missing[0]} with "
                 f"--map {graph.outputs[0].name}={missing[0]}"
             )
-        for value in interface.outputs:
-            _check_type(self.path, found[value.name or ""], value, f"'{interface.call}'")
-        return [found[value.name or ""] for value in interface.outputs]
+        results = [by_name[value.name or ""] for value in interface.outputs]
+        for value, result in zip(interface.outputs, results, strict=True):
+            _check_type(self.path, result, value, f"'{interface.call}'")
+        return results
 
     def is_part_of(self, call: ModuleCall, tags: CallTags) -> bool:
         """Whether it was cut out of the same model: it has the call with the same tag."""
@@ -177,7 +176,7 @@ class FromModel:
 
     def _adopted(self, call: ModuleCall, graph: ir.Graph) -> dict[ir.Value, tuple[str, ...]]:
         """The weights that its nodes use, shared by all calls that they replace, with their new keys."""
-        found: dict[ir.Value, tuple[str, ...]] = {}
+        adopted: dict[ir.Value, tuple[str, ...]] = {}
         for name, value in list(graph.initializers.items()):
             if name in self._weights:
                 ir.convenience.replace_all_uses_with(value, self._weights[name])
@@ -185,21 +184,21 @@ class FromModel:
                 self._weights[name] = value
             else:
                 continue
-            found[self._weights[name]] = self._keys_of(name, value, call)
+            adopted[self._weights[name]] = self._keys_of(name, value, call)
         graph.initializers.clear()
-        return found
+        return adopted
 
     def _keys_of(self, name: str, value: ir.Value, call: ModuleCall) -> tuple[str, ...]:
         """The keys of a weight for all calls so far: those of one parameter are adjacent."""
         plan = parameter_plan(value)
         if plan is None:
             return ()
-        own = [[self._key(call, key) for key in names] for names in plan.groups()]
+        keys_here = [[self._key(call, key) for key in names] for names in plan.groups()]
         if name not in self._keys:
             renamed = {key: self._key(call, key) for key in plan.keys}
             record_plan(self._weights[name], ParameterPlan(list(renamed.values()), plan.renamed(renamed)))
-            self._keys[name] = [dict.fromkeys(names) for names in own]
-        for group, names in zip(self._keys[name], own, strict=True):
+            self._keys[name] = [dict.fromkeys(names) for names in keys_here]
+        for group, names in zip(self._keys[name], keys_here, strict=True):
             group.update(dict.fromkeys(names))
         return tuple(key for group in self._keys[name] for key in group)
 
@@ -217,42 +216,36 @@ def _names_in(sub: TaggedFile | None, side: Literal["inputs", "outputs"]) -> dic
         return {}
     root = sub.calls.calls[0].call.address
     entry = next(entry for entry in sub.hierarchy.calls if entry.address == root)
-    tensors = entry.inputs if side == "inputs" else entry.outputs
-    found: dict[str, tuple[str, ...]] = {}
-    for tensor in tensors:
+    names: dict[str, tuple[str, ...]] = {}
+    for tensor in entry.inputs if side == "inputs" else entry.outputs:
         if tensor.value is not None:
-            found[tensor.value] = (*found.get(tensor.value, ()), tensor.name)
-    return found
+            names[tensor.value] = (*names.get(tensor.value, ()), tensor.name)
+    return names
 
 
 def _taken_out(
     graph: ir.Graph, sources: Mapping[ir.Value, ir.Value], results: Sequence[ir.Value]
 ) -> tuple[list[ir.Node], list[ir.Value]]:
     """The nodes that results need, connected to the values of the whole model; each result gets a node of its own."""
-    needed, found = set(nodes_behind(results)), list[ir.Value]()
+    needed, outputs = set(nodes_behind(results)), list[ir.Value]()
     nodes = [node for node in graph if node in needed]
     graph.outputs.clear()
     graph.remove([node for node in graph if node not in needed], safe=True)
     graph.remove(nodes)
     graph.inputs.clear()
     for result in results:
-        if result.producer() is None or result in found:
-            nodes.append(ir.Node("", "Identity", [result]))
-            nodes[-1].outputs[0].type, nodes[-1].outputs[0].shape = result.type, result.shape
-            found.append(nodes[-1].outputs[0])
+        if result.producer() is None or result in outputs:
+            nodes.append(ir.Node("", "Identity", [result], outputs=[value_like(result, "")]))
+            outputs.append(nodes[-1].outputs[0])
         else:
-            found.append(result)
+            outputs.append(result)
     for mine, source in sources.items():
         ir.convenience.replace_all_uses_with(mine, source)
-    return nodes, found
+    return nodes, outputs
 
 
 def _check_type(path: Path, mine: ir.Value, whole: ir.Value, whose: str) -> None:
-    """Refuse an input or output that does not fit the value of the whole model.
-
-    Raises:
-        UsageError: Their types or shapes differ.
-    """
+    """Refuse an input or output that does not fit the value of the whole model."""
     if mine.dtype is not None and whole.dtype is not None and mine.dtype != whole.dtype:
         raise UsageError(
             f"'{mine.name}' of {path} is {mine.dtype.name}, but '{whole.name}' of {whose} is {whole.dtype.name}"

@@ -12,7 +12,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Owner
 from modelexport.errors import UsageError
 from modelexport.format import documents
-from modelexport.graph.nodes import may_be
+from modelexport.graph.nodes import may_be, sizes_of
 from modelexport.surgery.call_interfaces import Interface
 from modelexport.surgery.edited_calls import EditedCalls
 from modelexport.surgery.grafted_modules import Graft
@@ -90,11 +90,7 @@ class Identity:
                     f"'{site.call}' cannot be an identity: none of its inputs has the type and shape of its output "
                     f"'{output.name}'"
                 )
-            same = [value for value in fitting if _sizes(value) == _sizes(output)]
+            same = [value for value in fitting if sizes_of(value) == sizes_of(output)]
             nodes.append(ir.Node("", "Identity", [(same or fitting)[0]]))
         edited.remove_inside(site.call, used)
         return Parts(nodes, [node.outputs[0] for node in nodes])
-
-
-def _sizes(value: ir.Value) -> list[object]:
-    return [] if value.shape is None else [size if isinstance(size, int) else size.value for size in value.shape]
