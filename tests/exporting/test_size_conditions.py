@@ -139,7 +139,7 @@ def test_the_sum_of_what_was_decided_by_tensors_of_sizes_is_found_in_a_trace(tmp
             return x * 2 if torch.arange(x.shape[1]).max() > 5 else x
 
     result = export(Counts().eval(), (torch.rand(2, 8),), tmp_path / "x.onnx", frontend="torchscript", dynamic=True)
-    assert [one.formula for one in result.valid_if] == ["x_1 >= 7"]
+    assert [one.formula for one in result.valid_if] == ["x_axis_1 >= 7"]
 
 
 @pytest.mark.parametrize(

@@ -48,13 +48,10 @@ class Interface:
         kept = _kept(names, self.kept)
         keep_outputs(exported.model, kept)
         symbols = _symbols(exported, {**self._leading(exported), **self.axes})
-        rename_sizes(exported.model, symbols)
         return dataclasses.replace(
-            exported,
-            calls=_with_sizes(exported.calls, symbols),
+            with_symbols(exported, symbols),
             values={port: renamed.get(name, name) for port, name in exported.values.items()},
             output_names=tuple(names[index] for index in kept),
-            conditions=renamed_conditions(exported.conditions, symbols),
         )
 
     def check_arguments(self, arguments: Iterable[str]) -> None:
@@ -114,6 +111,11 @@ def with_fixed_axes(exported: Exported, axes: Mapping[tuple[str, int], int]) -> 
         size = shape[axis] if name in inputs and (shape := inputs[name].shape) is not None else None
         if isinstance(size, ir.SymbolicDim) and size.value is not None and SYMBOL.fullmatch(size.value):
             symbols[size.value] = str(number)
+    return with_symbols(exported, symbols)
+
+
+def with_symbols(exported: Exported, symbols: Mapping[str, str]) -> Exported:
+    """A capture in which symbols of sizes have other names, or numbers; its graph is changed in place."""
     rename_sizes(exported.model, symbols)
     conditions = renamed_conditions(exported.conditions, symbols)
     return dataclasses.replace(exported, calls=_with_sizes(exported.calls, symbols), conditions=conditions)

@@ -16,6 +16,7 @@ from modelexport.core.garbage_collection import only_new_garbage
 from modelexport.core.one_at_a_time import exclusive
 from modelexport.core.timed_stages import Stages
 from modelexport.exporting import steps
+from modelexport.exporting.axis_names import captured_symbols, name_axes
 from modelexport.exporting.export_checks import run_checks
 from modelexport.exporting.export_result import ExportResult
 from modelexport.exporting.exposed_outputs import expose
@@ -30,7 +31,9 @@ from modelexport.format import documents
 from modelexport.graph.node_owners import owned_operators
 from modelexport.graph.size_conditions import SizeCondition, put_conditions
 from modelexport.pytorch.calls.module_tree_of_model import module_tree
+from modelexport.pytorch.inputs.documented_axes import documented_axes
 from modelexport.pytorch.inputs.prepared_inputs import Prepared, arguments_by_name, prepare_inputs
+from modelexport.pytorch.nested_tensors import input_tensors, run_arguments
 from modelexport.pytorch.runs.repeatability import Unrepeatable, find_unrepeatable
 from modelexport.runtime.checked_writing import checked_and_replaced
 from modelexport.tagged.documents.dag import write_dag_files
@@ -116,7 +119,7 @@ class _Job:
         folder = Path(options.tags.dag_dir) if options.tags.dag_dir is not None else None
         with stages("capture"):
             tree = module_tree(model)
-            exported = self._interface(capture(model, inputs, frontend, **options.for_capture()))
+            exported = self._named(capture(model, inputs, frontend, **options.for_capture()))
             exported = expose(exported, tuple(options.tags.expose), steps.tags_of(tree, exported, options.tags))
             exported = with_fixed_axes(exported, {(one.input, one.axis): one.size for one in fixed})
         with stages("optimize"):
@@ -174,9 +177,15 @@ class _Job:
                 write_dag_files(replacement, folder, described.dags)
         return result
 
-    @property
-    def _interface(self) -> Callable[[Exported], Exported]:
-        return self.options.capture.interface or AS_CAPTURED
+    def _named(self, exported: Exported) -> Exported:
+        """The capture with the names that were asked for, and names for all other dynamic axes."""
+        symbols = captured_symbols(exported)
+        exported = (self.options.capture.interface or AS_CAPTURED)(exported)
+        if not symbols:
+            return exported
+        shapes = {name: tuple(t.shape) for name, t in input_tensors(self.model, *run_arguments(self.prepared.inputs))}
+        words = documented_axes(self.model, {name: len(shape) for name, shape in shapes.items()})
+        return name_axes(exported, symbols, words, shapes)
 
 
 @dataclass
