@@ -22,6 +22,7 @@ from modelexport.precision.recipes import resolve
 from modelexport.precision.search_within_bound import recipe_for
 from modelexport.precision.sensitivity import measure_alone, open_switched, rank_correlation
 from modelexport.precision.switched_model import Unit, find_units
+from modelexport.runtime import part_process
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import TaggedFile, read_tagged
 
@@ -74,12 +75,44 @@ def test_on_a_device_each_choice_is_a_model_of_its_own(exported: Exporter) -> No
     case, method = exported("llama"), method_of("int8-static")
     tagged, feeds = read_tagged(case.path), feeds_of(case, 2)
     units = find_units(tagged, [method])
-    there = OnDevice(tagged, units, [method], feeds, "cpu", None)
     here = open_switched(tagged, units, [method], feeds, None)
-    for choice in ({0: method}, dict.fromkeys(range(len(units)), method)):
-        loss = apart(here.run(feeds[0]), there.run(feeds[0], choice))
-        assert loss > 1e-6, "the result is that of the quantized model"
-        assert loss / 2 < apart(here.run(feeds[0]), here.run(feeds[0], choice)) < 2 * loss
+    with OnDevice(tagged, units, [method], feeds, "cpu", None) as there:
+        for choice in ({0: method}, dict.fromkeys(range(len(units)), method)):
+            loss = apart(here.run(feeds[0]), there.run(feeds[0], choice))
+            assert loss > 1e-6, "the result is that of the quantized model"
+            assert loss / 2 < apart(here.run(feeds[0]), here.run(feeds[0], choice)) < 2 * loss
+
+
+CRASHES = """
+import os
+from modelexport.runtime import part_runner
+
+def load(file, settings, real=part_runner.load):
+    if b"layers.1.mlp.down_proj.weight.transpose_quantized" in open(file, "rb").read():
+        os.abort()
+    return real(file, settings)
+
+part_runner.load = load
+part_runner.serve()
+"""
+
+
+def test_a_module_that_a_device_does_not_survive_is_named_and_the_others_are_measured(
+    exported: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runner.py").write_text(CRASHES)
+    monkeypatch.setattr(part_process.part_runner, "__file__", str(tmp_path / "runner.py"))
+    tagged, method, told = read_tagged(exported("llama").path), method_of("int8-dynamic"), list[str]()
+    feeds, units = feeds_of(exported("llama"), 1), find_units(tagged, [method])[-3:]
+    with OnDevice(tagged, units, [method], feeds, "cpu", None) as device:
+        choices = [(index, method) for index in range(len(units))]
+        losses, _ = measure_alone(device, choices, feeds, METRICS["error"], tell=told.append)
+    crashed = [i for i, unit in enumerate(units) if any(call.endswith("layers.1.mlp.down_proj") for call in unit.calls)]
+    assert [index for index, loss in enumerate(losses[0]) if np.isinf(loss)] == crashed
+    assert len(crashed) == 1
+    assert all(0 < loss < 0.1 for index, loss in enumerate(losses[0]) if index not in crashed)
+    name = units[crashed[0]].calls[0]
+    assert told == [f"{name} in int8-dynamic does not run: crashed: the process ended with signal 6"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import onnx_ir as ir
+
+from modelexport.errors import RunError
 from modelexport.precision.methods import Method
 from modelexport.precision.quantize import Feeds, calibrate, quantize_model
 from modelexport.precision.switched_model import Choice, Switched, Unit
-from modelexport.runtime.sessions import open_session, run_session
+from modelexport.runtime.devices import find_device
+from modelexport.runtime.part_process import PartProcess, write_part
 from modelexport.tagged.file import TaggedFile
 
 
 class OnDevice(Switched):
-    """As :class:`Switched`; a choice is run on a device, the right values on the processor."""
+    """As :class:`Switched`; a choice is run on a device, in a process of its own, the right values on the processor."""
 
     def __init__(
         self,
@@ -35,28 +38,58 @@ class OnDevice(Switched):
         Raises:
             UsageError: As :class:`Switched`, or this machine does not have the device.
         """
-        self._tagged, self._units, self._device = tagged, units, device
-        self._session: tuple[Choice, Any] | None = None
-        with tempfile.TemporaryDirectory(prefix="modelexport-ranges-") as folder:
+        self._tagged = tagged
+        self._process = PartProcess(find_device(device))
+        self._models = 0
+        self._current: tuple[object, Callable[[Mapping[str, Any]], Any]] = None, lambda feeds: None
+        try:
             measured = any(method.row.needs_data for method in methods)
-            ranges = calibrate(tagged.model, feeds, Path(folder)) if measured else None
-            self._ranges = ranges.read_bytes() if ranges is not None else None
-            super().__init__(tagged, units, methods, ranges=ranges, output=output)
+            self._ranges = calibrate(tagged.model, feeds, self._process.folder) if measured else None
+            super().__init__(tagged, units, methods, ranges=self._ranges, output=output)
+        except BaseException:
+            self.__exit__()
+            raise
 
-    def run(self, feeds: Any, choice: Choice | None = None) -> Any:
-        """The output for inputs, with a method for some units.
+    def __exit__(self, *raised: object) -> None:
+        self._process.__exit__(*raised)
+
+    def run(self, feeds: Mapping[str, Any], choice: Choice | None = None) -> Any:
+        """The output for inputs, with a method for some units; ``None`` if the device does not run it.
 
         Raises:
-            UsageError: The model does not run with these inputs.
+            UsageError: The model does not run with these inputs on the processor.
         """
         if choice is None:
             return super().run(feeds)
-        if self._session is None or self._session[0] != choice:
-            assignment = {name: method for index, method in choice.items() for name in self._units[index].nodes}
-            with tempfile.TemporaryDirectory(prefix="modelexport-ranges-") as folder:
-                ranges = Path(folder, "ranges.json")
-                ranges.write_bytes(self._ranges or b"")
-                model = quantize_model(self._tagged.model, assignment, ranges=ranges if self._ranges else None)
-            beside = self._tagged.path.parent
-            self._session = choice, open_session(model, folder=beside, provider=self._device, optimized=True)
-        return run_session(self._session[1], feeds)[self.output]
+        if self._current[0] != choice:
+            assignment = {name: method for index, method in choice.items() for name in self.units[index].nodes}
+            model = quantize_model(self._tagged.model, assignment, ranges=self._ranges)
+            self._current = dict(choice), self.opened(model)
+        return self._current[1](feeds)
+
+    def kept(self, feeds: Mapping[str, Any]) -> Any:
+        """As :meth:`Switched.kept`.
+
+        Raises:
+            RunError: The device does not run it.
+        """
+        if (found := self.run(feeds, {})) is None:
+            raise RunError(f"{self._tagged.path} does not run on {self._process.device}: {self.failure}")
+        return found
+
+    def opened(self, model: ir.Model) -> Callable[[Mapping[str, Any]], Any]:
+        """As :meth:`Switched.opened`, on the device; the function returns ``None`` if that does not run the model."""
+        self._models += 1
+        folder = self._process.folder / str(self._models)
+        folder.mkdir()
+
+        def run(feeds: Mapping[str, Any]) -> Any:
+            shapes = "_".join("x".join(map(str, np.shape(array))) for array in feeds.values())
+            part = write_part(model, feeds, {self.output: None}, folder, name="quantized", stem=f"model_{shapes}")
+            result = self._process.run_part(folder, part)
+            if result.status != "ran":
+                self.failure = f"{result.status}: {result.message}"
+                return None
+            return np.load(folder / part["outputs"][0]["save"])
+
+        return run

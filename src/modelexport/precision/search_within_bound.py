@@ -11,6 +11,7 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -19,7 +20,7 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.timed_stages import Stages
-from modelexport.errors import InputsError, UsageError
+from modelexport.errors import CheckError, InputsError, UsageError
 from modelexport.files.atomic_writing import scratch
 from modelexport.files.path_or_model import Source
 from modelexport.measure.profiles import profile
@@ -31,7 +32,6 @@ from modelexport.precision.recipes import Recipe, Rule
 from modelexport.precision.sensitivity import given_feeds, measure_alone, open_switched
 from modelexport.precision.switched_model import Choice, Switched, Unit, find_units
 from modelexport.runtime.devices import CPU
-from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import TaggedFile
 
 Saved = Literal["size", "time"]
@@ -179,7 +179,7 @@ class _Runs:
         key = tuple(choice.items())
         if key not in self.known:
             outputs = [self.switched.run(inputs, choice) for inputs in self.feeds]
-            self.known[key] = mean_figure(self.metric, self.rights, outputs)
+            self.known[key] = _figure(self.metric, self.rights, outputs)
         return self.known[key]
 
 
@@ -219,8 +219,9 @@ def search(
         UsageError: A method, metric, output or selector does not exist, or no module can be quantized.
         FileFormatError: The file or the data cannot be read.
         InputsError: The data do not fit, or are a single run.
+        CheckError: The device computes the unquantized file outside of the bound.
     """
-    stages = stages or Stages(lambda line: None)
+    stages, judgements = stages or Stages(lambda line: None), 0
     methods = [method for method in map(parse_method, dict.fromkeys(to)) if method is not None]
     if (within is None) == (budget is None) or not methods:
         raise UsageError("give methods, and either a bound on the error or a number of bytes")
@@ -229,52 +230,53 @@ def search(
     bound = parse_bound(within) if within is not None else None
     measured = bound.metric if bound is not None else find_metric(metric)
     tagged = read_to_quantize(file)
-    feeds = given_feeds(tagged, data, processor)
-    if len(feeds) < 2:
+    if len(feeds := given_feeds(tagged, data, processor)) < 2:
         raise InputsError("the data are one run: give two or more, since one half judges what the other half chose")
     choosing, judging = feeds[: len(feeds) // 2], feeds[len(feeds) // 2 :]
     units, kept = _split(tagged, find_units(tagged, methods), list(keep), list(only))
     with stages("quantize every module by every method"):
         switched = open_switched(tagged, units, methods, choosing, output_name, device)
+    with switched:
         runs = _Runs(switched, measured, choosing)
-    with stages("measure each module alone"):
-        pairs = [(unit, method) for unit in range(len(units)) for method in methods]
-        alone = dict(zip(pairs, measure_alone(switched, pairs, choosing, measured)[0].mean(axis=0), strict=True))
-    costs: Mapping[tuple[int, Method], float] = switched.added
-    if save == "time":
-        with stages("time each module"):
-            costs = _seconds(tagged, units, methods, choosing)
-    ladder = make_ladder(
-        [
-            [Option(0, 0, None), *(Option(costs[u, m], alone[u, m] ** measured.power, m) for m in methods)]
-            for u in range(len(units))
-        ]
-    )
-    cheapest, before = runs.figure(ladder.choice(0)), weights_size(tagged.model)
+        if bound is not None:
+            _check_unquantized(bound, runs, tagged.path, device)
+        with stages("measure each module alone"):
+            pairs = [(unit, method) for unit in range(len(units)) for method in methods]
+            alone = dict(zip(pairs, measure_alone(switched, pairs, choosing, measured)[0].mean(axis=0), strict=True))
+        costs: Mapping[tuple[int, Method], float] = switched.added
+        if save == "time":
+            with stages("time each module"):
+                costs = _seconds(tagged, units, methods, choosing)
+        ladder = make_ladder(
+            [
+                [Option(0, 0, None)]
+                + [Option(costs[u, m], alone[u, m] ** measured.power, m) for m in methods if isfinite(alone[u, m])]
+                for u in range(len(units))
+            ]
+        )
+        cheapest, before = runs.figure(ladder.choice(0)), weights_size(tagged.model)
 
-    def within_bound(limit: Bound) -> Callable[[Choice], bool]:
-        return lambda choice: limit.holds(runs.figure(choice))
+        def within_bound(limit: Bound) -> Callable[[Choice], bool]:
+            return lambda choice: limit.holds(runs.figure(choice))
 
-    with stages("choose"):
-        if bound is None:
-            smallest = before + sum(switched.added[pair] for pair in ladder.choice(0).items())
-            steps = ladder.most((budget or 0) - smallest)
-        else:
-            steps = ladder.fewest(within_bound(bound))
-    judgements = 0
-    while True:
-        choice = ladder.choice(steps)
-        recipe = recipe_for(tagged, [*units, *kept], choice)
-        with stages("judge"):
-            quantized_model = quantized(tagged, recipe, data=choosing, folder=tagged.path.parent, check=False).model
-            judged = _judge(tagged, quantized_model, switched, measured, judging, device)
-        judgements += 1
-        if bound is None or bound.holds(judged) or len(steps) == len(ladder.steps) or judgements == JUDGEMENTS:
-            break
-        limit = _stricter(bound, runs, runs.figure(choice), judged)
-        steps = ladder.steps[: max(len(steps) + 1, len(ladder.fewest(within_bound(limit))))]
-    after = weights_size(quantized_model)
-    last = {step.unit: step.option for step in steps}
+        with stages("choose"):
+            if bound is None:
+                smallest = before + sum(switched.added[pair] for pair in ladder.choice(0).items())
+                steps = ladder.most((budget or 0) - smallest)
+            else:
+                steps = ladder.fewest(within_bound(bound))
+        while True:
+            choice = ladder.choice(steps)
+            recipe = recipe_for(tagged, [*units, *kept], choice)
+            with stages("judge"):
+                quantized_model = quantized(tagged, recipe, data=choosing, folder=tagged.path.parent, check=False).model
+                judged = _judge(quantized_model, switched, measured, judging)
+            judgements += 1
+            if bound is None or bound.holds(judged) or len(steps) == len(ladder.steps) or judgements == JUDGEMENTS:
+                break
+            limit = _stricter(bound, runs, runs.figure(choice), judged)
+            steps = ladder.steps[: max(len(steps) + 1, len(ladder.fewest(within_bound(limit))))]
+    after, last = weights_size(quantized_model), {step.unit: step.option for step in steps}
     wanted = str(bound or f"at most {budget} bytes of weights")
     notes = (
         f"the {'quickest' if save == 'time' else 'smallest'} of {', '.join(map(str, methods))} and keep with {wanted}",
@@ -366,11 +368,23 @@ def _seconds(
     return saved
 
 
-def _judge(tagged: TaggedFile, model: ir.Model, switched: Switched, metric: Metric, feeds: Feeds, device: str) -> float:
+def _check_unquantized(bound: Bound, runs: _Runs, path: Path, device: str) -> None:
+    if not bound.holds(figure := runs.figure({})):
+        raise CheckError(
+            f"unquantized, {path} has {bound.metric.name} {figure:.3g} on {device}, beyond {bound}: make it right "
+            f"there first, with `modelexport verify {path} --device {device} --fix -o OUT.onnx`"
+        )
+
+
+def _judge(model: ir.Model, switched: Switched, metric: Metric, feeds: Feeds) -> float:
     """The mean figure of a quantized model, in a session as users open it."""
-    runs = open_session(model, folder=tagged.path.parent, provider=device, optimized=True, runs_often=True)
-    outputs = [run_session(runs, inputs)[switched.output] for inputs in feeds]
-    return mean_figure(metric, [switched.run(inputs) for inputs in feeds], outputs)
+    run = switched.opened(model)
+    return _figure(metric, [switched.run(inputs) for inputs in feeds], [run(inputs) for inputs in feeds])
+
+
+def _figure(metric: Metric, rights: Sequence[Any], outputs: Sequence[Any]) -> float:
+    """The mean of a metric over runs; not a number, which is within no bound, if the device failed in one."""
+    return float("nan") if any(output is None for output in outputs) else mean_figure(metric, rights, outputs)
 
 
 def _stricter(bound: Bound, runs: _Runs, seen: float, judged: float) -> Bound:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ def sensitivity(
         metric: ``error``, ``cosine``, ``kl``, ``top1``, or ``file.py:function`` of the right array and the one found.
         output_name: The output that is compared; by default the first of floating-point numbers.
         processor: The folder of the tokenizer or image processor that ``data`` needs; by default that of ``file``.
-        device: Where quantized versions run: ``NAME[,option=value...]``; the right values are those of the processor.
+        device: Where the versions run: ``NAME[,option=value...]``; each is compared with the file itself there.
         steady: No further run is used once a run orders the modules as those before did, by rank correlation. With 2,
             all are used.
 
@@ -92,16 +93,24 @@ def sensitivity(
         raise UsageError("nothing changes if modules are kept: give a method")
     feeds = given_feeds(tagged, data, processor)
     units = find_units(tagged, [method])
-    switched = open_switched(tagged, units, [method], feeds, output_name, device)
-    losses, agreement = measure_alone(switched, [(i, method) for i in range(len(units))], feeds, measured, steady)
+    notes = list[str]()
+    with open_switched(tagged, units, [method], feeds, output_name, device) as switched:
+        choices = [(i, method) for i in range(len(units))]
+        losses, agreement = measure_alone(switched, choices, feeds, measured, steady, notes.append)
+        on_device = find_device(device).provider != CPU
+        itself = measured.loss(switched.run(feeds[0]), switched.kept(feeds[0])) if on_device else 0.0
     mean = losses.mean(axis=0)
     losses_of_units = [
         Sensitivity(unit.calls, float(mean[index]), -switched.added[index, method]) for index, unit in enumerate(units)
     ]
-    where = "" if find_device(device).provider == CPU else f" on {device}"
-    notes = [
-        f"{measured.name} of {switched.output}{where} with one module in {method}, the mean of {_runs(losses, feeds)}"
-    ]
+    where = f" on {device}, against the unquantized file there," if on_device else ""
+    counted = _runs(losses, feeds)
+    notes.insert(0, f"{measured.name} of {switched.output}{where} with one module in {method}, the mean of {counted}")
+    if on_device:
+        notes.append(
+            f"not in these figures: the unquantized file has {measured.name} {itself:.2g} there against the processor "
+            f"(`modelexport verify {tagged.path.name} --device {device} --fix` finds why)"
+        )
     if agreement is not None:
         notes.append(f"the last run did not change the order of the modules: rank correlation {agreement:.2f}")
     order = sorted(losses_of_units, key=lambda unit_loss: -unit_loss.loss)
@@ -155,17 +164,30 @@ def open_switched(
 
 
 def measure_alone(
-    switched: Switched, choices: Sequence[tuple[int, Method]], feeds: Feeds, metric: Metric, steady: float = STEADY
+    switched: Switched,
+    choices: Sequence[tuple[int, Method]],
+    feeds: Feeds,
+    metric: Metric,
+    steady: float = STEADY,
+    tell: Callable[[str], None] = lambda failure: None,
 ) -> tuple[Any, float | None]:
     """The loss of each choice alone in each run, and how the last run agrees with those before it.
+
+    A choice that a device does not run has an infinite loss, and ``tell`` is called with a line about it.
 
     One run tells nearly as much about the order of the modules as many; so runs are used until they agree.
     """
     losses: list[list[float]] = []
-    agreement = None
+    agreement, failed = None, set[tuple[int, Method]]()
     for inputs in feeds:
-        right = switched.run(inputs)
-        losses.append([metric.loss(right, switched.run(inputs, {index: method})) for index, method in choices])
+        right = switched.kept(inputs)
+        losses.append([])
+        for index, method in choices:
+            found = switched.run(inputs, {index: method}) if (index, method) not in failed else None
+            if found is None and (index, method) not in failed:
+                failed.add((index, method))
+                tell(f"{', '.join(switched.units[index].calls)} in {method} does not run: {switched.failure}")
+            losses[-1].append(float("inf") if found is None else metric.loss(right, found))
         if len(losses) > 1:
             agreement = rank_correlation(np.mean(losses[:-1], axis=0), losses[-1])
             if agreement >= steady:
@@ -201,7 +223,8 @@ def _table(
         figures: Mapping[str, Any] = {}
         index = of_node.get(node.name or "")
         if index is not None:
-            figures = {shown.name: losses[index].loss, SAVED_BYTES.name: next(saved[index])}
+            loss = {shown.name: losses[index].loss} if math.isfinite(losses[index].loss) else {}
+            figures = {**loss, SAVED_BYTES.name: next(saved[index])}
         calls = owner.calls if owner is not None else ()
         nodes.append(NodeFigures(node.name or "", node.op_type, calls, figures, place=places.get(node, ("", ""))))
     return Table(

@@ -7,9 +7,9 @@ built once, and what another choice costs is a run.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -72,7 +72,10 @@ def _merged(lists: Iterable[Sequence[str]]) -> list[list[str]]:
 
 
 class Switched:
-    """A session for a model and its quantized versions, for the value of one output."""
+    """A session for a model and its quantized versions, for the value of one output; a context manager."""
+
+    failure = ""
+    """Why the last choice did not run, if another process runs them."""
 
     def __init__(
         self,
@@ -92,7 +95,7 @@ class Switched:
         Raises:
             UsageError: A library fails, the runtime has no kernel, or there is no such output.
         """
-        model = copy_of(tagged.model)
+        model, self.units = copy_of(tagged.model), units
         self.output = _only_output(model, output)
         self.added: dict[tuple[int, Method], int] = {}
         """Units and methods to the bytes of weights that come with the method, or go (negative)."""
@@ -118,7 +121,14 @@ class Switched:
                     _put(model.graph, node, branches)
             self.added |= {(index, m): sum(held[m].values()) - sum(held[None].values()) for m in methods}
         self._switches = [value.name or "" for value in model.graph.inputs if value.type is _CONDITION]
-        self._runs = open_session(model, folder=tagged.path.parent, optimized=True, runs_often=True)
+        self._folder = tagged.path.parent
+        self._runs = open_session(model, folder=self._folder, optimized=True, runs_often=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """End what runs the choices, if that is another process."""
 
     def run(self, feeds: Mapping[str, Any], choice: Choice | None = None) -> Any:
         """The output for inputs, with a method for some units.
@@ -129,6 +139,15 @@ class Switched:
         chosen = {_switch(index, method) for index, method in (choice or {}).items()}
         switches = {name: np.array(name in chosen) for name in self._switches}
         return run_session(self._runs, {**feeds, **switches})[self.output]
+
+    def kept(self, feeds: Mapping[str, Any]) -> Any:
+        """The output with every unit kept, where choices run."""
+        return self.run(feeds)
+
+    def opened(self, model: ir.Model) -> Callable[[Mapping[str, Any]], Any]:
+        """Open another model as users do, where choices run; returns a function of inputs that gives the output."""
+        runs = open_session(model, folder=self._folder, optimized=True, runs_often=True)
+        return lambda feeds: run_session(runs, feeds)[self.output]
 
 
 _CONDITION = ir.TensorType(ir.DataType.BOOL)
