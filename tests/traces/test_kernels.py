@@ -21,10 +21,18 @@ def numbers(*shape: int, seed: int = 0) -> Any:
 
 
 X, X1, X3 = numbers(2, 4, 9, 8), numbers(2, 4, 11), numbers(1, 2, 5, 6, 7)
+VECTORS = (numbers(4), numbers(4, seed=1), numbers(4, seed=2), np.abs(numbers(4, seed=3)))
 REDUCTIONS = ("add", "mul", "max", "min")
 ROWS = np.array([[0, 1], [2, 3], [0, 1]])
 LABELS = np.arange(22).reshape(2, 11) % 4
 ALONG = np.array([[3, 0, 1], [1, 2, 0], [3, 3, 0]])
+
+
+def recurrent(directions: int, gates: int, *lengths: Any) -> tuple[Any, ...]:
+    """The inputs of a recurrent layer of four numbers."""
+    shapes = (5, 2, 3), (directions, 4 * gates, 3), (directions, 4 * gates, 4), (directions, 8 * gates)
+    return (*(numbers(*shape) for shape in shapes), *lengths)
+
 
 # fmt: off
 CASES: tuple[tuple[str, tuple[Any, ...], dict[str, Any]], ...] = (
@@ -66,7 +74,8 @@ CASES: tuple[tuple[str, tuple[Any, ...], dict[str, Any]], ...] = (
      {"mode": "linear", "coordinate_transformation_mode": "align_corners"}),
     ("Resize", (X1, numbers(0), np.array([1, 1, 1.1], np.float32)),
      {"mode": "nearest", "nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"}),
-    ("RNN", (numbers(5, 2, 3), numbers(1, 4, 3), numbers(1, 4, 4), numbers(1, 8)), {"hidden_size": 4}),
+    ("RNN", recurrent(1, 1), {"hidden_size": 4}), ("GRU", recurrent(1, 3), {"hidden_size": 4}),
+    ("LSTM", recurrent(1, 4), {"hidden_size": 4}),
     ("GatherND", (X, ROWS[:, :1] % 2), {}),
     ("GatherND", (X, np.array([[[1], [2]], [[3], [0]]])), {"batch_dims": 1}),
     ("GatherND", (X, np.array([[0, -1], [-2, 3]])), {}),
@@ -85,16 +94,19 @@ CASES: tuple[tuple[str, tuple[Any, ...], dict[str, Any]], ...] = (
     ("SoftmaxCrossEntropyLoss", (X1, LABELS, numbers(4)), {"ignore_index": 0}),
     ("SoftmaxCrossEntropyLoss", (X1, LABELS), {"reduction": "none"}),
     ("GroupNormalization", (X, numbers(4), numbers(4)), {"num_groups": 2, "epsilon": 1e-3}),
+    ("Softmax", (X,), {}), ("Softmax", (X,), {"axis": 1}),
+    ("BatchNormalization", (X, *VECTORS), {"momentum": 0.5, "epsilon": 1e-3}),
+    ("LRN", (X,), {"size": 3}), ("LRN", (X,), {"size": 5, "alpha": 1.0, "beta": 0.5, "bias": 2.0}),
     ("MeanVarianceNormalization", (X,), {}), ("MeanVarianceNormalization", (X,), {"axes": [0, 2]}),
 )
 # fmt: on
 
 
-def one_node(op_type: str, inputs: tuple[Any, ...], attributes: dict[str, Any]) -> onnx.ModelProto:
+def one_node(op_type: str, inputs: tuple[Any, ...], attributes: dict[str, Any], opset: int = 21) -> onnx.ModelProto:
     name, _, more = op_type.partition("+")
     given = [f"x{i}" for i in range(len(inputs))]
     made = ["y", "indices"] if more else ["y"]
-    types = {np.dtype("float32"): TensorProto.FLOAT, np.dtype("int64"): TensorProto.INT64}
+    types = {np.dtype(numpy): onnx for numpy, onnx in (("float32", 1), ("int32", 6), ("int64", 7))}
     graph = helper.make_graph(
         [helper.make_node(name, given, made, **attributes)],
         "g",
@@ -104,7 +116,7 @@ def one_node(op_type: str, inputs: tuple[Any, ...], attributes: dict[str, Any]) 
             for n in made
         ],
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
 
 
 @pytest.mark.parametrize(("op_type", "inputs", "attributes"), CASES)
@@ -123,6 +135,28 @@ def test_a_kernel_computes_what_onnx_runtime_computes(
         assert array.shape == right.shape
         assert array.dtype == (np.int64 if name == "indices" else np.float64 if wide else np.float32)
         assert error_of(right, array.astype(right.dtype)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("op_type", "opset", "inputs", "attributes"),
+    [
+        ("Softmax", 11, (X,), {}),
+        ("LogSoftmax", 11, (X,), {"axis": 2}),
+        ("Hardmax", 11, (X,), {"axis": -2}),
+        ("BatchNormalization", 9, (X, *VECTORS), {"momentum": 0.5}),
+        ("LSTM", 14, recurrent(2, 4, np.array([3, 5], np.int32)), {"hidden_size": 4, "direction": "bidirectional"}),
+        ("GRU", 7, recurrent(1, 3, np.array([1, 4], np.int32)), {"hidden_size": 4, "direction": "reverse"}),
+    ],
+)  # fmt: skip
+def test_what_onnx_computes_wrongly_is_computed_by_the_standard(
+    op_type: str, opset: int, inputs: tuple[Any, ...], attributes: dict[str, Any]
+) -> None:
+    """A softmax over all axes from one on, a batch normalization of no training, lengths of sequences."""
+    proto = one_node(op_type, inputs, attributes, opset)
+    feeds = {f"x{i}": array for i, array in enumerate(inputs)}
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    found = FileRun(ir.serde.deserialize_model(proto), wide=None).run(feeds)
+    np.testing.assert_allclose(found["y"], session.run(None, feeds)[0], rtol=1e-4, atol=1e-6)
 
 
 def test_every_kernel_is_tested() -> None:

@@ -188,6 +188,8 @@ class NodeComputation:
             kernel = self._kernels.get(proto.op_type)
         except onnx.defs.SchemaError:
             return None
+        if proto.op_type == "Hardmax" and schema.since_version < 13:
+            return None  # onnx looks at one axis
         for newer in range(version, onnx.defs.onnx_opset_version() + 1) if kernel is None else ():
             try:
                 kernel = load_op("", proto.op_type, newer)

@@ -13,8 +13,20 @@ from typing import Any
 import numpy as np
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops.op_cum_sum import CumSum as ScalarCumSum
+from onnx.reference.ops.op_gru import GRU as GRU_14
+from onnx.reference.ops.op_lstm import LSTM as LSTM_14
 from onnx.reference.ops.op_resize import Resize as ResizeByExactScales
 from onnx.reference.ops.op_rnn import RNN_14
+
+from modelexport.traces.numpy_normalizations import (
+    LRN,
+    BatchNormalization,
+    GroupNormalization,
+    LogSoftmax,
+    MeanVarianceNormalization,
+    Softmax,
+    SoftmaxCrossEntropyLoss,
+)
 
 
 class Gelu(OpRun):
@@ -24,22 +36,6 @@ class Gelu(OpRun):
         return (x * (0.5 + 0.5 * erf(x * math.sqrt(0.5))),)
 
 
-class LogSoftmax(OpRun):
-    def _run(self, x: Any, axis: Any = None) -> tuple[Any, ...]:
-        return (log_softmax(x, axis if self._schema.since_version > 12 else tuple(range(axis, x.ndim))),)
-
-
-class SoftmaxCrossEntropyLoss(OpRun):
-    def _run(self, x: Any, target: Any, weight: Any = None, ignore_index: Any = None, reduction: Any = None) -> Any:
-        logarithms, counts = log_softmax(x, 1), target != ignore_index
-        classes = np.where(counts, target, 0)
-        weights = np.where(counts, 1 if weight is None else weight[classes], 0).astype(x.dtype)
-        loss = np.where(counts, -np.take_along_axis(logarithms, classes[:, None], 1)[:, 0] * weights, 0)
-        if reduction != "none":
-            loss = np.asarray(loss.sum() / (weights.sum() if reduction == "mean" else 1))
-        return (loss, logarithms)[: len(self.onnx_node.output)]
-
-
 class CumSum(ScalarCumSum):
     """With an axis in a list, too, which exporters write and runtimes take."""
 
@@ -47,33 +43,39 @@ class CumSum(ScalarCumSum):
         return super()._run(x, axis.reshape(()), exclusive, reverse)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class RNN(RNN_14):
+class _WithLengths:
+    """A recurrent layer that runs over each sequence as far as its length says; onnx runs over all of it."""
+
+    def _run(self, x: Any, *others: Any, **how: Any) -> tuple[Any, ...]:
+        lengths = others[3] if len(others) > 3 else None
+        if lengths is None or how.get("layout"):
+            return self._over_all(x, *others, **how)
+        results = []
+        for row, length in enumerate(lengths):
+            states = [None if state is None else state[:, row : row + 1] for state in others[4:6]]
+            y, *last = self._over_all(x[:length, row : row + 1], *others[:3], None, *states, *others[6:], **how)
+            results.append((np.pad(y, [(0, len(x) - length), (0, 0), (0, 0), (0, 0)]), *last))
+        return tuple(np.concatenate(rows, axis=-2) for rows in zip(*results, strict=True))
+
+    def _over_all(self, *inputs: Any, **how: Any) -> tuple[Any, ...]:
+        return super()._run(*inputs, **how)  # type: ignore[misc, no-any-return]
+
+
+class LSTM(_WithLengths, LSTM_14):  # type: ignore[misc]
+    pass
+
+
+class GRU(_WithLengths, GRU_14):  # type: ignore[misc]
+    pass
+
+
+class RNN(_WithLengths, RNN_14):  # type: ignore[misc]
     """With the activation Relu, too."""
 
     def choose_act(self, name: Any, alpha: Any, beta: Any) -> Any:
         if name == "Relu":
             return lambda x: np.maximum(x, 0)
         return super().choose_act(name, alpha, beta)  # type: ignore[no-untyped-call]
-
-
-class GroupNormalization(OpRun):
-    def _run(
-        self, x: Any, scale: Any, bias: Any, epsilon: float = 1e-5, num_groups: int = 1, stash_type: int = 1
-    ) -> tuple[Any, ...]:
-        grouped = x.reshape(x.shape[0], num_groups, -1)
-        mean, variance = grouped.mean(-1, keepdims=True), grouped.var(-1, keepdims=True)
-        normal = ((grouped - mean) / np.sqrt(variance + epsilon)).reshape(x.shape)
-        each = x.shape[1] // len(scale)  # before opset 21 a scale belongs to a group
-        per_channel = (1, -1, *[1] * (x.ndim - 2))
-        scale, bias = (np.repeat(one, each).reshape(per_channel) for one in (scale, bias))
-        return ((normal * scale + bias).astype(x.dtype),)
-
-
-class MeanVarianceNormalization(OpRun):
-    def _run(self, x: Any, axes: Sequence[int] = (0, 2, 3)) -> tuple[Any, ...]:
-        axes = tuple(axes)
-        deviation = x.std(axes, keepdims=True)
-        return ((x - x.mean(axes, keepdims=True)) / (deviation + 1e-9),)
 
 
 class GlobalLpPool(OpRun):
@@ -371,12 +373,6 @@ def erf(x: Any) -> Any:
     return np.fromiter(map(math.erf, x.reshape(-1).tolist()), np.float64, x.size).reshape(x.shape).astype(x.dtype)
 
 
-def log_softmax(x: Any, axes: int | tuple[int, ...]) -> Any:
-    """The logarithms of a softmax, finite where the softmax itself is too small for the type."""
-    x = x - x.max(axes, keepdims=True)
-    return x - np.log(np.exp(x).sum(axes, keepdims=True))
-
-
 def by_element(name: str, function: Callable[[Any], Any]) -> type[OpRun]:
     """The kernel of an operator without attributes that is a function of each element."""
     return type(name, (OpRun,), {"_run": lambda self, x: (function(x),)})
@@ -390,9 +386,10 @@ Softplus = by_element("Softplus", lambda x: np.logaddexp(x, 0))
 KERNELS = {
     one.__name__: one
     for one in (
-        AveragePool, Conv, ConvTranspose, CumSum, Erf, GatherElements, GatherND, Gelu, GlobalLpPool, GlobalMaxPool,
-        GroupNormalization, HardSwish, LogSoftmax, LpPool, MaxPool, MeanVarianceNormalization, Mish, RNN,
-        Resize, ScatterElements, ScatterND, SoftmaxCrossEntropyLoss, Softplus,
+        AveragePool, BatchNormalization, Conv, ConvTranspose, CumSum, Erf, GatherElements, GatherND, Gelu,
+        GlobalLpPool, GlobalMaxPool, GroupNormalization, GRU, HardSwish, LogSoftmax, LpPool, LRN, LSTM, MaxPool,
+        MeanVarianceNormalization, Mish, Resize, RNN, ScatterElements, ScatterND, Softmax, SoftmaxCrossEntropyLoss,
+        Softplus,
     )
 }  # fmt: skip
 """The kernels of this file by the names of their operators, in the standard domain."""
