@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 import onnx_ir as ir
 
 from modelexport.devices.pieces import Piece
 from modelexport.graph.copies import copy_of, value_like
-from modelexport.runtime.devices import Device
+from modelexport.runtime.devices import CPU, Device
 from modelexport.runtime.part_process import PartResult
 from modelexport.runtime.part_runner import error_of
 from modelexport.runtime.sessions import open_session, run_session
@@ -23,14 +23,15 @@ class SpoiledDevice:
     Args:
         spoils: The nodes, in the graph of the piece that is run.
         by: What their first results are multiplied by.
+        lacks: Operators that the processor runs.
     """
 
     halves = True
 
-    def __init__(self, spoils: Spoils, by: float = 1.2) -> None:
+    def __init__(self, spoils: Spoils, by: float = 1.2, lacks: Collection[str] = ()) -> None:
         self.device = Device(name="spoiled", provider="SpoiledExecutionProvider")
         self.measured = 0
-        self._spoils, self._by = spoils, by
+        self._spoils, self._by, self._lacks = spoils, by, lacks
 
     def run(self, piece: Piece, *, log: bool = False) -> PartResult:
         self.measured += 1
@@ -38,7 +39,10 @@ class SpoiledDevice:
             open_session(spoiled(piece.model, self._spoils, self._by), folder=piece.folder), piece.inputs
         )
         errors = {name: error_of(right, results[name]) for name, right in piece.outputs.items()}
-        nodes = {self.device.provider: [[node.name or "" for node in piece.nodes]]}
+        nodes: dict[str, list[list[str]]] = {}
+        for node in piece.model.graph:
+            provider = CPU if node.op_type in self._lacks else self.device.provider
+            nodes.setdefault(provider, [[]])[0].append(node.name or "")
         return PartResult(status="ran", errors=errors, nodes=nodes, log="")
 
 

@@ -149,6 +149,18 @@ def test_what_a_type_costs_is_regained_by_more_precise_types(file: Path, tmp_pat
     assert (tmp_path / "again.onnx").read_bytes() == (tmp_path / "fixed.onnx").read_bytes()
 
 
+def test_an_operator_that_falls_back_is_tried_in_other_ways(file: Path) -> None:
+    report = checked(file, SpoiledDevice(is_operator("Erf"), lacks=["LayerNormalization"]))
+    (fallback,) = report.fallbacks
+    assert (fallback.operator, len(fallback.nodes), fallback.calls) == (
+        "LayerNormalization", 2, ["blocks.0.norm", "blocks.1.norm"],
+    )  # fmt: skip
+    assert fallback.example.endswith("FLOAT[1, 5, 8], FLOAT[8], FLOAT[8] -> FLOAT[1, 5, 8]")
+    assert [remedy.change for remedy in fallback.remedies if remedy.helps] == ["definition"]
+    in_vain = {remedy.change: remedy.result for remedy in fallback.remedies if not remedy.helps}
+    assert in_vain == {"opset 17": "not there either", "opset 21": "not there either"}
+
+
 def test_a_span_is_found_by_halving() -> None:
     looked: list[int] = []
 

@@ -78,6 +78,27 @@ def test_a_recipe_names_nodes_and_gives_the_same_file_again(files: tuple[Path, P
     assert first.read_bytes() == again.read_bytes()
 
 
+class Places(torch.nn.Module):
+    """Elements at constant places, and numbers and conditions in wide types."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rows, columns = torch.tensor([[0, 2], [1, -1]]), torch.tensor([[3, 1], [-2, 0]])
+        return x[rows, columns], torch.where(x > 0, torch.arange(8), 7 - torch.arange(8)) * 3
+
+
+def test_wide_integers_and_places_become_what_devices_have(tmp_path: Path) -> None:
+    file, changed = tmp_path / "places.onnx", tmp_path / "changed.onnx"
+    modelexport.export(Places(), {"x": torch.tensor(FEEDS["input"])}, file)
+    right = run_session(open_session(file), {"x": FEEDS["input"]})
+    for change, gone, there in (("definition", "GatherND", "Gather"), ("int32", "Identity", "Cast")):
+        modelexport.quantize(file, changed, recipe=Recipe((Rule(".", change),)))
+        operators = [node.op_type for node in read_tagged(changed).nodes]
+        assert there in operators
+        assert gone not in operators
+        found = run_session(open_session(changed), {"x": FEEDS["input"]})
+        assert all(np.array_equal(array, found[name]) for name, array in right.items())
+
+
 @pytest.mark.parametrize(
     ("rule", "message"),
     [

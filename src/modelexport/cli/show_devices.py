@@ -65,6 +65,8 @@ def device_document(report: DeviceReport) -> dict[str, Any]:
 
 
 def _where(report: DeviceReport) -> Iterator[str]:
+    from modelexport.precision.recipes import CHANGES
+
     provider = report.device.provider
     on = sum(report.whole.nodes.get(name, 0) for name in report.whole.nodes if name == provider)
     off = sum(report.whole.nodes.values()) - on
@@ -74,7 +76,12 @@ def _where(report: DeviceReport) -> Iterator[str]:
     for fallback in report.fallbacks:
         calls = first_few(call or "." for call in fallback.calls)
         yield f"not on {report.device.name}: {plural(len(fallback.nodes), fallback.operator)} in {calls}"
-        yield from (f"  {reason}" for reason in fallback.reasons)
+        yield from (f"  {line}" for line in (fallback.example, *fallback.reasons))
+        for remedy in (remedy for remedy in fallback.remedies if remedy.helps):
+            change = CHANGES.get(remedy.change, "export again with this version of ONNX's operators")
+            yield f"  tried: {remedy.node} runs there, and right, by '{remedy.change}': {change}"
+        in_vain = [f"{remedy.change} ({remedy.result})" for remedy in fallback.remedies if not remedy.helps]
+        yield from [f"  tried in vain: {', '.join(in_vain)}"] if in_vain else []
 
 
 def _fixed(fix: Fix) -> Iterator[str]:

@@ -41,14 +41,32 @@ class PieceReport(msgspec.Struct, frozen=True, kw_only=True):
         return self.status in ("off", "failed", "crashed", "hung")
 
 
+class Remedy(msgspec.Struct, frozen=True):
+    """What was tried on a node that the device does not run."""
+
+    change: str
+    """One of :data:`modelexport.precision.recipes.CHANGES`, or ``opset`` with a version."""
+    node: str
+    result: str
+    """Nothing if it runs there and is right, else what it does."""
+
+    @property
+    def helps(self) -> bool:
+        """Whether the node runs on the device then, and is right."""
+        return not self.result
+
+
 class Fallback(msgspec.Struct, frozen=True):
     """An operator of which nodes run on the processor."""
 
     operator: str
     nodes: list[str]
     calls: list[str]
+    example: str
+    """The first node, with the shapes that it takes and returns."""
     reasons: list[str]
     """Lines of the provider's log that name it."""
+    remedies: list[Remedy]
 
 
 class FixStep(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import onnx_ir as ir
@@ -15,10 +17,12 @@ from modelexport.devices.device_report import (
     Fallback,
     PieceReport,
     PieceStatus,
+    Remedy,
     count_nodes,
 )
 from modelexport.devices.judged_pieces import BOUND, Runs, judge
 from modelexport.devices.pieces import Piece, Pieces
+from modelexport.devices.remedies import tried_remedies
 from modelexport.devices.wrong_spans import smallest_span
 from modelexport.errors import UsageError
 from modelexport.graph.node_owners import owner_of
@@ -191,10 +195,31 @@ class _Check:
         if provider == CPU or not nodes:
             return
         log = self._runs.run(self._pieces.whole(), log=True).log.splitlines()
-        for operator in dict.fromkeys(node.op_type for node in nodes):
-            names = [node.name or "" for node in nodes if node.op_type == operator]
-            calls = [str(owner.call) for node in nodes if node.op_type == operator and (owner := owner_of(node))]
-            yield Fallback(operator, names, list(dict.fromkeys(calls)), list(_reasons(log, operator, names)))
+        by_operator: dict[str, list[ir.Node]] = {}
+        for node in nodes:
+            by_operator.setdefault(node.op_type, []).append(node)
+        for operator, same in by_operator.items():
+            names = [node.name or "" for node in same]
+            calls = [str(owner.call) for node in same if (owner := owner_of(node))]
+            yield Fallback(
+                operator,
+                names,
+                calls=list(dict.fromkeys(calls)),
+                example=f"{names[0]}: {_shapes(same[0].inputs)} -> {_shapes(same[0].outputs)}",
+                reasons=list(_reasons(log, operator, names)),
+                remedies=self._remedies(same[0]),
+            )
+
+    def _remedies(self, node: ir.Node) -> list[Remedy]:
+        owner = owner_of(node)
+        if not self._runs.halves or owner is None or node.graph is not self._tagged.model.graph:
+            return []
+        self._tell(f"what puts {node.op_type} on {self._runs.device.name}")
+        with suppress(UsageError):
+            piece = self._pieces.of_nodes(f"{owner.call}: {node.op_type}", [node], owner.calls)
+            if piece is not None:
+                return list(tried_remedies(piece, node, self._runs, self._bound))
+        return []
 
     def notes(self) -> Iterator[str]:
         device = self._runs.device
@@ -210,11 +235,18 @@ def is_owned(node: ir.Node, call: ModuleCall) -> bool:
     return owner is not None and call in owner.calls
 
 
+def _shapes(values: Iterable[ir.Value | None]) -> str:
+    """The types and shapes of values."""
+    known = (value for value in values if value is not None)
+    return ", ".join(f"{value.dtype or '?'}{list(value.shape) if value.shape is not None else ''}" for value in known)
+
+
 def _reasons(log: Iterable[str], operator: str, names: Sequence[str]) -> Iterator[str]:
     """The lines of a provider's log that name an operator's nodes as not supported."""
     found = dict.fromkeys(
         shortened(line.split("] ", 1)[-1].strip(), 200)
         for line in log
-        if ("support" in line.lower() or "fail" in line.lower()) and any(name in line for name in [*names, operator])
+        if re.search("support|fail", line, re.I) and any(name in line for name in [*names, operator])
+        if "PASSED" not in line
     )
     yield from list(found)[:_REASONS]

@@ -30,6 +30,7 @@ from modelexport.precision.recipes import CHANGES, Rule
 from modelexport.tagged.file import TaggedFile
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+_WIDE = (ir.DataType.INT64, ir.DataType.BOOL)
 _WIDER = {ir.DataType.UINT8: (ir.DataType.UINT16, 0), ir.DataType.INT8: (ir.DataType.INT16, 128)}
 """Types of quantized activations to those of twice the bits, and what is added to 257 times the zero point."""
 _STEPS = 257
@@ -114,11 +115,12 @@ def _keep_apart(model: ir.Model, nodes: Sequence[ir.Node]) -> bool:
 
 
 def _by_definition(model: ir.Model, nodes: Sequence[ir.Node]) -> bool:
-    """Replace operators by the bodies that the standard gives for them."""
+    """Replace operators by the bodies that the standard gives for them, and ``GatherND`` by ``Gather``."""
     changed = False
     for node in nodes:
         function = _definition(node, model.opset_imports)
         if function is None:
+            changed |= node.op_type == "GatherND" and _gather_flat(model.graph, node)
             continue
         before, source = set(model.graph), ir.Node("", "", [], name=node.name)
         set_owner(source, owner_of(node))
@@ -164,6 +166,67 @@ def _definition(node: ir.Node, opsets: Mapping[str, int]) -> ir.Function | None:
     return ir.serde.deserialize_function(proto)
 
 
+def _gather_flat(graph: ir.Graph, node: ir.Node) -> bool:
+    """Replace a ``GatherND`` of constant places in a value of known sizes by a ``Gather`` along one axis."""
+    data, places = node.inputs
+    tensor = None if places is None else ir.convenience.get_const_tensor(places)
+    if data is None or data.shape is None or not data.shape.is_static() or tensor is None:
+        return False
+    numbers, sizes = tensor.numpy(), data.shape.numpy()
+    leading = sizes[: numbers.shape[-1]]
+    if node.attributes.get_int("batch_dims", 0) or not leading:
+        return False
+    flat = np.ravel_multi_index(tuple(np.moveaxis(numbers % leading, -1, 0)), leading)
+    arrays = np.array([-1, *sizes[len(leading) :]], np.int64), flat.astype(np.int64)
+    constants = [ir.node("Constant", [], {"value": ir.tensor(array)}) for array in arrays]
+    reshape = ir.node("Reshape", [data, constants[0].outputs[0]])
+    result = value_like(node.outputs[0])
+    gather = ir.node("Gather", [reshape.outputs[0], constants[1].outputs[0]], {"axis": 0}, outputs=[result])
+    new = [*constants, reshape, gather]
+    for inserted in new:
+        _give(inserted, node)
+    reshape.outputs[0].type = data.type
+    ir.convenience.replace_nodes_and_values(graph, node, [node], new, node.outputs, gather.outputs)
+    return True
+
+
+def _in_int32(model: ir.Model, nodes: Sequence[ir.Node]) -> bool:
+    """Compute in int32 what is in int64 or in conditions, where the operator can, between casts."""
+    changed = False
+    for node in nodes:
+        if node.domain or not onnx.defs.has(node.op_type) or node.op_type == "Cast":
+            continue
+        schema = onnx.defs.get_schema(node.op_type, model.opset_imports.get("", 1), "")
+        able = {row.type_param_str for row in schema.type_constraints if "tensor(int32)" in row.allowed_type_strs}
+        sides = [(node.inputs, schema.inputs), (node.outputs, schema.outputs)]
+        taken, returned = (
+            [
+                (index, value)
+                for index, value in enumerate(values)
+                if value is not None and value.dtype in _WIDE and rows[min(index, len(rows) - 1)].type_str in able
+            ]
+            for values, rows in sides
+        )
+        for index, value in taken:
+            assert value is not None
+            cast = ir.node("Cast", [value], {"to": ir.DataType.INT32})
+            cast.outputs[0].type, cast.outputs[0].shape = ir.TensorType(ir.DataType.INT32), value.shape
+            model.graph.insert_before(node, cast)
+            node.replace_input_with(index, cast.outputs[0])
+            _give(cast, node)
+        for _, value in returned if taken else ():
+            assert value is not None and value.dtype is not None
+            after = value_like(value)
+            back = ir.node("Cast", [value], {"to": value.dtype}, outputs=[after])
+            ir.convenience.replace_all_uses_with(value, after, replace_graph_outputs=True)
+            back.replace_input_with(0, value)
+            value.name, value.type = f"{value.name}.int32", ir.TensorType(ir.DataType.INT32)
+            model.graph.insert_after(node, back)
+            _give(back, node)
+        changed |= bool(taken)
+    return changed
+
+
 def _type_of(value: ir.Value | None) -> bytes:
     if value is None or value.type is None:
         return b""
@@ -186,6 +249,7 @@ def _quantized_inputs(nodes: Sequence[ir.Node]) -> dict[ir.Node, list[ir.Node]]:
         node: list(node.outputs[0].consumers())
         for node in sorted(quantizers, key=lambda node: node.name or "")
         if node.op_type == "QuantizeLinear"
+        and not node.outputs[0].is_graph_output()
         and all(user.op_type == "DequantizeLinear" for user in node.outputs[0].consumers())
     }
 
@@ -208,7 +272,7 @@ def _in_sixteen_bits(model: ir.Model, nodes: Sequence[ir.Node]) -> bool:
             model.graph.register_initializer(value)
             for node in (quantizer, *users):
                 node.replace_input_with(index, value)
-        quantizer.outputs[0].dtype = dtype
+        quantizer.outputs[0].type = ir.TensorType(dtype)  # copies of a model share the types of values
         if model.opset_imports.get("", 1) < _SIXTEEN_SINCE:
             model.opset_imports.setdefault("com.microsoft", 1)
             for node in (quantizer, *users):
@@ -281,6 +345,7 @@ def _on_processor(model: ir.Model, nodes: Sequence[ir.Node]) -> bool:
 _WAYS: Mapping[str, Callable[[ir.Model, Sequence[ir.Node]], bool]] = {
     "apart": _keep_apart,
     "definition": _by_definition,
+    "int32": _in_int32,
     "int16": _in_sixteen_bits,
     "float": _without_quantization,
     "processor": _on_processor,

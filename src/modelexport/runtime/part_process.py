@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import select
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from modelexport.graph.nodes import inputs_and_results
 from modelexport.runtime import part_runner
 from modelexport.runtime.devices import Device
 
+_PLACE = re.compile(r"(Load model from )?\S*part\.onnx")
 LIMIT = 300.0
 """Seconds that a part may take."""
 State = Literal["ran", "failed", "crashed", "hung"]
@@ -133,7 +135,8 @@ class PartProcess:
             return PartResult(status="crashed", message=f"the process ended with {ending}")
         self._log.seek(0)
         result = msgspec.json.decode(line, type=PartResult)
-        return msgspec.structs.replace(result, log=self._log.read().decode(errors="replace"))
+        text = self._log.read().decode(errors="replace")
+        return msgspec.structs.replace(result, log=text, message=_PLACE.sub("the part", result.message))
 
     def _begin(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, part_runner.__file__, "--serve"]

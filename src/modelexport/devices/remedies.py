@@ -1,0 +1,58 @@
+"""What puts a node on a device that does not run it: equal nodes, tried there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+from onnxscript import version_converter
+
+from modelexport.core.collected_messages import collected
+from modelexport.core.text import shortened
+from modelexport.devices.device_report import Remedy, count_nodes
+from modelexport.devices.judged_pieces import Runs, judge
+from modelexport.devices.pieces import Piece
+from modelexport.errors import UsageError
+from modelexport.graph.copies import copy_of
+from modelexport.precision.changes_for_devices import change_nodes
+
+_CHANGES = ("definition", "int32", "float")
+_OPSETS = (13, 17, 21)
+"""Versions of ONNX's operators in which many of them changed."""
+
+
+def tried_remedies(piece: Piece, node: ir.Node, runs: Runs, bound: float) -> Iterator[Remedy]:
+    """Try changes of a node on a device, and other versions of its operator.
+
+    Args:
+        piece: The node alone.
+    """
+    for change in _CHANGES:
+        model = copy_of(piece.model)
+        if change_nodes(model, change, [node.name]):
+            yield Remedy(change, node.name or "", _result(piece, model, runs, bound))
+    version = piece.model.opset_imports.get("", 1)
+    for opset in _OPSETS if not node.domain else ():
+        model = copy_of(piece.model)
+        if opset == version:
+            continue
+        with collected():
+            version_converter.ConvertVersionPass(opset, fallback=True)(model)
+        if model.opset_imports.get("") == opset:
+            yield Remedy(f"opset {opset}", node.name or "", _result(piece, model, runs, bound))
+
+
+def _result(piece: Piece, model: ir.Model, runs: Runs, bound: float) -> str:
+    if (changed := piece.with_model(model)) is None:
+        return "cannot be computed"
+    try:
+        result = runs.run(changed)
+    except UsageError as error:
+        return shortened(str(error), 100)
+    if result.status != "ran":
+        return f"{result.status}: {shortened(result.message, 100)}"
+    status, _ = judge(changed, result, runs.device, bound)
+    if status not in ("agree", "rounding"):
+        return f"is off by {result.error:.2g}"
+    elsewhere = sum(count for provider, count in count_nodes(result).items() if provider != runs.device.provider)
+    return "not there either" if elsewhere else ""
