@@ -56,7 +56,7 @@ import rare_plants
 from building import ZOO, build
 from modelexport.errors import FileFormatError, ModelExportError, UsageError
 from modelexport.files.onnx_models import load_onnx, save_model
-from modelexport.graph.parameter_plans import forget_plans
+from modelexport.graph.properties import forget_values
 from modelexport.lineage.optimize_tools import TOOLS, optimize_file
 from modelexport.pytorch.inputs.named_inputs import under_names
 from modelexport.pytorch.nested_tensors import as_array
@@ -342,7 +342,7 @@ class Bench:
             for suffix in SUFFIXES if place.documents else ():
                 shutil.copyfile(source.with_suffix(suffix), path.with_suffix(suffix))
             faulty = load_onnx(source)
-            forget_plans(faulty)  # the text of their properties stays, which faults change
+            forget_values(faulty)  # the text of their properties stays, which faults change
             if not place.plant(faulty, path):
                 return False
             save_model(faulty, path, same_graph=place.documents)  # with the digests that were planted

@@ -31,7 +31,7 @@ from torch.nn import functional
 
 import modelexport
 import models  # noqa: F401  it makes torchvision and pillow importable
-from modelexport.graph.size_conditions import SizeCondition, broken, read_conditions
+from modelexport.graph.size_conditions import SizeCondition, broken, conditions_of
 from modelexport.pytorch.inputs.other_sizes import given_sizes, inputs_of_file, symbol_sizes, with_sizes
 from modelexport.pytorch.nested_tensors import output_tensors, run_arguments, tensors_in
 from modelexport.runtime.sessions import run_session
@@ -256,7 +256,7 @@ def row(name: str, build: Callable[[], Built], frontend: str, folder: Path) -> t
     except modelexport.ModelExportError as error:
         return [name, f"refused: {str(error)[:120]}", "", "", ""], True
     file, session = read_tagged(folder / "x.onnx"), result.session()
-    conditions = read_conditions(file.model.metadata_props)
+    conditions = conditions_of(file.model)
     sizes = symbol_sizes(inputs, file.model)
     within, wrong, without, needless = 0, [], 0, 0
     used = dict.fromkeys((one.formula for one in conditions), False)

@@ -29,7 +29,7 @@ from modelexport.format import keys
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers
 from modelexport.graph.parameter_plans import parameter_plan
-from modelexport.graph.size_conditions import SizeCondition, put_conditions, read_conditions
+from modelexport.graph.size_conditions import SizeCondition, conditions_of, record_conditions
 from modelexport.lineage.optimize_tools import TOOLS, Tool, optimize_file
 from modelexport.lineage.retagging import RetagReport
 from modelexport.weights.recorded_transforms import compute_planned
@@ -492,8 +492,8 @@ def test_a_tool_that_loses_what_nodes_use_is_named(exported: Exporter, tmp_path:
 
 def test_conditions_of_sizes_survive_a_tool(exported: Exporter, tmp_path: Path) -> None:
     model = load_onnx(exported("blocks").path)
-    put_conditions(model, [SizeCondition("n < 24")])
+    record_conditions(model, [SizeCondition("n < 24")])
     save_model(model, tmp_path / "a.onnx")
     retag(exported("blocks").path, source=tmp_path / "a.onnx", output=tmp_path / "b.onnx")
-    stated = read_conditions(load(tmp_path / "b.onnx").model.metadata_props)
+    stated = conditions_of(load(tmp_path / "b.onnx").model)
     assert [condition.formula for condition in stated] == ["n < 24"]

@@ -31,8 +31,9 @@ from modelexport.files.atomic_writing import written_together
 from modelexport.files.linked_weights import changed_files
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents, keys
+from modelexport.format.parameter_plan import ParameterPlan
 from modelexport.graph.nodes import initializers
-from modelexport.graph.parameter_plans import ParameterPlan, record_plan
+from modelexport.graph.parameter_plans import record_plan
 from modelexport.pytorch.inputs.generated_inputs import generate_inputs
 from modelexport.pytorch.loading import LoadedModel, load_model
 from modelexport.pytorch.weights.lazy_weights import lend_weights

@@ -24,11 +24,10 @@ from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.files.path_or_model import as_path
 from modelexport.format import keys
 from modelexport.format.documents import StateDictEntry, TransformStep
+from modelexport.format.parameter_plan import AdapterInput, ParameterPlan
 from modelexport.graph.copies import copy_of
 from modelexport.graph.nodes import all_nodes, held_initializers, initializers
 from modelexport.graph.parameter_plans import (
-    AdapterInput,
-    ParameterPlan,
     adapter_input,
     lost_entries,
     parameter_plan,

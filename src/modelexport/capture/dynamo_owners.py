@@ -17,6 +17,7 @@ from modelexport.core.owners import Evidence, Owner
 from modelexport.graph.narrow_to_float32 import OPERATION
 from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.graph.nodes import nested_graphs
+from modelexport.graph.properties import text_of
 
 ADDRESS_KEY = "modelexport.call"
 """The annotation of an FX node with the address of its call."""
@@ -231,5 +232,5 @@ def _own_nested(graph: ir.Graph, owner: Owner | None = None) -> None:
 
 def _fx_name(node: ir.Node) -> str:
     """The name of the FX node that an ONNX node was made for, as recorded by ``torch.onnx``."""
-    scopes = node.metadata_props.get("pkg.torch.onnx.name_scopes")
+    scopes = text_of(node, "pkg.torch.onnx.name_scopes")
     return str(ast.literal_eval(scopes)[-1]) if scopes else ""

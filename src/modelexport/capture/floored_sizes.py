@@ -9,6 +9,7 @@ import torch
 import torch.fx
 
 from modelexport.graph.nodes import all_nodes
+from modelexport.graph.properties import copy_facts
 
 
 def floor_quotients_of_sizes(model: ir.Model) -> None:
@@ -26,9 +27,8 @@ def floor_quotients_of_sizes(model: ir.Model) -> None:
             continue
         rest = ir.node("Mod", [dividend, divisor])
         whole = ir.node("Sub", [dividend, rest.outputs[0]])
+        copy_facts(node, rest, whole)
         for made in (rest, whole):
-            made.meta["node"] = fx_node
-            made.metadata_props.update(node.metadata_props)
             made.outputs[0].type, made.outputs[0].shape = dividend.type, dividend.shape
         node.graph.insert_before(node, [rest, whole])  # type: ignore[union-attr]
         node.replace_input_with(0, whole.outputs[0])

@@ -13,6 +13,7 @@ import torch
 import torch.fx
 
 from modelexport.graph.nodes import all_nodes
+from modelexport.graph.properties import copy_facts
 from modelexport.pytorch.private_torch import OpOverload
 
 _KERNELS = frozenset(
@@ -91,6 +92,5 @@ def _in_double(value: ir.Value, node: ir.Node, fx_node: torch.fx.Node) -> ir.Val
 
 def _new_node(op_type: str, inputs: list[ir.Value], attributes: dict[str, Any], beside: ir.Node) -> ir.Node:
     made = ir.node(op_type, inputs, attributes)
-    made.meta["node"] = beside.meta["node"]
-    made.metadata_props.update(beside.metadata_props)
+    copy_facts(beside, made)
     return made

@@ -29,7 +29,7 @@ from modelexport.files.atomic_writing import check_writable
 from modelexport.files.output_folders import check_output_folder
 from modelexport.format import documents
 from modelexport.graph.node_owners import owned_operators
-from modelexport.graph.size_conditions import SizeCondition, put_conditions
+from modelexport.graph.size_conditions import SizeCondition, record_conditions
 from modelexport.pytorch.calls.module_tree_of_model import module_tree
 from modelexport.pytorch.inputs.documented_axes import documented_axes
 from modelexport.pytorch.inputs.prepared_inputs import Prepared, arguments_by_name, prepare_inputs
@@ -207,7 +207,7 @@ class _Written:
         for file in self.files:
             file.unlink()
         others = {*self.staged.parent.iterdir()}
-        put_conditions(exported.model, conditions)
+        record_conditions(exported.model, conditions)
         with stages("encoding"):
             self.functions = steps.encode(exported.model, self.tagged.tags, options.tags.tags_as)
         with stages("documents"):

@@ -36,7 +36,7 @@ from modelexport.graph.size_conditions import (
     broken,
     fitting,
     follows,
-    put_conditions,
+    record_conditions,
     simplified,
     sizes_against,
     sizes_within,
@@ -137,7 +137,7 @@ def find_sizes(sides: Sides, inputs: Inputs, exported: Exported, names: Interfac
     trials, model = SizeTrials(sides, inputs), sides.tagged.model
     sizes = symbol_sizes(inputs, model)
     settled = settle_conditions(exported.conditions, sizes, given_sizes(inputs, model), trials.run)
-    put_conditions(model, settled.kept)
+    record_conditions(model, settled.kept)
     if names is None:
         return SizesFound(settled.kept)
     fixed = narrowed_to_one_size(settled, inputs, model, sizes, trials.run)

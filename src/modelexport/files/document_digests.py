@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
 
-from modelexport.core.json_decoding import decode_json
+import onnx_ir as ir
+
 from modelexport.core.limits import DOCUMENT_BYTES
 from modelexport.errors import FileFormatError
 from modelexport.files.regular_files import read_regular
 from modelexport.format import keys
+from modelexport.graph.properties import recorded
 
 
-def check_document(path: Path, properties: Mapping[str, str], suffix: str) -> None:
+def check_document(path: Path, model: ir.Model, suffix: str) -> None:
     """Refuse a document beside a model that was not written together with it, if there is one.
 
     A killed run, or copying only some of the files, may leave files of two exports beside each other.
 
     Args:
-        path: The model.
-        properties: The model's properties. A model of an earlier version has no digests.
+        path: Where the model is.
+        model: The model. One of an earlier version has no digests.
         suffix: The suffix of the document.
 
     Raises:
         FileFormatError: The document belongs to another export.
     """
-    if keys.DOCUMENTS not in properties:
-        return
-    recorded = decode_json(properties[keys.DOCUMENTS], kind=dict[str, str], damaged=f"{path} has damaged tags")
+    digests = recorded(model, keys.DOCUMENTS, damaged=f"{path} has damaged tags")
     document = path.with_suffix(suffix)
-    if document.exists() and hashlib.sha256(read_document(document)).hexdigest() != recorded.get(suffix):
+    if digests is None or not document.exists():
+        return
+    if hashlib.sha256(read_document(document)).hexdigest() != digests.get(suffix):
         raise FileFormatError(
             f"{document} does not belong to {path}: they are from different runs, or one was changed; export "
             "again, or remove the document: the model can be read without it"

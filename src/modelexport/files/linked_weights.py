@@ -15,19 +15,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 import onnx_ir as ir
-from msgspec.structs import replace
 
 from modelexport.errors import FileFormatError
 from modelexport.files.protobuf_reading import read_serialized, serialized_tensors
 from modelexport.files.regular_files import open_regular
-from modelexport.files.untrusted_external_data import WAY_OUT, WeightsBeside, recorded_files, sample_digest
+from modelexport.files.untrusted_external_data import WAY_OUT, WeightsBeside
 from modelexport.format import keys
 from modelexport.format.documents import DataFile, WeightsFile
 from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.graph.nodes import all_nodes, initializers
+from modelexport.graph.properties import recorded
 
 _FICLONE = 0x40049409
 """The Linux ioctl that makes a file share the blocks of another until one of them is written to."""
@@ -49,7 +48,6 @@ class LinkedTensor(ir.ExternalTensor):
             shape=ir.Shape(tensor.shape.numpy()),
             name=tensor.name,
             doc_string=tensor.doc_string,
-            metadata_props=dict(tensor.metadata_props),
             base_dir=folder,
         )
         self.beside = beside
@@ -90,8 +88,8 @@ def read_linked(model: ir.Model, folder: Path, *, ours: bool = True) -> None:
     Raises:
         FileFormatError: The model's records of its files are damaged.
     """
-    linked = recorded_files(model.metadata_props, keys.WEIGHTS, WeightsFile)
-    written = recorded_files(model.metadata_props, keys.DATA, DataFile) if ours else {}
+    linked: dict[str, WeightsFile] = recorded(model, keys.WEIGHTS) or {}
+    written: dict[str, DataFile] = (recorded(model, keys.DATA) or {}) if ours else {}
     files: dict[str, WeightsBeside] = {}
 
     def checked(tensor: ir.ExternalTensor) -> LinkedTensor:
@@ -185,8 +183,8 @@ def data_files(path: Path) -> list[Path]:
     return [path.parent / location for location in sorted(locations) if "\0" not in location]
 
 
-def record_data(model: ir.Model, data: Path) -> None:
-    """Append the digest of a data file to its content, which tells it from every other, and record it in its model.
+def seal(data: Path) -> DataFile:
+    """Append the digest of a data file to its content, which tells it from every other; returns its record.
 
     ONNX ignores bytes after the last tensor. Two files of the same content stay equal.
     """
@@ -194,23 +192,7 @@ def record_data(model: ir.Model, data: Path) -> None:
         digest = hashlib.file_digest(file, "sha256")
     with data.open("ab") as file:
         file.write(digest.digest())
-    sealed = DataFile(data.stat().st_size, digest.hexdigest())
-    model.metadata_props[keys.DATA] = msgspec.json.encode({data.name: sealed}).decode()
-
-
-def record_samples(path: Path) -> None:
-    """Record the weights files that a model is linked to as they are now, after weights in them were overwritten.
-
-    Raises:
-        FileFormatError: It is not an ONNX file, or its records are damaged.
-    """
-    model = read_serialized(path)
-    for entry in model.metadata_props:
-        if entry.key == keys.WEIGHTS:
-            linked = recorded_files({entry.key: entry.value}, keys.WEIGHTS, WeightsFile)
-            now = {place: replace(file, sample=sample_digest(path.parent / place)) for place, file in linked.items()}
-            entry.value = msgspec.json.encode(now).decode()
-    path.write_bytes(model.SerializeToString())
+    return DataFile(data.stat().st_size, digest.hexdigest())
 
 
 def free_place(output: Path, staging: Path, name: str) -> Path:

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-import msgspec
 import onnx
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError
 from modelexport.files.atomic_writing import check_space
-from modelexport.files.linked_weights import read_linked, record_data
+from modelexport.files.linked_weights import read_linked, seal
 from modelexport.files.map_types import hide_map_types
 from modelexport.files.protobuf_reading import read_serialized
 from modelexport.files.protobuf_writing import Tensors, serialized, size_of, to_proto
@@ -21,7 +20,15 @@ from modelexport.files.untrusted_graphs import DEFAULT_DOMAIN, check_model
 from modelexport.format import keys
 from modelexport.format.versions import FORMAT_VERSION, READ_VERSIONS
 from modelexport.graph.nodes import held_initializers, initializers
-from modelexport.graph.parameter_plans import read_plans
+from modelexport.graph.properties import (
+    drop_texts,
+    format_version,
+    put_texts,
+    read_properties,
+    record,
+    take_properties,
+    text_of,
+)
 
 _LARGEST_INSIDE = 10**9
 """Bytes of weights above which they are written to a separate file."""
@@ -59,10 +66,9 @@ def load_onnx(path: Path, *, ours: bool = True) -> ir.Model:
                 imports.setdefault("", imports.pop(DEFAULT_DOMAIN))
         _upgrade(model)
         for value in held_initializers(model):
-            if value.const_value is not None:
-                _move_properties(value.const_value, value)
-        if model.metadata_props.get(keys.FORMAT_VERSION_KEY, FORMAT_VERSION) in READ_VERSIONS:  # others are refused
-            read_plans(model)
+            take_properties(value)
+        if (format_version(model) or FORMAT_VERSION) in READ_VERSIONS:  # others are refused
+            read_properties(model)
         read_linked(model, path.parent, ours=ours)
     except FileFormatError as error:
         if str(path) in str(error):
@@ -75,23 +81,15 @@ def load_onnx(path: Path, *, ours: bool = True) -> ir.Model:
     return model
 
 
-def _move_properties(tensor: ir.TensorProtocol, value: ir.Value) -> None:
-    """Give an initializer the properties of its tensor, which loses them."""
-    value.metadata_props.update(tensor.metadata_props)
-    tensor.metadata_props.clear()
-    if isinstance(tensor, ir.TensorProtoTensor):  # is written as it was read, with its old properties
-        del tensor.raw.metadata_props[:]
-
-
 def _upgrade(model: ir.Model) -> None:
     """Upgrade a model of the first format version to the second, in place; tags are written as those of the newest."""
-    properties = model.metadata_props
-    version = properties.get(keys.FORMAT_VERSION_KEY)
+    version = format_version(model)
     if version in READ_VERSIONS and version != FORMAT_VERSION:
         model.meta[OLDER_FILE] = True
-        properties[keys.FORMAT_VERSION_KEY] = "2026-11-22"
-        if keys.FORMER_ENCODING in properties:
-            properties[keys.ENCODING] = properties.pop(keys.FORMER_ENCODING)
+        put_texts(model, {keys.FORMAT_VERSION_KEY: "2026-11-22"})
+        if (encoding := text_of(model, keys.FORMER_ENCODING)) is not None:
+            put_texts(model, {keys.ENCODING: encoding})
+            drop_texts([model], {keys.FORMER_ENCODING})
 
 
 def save_model(
@@ -129,7 +127,7 @@ def save_model(
     if not same_graph:
         record_documents(model, documents or {})
     for key in (keys.WEIGHTS, keys.DATA):
-        model.metadata_props.pop(key, None)
+        record(model, key, None)
     outside = {value: now[value] for value in now if external and now[value].nbytes >= SMALLEST_OUTSIDE}
     # The file that the others are read from may be the one that is replaced.
     placed: dict[ir.Value, ir.TensorProtocol] = {
@@ -138,7 +136,7 @@ def save_model(
     if outside:
         data = path.with_name(path.name + keys.DATA_SUFFIX)
         placed |= write_data_file(outside, path.parent, data.name)
-        record_data(model, data)
+        record(model, keys.DATA, {data.name: seal(data)})
     save_with_references(model, path, placed)
 
 
@@ -150,7 +148,7 @@ def fits_inside(nbytes: int) -> bool:
 def record_documents(model: ir.Model, documents: Mapping[str, bytes]) -> None:
     """Record the digests of a model's documents in it, in place: suffix of each name to the content."""
     digests = {suffix: hashlib.sha256(content).hexdigest() for suffix, content in documents.items()}
-    model.metadata_props[keys.DOCUMENTS] = msgspec.json.encode(digests).decode()
+    record(model, keys.DOCUMENTS, digests)
 
 
 def write_data_file(tensors: Tensors, folder: Path, name: str) -> dict[ir.Value, ir.ExternalTensor]:

@@ -41,6 +41,7 @@ def as_path(source: Source) -> Path:
     from modelexport.format import keys
     from modelexport.graph.copies import copy_of
     from modelexport.graph.nodes import initializers
+    from modelexport.graph.properties import record, take_properties
 
     if not isinstance(source, onnx.ModelProto | ir.Model):
         raise FileFormatError(f"{type(source).__name__} is neither a path nor an ONNX model: give one of them")
@@ -49,9 +50,9 @@ def as_path(source: Source) -> Path:
     weakref.finalize(path, shutil.rmtree, folder, ignore_errors=True)
     model = model_of(source) if isinstance(source, onnx.ModelProto) else copy_of(source)
     for value in initializers(model):
-        value.metadata_props.update(value.const_value.metadata_props if value.const_value is not None else {})
+        take_properties(value)
     for key in (keys.DATA, keys.WEIGHTS, keys.DOCUMENTS):  # of the files that it was read from
-        model.metadata_props.pop(key, None)
+        record(model, key, None)
     try:
         save_model(model, path)
     except OSError as error:

@@ -12,7 +12,7 @@ from modelexport.files.map_types import restore_map_types
 from modelexport.files.protobuf_reading import LENGTH_DELIMITED, graphs_in
 from modelexport.graph.hidden_weights import bind_tensors, detach_tensors
 from modelexport.graph.nodes import nested_graphs
-from modelexport.graph.parameter_plans import plan_properties
+from modelexport.graph.properties import properties_of
 
 Tensors = Mapping[ir.Value, ir.TensorProtocol]
 Part = bytes | ir.TensorProtocol
@@ -40,8 +40,7 @@ def to_proto(model: ir.Model, tensors: Tensors) -> onnx.ModelProto:
 
 
 def _write_properties(carrier: ir.Model | ir.Value, proto: onnx.ModelProto | onnx.TensorProto) -> None:
-    properties = {entry.key: entry.value for entry in proto.metadata_props}
-    properties |= plan_properties(carrier) | carrier.metadata_props
+    properties = {entry.key: entry.value for entry in proto.metadata_props} | properties_of(carrier)
     del proto.metadata_props[:]
     for key, text in sorted(properties.items()):
         proto.metadata_props.add(key=key, value=text)

@@ -8,12 +8,9 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Mapping
 from pathlib import Path
-from types import GenericAlias
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from modelexport.core.json_decoding import decode_json
 from modelexport.core.limits import LONGEST_HEADER
 from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.regular_files import open_regular
@@ -27,7 +24,6 @@ _TAIL = hashlib.sha256().digest_size
 _SAMPLES, _SAMPLE = 256, 64
 """How many samples of a linked file are compared, and the bytes of one."""
 WAY_OUT = "put a copy of the right file there, or export again"
-T = TypeVar("T")
 
 
 class WeightsBeside:
@@ -150,18 +146,3 @@ def sample_digest(path: Path) -> str:
             file.seek((size - _SAMPLE) * number // (_SAMPLES - 1) if size > _SAMPLE else 0)
             digest.update(file.read(_SAMPLE))
     return digest.hexdigest()
-
-
-def recorded_files(properties: Mapping[str, str], key: str, kind: type[T]) -> dict[str, T]:
-    """The records of a model's weights files in its properties, by location.
-
-    Args:
-        key: The property, :data:`modelexport.format.keys.WEIGHTS` or ``DATA``.
-        kind: What it holds of each file.
-
-    Raises:
-        FileFormatError: It is damaged.
-    """
-    kinds = GenericAlias(dict, (str, kind))
-    found: dict[str, T] = decode_json(properties.get(key, "{}"), kind=kinds, damaged=f"the property {key} is damaged")
-    return found

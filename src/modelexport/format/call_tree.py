@@ -1,4 +1,4 @@
-"""The calls of a tagged file, read from the properties of its model."""
+"""The calls of a tagged file, as its model has them as text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from modelexport.core.calls import CallTree, ModuleCall, TracedCall
 from modelexport.core.json_decoding import decode_json
 from modelexport.core.limits import CALL_DEPTH
 from modelexport.core.tags import CallFacts, CallTags, RecordedTags, class_in_tag
-from modelexport.format import documents, keys
+from modelexport.format import documents
 from modelexport.format.repeated_calls import unfold_repeats
 
 
@@ -33,13 +33,13 @@ def encode_call_tree(entries: Sequence[documents.CallTreeEntry]) -> str:
     return msgspec.json.encode(entries).decode()
 
 
-def read_call_tree(properties: Mapping[str, str]) -> dict[TracedCall, documents.CallTreeEntry]:
+def read_call_tree(text: str) -> dict[TracedCall, documents.CallTreeEntry]:
     """Every call, with what the file records of it.
 
     Raises:
-        LookupError, ValueError: The properties are damaged.
+        LookupError, ValueError: It is damaged.
     """
-    entries = unfold_repeats(decode_json(properties[keys.CALL_TREE], kind=list[documents.CallTreeEntry]))
+    entries = unfold_repeats(decode_json(text, kind=list[documents.CallTreeEntry]))
     if not entries:
         raise ValueError("the call tree is empty")
     calls: dict[ModuleCall, TracedCall] = {}

@@ -1,8 +1,8 @@
-"""Names of the keys that modelexport writes into a file. Only data."""
+"""Names of the keys that modelexport writes into a file, most of them into ``metadata_props``. Only data."""
 
 from __future__ import annotations
 
-# metadata_props of nodes
+# properties of nodes
 SOURCE_MODULE = "modelexport.source_module"
 CALL = "modelexport.call"
 EVIDENCE = "modelexport.evidence"
@@ -18,7 +18,7 @@ ADAPTER = "modelexport.adapter"
 """Of nodes: ``lora``, where they add an adapter's low-rank pair. Of initializers that are optional inputs for adapters:
 a JSON object, ``entry`` (the ``state_dict`` key), ``part`` (``a``, ``b``, ``scale`` or ``whole``) and ``kind``."""
 
-# metadata_props of nodes in function bodies
+# properties of nodes in function bodies
 INITIALIZER = "modelexport.initializer"
 """Of a ``Constant`` that is an initializer in the flat graph: its name there."""
 
@@ -27,14 +27,14 @@ SOURCE_MODULE_ATTRIBUTE = "source_module"
 HIERARCHY_TAGS_ATTRIBUTE = "hierarchy_tags"
 FUNCTIONS_DOMAIN = "modelexport"
 
-# metadata_props of initializers
+# properties of initializers
 PARAMETER = "modelexport.parameter"
 TRANSFORM = "modelexport.transform"
 
 UNRECORDED, UNRECORDED_DOMAIN = "Unrecorded", "modelexport"
 """A step of another tool, of which only the ``state_dict`` entries are known: quantizing, packing, fusing."""
 
-# metadata_props of models
+# properties of models
 FORMAT_VERSION_KEY = "modelexport.format_version"
 VERSION_KEY = "modelexport.version"
 STATE_DICT = "modelexport.state_dict"

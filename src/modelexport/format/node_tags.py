@@ -1,4 +1,4 @@
-"""The tags of a node in its ``metadata_props``: the only code that writes and reads them."""
+"""The tags of a node as text in its properties: the only code that knows how they are spelled."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, overload
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError
+from modelexport.graph.properties import properties_of, put_texts
 
 Copied = TypeVar("Copied", ir.Model, ir.Graph, ir.Function)
 
@@ -38,10 +39,8 @@ def value_like(value: ir.Value, name: str | None = None, tensor: ir.TensorProtoc
     return ir.Value(name=value.name if name is None else name, type=value.type, shape=shape, const_value=tensor)
 
 
-def model_like(
-    whole: ir.Model, graph: ir.Graph, functions: Iterable[ir.Function], properties: dict[str, str]
-) -> ir.Model:
-    """A model of a graph with what another says of itself, and other properties."""
+def model_like(whole: ir.Model, graph: ir.Graph, functions: Iterable[ir.Function]) -> ir.Model:
+    """A model of a graph with what another says of itself."""
     model = ir.Model(
         graph,
         ir_version=whole.ir_version,
@@ -51,8 +50,8 @@ def model_like(
         model_version=whole.model_version,
         doc_string=whole.doc_string,
         functions=list(functions),
-        metadata_props=properties,
     )
+    put_texts(model, properties_of(whole))
     model.meta.update(whole.meta)
     return model
 

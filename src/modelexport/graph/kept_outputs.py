@@ -8,7 +8,7 @@ from typing import Any
 import onnx_ir as ir
 
 from modelexport.format.keys import EXPOSED, OUTPUTS
-from modelexport.graph.parameter_plans import record
+from modelexport.graph.properties import record
 
 
 def keep_outputs(model: ir.Model, kept: Collection[int]) -> None:

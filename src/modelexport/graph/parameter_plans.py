@@ -1,94 +1,18 @@
-"""How initializers are computed from ``state_dict`` entries: values in memory, text in a file only.
-
-A plan is in the ``meta`` of its ``ir.Value``, the entries of the exported module are in that of the ``ir.Model``, with
-other records that a file has of itself: the outputs that it keeps, what was replaced in it, where it was cut out. Only
-:func:`read_plans` and :func:`plan_properties` know the text that files have for them. A model that was read keeps the
-text until a value is recorded, for those who write it with ``onnx_ir``; it is not read again.
-"""
+"""How the initializers of a model are computed from ``state_dict`` entries, and the entries of the exported module."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Iterable
 
-import msgspec
 import onnx_ir as ir
 
-from modelexport.core.json_decoding import decode_json
 from modelexport.errors import FileFormatError
-from modelexport.format.cut_record import CutRecord
-from modelexport.format.documents import StateDictEntry, TransformStep
+from modelexport.format.documents import StateDictEntry
 from modelexport.format.dtypes import dtype_name
-from modelexport.format.keys import (
-    ADAPTER,
-    CUT_FROM,
-    EXPOSED,
-    LOST,
-    OUTPUTS,
-    PARAMETER,
-    REPLACED,
-    STATE_DICT,
-    TRANSFORM,
-    UNRECORDED,
-    UNRECORDED_DOMAIN,
-)
-from modelexport.graph.nodes import held_initializers, initializers
-
-
-class ParameterPlan(msgspec.Struct, frozen=True):
-    """How an initializer is computed from ``state_dict`` entries."""
-
-    keys: list[str]
-    """``state_dict`` keys; the names of a tied parameter are adjacent."""
-    steps: list[TransformStep] = []
-    """The steps of the computation; empty when the initializer is the entry itself."""
-
-    @property
-    def recorded(self) -> bool:
-        """Whether the steps can be run: a step of another tool is recorded without its computation."""
-        return not any((step.domain, step.op_type) == (UNRECORDED_DOMAIN, UNRECORDED) for step in self.steps)
-
-    def inputs(self) -> list[str]:
-        """The keys that the steps use: the first name of each parameter."""
-        named = {name for step in self.steps for name in step.inputs}
-        return [key for key in self.keys if key in named] or self.keys[:1]
-
-    def groups(self) -> list[tuple[str, ...]]:
-        """All names of each parameter."""
-        starts = [self.keys.index(key) for key in self.inputs()]
-        return [tuple(self.keys[a:b]) for a, b in zip(starts, [*starts[1:], None], strict=True)]
-
-    def renamed(self, names: Mapping[str, str]) -> list[TransformStep]:
-        """The steps, with other names of the entries that they take."""
-        return [msgspec.structs.replace(s, inputs=[names.get(each, each) for each in s.inputs]) for s in self.steps]
-
-
-AdapterPart = Literal["a", "b", "scale", "whole"]
-
-
-class AdapterInput(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an initializer that is an optional input for adapters is a part of."""
-
-    entry: str
-    """The ``state_dict`` key of the weight that adapters change."""
-    part: AdapterPart
-    kind: str = ""
-    """How the weight is used: ``linear``, ``table`` or ``convolution``."""
-
-
-_KINDS: Mapping[str, Any] = {
-    STATE_DICT: dict[str, StateDictEntry],
-    LOST: list[str],
-    PARAMETER: list[str],
-    TRANSFORM: list[TransformStep],
-    ADAPTER: AdapterInput,
-    OUTPUTS: list[bool],
-    EXPOSED: list[str],
-    REPLACED: dict[str, str],
-    CUT_FROM: CutRecord,
-}
-"""The properties of files that become values in memory, to the types of their content."""
+from modelexport.format.keys import ADAPTER, LOST, PARAMETER, STATE_DICT
+from modelexport.format.parameter_plan import AdapterInput, ParameterPlan
+from modelexport.graph.nodes import initializers
+from modelexport.graph.properties import record
 
 
 def parameter_plan(value: ir.Value) -> ParameterPlan | None:
@@ -110,7 +34,6 @@ def used_keys(model: ir.Model) -> set[str]:
 def record_plan(value: ir.Value, plan: ParameterPlan | None) -> None:
     """Let an initializer carry how it is computed, or that it does not come from an entry."""
     record(value, PARAMETER, plan)
-    value.metadata_props.pop(TRANSFORM, None)
 
 
 def adapter_input(value: ir.Value) -> AdapterInput | None:
@@ -164,51 +87,3 @@ def lost_entries(model: ir.Model) -> list[str]:
 def record_lost(model: ir.Model, lost: list[str]) -> None:
     """Let a model carry the entries that no initializer comes from any more."""
     record(model, LOST, lost)
-
-
-def record(carrier: ir.Value | ir.Model, key: str, content: Any) -> None:
-    """Let an initializer or a model carry what a property of a file says, or nothing, in its ``meta``."""
-    carrier.meta.pop(key, None)
-    if content is not None:
-        carrier.meta[key] = content
-    carrier.metadata_props.pop(key, None)
-
-
-def forget_plans(model: ir.Model) -> None:
-    """Remove what a model and its initializers carry, in place: it may no longer hold for them."""
-    for meta in (model.meta, *(value.meta for value in initializers(model))):
-        for key in _KINDS:
-            meta.pop(key, None)
-
-
-def read_plans(model: ir.Model) -> None:
-    """Make values of the text in the properties of a model that was read from a file, in place.
-
-    Raises:
-        FileFormatError: The text is damaged.
-    """
-    model.meta.update(_decoded(model.metadata_props, "the file"))
-    for value in held_initializers(model):
-        content = _decoded(value.metadata_props, f"initializer {value.name}")
-        if keys := content.pop(PARAMETER, None):
-            content[PARAMETER] = ParameterPlan(keys, content.pop(TRANSFORM, []))
-        value.meta.update(content)
-
-
-def _decoded(properties: Mapping[str, str], what: str) -> dict[str, Any]:
-    texts = {key: properties[key] for key in _KINDS if key in properties}
-    if texts.get(PARAMETER) == "[]":
-        raise FileFormatError(f"{what} has damaged metadata (it comes from no parameter): export it again")
-    damaged = f"{what} has damaged metadata: the property"
-    return {key: decode_json(text, kind=_KINDS[key], damaged=f"{damaged} {key}") for key, text in texts.items()}
-
-
-def plan_properties(carrier: ir.Value | ir.Model) -> dict[str, str]:
-    """The properties of a file for what an initializer or a model carries."""
-    content = {key: carrier.meta[key] for key in _KINDS if carrier.meta.get(key) is not None}
-    properties = {key: msgspec.json.encode(each).decode() for key, each in content.items()}
-    if (plan := content.get(PARAMETER)) is not None:
-        properties[PARAMETER] = json.dumps(plan.keys)
-        if plan.steps:
-            properties[TRANSFORM] = msgspec.json.encode(plan.steps).decode()
-    return properties

@@ -17,9 +17,10 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 
-from modelexport.errors import UsageError
+from modelexport.errors import FileFormatError, UsageError
 from modelexport.format import keys
 from modelexport.format.documents import ValidIf
+from modelexport.graph.properties import record, recorded
 from modelexport.graph.size_symbols import SYMBOL
 
 Sizes = Mapping[str, int]
@@ -51,12 +52,16 @@ _NOT_EVALUATED = (
 """What evaluating raises for a formula that a file should not have."""
 
 
-def read_conditions(properties: Mapping[str, str]) -> list[SizeCondition]:
-    """The conditions in the metadata of a file; none if they cannot be read."""
+def conditions_of(model: ir.Model) -> list[SizeCondition]:
+    """The conditions that a model carries; none if those of its file cannot be read."""
     try:
-        formulas = msgspec.json.decode(properties.get(keys.VALID_IF, "[]"), type=list[str])
-    except msgspec.MsgspecError:
+        return conditions_of_formulas(recorded(model, keys.VALID_IF) or [])
+    except FileFormatError:
         return []
+
+
+def conditions_of_formulas(formulas: Iterable[str]) -> list[SizeCondition]:
+    """Conditions from the formulas in a file, without those that are too long to be looked at."""
     return [SizeCondition(formula) for formula in formulas if len(formula) <= _LONGEST]
 
 
@@ -74,11 +79,9 @@ def check_sizes(conditions: Collection[SizeCondition], sizes: Sizes) -> None:
         )
 
 
-def put_conditions(model: ir.Model, conditions: Collection[SizeCondition]) -> None:
-    """Write conditions into the metadata of a file, in place."""
-    model.metadata_props.pop(keys.VALID_IF, None)
-    if conditions:
-        model.metadata_props[keys.VALID_IF] = msgspec.json.encode([one.formula for one in conditions]).decode()
+def record_conditions(model: ir.Model, conditions: Collection[SizeCondition]) -> None:
+    """Let a model carry conditions, in place."""
+    record(model, keys.VALID_IF, [condition.formula for condition in conditions] or None)
 
 
 def renamed(conditions: Collection[SizeCondition], symbols: Mapping[str, str]) -> tuple[SizeCondition, ...]:

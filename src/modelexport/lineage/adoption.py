@@ -12,7 +12,6 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from modelexport.core.json_decoding import decode_json
 from modelexport.core.result_display import Written
 from modelexport.errors import UsageError
 from modelexport.files.atomic_writing import check_writable
@@ -23,6 +22,7 @@ from modelexport.format import documents, keys
 from modelexport.graph.copies import copy_of
 from modelexport.graph.node_owners import owned_operators, owner_of, required_owner
 from modelexport.graph.nodes import all_nodes
+from modelexport.graph.properties import is_tagged, recorded
 from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.tagged.encodings.encoded import encoded
 from modelexport.tagged.encodings.metadata import drop_torch_metadata
@@ -71,7 +71,7 @@ def adopt(program: Any, output: str | Path, *, keep_torch_metadata: bool = False
     model = load_onnx(path) if path is not None else copy_of(_model_of(program))
     check_files(model)
     repeated: Sequence[str] = ()
-    if keys.FORMAT_VERSION_KEY not in model.metadata_props:
+    if not is_tagged(model):
         found = find_calls(model, keep_torch_metadata=keep_torch_metadata)
         tags, sources, repeated = found.tags.recorded(), found.sources, found.repeated
     elif path is None:
@@ -114,8 +114,9 @@ def _model_of(program: Any) -> ir.Model:
 
 def _complete(tagged: TaggedFile) -> Counter[CallSource]:
     """Give owners to the nodes without tags of a file that has tags, in place; returns the sources of all."""
-    text, damaged = tagged.model.metadata_props.get(keys.ADOPTED, "{}"), f"{tagged.path} has damaged tags"
-    earlier = decode_json(text, kind=dict[CallSource, int], damaged=damaged, then="adopt the original again")
+    earlier: dict[CallSource, int] | None = recorded(
+        tagged.model, keys.ADOPTED, damaged=f"{tagged.path} has damaged tags"
+    )
     sources = Counter(earlier or {CallSource.TAGS: sum(owner_of(node) is not None for node in tagged.nodes)})
     if inferred := infer_owners(tagged.model, tagged.calls):
         sources[CallSource.NEIGHBOURS] += inferred

@@ -12,8 +12,9 @@ import onnx_ir as ir
 
 from modelexport.format.documents import TransformStep
 from modelexport.format.keys import UNRECORDED, UNRECORDED_DOMAIN
+from modelexport.format.parameter_plan import ParameterPlan
 from modelexport.graph.nodes import initializers
-from modelexport.graph.parameter_plans import ParameterPlan, parameter_plans, record_plan
+from modelexport.graph.parameter_plans import parameter_plans, record_plan
 from modelexport.graph.snapshot import SourceGraph
 from modelexport.lineage.owners_after_tools import Descent
 from modelexport.weights.entries_of_initializers import Computed

@@ -27,15 +27,14 @@ from modelexport.graph.inlined_functions import inline_calls
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes, initializers, inputs_and_results, is_sorted, undefined_values
 from modelexport.graph.parameter_plans import (
-    forget_plans,
     lost_entries,
     parameter_plans,
-    record,
     record_lost,
     record_state_dict,
     state_dict_of,
     used_keys,
 )
+from modelexport.graph.properties import drop_texts, forget_values, properties_of, put_texts, record, recorded
 from modelexport.graph.snapshot import take_snapshot
 from modelexport.graph.unique_names import free_name, name_nodes_apart
 from modelexport.lineage.entries_after_tools import inherited
@@ -224,13 +223,15 @@ def write_retagged(
     )
 
 
+_OURS = "modelexport."
+
+
 def _carry_over(source: ir.Model, model: ir.Model) -> None:
     """Let a changed model have what the tagged one says of itself, as far as it still holds."""
-    for key, text in source.metadata_props.items():
-        if not key.startswith("modelexport.") or key == keys.VALID_IF:
-            model.metadata_props.setdefault(key, text)
-    for key in (keys.OUTPUTS, keys.EXPOSED, keys.REPLACED, keys.CUT_FROM):
-        record(model, key, source.meta.get(key))
+    others = {key: text for key, text in properties_of(source).items() if not key.startswith(_OURS)}
+    put_texts(model, others | properties_of(model))
+    for key in (keys.OUTPUTS, keys.EXPOSED, keys.REPLACED, keys.CUT_FROM, keys.VALID_IF):
+        record(model, key, recorded(source, key))
 
 
 def _flat(path: Path, tagged: TaggedFile) -> tuple[ir.Model, bool]:
@@ -259,12 +260,8 @@ def _flat(path: Path, tagged: TaggedFile) -> tuple[ir.Model, bool]:
 
 def forget_tags(model: ir.Model) -> None:
     """Remove our properties from a model that was changed, in place: they may no longer hold for it."""
-    forget_plans(model)
-    stores = [node.metadata_props for node in all_nodes(model)]
-    stores += [value.metadata_props for value in initializers(model)]
-    for store in (model.metadata_props, *stores):
-        for key in [key for key in store if key.startswith("modelexport.")]:
-            del store[key]
+    forget_values(model)
+    drop_texts([model, *all_nodes(model), *initializers(model)], lambda key: key.startswith(_OURS))
 
 
 def _forget_names(model: ir.Model) -> None:

@@ -17,7 +17,7 @@ from modelexport.files.path_or_model import Source, as_path
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
 from modelexport.graph.parameter_plans import parameter_plan, state_dict_of
-from modelexport.graph.size_conditions import check_sizes, read_conditions
+from modelexport.graph.size_conditions import check_sizes, conditions_of
 from modelexport.measure import columns
 from modelexport.measure.html_page import Page, embedded_page
 from modelexport.measure.inputs_and_example_sizes import example_sizes, shapes_in_run
@@ -58,7 +58,7 @@ def cost(
         UsageError: It has no dynamic axis of a name in ``sizes``, is not right for these sizes, or is a folder.
     """
     tagged = file if isinstance(file, TaggedFile) else read_one(file)
-    check_sizes(read_conditions(tagged.model.metadata_props), sizes or {})
+    check_sizes(conditions_of(tagged.model), sizes or {})
     shapes = shapes or find_shapes(tagged.model, sizes)
     constant = constant_values(tagged.model)
     nodes, unknown = _node_figures(tagged, shapes, constant)

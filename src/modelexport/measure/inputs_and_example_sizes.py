@@ -20,7 +20,7 @@ from modelexport.files.regular_files import open_regular, read_regular
 from modelexport.files.safetensors_files import read_header
 from modelexport.graph.copies import value_like
 from modelexport.graph.nodes import required_inputs
-from modelexport.graph.size_conditions import check_sizes, put_conditions, read_conditions, renamed
+from modelexport.graph.size_conditions import check_sizes, conditions_of, record_conditions, renamed
 from modelexport.graph.size_symbols import SYMBOL, rename_sizes
 from modelexport.measure.shapes import symbols_in
 from modelexport.runtime.devices import CPU
@@ -154,10 +154,10 @@ def _sized(model: ir.Model, sizes: Mapping[str, int]) -> ir.Model:
     if unknown := sorted(set(sizes) - symbols):
         raise InputsError(f"no dynamic axis is named {', '.join(unknown)}: there are {', '.join(sorted(symbols))}")
     sized = ir.Model(ir.Graph(list(map(value_like, required_inputs(model))), [], nodes=[]), ir_version=10)
-    check_sizes(read_conditions(model.metadata_props), sizes)
+    check_sizes(conditions_of(model), sizes)
     numbers = {name: str(number) for name, number in sizes.items()}
     rename_sizes(sized, numbers)
-    put_conditions(sized, renamed(read_conditions(model.metadata_props), numbers))
+    record_conditions(sized, renamed(conditions_of(model), numbers))
     return sized
 
 

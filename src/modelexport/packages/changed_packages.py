@@ -19,7 +19,7 @@ import onnx_ir as ir
 from modelexport.core.timed_stages import Stages
 from modelexport.errors import UsageError
 from modelexport.files.folder_locks import STAGING_PREFIX
-from modelexport.files.linked_weights import record_data, record_samples
+from modelexport.files.linked_weights import seal
 from modelexport.files.manifest_file import write_manifest
 from modelexport.files.onnx_models import (
     SMALLEST_OUTSIDE,
@@ -31,10 +31,13 @@ from modelexport.files.onnx_models import (
 )
 from modelexport.files.output_folders import check_package_folder
 from modelexport.files.path_or_model import Source, as_path
+from modelexport.files.untrusted_external_data import sample_digest
 from modelexport.format import keys
+from modelexport.format.documents import DataFile, WeightsFile
+from modelexport.format.parameter_plan import ParameterPlan
 from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.graph.nodes import initializers
-from modelexport.graph.parameter_plans import ParameterPlan
+from modelexport.graph.properties import record, recorded
 from modelexport.lineage.retagging import RetagReport, retag, write_retagged
 from modelexport.precision.quantize import Feeds, QuantizeResult, quantize, quantized, result_of
 from modelexport.precision.recipes import Recipe, chosen_recipe, encode_recipe, of_parts
@@ -221,8 +224,17 @@ def _overwrite(package: Package, staging: Path, changed: Callable[[Path], Change
                     opened.seek(tensor.offset)
                     opened.write(new.tobytes())
     for entry in package.manifest.parts:
-        record_samples(staging / entry.file)
+        _record_samples(staging / entry.file)
     return len(written)
+
+
+def _record_samples(path: Path) -> None:
+    """Record the weights files that a model is linked to as they are now, after weights in them were overwritten."""
+    model = load_onnx(path)
+    linked: dict[str, WeightsFile] = recorded(model, keys.WEIGHTS) or {}
+    now = {place: replace(file, sample=sample_digest(path.parent / place)) for place, file in linked.items()}
+    record(model, keys.WEIGHTS, now or None)
+    save_with_references(model, path)
 
 
 def quantize_package(
@@ -270,23 +282,26 @@ def quantize_package(
         }
         for name in package.manifest.weights:
             (staging / name).unlink(missing_ok=True)
-        records = {
+        sealed = {
             place: _share([quantized_parts[name].model for name in names], staging / place / WEIGHTS)
             for place, names in folders.items()
         }
         for entry in package.manifest.parts:
-            part, save = quantized_parts[entry.name], partial(_save, record=records[Path(entry.file).parent])
+            part, save = (
+                quantized_parts[entry.name],
+                partial(_save, sealed=sealed[Path(entry.file).parent]),
+            )
             report = write_retagged(part.model, parts[entry.name], staging / entry.file, save=save)
             results[entry.name] = moved(result_of(report, part), staging, output)
         (staging / RECIPE).write_bytes(encode_recipe(rules))
     return results
 
 
-def _share(models: Iterable[ir.Model], file: Path) -> str:
+def _share(models: Iterable[ir.Model], file: Path) -> DataFile:
     """Write the weights of models to one file, each tensor once by its content, and let the models refer to it.
 
     Returns:
-        The record of the file for :data:`modelexport.format.keys.DATA`.
+        The record of the file.
     """
     first: dict[object, ir.Value] = {}
     equal: dict[ir.Value, ir.Value] = {}
@@ -300,16 +315,14 @@ def _share(models: Iterable[ir.Model], file: Path) -> str:
     tensors = {value: value.const_value for value in first.values() if value.const_value is not None}
     placed = write_data_file(tensors, file.parent, file.name)
     bind_tensors({value: placed[other] for value, other in equal.items()})
-    sealed = ir.Model(ir.Graph([], [], nodes=[]), ir_version=10)
-    record_data(sealed, file)
-    return sealed.metadata_props[keys.DATA]
+    return seal(file)
 
 
-def _save(model: ir.Model, path: Path, documents: Mapping[str, bytes], *, record: str) -> None:
+def _save(model: ir.Model, path: Path, documents: Mapping[str, bytes], *, sealed: DataFile) -> None:
     """Write a part whose weights are in a file."""
     record_documents(model, documents)
-    model.metadata_props.pop(keys.WEIGHTS, None)
-    model.metadata_props[keys.DATA] = record
+    record(model, keys.WEIGHTS, None)
+    record(model, keys.DATA, {WEIGHTS: sealed})
     save_with_references(model, path)
 
 

@@ -22,6 +22,7 @@ from modelexport.errors import UsageError
 from modelexport.exporting.pipeline import export
 from modelexport.format import keys
 from modelexport.graph.nodes import initializers
+from modelexport.graph.properties import record, take_properties
 from modelexport.pytorch.nested_tensors import copied
 from modelexport.pytorch.private_torch import tree_structure
 
@@ -75,9 +76,9 @@ class TaggedOnnxExporter(OnnxExporter):
             program = ir.load(path)
             ir.external_data.load_to_model(program)
         for value in initializers(program):  # saved with the value, since transformers replaces the tensor
-            value.metadata_props.update(value.const_value.metadata_props if value.const_value is not None else {})
+            take_properties(value)
         for key in (keys.DATA, keys.WEIGHTS, keys.DOCUMENTS):
-            program.metadata_props.pop(key, None)
+            record(program, key, None)
         return program, _metadata(model, sample_inputs, self.required_packages)
 
 

@@ -21,6 +21,7 @@ from modelexport.files.onnx_models import load_onnx
 from modelexport.files.protected_inputs import being_read
 from modelexport.format import keys
 from modelexport.graph.nodes import all_nodes
+from modelexport.graph.properties import text_of
 
 Feeds = Mapping[str, Any]
 
@@ -143,7 +144,7 @@ def _ends_the_process(model: ir.Model) -> bool:
 
 def _runnable(model: ir.Model, file: Path) -> Path | ir.Model:
     """The file, or the model without tags as attributes, which ONNX Runtime refuses."""
-    if model.metadata_props.get(keys.ENCODING) != "attributes":
+    if text_of(model, keys.ENCODING) != "attributes":
         return file
     for node in all_nodes(model):
         node.attributes.pop(keys.SOURCE_MODULE_ATTRIBUTE, None)

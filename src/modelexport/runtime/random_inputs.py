@@ -13,7 +13,7 @@ import onnxruntime
 from modelexport.core.limits import RANDOM_ELEMENTS
 from modelexport.errors import InputsError, UsageError
 from modelexport.graph.nodes import all_nodes, required_inputs
-from modelexport.graph.size_conditions import fitting, read_conditions
+from modelexport.graph.size_conditions import conditions_of, fitting
 from modelexport.graph.size_symbols import SYMBOL, put_size
 from modelexport.runtime.sessions import run_session
 
@@ -166,7 +166,7 @@ def _shapes(model: ir.Model, first: int, middle: int, last: int) -> dict[str, tu
         for axis, size in enumerate(value.shape or ()):
             if isinstance(size, ir.SymbolicDim) and size.value is not None and SYMBOL.fullmatch(size.value):
                 symbols.setdefault(size.value, default(axis, len(value.shape or ())))
-    fits = fitting(read_conditions(model.metadata_props), symbols, symbols) or symbols
+    fits = fitting(conditions_of(model), symbols, symbols) or symbols
     numbers = {name: str(size) for name, size in fits.items()}
 
     def sized(size: int | ir.SymbolicDim, axis: int, rank: int) -> int:

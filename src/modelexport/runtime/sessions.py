@@ -6,12 +6,13 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
+import msgspec
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
@@ -20,9 +21,10 @@ from modelexport.errors import FileFormatError, RunError, UsageError
 from modelexport.files.linked_weights import check_weights, names_other_files
 from modelexport.files.onnx_models import load_onnx
 from modelexport.files.protobuf_writing import to_proto
+from modelexport.format import keys
 from modelexport.graph.narrow_to_float32 import narrow_values, widened
 from modelexport.graph.nodes import initializers
-from modelexport.graph.size_conditions import SizeCondition, check_sizes, read_conditions
+from modelexport.graph.size_conditions import SizeCondition, check_sizes, conditions_of_formulas
 from modelexport.runtime.devices import CPU, Device, add_device, find_device
 
 Level = Literal["all", "extended", "basic", "none"]
@@ -222,7 +224,10 @@ class Session(onnxruntime.InferenceSession):
 
     @cached_property
     def _conditions(self) -> Sequence[SizeCondition]:
-        return read_conditions(self.get_modelmeta().custom_metadata_map)
+        formulas = self.get_modelmeta().custom_metadata_map.get(keys.VALID_IF, "[]")
+        with suppress(msgspec.DecodeError):
+            return conditions_of_formulas(msgspec.json.decode(formulas, type=list[str]))
+        return []
 
     @cached_property
     def _shapes(self) -> Mapping[str, Sequence[int | str | None]]:

@@ -23,7 +23,7 @@ from modelexport.format.dtypes import dtype_name
 from modelexport.format.keys import CUT_FROM
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import inputs_and_results, required_inputs, sizes_of
-from modelexport.graph.parameter_plans import record
+from modelexport.graph.properties import record
 from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.surgery.call_interfaces import Interface, interface_of
 from modelexport.surgery.graph_cutter import Cut, Cutter, nodes_between

@@ -19,7 +19,8 @@ from modelexport.format import keys
 from modelexport.graph.copies import copy_of, model_like
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import nested_graphs, nodes_behind, required_inputs, values_taken, with_nested
-from modelexport.graph.parameter_plans import listed_entries, record, record_state_dict, used_keys
+from modelexport.graph.parameter_plans import listed_entries, record_state_dict, used_keys
+from modelexport.graph.properties import properties_of, put_texts, record, text_of
 from modelexport.surgery.recomputed_values import Renewed, Repeating, is_size, read_off
 from modelexport.tagged.encodings.encoded import encoded
 
@@ -171,9 +172,9 @@ class Cutter:
                 doc_string=whole.doc_string,
                 opset_imports=whole.opset_imports,
                 name=whole.name,
-                metadata_props=whole.metadata_props,
             )
         )
+        put_texts(graph, properties_of(whole))
         for renewal in needs.renewed.values():
             size = graph.inputs.pop(len(needs.inputs))
             read_off(graph, renewal, size, graph.inputs[needs.inputs.index(renewal.source)])
@@ -184,10 +185,10 @@ class Cutter:
 
     def _check_types(self, what: str, values: Iterable[ir.Value]) -> None:
         for value in values:
-            if value.type is None and keys.VALUE_TYPE not in value.metadata_props:
+            if value.type is None and text_of(value, keys.VALUE_TYPE) is None:
                 with suppress(ir.serde.SerdeError):  # onnx infers maps, which onnx_ir does not hold
                     passes.ShapeInferencePass()(self._model)
-            if value.type is None and keys.VALUE_TYPE not in value.metadata_props:
+            if value.type is None and text_of(value, keys.VALUE_TYPE) is None:
                 raise FileFormatError(
                     f"{self._tagged.path} has no type for '{value.name}', which {what} takes or returns, "
                     "and it cannot be inferred: export it again"
@@ -225,7 +226,7 @@ class Cutter:
         known = self._tagged.call_tags
         tags = RecordedTags(CallTree(tuple(traced for traced in known.calls if traced.call in calls)), known.facts)
         is_whole = [value.name for value in graph.outputs] == [value.name for value in whole.graph.outputs]
-        model = encoded(model_like(whole, graph, functions.values(), dict(whole.metadata_props)), tags)
+        model = encoded(model_like(whole, graph, functions.values()), tags)
         for key in () if is_whole else (keys.OUTPUTS, keys.EXPOSED):
             record(model, key, None)
         if (listed := listed_entries(whole)) is not None:

@@ -14,8 +14,10 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.format import keys
+from modelexport.format.parameter_plan import AdapterInput, AdapterPart, ParameterPlan
 from modelexport.graph.node_owners import owner_of, set_owner
-from modelexport.graph.parameter_plans import AdapterInput, AdapterPart, ParameterPlan, record_adapter_input
+from modelexport.graph.parameter_plans import record_adapter_input
+from modelexport.graph.properties import put_texts
 from modelexport.weights.entries_from_file import transposition
 from modelexport.weights.peft_adapters import LowRank
 
@@ -176,7 +178,7 @@ class PairInputs:
             delta = step("MatMul", "lora_B", [inner, b], old.shape)
         new = step("Add", "lora", [old, delta], old.shape) if scale is None else self._scaled(step, node, delta, scale)
         for each in nodes:
-            each.metadata_props[keys.ADAPTER] = "lora"
+            put_texts(each, {keys.ADAPTER: "lora"})
             set_owner(each, owner_of(node))
         self._take_over(old, new, nodes)
         node.graph.insert_after(node, nodes)

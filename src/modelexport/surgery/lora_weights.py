@@ -12,11 +12,10 @@ import onnx_ir as ir
 from modelexport.core.text import first_few
 from modelexport.errors import WeightsError
 from modelexport.files.atomic_writing import check_writable
+from modelexport.format.parameter_plan import AdapterInput, ParameterPlan
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers
 from modelexport.graph.parameter_plans import (
-    AdapterInput,
-    ParameterPlan,
     adapter_input,
     parameter_plans,
     record_adapter_input,

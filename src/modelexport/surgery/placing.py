@@ -15,6 +15,7 @@ from modelexport.core.text import short_repr
 from modelexport.errors import UsageError
 from modelexport.format import keys
 from modelexport.graph.node_owners import owner_of
+from modelexport.graph.properties import text_of
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.provider_assignment import RECORD, SETTINGS, assigned_providers, session_devices
 from modelexport.tagged.file import TaggedFile
@@ -115,7 +116,7 @@ def place(
     """
     for node in tagged.nodes:
         owner = owner_of(node)
-        if owner is None or node.metadata_props.get(keys.LAYER_ANNOTATION) != owner.call.annotation:
+        if owner is None or text_of(node, keys.LAYER_ANNOTATION) != owner.call.annotation:
             raise UsageError(
                 f"{tagged.path} has nodes without the annotations that ONNX Runtime needs, such as '{node.name}': "
                 "export it again, or write new ones with `modelexport retag`"
@@ -183,7 +184,7 @@ def _patterns(tagged: TaggedFile, devices: Mapping[str, str | None]) -> dict[str
     beginning: dict[str, set[str | None]] = defaultdict(set)
     """Prefixes, such as ``layers.``, to the devices of all annotations that begin with them."""
     for node in tagged.nodes:
-        annotation = node.metadata_props[keys.LAYER_ANNOTATION]
+        annotation = text_of(node, keys.LAYER_ANNOTATION) or ""
         annotations[annotation] = devices[node.name or ""]
         for prefix in _prefixes(annotation):
             beginning[prefix].add(annotations[annotation])

@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from modelexport.graph.nodes import is_random, nested_graphs, sizes_of, values_taken
+from modelexport.graph.properties import copy_facts
 
 
 class Repeating:
@@ -123,7 +124,6 @@ def read_off(graph: ir.Graph, renewal: Renewed, size: ir.Value, source: ir.Value
         [ir.AttrInt64("start", renewal.start), ir.AttrInt64("end", renewal.start + length)],
         outputs=[size],
         name=renewal.node.name,
-        metadata_props=dict(renewal.node.metadata_props),
     )
-    node.meta.update(renewal.node.meta)
+    copy_facts(renewal.node, node)
     graph.insert_before(graph[0], node)

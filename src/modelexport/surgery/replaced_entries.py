@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from modelexport.format.parameter_plan import ParameterPlan
 from modelexport.graph.node_owners import owner_of
-from modelexport.graph.parameter_plans import ParameterPlan, parameter_plan, parameter_plans, record_plan
+from modelexport.graph.parameter_plans import parameter_plan, parameter_plans, record_plan
 
 
 def write_keys(

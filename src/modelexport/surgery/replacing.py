@@ -19,7 +19,8 @@ from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import keys
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes, nested_graphs, values_taken, with_nested
-from modelexport.graph.parameter_plans import adapter_input, listed_entries, record, record_state_dict, used_keys
+from modelexport.graph.parameter_plans import adapter_input, listed_entries, record_state_dict, used_keys
+from modelexport.graph.properties import put_texts, record
 from modelexport.graph.unique_names import free_name, names_in
 from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.surgery import Sharing
@@ -327,8 +328,7 @@ class _Replacer:
         self._record[str(call)] = by
         nodes = [each for node in parts.nodes for each in with_nested(node)]
         for node in nodes:
-            node.metadata_props.clear()
-            node.metadata_props[keys.REPLACED] = by
+            put_texts(node, {keys.REPLACED: by}, only=True)
             set_owner(node, parts.owners.get(node, Owner((call,))))
             self._dirty.update(value for value in node.inputs if value is not None and value.is_initializer())
         return len(nodes)

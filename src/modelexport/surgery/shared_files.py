@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError, OutputError
 from modelexport.files.linked_weights import check_files, clone, clone_or_link, free_place
 from modelexport.files.onnx_models import fits_inside, record_documents, save_model, save_with_references
-from modelexport.files.untrusted_external_data import recorded_files
-from modelexport.format import documents, keys
+from modelexport.format import keys
 from modelexport.graph.nodes import initializers
+from modelexport.graph.properties import record, recorded
 from modelexport.surgery import Sharing
 from modelexport.weights.linked_copied_embedded import in_file
 
@@ -35,8 +34,9 @@ class SharedFiles:
         self._output = None if output.is_dir() else output
         self._folder = output if self._output is None else output.parent
         self._staging, self._sharing = staging, sharing
-        self._linked: dict[str, Any] = recorded_files(model.metadata_props, keys.WEIGHTS, documents.WeightsFile)
-        self._written: dict[str, Any] = recorded_files(model.metadata_props, keys.DATA, documents.DataFile)
+        self._recorded: dict[str, dict[str, Any]] = {
+            key: recorded(model, key) or {} for key in (keys.WEIGHTS, keys.DATA)
+        }
         self._placed: dict[str, str | None] = {}
 
     def save(self, model: ir.Model, name: str, beside: Mapping[str, bytes] | None = None) -> list[str]:
@@ -69,10 +69,9 @@ class SharedFiles:
             placed[value] = in_file(location, tensor, value.name or "", self._folder)
             now[str(tensor.location)] = location
         record_documents(model, beside or {})
-        for key, known in ((keys.WEIGHTS, self._linked), (keys.DATA, self._written)):
-            model.metadata_props.pop(key, None)
-            if records := {location: known[before] for before, location in now.items() if before in known}:
-                model.metadata_props[key] = msgspec.json.encode(records).decode()
+        for key, known in self._recorded.items():
+            records = {location: known[before] for before, location in now.items() if before in known}
+            record(model, key, records or None)
         save_with_references(model, self._staging / name, placed)
         return sorted({location for location in locations.values() if location is not None})
 
@@ -80,7 +79,7 @@ class SharedFiles:
         """The location of a tensor's file, relative to the folder; ``None`` if it should not or cannot be linked."""
         real = os.path.realpath(tensor.path)
         if real not in self._placed:
-            is_checkpoint = str(tensor.location) in self._linked
+            is_checkpoint = str(tensor.location) in self._recorded[keys.WEIGHTS]
             self._placed[real] = self._bring(Path(real), Path(tensor.location).name, is_checkpoint)
         return self._placed[real]
 

@@ -23,9 +23,11 @@ from modelexport.files.linked_weights import changed_files
 from modelexport.files.path_or_model import Source
 from modelexport.format import keys
 from modelexport.format.dtypes import dtype_name
+from modelexport.format.parameter_plan import ParameterPlan
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers
-from modelexport.graph.parameter_plans import ParameterPlan, parameter_plans, state_dict_of
+from modelexport.graph.parameter_plans import parameter_plans, state_dict_of
+from modelexport.graph.properties import text_of
 from modelexport.tagged.comparison_report import (
     CallChange,
     EntryChange,
@@ -143,7 +145,7 @@ class _Side:
         return FileFacts(
             path=str(tagged.path),
             bytes=sum(file.stat().st_size for file in files if file.is_file()),
-            version=model.metadata_props.get(keys.VERSION_KEY, ""),
+            version=text_of(model, keys.VERSION_KEY) or "",
             encoding=tagged.encoding,
             opsets=dict(model.opset_imports),
             settings=sidecar.settings if sidecar else None,

@@ -22,13 +22,14 @@ from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import documents
 from modelexport.format.call_tree import read_call_tree, recorded_tags
 from modelexport.format.cut_record import CutRecord
-from modelexport.format.keys import CUT_FROM, FORMAT_VERSION_KEY
+from modelexport.format.keys import CALL_TREE, CUT_FROM
 from modelexport.format.node_tags import OwnerReader
 from modelexport.format.versions import check_version
 from modelexport.graph.boundaries import CallBoundary, find_boundaries
 from modelexport.graph.names_by_module import name_by_path
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes
+from modelexport.graph.properties import format_version, is_tagged, properties_of, text_of
 from modelexport.tagged.documents.reader import load_hierarchy
 from modelexport.tagged.encodings.encoded import encoded
 from modelexport.tagged.encodings.metadata import write_tags
@@ -97,7 +98,7 @@ class TaggedFile:
             sidecar = load_hierarchy(path)
             if [call.address for call in sidecar.calls] != [traced.call.address for traced in self.calls]:
                 raise FileFormatError(f"{path} does not belong to {self.path}: it has other calls")
-            check_document(self.path, self.model.metadata_props, SIDECAR)
+            check_document(self.path, self.model, SIDECAR)
         except FileFormatError as error:
             READING.info("not used: %s", error)
             return None
@@ -212,15 +213,15 @@ def read_tagged(path: Source, *, checked: bool = True) -> TaggedFile:
     """
     path = as_path(path)
     model = load_onnx(path)
-    if FORMAT_VERSION_KEY not in model.metadata_props:
+    if not is_tagged(model):
         return read_untagged(path, model)
-    check_version(path, model.metadata_props)
+    check_version(path, format_version(model))
     try:
-        entries = read_call_tree(model.metadata_props)
+        entries = read_call_tree(text_of(model, CALL_TREE) or "[]")
         encoding = unpack_tags(model, entries)
         owners = OwnerReader(CallTree(tuple(entries)))
         for node in all_nodes(model):
-            if (owner := owners.read(node.metadata_props)) is not None:
+            if (owner := owners.read(properties_of(node))) is not None:
                 set_owner(node, owner)
         tags = recorded_tags(entries, owners.source_tags)
         if encoding == "functions":

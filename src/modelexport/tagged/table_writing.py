@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from modelexport.core.json_decoding import decode_json
 from modelexport.errors import UsageError
 from modelexport.files.atomic_writing import written_together
 from modelexport.format import keys
+from modelexport.graph.properties import recorded
 from modelexport.tagged.documents.dag import dag_document
 from modelexport.tagged.documents.named_entries import encode_table
 from modelexport.tagged.documents.operations import operations_document
@@ -25,14 +25,13 @@ def write_tables(tagged: TaggedFile) -> list[Path]:
         UsageError: The file records no tables, or other ones: it was changed since.
         OutputError: They cannot be written.
     """
-    text, damaged = tagged.model.metadata_props.get(keys.DOCUMENTS, "{}"), f"{tagged.path} has damaged tags"
-    recorded = decode_json(text, kind=dict[str, str], damaged=damaged)
+    digests = recorded(tagged.model, keys.DOCUMENTS, damaged=f"{tagged.path} has damaged tags") or {}
     tables = {
         ".dag.json": encode_table(dag_document(tagged.model, tagged.call_tags)),
         ".operations.json": encode_table(operations_document(tagged.model, tagged.call_tags)),
     }
     for suffix, content in tables.items():
-        if recorded.get(suffix) != hashlib.sha256(content).hexdigest():
+        if digests.get(suffix) != hashlib.sha256(content).hexdigest():
             raise UsageError(f"{tagged.path} was written without {suffix} or changed since: `tree` and `nodes` read it")
     with written_together(tagged.path.parent, [tagged.path]) as staging:
         for suffix, content in tables.items():

@@ -18,9 +18,10 @@ from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.owners import Owner
 from modelexport.errors import WeightsError
 from modelexport.format.documents import StateDictEntry, TransformStep
+from modelexport.format.parameter_plan import ParameterPlan
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import initializers
-from modelexport.graph.parameter_plans import ParameterPlan, listed_entries, parameter_plans
+from modelexport.graph.parameter_plans import listed_entries, parameter_plans
 from modelexport.weights.entries_from_file import recover
 from modelexport.weights.packed.repacking import DOMAIN as PACKED
 from modelexport.weights.recorded_transforms import decode_tensor, run_operator, tensor_attributes

@@ -145,7 +145,6 @@ class NodeComputation:
 
     def _implementation(self, node: ir.Node) -> Callable[..., tuple[Any, ...]]:
         proto = ir.serde.serialize_node(node)
-        del proto.metadata_props[:]
         reference = self._reference(proto) if node.domain in ("", "ai.onnx") else None
 
         def run(*inputs: Any) -> tuple[Any, ...]:

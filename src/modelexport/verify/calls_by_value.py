@@ -19,15 +19,10 @@ from modelexport.core.module_tree import ModuleTree
 from modelexport.core.owners import Evidence, Owner
 from modelexport.core.tags import Tags
 from modelexport.format.documents import StateDictEntry, TransformStep
+from modelexport.format.parameter_plan import ParameterPlan
 from modelexport.graph.node_owners import OWNER, owner_of, set_owner
 from modelexport.graph.nodes import initializers
-from modelexport.graph.parameter_plans import (
-    ParameterPlan,
-    parameter_plans,
-    record_lost,
-    record_plan,
-    record_state_dict,
-)
+from modelexport.graph.parameter_plans import parameter_plans, record_lost, record_plan, record_state_dict
 from modelexport.tagged.file import TaggedFile
 from modelexport.tagged.found_calls.owners_from_neighbors import infer_owners
 from modelexport.verify.matched_values import Matches

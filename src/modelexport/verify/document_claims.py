@@ -29,6 +29,7 @@ from modelexport.graph.kept_outputs import exposed_outputs, requested_outputs
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers, nested_graphs
 from modelexport.graph.parameter_plans import state_dict_of, used_keys
+from modelexport.graph.properties import properties_of, text_of
 from modelexport.graph.size_symbols import SYMBOL, put_size
 from modelexport.tagged.documents.dag import dag_document
 from modelexport.tagged.documents.hierarchy_sidecar import descended_document, module_facts
@@ -195,11 +196,11 @@ class _Right:
                     table["call", call.address]["level"] = tags.is_level_call(call)
         for node in self.tagged.nodes:
             if (owner := owner_of(node)) is not None:
-                right, properties = owner_properties(owner, self.tags), node.metadata_props
+                right, properties = owner_properties(owner, self.tags), properties_of(node)
                 said["node", node.name] = {key: _lists(properties[key]) for key in right if key in properties}
                 so["node", node.name] = {key: _lists(text) for key, text in right.items() if key in properties}
         for value in initializers(self.tagged.model):
-            if (text := value.metadata_props.get(keys.HIERARCHY_TAGS)) is not None:
+            if (text := text_of(value, keys.HIERARCHY_TAGS)) is not None:
                 said["initializer", value.name] = {"hierarchy_tags": _lists(text)}
                 so["initializer", value.name] = {"hierarchy_tags": initializer_tags(value, self.tags)}
         return said, so

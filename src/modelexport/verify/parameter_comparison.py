@@ -19,15 +19,10 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import UsageError
+from modelexport.format.parameter_plan import ParameterPlan
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers
-from modelexport.graph.parameter_plans import (
-    ParameterPlan,
-    lost_entries,
-    parameter_plan,
-    parameter_plans,
-    state_dict_of,
-)
+from modelexport.graph.parameter_plans import lost_entries, parameter_plan, parameter_plans, state_dict_of
 from modelexport.traces.array_differences import compare_arrays
 from modelexport.traces.tolerances import COMPUTED_BUFFER
 from modelexport.verify.verify_report import CallVerdict, ParameterReport

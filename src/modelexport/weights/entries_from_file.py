@@ -10,7 +10,7 @@ import numpy as np
 from modelexport.errors import WeightsError
 from modelexport.format.documents import StateDictEntry, TransformStep
 from modelexport.format.dtypes import parse_dtype
-from modelexport.graph.parameter_plans import ParameterPlan
+from modelexport.format.parameter_plan import ParameterPlan
 from modelexport.weights.recorded_transforms import apply_transform, compute_planned, decode_tensor
 
 Stored = tuple[ParameterPlan, np.ndarray]

@@ -17,8 +17,9 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.format.documents import StateDictEntry, TransformStep
+from modelexport.format.parameter_plan import ParameterPlan
 from modelexport.graph.nodes import initializers, nested_graphs
-from modelexport.graph.parameter_plans import ParameterPlan, parameter_plans, record_plan, used_keys
+from modelexport.graph.parameter_plans import parameter_plans, record_plan, used_keys
 from modelexport.graph.snapshot import SourceGraph, SourceNode
 from modelexport.graph.unique_names import free_name
 from modelexport.weights.packed import repacking as packed

@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
 import onnx_ir as ir
 
 from modelexport.errors import OutputError
-from modelexport.files.linked_weights import clone_or_link, free_place, record_data
+from modelexport.files.linked_weights import clone_or_link, free_place, seal
 from modelexport.files.onnx_models import (
     SMALLEST_OUTSIDE,
     fits_inside,
@@ -29,6 +28,7 @@ from modelexport.files.untrusted_external_data import sample_digest
 from modelexport.format import documents, keys
 from modelexport.graph.nodes import initializers
 from modelexport.graph.parameter_plans import parameter_plan
+from modelexport.graph.properties import record
 from modelexport.weights.bytes_of_entries import Weights
 
 
@@ -92,7 +92,7 @@ def save_with_weights(
         summary.absent_bytes = total
     elif to_file:
         placed |= write_data_file(to_file, staging, data)
-        record_data(model, staging / data)
+        record(model, keys.DATA, {data: seal(staging / data)})
         summary.copied_bytes = total
     record_documents(model, documents or {})
     save_with_references(model, staging / path.name, placed)
@@ -135,7 +135,7 @@ def _link(
             locations[real] = location
             summary.linked[location] = how
             recorded[location] = documents.WeightsFile(file.size, file.header, sample_digest(file.path))
-    model.metadata_props[keys.WEIGHTS] = msgspec.json.encode(recorded).decode()
+    record(model, keys.WEIGHTS, recorded)
     placed: _Tensors = {}
     for value, tensor in linked.items():
         assert isinstance(tensor, ir.ExternalTensor)

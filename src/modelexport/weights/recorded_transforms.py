@@ -15,8 +15,8 @@ import onnx_ir as ir
 from modelexport.errors import FileFormatError, WeightsError
 from modelexport.format.documents import TransformStep
 from modelexport.format.dtypes import dtype_name, parse_dtype
+from modelexport.format.parameter_plan import ParameterPlan
 from modelexport.graph.nodes import is_random
-from modelexport.graph.parameter_plans import ParameterPlan
 from modelexport.weights.packed import repacking as packed
 
 

@@ -22,17 +22,11 @@ from modelexport.files.path_or_model import Source, as_path
 from modelexport.files.safetensors_files import read_header
 from modelexport.format import documents
 from modelexport.format.dtypes import dtype_name
-from modelexport.format.keys import FORMAT_VERSION_KEY
+from modelexport.format.parameter_plan import ParameterPlan
 from modelexport.format.versions import check_version
 from modelexport.graph.nodes import initializers
-from modelexport.graph.parameter_plans import (
-    ParameterPlan,
-    forget_plans,
-    lost_entries,
-    parameter_plans,
-    record_own_names,
-    state_dict_of,
-)
+from modelexport.graph.parameter_plans import lost_entries, parameter_plans, record_own_names, state_dict_of
+from modelexport.graph.properties import forget_values, format_version, is_tagged
 from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.weights.packed.known_formats import entry_name
 from modelexport.weights.recorded_transforms import compute_planned
@@ -128,7 +122,7 @@ def planned(
         WeightsError, FileFormatError: As :func:`update_weights`.
     """
     check_weights(model)  # missing files are allowed: their weights are replaced
-    if FORMAT_VERSION_KEY not in model.metadata_props:
+    if not is_tagged(model):
         named = [value for value in initializers(model) if value.name in weights.types]
         if not named:
             has = first_few(value.name for value in initializers(model))
@@ -151,17 +145,17 @@ def planned(
 
 def _update(path: Path, weights: _InMemory | WeightsInFile, output: Path, strict: bool) -> UpdateResult:
     model = load_onnx(path)
-    check_version(path, model.metadata_props)
+    check_version(path, format_version(model))
     plans, tied, read = planned(path, model, weights, strict)
     values = list(initializers(model))
     tensors = {value: new_tensor(path, value, plan, read) for value, plan in plans.items()}
-    if FORMAT_VERSION_KEY not in model.metadata_props:
-        forget_plans(model)
+    if not is_tagged(model):
+        forget_values(model)
     external = any(isinstance(value.const_value, ir.ExternalTensor) for value in values)
     sidecar = path.with_suffix(_SIDECAR)
     documents = {}
     try:
-        check_document(path, model.metadata_props, _SIDECAR)
+        check_document(path, model, _SIDECAR)
         documents = {_SIDECAR: read_document(sidecar)} if sidecar.exists() else {}
     except FileFormatError as error:
         READING.info("not used: %s", error)

@@ -13,6 +13,7 @@ from torch import nn
 
 from modelexport.capture.internals.internals_report import Stage, key_facts
 from modelexport.graph.nodes import all_nodes
+from modelexport.graph.properties import properties_of, text_of
 from modelexport.pytorch.nested_tensors import run_arguments
 from modelexport.pytorch.pretrained import is_pretrained
 
@@ -105,7 +106,7 @@ def _onnx_stage(name: str, model: ir.Model) -> Stage:
     nodes = list(all_nodes(model))
     located = 0
     for node in nodes:
-        for key, text in node.metadata_props.items():
+        for key, text in properties_of(node).items():
             found[key].append(len(key.encode()) + len(text.encode()))
         scopes = list(_scopes(node))
         located += bool(scopes)
@@ -115,5 +116,5 @@ def _onnx_stage(name: str, model: ir.Model) -> Stage:
 
 def _scopes(node: ir.Node) -> Iterator[str]:
     """The paths of the modules that a node ran in; the last of its name scopes is the FX node's own name."""
-    if NAME_SCOPES in node.metadata_props:
-        yield from map(str, ast.literal_eval(node.metadata_props[NAME_SCOPES])[:-1])
+    if scopes := text_of(node, NAME_SCOPES):
+        yield from map(str, ast.literal_eval(scopes)[:-1])

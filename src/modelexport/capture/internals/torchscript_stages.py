@@ -20,6 +20,7 @@ from torch import nn
 from modelexport.capture.internals.internals_report import Stage, key_facts
 from modelexport.capture.patches import private, replaced
 from modelexport.graph.nodes import all_nodes
+from modelexport.graph.properties import properties_of
 from modelexport.pytorch.nested_tensors import copied, output_tensors, run_arguments, tensors_in
 from modelexport.pytorch.private_torch import tracing_state
 
@@ -136,9 +137,9 @@ def _written(model: ir.Model) -> Stage:
     found: dict[str, list[int | None]] = {
         "doc_string": [len(node.doc_string.encode()) for node in nodes if node.doc_string],
         "metadata_props": [
-            sum(len(f"{key}{text}".encode()) for key, text in node.metadata_props.items())
-            for node in nodes
-            if node.metadata_props
+            sum(len(f"{key}{text}".encode()) for key, text in properties.items())
+            for properties in map(properties_of, nodes)
+            if properties
         ],
         "name": [len(name.encode()) for name in names if name],
     }

@@ -11,6 +11,7 @@ import torch
 from onnxscript.function_libs.torch_lib.ops.fft import aten__fft_r2c
 
 from modelexport.graph.nodes import all_nodes
+from modelexport.graph.properties import copy_facts
 
 
 def rolled(self: Any, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Any:
@@ -109,9 +110,6 @@ def hide_sizes_of_transforms(model: ir.Model) -> Iterator[ir.Node]:
         end = ir.node("Shape", node.inputs[:1], {"start": place, "end": place + 1})
         whole = ir.node("Slice", [node.inputs[0], first.outputs[0], end.outputs[0], last.outputs[0]])
         node.graph.insert_before(node, [first, last, end, whole])
-        for made in (first, last, end, whole):
-            made.metadata_props.update(node.metadata_props)
-            if "node" in node.meta:
-                made.meta["node"] = node.meta["node"]
+        copy_facts(node, first, last, end, whole)
         node.replace_input_with(0, whole.outputs[0])
         yield node

@@ -14,6 +14,7 @@ from onnxscript.function_libs.torch_lib.ops import nn as torchlib
 
 from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.graph.nodes import all_nodes
+from modelexport.graph.properties import copy_facts
 
 
 def _windows(size: int, out: int) -> tuple[Any, Any]:
@@ -155,8 +156,8 @@ def _after_pads(pool: Callable[..., Any]) -> Callable[..., Any]:
 def _pad_with_negative_zero(pad: ir.Node, dtype: ir.DataType) -> None:
     """Change the constant of a ``Pad`` in place, so that it still belongs to the call that pads."""
     zero = ir.tensor(np.array(-0.0, dtype=dtype.numpy()))
-    node = ir.Node("", "Constant", [], [ir.AttrTensor("value", zero)], metadata_props=dict(pad.metadata_props))
-    node.meta.update(pad.meta)
+    node = ir.Node("", "Constant", [], [ir.AttrTensor("value", zero)])
+    copy_facts(pad, node)
     value = node.outputs[0]
     value.name = f"{pad.outputs[0].name}_zero"
     bind_tensors({value: zero})

@@ -15,7 +15,7 @@ import onnx_ir as ir
 import torch
 
 from modelexport.graph.nodes import required_inputs
-from modelexport.graph.size_conditions import broken, fitting, read_conditions, sizes_against
+from modelexport.graph.size_conditions import broken, conditions_of, fitting, sizes_against
 from modelexport.graph.size_symbols import SYMBOL, put_size
 from modelexport.pytorch.nested_tensors import tensors_in
 from modelexport.pytorch.private_torch import tree_map
@@ -67,9 +67,7 @@ def changed_sizes(
     for symbol, (size, axis) in _symbols(inputs, model).items():
         chosen = size > 1 and (symbols is None or symbol in symbols)
         now[symbol] = size if not chosen else size + 1 if axis == 0 and way == next(iter(WAYS)) else WAYS[way](size)
-    fits = fitting(
-        read_conditions(model.metadata_props), now, [symbol for symbol, size in now.items() if size != before[symbol]]
-    )
+    fits = fitting(conditions_of(model), now, [symbol for symbol, size in now.items() if size != before[symbol]])
     return fits if fits != before else None
 
 
@@ -144,14 +142,14 @@ def other_sizes(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inputs]]
 
 def within_conditions(inputs: Inputs, model: ir.Model) -> Inputs:
     """Inputs in the nearest sizes for which the conditions of a file hold; the same ones if they do, or if none fit."""
-    conditions, sizes = read_conditions(model.metadata_props), symbol_sizes(inputs, model)
+    conditions, sizes = conditions_of(model), symbol_sizes(inputs, model)
     now = fitting(conditions, sizes, [*given_sizes(inputs, model)]) if broken(conditions, sizes) else None
     return inputs if now is None else with_sizes(inputs, model, now)
 
 
 def sizes_at_limits(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inputs]]:
     """Inputs with the last sizes for which the conditions of a file hold, and with odd ones, with a description."""
-    before, conditions = symbol_sizes(inputs, model), read_conditions(model.metadata_props)
+    before, conditions = symbol_sizes(inputs, model), conditions_of(model)
     odd = {symbol: (size + max(size // 8, 1)) | 1 for symbol, size in given_sizes(inputs, model).items()}
     wanted = [("odd sizes", {**before, **odd})] if odd else []
     for one in conditions:
@@ -183,7 +181,7 @@ def one_row(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inputs]]:
     given = {symbol: 1 if symbol in rows else size for symbol, (size, _) in symbols.items()}
     small = small_sizes(given)
     odd = {symbol: _odd(size, given[symbol]) for symbol, size in small.items()}
-    conditions, others = read_conditions(model.metadata_props), symbols.keys() - rows
+    conditions, others = conditions_of(model), symbols.keys() - rows
     fits = [fitting(conditions, sizes, others) for sizes in (odd, small, given)]
     for index, sizes in enumerate(fits):
         if sizes is not None and sizes not in fits[:index]:

@@ -16,6 +16,7 @@ from modelexport.graph.hidden_weights import detach_tensors
 from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.graph.nodes import required_inputs, values_taken
 from modelexport.graph.parameter_plans import parameter_plan, record_plan
+from modelexport.graph.properties import put_texts
 from modelexport.surgery.edited_calls import EditedCalls
 from modelexport.surgery.substitutes.substitute import Parts, Site
 
@@ -88,8 +89,8 @@ class CustomOperator:
         graph.initializers.clear()
         detach_tensors(outside)
         for value in outside:
-            value.metadata_props.clear()
             record_plan(value, None)
+            put_texts(value, {}, only=True)
         body = ir.Graph(inputs, outputs, nodes=nodes, opset_imports=dict(graph.opset_imports), name=self.op_type)
         declared = [ir.Attr(name, _attribute(name, value).type, None) for name, value in self.attributes.items()]
         function = ir.Function(self.domain, self.op_type, graph=body, attributes=declared)

@@ -16,11 +16,13 @@ from modelexport.core.tags import CallTags, LevelRule
 from modelexport.errors import UsageError
 from modelexport.files.onnx_models import load_onnx
 from modelexport.files.path_or_model import Source, as_path
-from modelexport.format import documents, keys
+from modelexport.format import documents
+from modelexport.format.parameter_plan import ParameterPlan
 from modelexport.graph.copies import copy_of, value_like
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, may_be, nodes_behind
-from modelexport.graph.parameter_plans import ParameterPlan, listed_entries, parameter_plan, record_plan
+from modelexport.graph.parameter_plans import listed_entries, parameter_plan, record_plan
+from modelexport.graph.properties import is_tagged
 from modelexport.surgery.call_interfaces import Interface, Wanted, match_names, spellings
 from modelexport.surgery.edited_calls import EditedCalls
 from modelexport.surgery.grafted_modules import Graft, graft_calls, joined
@@ -40,7 +42,7 @@ class FromModel:
         self.path = as_path(file)
         self.model = load_onnx(self.path)
         self._tagged: TaggedFile | None = None
-        if keys.FORMAT_VERSION_KEY in self.model.metadata_props:
+        if is_tagged(self.model):
             self._tagged = read_tagged(self.path)
             self.model = self._tagged.model
         self.rule: LevelRule | None = None

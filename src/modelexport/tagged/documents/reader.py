@@ -64,7 +64,7 @@ def _content(path: Path, checked: bool) -> bytes:
     if checked and suffix is not None and model.is_file():
         beside = load_onnx(model)
         check_weights(beside)
-        check_document(model, beside.metadata_props, suffix)
+        check_document(model, beside, suffix)
     return content
 
 

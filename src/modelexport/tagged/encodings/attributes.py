@@ -8,6 +8,7 @@ from modelexport.core.tags import CallTags
 from modelexport.format import keys
 from modelexport.graph.node_owners import required_owner
 from modelexport.graph.nodes import all_nodes
+from modelexport.graph.properties import drop_texts, put_texts
 
 
 def write_attributes(model: ir.Model, tags: CallTags) -> None:
@@ -17,9 +18,8 @@ def write_attributes(model: ir.Model, tags: CallTags) -> None:
     a node stay in its metadata.
     """
     for node in all_nodes(model):
-        for key in (keys.SOURCE_MODULE, keys.HIERARCHY_TAGS):
-            node.metadata_props.pop(key, None)
+        drop_texts([node], (keys.SOURCE_MODULE, keys.HIERARCHY_TAGS))
         source_tags = [tags.source_tag(call) for call in required_owner(node).calls]
         node.attributes.add(ir.AttrString(keys.SOURCE_MODULE_ATTRIBUTE, source_tags[0]))
         node.attributes.add(ir.AttrStrings(keys.HIERARCHY_TAGS_ATTRIBUTE, source_tags))
-    model.metadata_props[keys.ENCODING] = "attributes"
+    put_texts(model, {keys.ENCODING: "attributes"})

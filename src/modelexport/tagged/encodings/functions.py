@@ -32,6 +32,7 @@ from modelexport.graph.names_by_module import name_by_path
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.parameter_plans import parameter_plan
+from modelexport.graph.properties import properties_of, put_texts
 from modelexport.graph.unique_names import free_name
 from modelexport.tagged.encodings.functions_call_groups import FlatCall, Group, Grouping, Hoisted, Item, group_calls
 from modelexport.tagged.encodings.functions_distinct_bodies import (
@@ -96,8 +97,8 @@ class _Writer:
 
     def run(self) -> ir.Model:
         functions = [self._function(variant) for variant in self.distinct.variants]
-        properties = {**self.model.metadata_props, keys.ENCODING: "functions", keys.CALL_TREE: self._call_tree()}
-        written = model_like(self.model, self._main_graph(), [*self.model.functions.values(), *functions], properties)
+        written = model_like(self.model, self._main_graph(), [*self.model.functions.values(), *functions])
+        put_texts(written, {keys.ENCODING: "functions", keys.CALL_TREE: self._call_tree()})
         written.ir_version = max(self.model.ir_version, _FUNCTION_VALUE_INFO_IR_VERSION)
         return written
 
@@ -121,13 +122,13 @@ class _Writer:
         for value in (*graph.inputs, *graph.initializers.values()):
             if value not in env:
                 env[value] = _copied(value, value.shape, value.const_value)
-                env[value].metadata_props.update(kept_properties(value))
+                put_texts(env[value], kept_properties(value))
         nodes = _Body(self, self.distinct.root, env, ()).build()
         outputs = [env[value] for value in graph.outputs]
         embedded = {
             value for variant in self.distinct.variants for member in variant.members for value in member.constants()
         }
-        return ir.Graph(
+        main = ir.Graph(
             [env[value] for value in graph.inputs],
             outputs,
             nodes=nodes,
@@ -139,8 +140,9 @@ class _Writer:
             doc_string=graph.doc_string,
             opset_imports=dict(graph.opset_imports) | ({keys.FUNCTIONS_DOMAIN: 1} if self.distinct.variants else {}),
             name=graph.name,
-            metadata_props=dict(graph.metadata_props),
         )
+        put_texts(main, properties_of(graph))
+        return main
 
     def _function(self, variant: Variant) -> ir.Function:
         first = variant.members[0]
@@ -221,15 +223,16 @@ class _Body:
         if self.scope.is_root:
             properties[keys.NAMESPACE] = self.writer.tags.namespace(group.call)
             properties[keys.LAYER_ANNOTATION] = group.call.annotation
-        return ir.Node(
+        called = ir.Node(
             keys.FUNCTIONS_DOMAIN,
             self.writer.names[instance.variant],
             inputs,
             [ir.AttrString(keys.SOURCE_MODULE_ATTRIBUTE, tag), ir.AttrStrings(keys.HIERARCHY_TAGS_ATTRIBUTE, [tag])],
             outputs=[self.env[value] for value in instance.outputs()],
             name=properties[keys.CALL],
-            metadata_props=properties,
         )
+        put_texts(called, properties)
+        return called
 
     def _node(self, node: ir.Node) -> ir.Node:
         owner = owner_of(node)
@@ -238,13 +241,11 @@ class _Body:
         attributes = [with_graphs(attribute, self._graph) for _, attribute in sorted(node.attributes.items())]
         duplicates = [duplicate for duplicate in next(self.steps) if isinstance(duplicate, ir.Node)]
         if self.scope.is_root:
-            properties = dict(node.metadata_props)
+            properties = properties_of(node)
         else:
-            common = set(node.metadata_props.items()).intersection(
-                *(duplicate.metadata_props.items() for duplicate in duplicates)
-            )
+            common = set.intersection(*(set(properties_of(each).items()) for each in (node, *duplicates)))
             properties = {key: value for key, value in common if key not in NODE_KEYS} | self._properties(owner)
-        return ir.Node(
+        copied = ir.Node(
             node.domain,
             node.op_type,
             inputs,
@@ -254,8 +255,9 @@ class _Body:
             version=node.version,
             name=node.name,
             doc_string=node.doc_string,
-            metadata_props=properties,
         )
+        put_texts(copied, properties)
+        return copied
 
     def _graph(self, graph: ir.Graph) -> ir.Graph:
         inputs = [self._define() for _ in graph.inputs]
@@ -263,7 +265,7 @@ class _Body:
         for value, original in zip(initializers, graph.initializers.values(), strict=True):
             if original.const_value is not None:
                 bind_tensors({value: original.const_value})
-            value.metadata_props.update(kept_properties(original))
+            put_texts(value, kept_properties(original))
         nodes = self._items(self.writer.items[graph])
         outputs = [self._value(value) for value in graph.outputs]
         return ir.Graph(
@@ -301,15 +303,16 @@ def _constant(value: ir.Value, name: str) -> ir.Node:
     assert value.const_value is not None
     output = _copied(value, value.shape)
     output.name = name
-    return ir.Node(
+    constant = ir.Node(
         "",
         "Constant",
         [],
         [ir.AttrTensor("value", value.const_value)],
         outputs=[output],
         name=name,
-        metadata_props={**tag_properties(["."], [""], Evidence.EXACT), keys.INITIALIZER: value.name or ""},
     )
+    put_texts(constant, {**tag_properties(["."], [""], Evidence.EXACT), keys.INITIALIZER: value.name or ""})
+    return constant
 
 
 def _input_name(value: ir.Value, call: ModuleCall) -> str:

@@ -20,7 +20,7 @@ from modelexport.core.tags import CallTags
 from modelexport.format import keys
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import nested_graphs
-from modelexport.graph.parameter_plans import plan_properties
+from modelexport.graph.properties import properties_of
 from modelexport.tagged.encodings.functions_call_groups import Group, Grouping, Item
 
 CONSTANT_LIMIT = 256
@@ -110,7 +110,7 @@ def is_small_constant(value: ir.Value) -> bool:
         and not isinstance(tensor, ir.ExternalTensor)
         and tensor.nbytes <= CONSTANT_LIMIT
         and not (value.is_graph_input() or value.is_graph_output())
-        and not (kept_properties(value) or plan_properties(value))
+        and not kept_properties(value)
     )
 
 
@@ -270,7 +270,7 @@ class _Encoding:
         for value in (*graph.inputs, *graph.initializers.values()):
             self.walk.append(value)
             tensor = value.const_value
-            known = tuple(sorted((kept_properties(value) | plan_properties(value)).items()))
+            known = tuple(sorted(kept_properties(value).items()))
             defined.append((self._define(value), None if tensor is None else _tensor_key(tensor), known))
         produced, self.produced = self.produced, []
         items = self.encode(self.items[graph])
@@ -280,7 +280,7 @@ class _Encoding:
 
 def kept_properties(initializer: ir.Value) -> dict[str, str]:
     """The properties of an initializer that do not follow from its users."""
-    return {key: text for key, text in initializer.metadata_props.items() if key != keys.HIERARCHY_TAGS}
+    return {key: text for key, text in properties_of(initializer).items() if key != keys.HIERARCHY_TAGS}
 
 
 def _tensor_key(tensor: ir.TensorProtocol) -> Hashable:

@@ -1,4 +1,4 @@
-"""The `metadata` encoding: owners as ``metadata_props`` of nodes and initializers."""
+"""The `metadata` encoding: owners as properties of nodes and initializers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from modelexport.format.node_tags import NODE_KEYS, owner_properties
 from modelexport.format.versions import FORMAT_VERSION
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, initializers
+from modelexport.graph.properties import Carrier, drop_texts, put_texts
 
 _TORCH_KEYS = ("pkg.torch.", "pkg.onnxscript.")
 
@@ -28,23 +29,21 @@ def write_metadata(model: ir.Model, tags: CallTags, *, keep_torch_metadata: bool
 def write_tags(model: ir.Model, tags: CallTags) -> None:
     """Write every node's owner and every initializer's users into a model, in place, whatever it had before."""
     for node in all_nodes(model):
-        properties = node.metadata_props
-        for key in NODE_KEYS:
-            properties.pop(key, None)
+        drop_texts([node], NODE_KEYS)
         if (owner := owner_of(node)) is not None:  # only an export refuses nodes without owners
-            properties.update(owner_properties(owner, tags))
+            put_texts(node, owner_properties(owner, tags))
     write_calls(model, tags)
 
 
 def write_calls(model: ir.Model, tags: CallTags) -> None:
     """Write the call tree and every initializer's users into a model, in place."""
     for value in initializers(model):
-        others = {key: text for key, text in value.metadata_props.items() if key != keys.HIERARCHY_TAGS}
-        value.metadata_props.clear()
-        value.metadata_props.update({keys.HIERARCHY_TAGS: json.dumps(initializer_tags(value, tags))} | others)
-    model.metadata_props[keys.FORMAT_VERSION_KEY] = FORMAT_VERSION
-    model.metadata_props[keys.CALL_TREE] = encode_call_tree(call_tree_entries(tags))
-    model.metadata_props[keys.VERSION_KEY] = __version__
+        put_texts(value, {keys.HIERARCHY_TAGS: json.dumps(initializer_tags(value, tags))})
+    call_tree = encode_call_tree(call_tree_entries(tags))
+    put_texts(
+        model,
+        {keys.FORMAT_VERSION_KEY: FORMAT_VERSION, keys.CALL_TREE: call_tree, keys.VERSION_KEY: __version__},
+    )
 
 
 def initializer_tags(value: ir.Value, tags: CallTags) -> list[str]:
@@ -62,14 +61,10 @@ def drop_torch_metadata(model: ir.Model) -> None:
 
     Such paths are also in the doc strings that exporters write for nodes, so these are removed, whoever wrote them.
     """
-    stores = [model.metadata_props]
+    carriers: list[Carrier] = [model]
     for graph in model.graphs():
-        stores.append(graph.metadata_props)
-        stores.extend([v.metadata_props for v in (*graph.inputs, *graph.outputs, *graph.initializers.values())])
+        carriers += [graph, *graph.inputs, *graph.outputs, *graph.initializers.values()]
     for node in all_nodes(model):
         node.doc_string = None
-        stores.append(node.metadata_props)
-        stores.extend([value.metadata_props for value in node.outputs if value.metadata_props])
-    for store in stores:
-        for key in [key for key in store if key == keys.NAMESPACE or key.startswith(_TORCH_KEYS)]:
-            del store[key]
+        carriers += [node, *node.outputs]
+    drop_texts(carriers, lambda key: key == keys.NAMESPACE or key.startswith(_TORCH_KEYS))

@@ -16,6 +16,7 @@ from modelexport.format.node_tags import read_addresses, read_source_tags, tag_p
 from modelexport.graph.copies import value_like
 from modelexport.graph.inlined_functions import inline_calls
 from modelexport.graph.nodes import all_nodes
+from modelexport.graph.properties import drop_texts, properties_of, put_texts, text_of
 
 
 def unpack_tags(model: ir.Model, entries: Mapping[TracedCall, documents.CallTreeEntry]) -> str:
@@ -27,7 +28,8 @@ def unpack_tags(model: ir.Model, entries: Mapping[TracedCall, documents.CallTree
     Raises:
         KeyError, IndexError, TypeError, ValueError: The encoded tags are damaged.
     """
-    encoding = model.metadata_props.pop(keys.ENCODING, "metadata")
+    encoding = text_of(model, keys.ENCODING) or "metadata"
+    drop_texts([model], {keys.ENCODING})
     if encoding == "attributes":
         _unpack_attributes(model)
     elif encoding == "functions":
@@ -43,7 +45,7 @@ def _unpack_attributes(model: ir.Model) -> None:
         tags = list(node.attributes.pop(keys.HIERARCHY_TAGS_ATTRIBUTE).as_strings())
         if len(tags) > 1:
             properties[keys.HIERARCHY_TAGS] = json.dumps(tags)
-        node.metadata_props.update(properties)
+        put_texts(node, properties)
 
 
 _CALLED = "called:"
@@ -58,9 +60,9 @@ def _inline_functions(model: ir.Model, calls: CallTree) -> None:
     ours = {name for name in model.functions if name[0] == keys.FUNCTIONS_DOMAIN}
     for node in all_nodes(model):
         if node.op_identifier() in ours:
-            call = [node.metadata_props[keys.CALL], node.metadata_props[keys.SOURCE_MODULE]]
-            node.metadata_props.clear()
-            node.metadata_props[f"{_CALLED}{node.op_type}"] = json.dumps(call)
+            properties = properties_of(node)
+            call = [properties[keys.CALL], properties[keys.SOURCE_MODULE]]
+            put_texts(node, {f"{_CALLED}{node.op_type}": json.dumps(call)}, only=True)
     inline_calls(model, domain=keys.FUNCTIONS_DOMAIN)
     model.opset_imports.pop(keys.FUNCTIONS_DOMAIN, None)
 
@@ -69,7 +71,7 @@ def _inline_functions(model: ir.Model, calls: CallTree) -> None:
         return {address: within for within, address in relative_addresses(calls, call).items()}
 
     for node in list(all_nodes(model)):
-        properties = node.metadata_props
+        properties = properties_of(node)
         called = [json.loads(properties.pop(key)) for key in list(properties) if key.startswith(_CALLED)]
         if (name := properties.pop(keys.INITIALIZER, _UNNAMED)) != _UNNAMED:
             _make_initializer(model.graph, node, name)
@@ -84,6 +86,7 @@ def _inline_functions(model: ir.Model, calls: CallTree) -> None:
             ]
             tags = [tag[1:] if tag.startswith("//") else prefix + tag for tag in read_source_tags(properties)]
             properties.update(tag_properties(addresses, tags, Evidence(properties[keys.EVIDENCE])))
+            put_texts(node, properties, only=True)
 
 
 def _make_initializer(graph: ir.Graph, constant: ir.Node, name: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from modelexport.format import keys
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, initializers, inputs_and_results, required_inputs
 from modelexport.graph.parameter_plans import record_own_names
+from modelexport.graph.properties import record, text_of
 from modelexport.graph.unique_names import name_nodes_apart
 from modelexport.tagged.encodings.metadata import write_metadata
 from modelexport.tagged.found_calls.calls_from_stacks import place_by_stacks
@@ -118,9 +118,8 @@ def _name_open_sizes(model: ir.Model) -> None:
 
 
 def record_sources(model: ir.Model, sources: Counter[CallSource]) -> None:
-    """Write into a model how the calls of its nodes were found."""
-    counts = {source.value: sources[source] for source in CallSource if sources[source]}
-    model.metadata_props[keys.ADOPTED] = json.dumps(counts)
+    """Let a model carry how the calls of its nodes were found."""
+    record(model, keys.ADOPTED, {source.value: sources[source] for source in CallSource if sources[source]})
 
 
 def _repeated(model: ir.Model, unnumbered: set[ir.Node]) -> list[str]:
@@ -146,7 +145,7 @@ def _recorded_parameters(model: ir.Model) -> list[ir.Value]:
     """The initializers that ``torch.onnx`` recorded as parameters or as buffers in the ``state_dict``."""
     recorded = []
     for value in initializers(model):
-        kind, persistent = (value.metadata_props.get(f"{_SPECIFICATION}{key}") for key in ("kind", "persistent"))
+        kind, persistent = (text_of(value, f"{_SPECIFICATION}{key}") for key in ("kind", "persistent"))
         if kind == "PARAMETER" or (kind == "BUFFER" and persistent != "False"):
             recorded.append(value)
     return recorded

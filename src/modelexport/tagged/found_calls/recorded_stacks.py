@@ -27,6 +27,7 @@ import onnx_ir as ir
 from modelexport.core.owners import Evidence
 from modelexport.format.keys import NAMESPACE
 from modelexport.graph.nodes import all_nodes
+from modelexport.graph.properties import properties_of, text_of
 
 FX_NODE = "node"
 """The key in ``ir.Node.meta`` under which ``torch.onnx`` keeps the FX node that an ONNX node was made for."""
@@ -100,7 +101,7 @@ def read_fx_nodes(model: ir.Model) -> dict[ir.Node, Found]:
         for node in graph:
             fx_node, source, evidence = node.meta.get(FX_NODE), CallSource.FX_NODE, Evidence.EXACT
             if fx_node is None and by_name:
-                scopes = _literal_list(node.metadata_props.get(_NAME_SCOPES))
+                scopes = _literal_list(text_of(node, _NAME_SCOPES))
                 names = [scopes[-1] if scopes else "", *(value.name or "" for value in node.outputs)]
                 fx_node = next((by_name[name] for name in names if name in by_name), None)
                 source, evidence = CallSource.FX_NAME, Evidence.DERIVED
@@ -126,7 +127,7 @@ def read_metadata(model: ir.Model) -> dict[ir.Node, Found]:
     found: dict[ir.Node, Found] = {}
     plain: dict[ir.Node, list[str]] = {}
     for node in all_nodes(model):
-        properties = node.metadata_props
+        properties = properties_of(node)
         if stack := _torch_stack(properties):
             found[node] = Found(stack, Evidence.DERIVED, CallSource.TORCH_METADATA)
         elif namespace := properties.get(NAMESPACE):
