@@ -130,12 +130,12 @@ class ModuleView:
     @property
     def parameters(self) -> Mapping[str, ir.Value]:
         """``state_dict`` keys to those initializers of its nodes that hold or are computed from these entries."""
-        found: dict[str, ir.Value | None] = {}
+        values: dict[str, ir.Value | None] = {}
         for node in self.nodes:
             for value in node.inputs:
                 plan = parameter_plan(value) if value is not None and value.is_initializer() else None
-                found.update(dict.fromkeys(plan.keys if plan is not None else (), value))
-        return {key: value for key, value in found.items() if value is not None}
+                values.update(dict.fromkeys(plan.keys if plan is not None else (), value))
+        return {key: value for key, value in values.items() if value is not None}
 
     @property
     def children(self) -> tuple[ModuleView, ...]:
@@ -164,9 +164,9 @@ class ModuleView:
 
 def _details(view: ModuleView) -> str:
     """HTML for the call and the calls inside it, collapsible; collapsed below the first level."""
-    own = _operators(view.own_nodes)
+    own_operators = _operators(view.own_nodes)
     label = f"<b>{html.escape(view.tag.rpartition('/')[2])}</b> <code>{html.escape(view.address)}</code> "
-    line = f"{label}{len(view.nodes)} nodes{f': {html.escape(own)}' if own else ''}"
+    line = f"{label}{len(view.nodes)} nodes{f': {html.escape(own_operators)}' if own_operators else ''}"
     inside = "".join(_details(child) for child in view.children if child.nodes)
     if not inside:
         return f"<div style='margin-left:1em'>{line}</div>"
@@ -221,8 +221,8 @@ def _figures(tagged: TaggedFile, by: str, sizes: Mapping[str, int]) -> dict[str,
         from modelexport.measure.shapes import find_shapes
 
         find_shapes(tagged.model, sizes)  # refuses names that no axis has
-        given = dict.fromkeys(find_shapes(tagged.model).symbols, _SIZE) | dict(sizes)
-        nodes, column = cost(tagged, given).nodes, "flops"
+        assumed_sizes = dict.fromkeys(find_shapes(tagged.model).symbols, _SIZE) | dict(sizes)
+        nodes, column = cost(tagged, assumed_sizes).nodes, "flops"
     return {node.name: _number(node.figures.get(column) or 0) for node in nodes}
 
 

@@ -42,7 +42,7 @@ class ModuleCall(msgspec.Struct, frozen=True, order=True):
         ``layers.1.`` is not a prefix of ``layers.10.``. The root's is a single dot. Characters with a meaning in ONNX
         Runtime's rules (a key of a ModuleDict may contain them) are percent-encoded.
         """
-        path = _RULE_CHARACTERS.sub(lambda found: quote(found[0], safe=""), self.path)
+        path = _RULE_CHARACTERS.sub(lambda match: quote(match[0], safe=""), self.path)
         return f"{path}.{f'@{self.index}.' if self.index else ''}"
 
     @classmethod
@@ -135,11 +135,11 @@ class CallTree:
 
     def inside(self, call: ModuleCall) -> set[ModuleCall]:
         """A call and all calls inside it."""
-        found, pending = set[ModuleCall](), [call]
+        calls, pending = set[ModuleCall](), [call]
         while pending:
-            found.add(pending[-1])
+            calls.add(pending[-1])
             pending.extend(self.children[pending.pop()])
-        return found
+        return calls
 
 
 def common_stack(stacks: Iterable[Sequence[ModuleCall]]) -> tuple[ModuleCall, ...]:

@@ -50,8 +50,8 @@ def argument(default: Any, help: str, **more: Any) -> Any:  # noqa: A002 - as ab
 
 def declared(field: dataclasses.Field[Any]) -> Declared | None:
     """The declaration of a field; ``None`` if only Python has the option."""
-    found: Declared | None = field.metadata.get(_KEY)
-    return found
+    declaration: Declared | None = field.metadata.get(_KEY)
+    return declaration
 
 
 def heading(group: type) -> str:
@@ -74,7 +74,9 @@ def with_keywords_of(*groups: Any) -> Callable[[_Function], _Function]:
 
     def decorate(function: _Function) -> _Function:
         signature = inspect.signature(function)
-        named = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        named = [
+            parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD
+        ]
         keywords = [
             inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=field.type)
             for field, default in fields
@@ -100,8 +102,8 @@ def _declared_fields(options: Any) -> Iterator[tuple[dataclasses.Field[Any], Any
 
 def _described(field: dataclasses.Field[Any], default: Any) -> str:
     """An entry of the section "Args" of a docstring."""
-    told = declared(field)
-    text = told.help if told is not None else ""
+    declaration = declared(field)
+    text = declaration.help if declaration is not None else ""
     if default is True:  # the help of a command line is that of the option that turns it off
         text = f"``False``: {text[0].lower()}{text[1:]}"
     return fill(f"{field.name}: {text}", 110, initial_indent="    ", subsequent_indent="        ")

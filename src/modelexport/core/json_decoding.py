@@ -37,9 +37,9 @@ def decode_json(
     try:
         return _decoder(kind).decode(content)  # type: ignore[arg-type]  # types are hashable
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        told = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         if damaged:
-            raise FileFormatError(f"{damaged} ({told}): {then}") from error
+            raise FileFormatError(f"{damaged} ({reason}): {then}") from error
         if isinstance(error, RecursionError):
-            raise msgspec.DecodeError(told) from error
+            raise msgspec.DecodeError(reason) from error
         raise

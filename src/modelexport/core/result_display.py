@@ -58,8 +58,8 @@ def entry_of(entries: Iterable[Entry], name: str, where: object) -> Entry:
     Raises:
         NoSuchCallError: No call matches, or several do.
     """
-    found = {one.address or ".": one for one in entries}
-    return found[find_call(name, {address: one.tag for address, one in found.items()}, where=where)]
+    by_address = {entry.address or ".": entry for entry in entries}
+    return by_address[find_call(name, {address: entry.tag for address, entry in by_address.items()}, where=where)]
 
 
 def error_text(error: float | None) -> str:

@@ -116,24 +116,24 @@ def _matches(
     if selector.startswith(_CLASS):
         wanted = selector.removeprefix(_CLASS)
         classes = {call: class_in_tag(tag) for call, tag in tags.items()}
-        found = [call for call in order if fnmatchcase(classes[call], wanted)]
-        if not found:
+        matching = [call for call in order if fnmatchcase(classes[call], wanted)]
+        if not matching:
             raise UsageError(f"{where} has no class '{wanted}'{nearest(wanted, set(classes.values()))}")
-        return found
+        return matching
     if not _GLOB.search(selector) or any(selector in (str(call), tags[call]) for call in order):
         return [find_call(selector, tags, where=where)]
     if selector.startswith("/"):
         tagged = _glob(selector, "/")
-        found, known = [call for call in order if tagged.fullmatch(tags[call])], list(tags.values())
+        matching, known = [call for call in order if tagged.fullmatch(tags[call])], list(tags.values())
     else:
         # Without an `@` the selector matches modules and takes every call of each.
         indexed = "@" in selector
         address = _glob(selector, ".")
         names = {call: f"{call.path}@{call.index}" if indexed else call.path for call in order if call.path}
-        found, known = [call for call in names if address.fullmatch(names[call])], [str(call) for call in order]
-    if not found:
+        matching, known = [call for call in names if address.fullmatch(names[call])], [str(call) for call in order]
+    if not matching:
         raise UsageError(f"no module call of {where} matches '{selector}'{nearest(selector, known)}")
-    return found
+    return matching
 
 
 def _glob(pattern: str, separator: str) -> re.Pattern[str]:

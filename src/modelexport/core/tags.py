@@ -315,12 +315,12 @@ def shortest_tails(base: str, paths: Sequence[str]) -> list[str]:
     parts = [_parts_below(base, path) for path in paths]
     if len(set(parts)) < len(parts):  # one is below the base and the other outside it, with the same name
         parts = [_parts_below("", path) for path in paths]
-    ends = Counter(own[start:] for own in parts for start in range(len(own) + 1))
+    ends = Counter(segments[start:] for segments in parts for start in range(len(segments) + 1))
     tails = []
-    for own in parts:
-        shortest = len(own) - 1 if own and own[-1].isdecimal() else len(own)
-        start = next((start for start in range(shortest, -1, -1) if ends[own[start:]] == 1), 0)
-        tails.append(".".join(own[start:]))
+    for segments in parts:
+        shortest = len(segments) - 1 if segments and segments[-1].isdecimal() else len(segments)
+        start = next((start for start in range(shortest, -1, -1) if ends[segments[start:]] == 1), 0)
+        tails.append(".".join(segments[start:]))
     return tails
 
 

@@ -18,7 +18,7 @@ lone surrogates: they can move the cursor, hide text, or make one name look like
 
 def printable(text: str) -> str:
     """Text that is safe to show: characters that could control the terminal are replaced by escapes."""
-    return _HIDDEN.sub(lambda found: ascii(found.group())[1:-1], text)
+    return _HIDDEN.sub(lambda match: ascii(match.group())[1:-1], text)
 
 
 def on_one_line(text: str) -> str:
@@ -56,9 +56,9 @@ def without_paths(text: str) -> str:
     A tag begins with a slash as well; only text that begins with an existing folder is taken for a path.
     """
 
-    def shortened_path(found: re.Match[str]) -> str:
-        root = found["root"]
-        return found["name"] if root is None or Path(root).is_dir() else found.group()
+    def shortened_path(match: re.Match[str]) -> str:
+        root = match["root"]
+        return match["name"] if root is None or Path(root).is_dir() else match.group()
 
     return _PATH.sub(shortened_path, text)
 

@@ -72,7 +72,7 @@ def recorded_tags(
     for traced in reversed([*entries]):
         if traced.parent is not None:
             inside[traced.parent] |= inside[traced.call]
-    own: dict[ModuleCall, str] = {}
+    of_calls: dict[ModuleCall, str] = {}
     of_levels: dict[ModuleCall, str] = {}
     facts: dict[ModuleCall, CallFacts] = {}
     for traced, entry in entries.items():
@@ -82,8 +82,8 @@ def recorded_tags(
             known = {source_tags[call]} if call in source_tags else inside[call]
             below = (f"{tag}/", f"{tag}@")
             level = parent is None or any(source == tag or source.startswith(below) for source in known)
-        above = "" if parent is None else (of_levels if level else own)[parent]
-        own[call], of_levels[call] = tag, tag if level or parent is None else of_levels[parent]
+        above = "" if parent is None else (of_levels if level else of_calls)[parent]
+        of_calls[call], of_levels[call] = tag, tag if level or parent is None else of_levels[parent]
         segment = tag.removeprefix(f"{above}/") if tag.startswith(f"{above}/") else tag
         facts[call] = CallFacts(entry.class_name or class_in_tag(tag), level, segment)
     return RecordedTags(CallTree(tuple(entries)), facts)

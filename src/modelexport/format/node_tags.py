@@ -60,10 +60,10 @@ def read_source_tags(properties: Mapping[str, str]) -> list[str]:
     return _several_or_one(properties, keys.HIERARCHY_TAGS, keys.SOURCE_MODULE)
 
 
-def _several_or_one(properties: Mapping[str, str], several: str, one: str) -> list[str]:
+def _several_or_one(properties: Mapping[str, str], several: str, single: str) -> list[str]:
     if several in properties:
         return decode_json(properties[several], kind=list[str])
-    return [properties[one]] if one in properties else []
+    return [properties[single]] if single in properties else []
 
 
 class OwnerReader:
@@ -88,13 +88,13 @@ class OwnerReader:
         """
         if keys.CALL not in properties:
             return None
-        said = properties.get(keys.CALLS) or properties[keys.CALL], properties[keys.EVIDENCE]
-        if said not in self._known:
+        texts = properties.get(keys.CALLS) or properties[keys.CALL], properties[keys.EVIDENCE]
+        if texts not in self._known:
             owner = Owner(tuple(map(parse_call, read_addresses(properties))), Evidence(properties[keys.EVIDENCE]))
             if missing := next((call for call in owner.calls if call not in self._calls), None):
                 raise ValueError(f"a node belongs to '{missing}', which is not a call of the model")
-            self._known[said] = owner, owner.call.address
-        owner, address = self._known[said]
+            self._known[texts] = owner, owner.call.address
+        owner, address = self._known[texts]
         source_tags = read_source_tags(properties)
         if len(source_tags) != len(owner.calls) or properties[keys.CALL] != address:
             raise ValueError(f"the addresses and the tags of a node of '{owner.call}' do not match")

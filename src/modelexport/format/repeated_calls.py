@@ -53,13 +53,13 @@ def unfold_repeats(entries: Sequence[CallTreeEntry]) -> list[CallTreeEntry]:
     unfolded: list[CallTreeEntry] = []
     characters = 0
     for entry in entries:
-        own = msgspec.structs.replace(entry, like=None)
-        added = [own]
+        plain = msgspec.structs.replace(entry, like=None)
+        added = [plain]
         if entry.like is not None:
             inside = _inside(entry.like, children)
             if len(unfolded) + len(inside) > CALLS:
                 raise ValueError(f"there are more than {CALLS:,} calls")
-            added += _moved(inside, by_call[entry.like], own)
+            added += _moved(inside, by_call[entry.like], plain)
         for new in added:
             if new.call in by_call:
                 raise ValueError(f"the call '{new.call}' is listed twice")

@@ -30,8 +30,8 @@ def find_boundaries(model: ir.Model, calls: CallTree) -> Mapping[ModuleCall, Cal
     from the owner that is nearest in the call tree, so arithmetic that every layer shares leaves none of them. The
     nodes of nested graphs belong to the calls of their enclosing node too.
     """
-    found = _Boundaries(model, calls).found
-    return {traced.call: found[index] for index, traced in enumerate(calls)}
+    boundaries = _Boundaries(model, calls).found
+    return {traced.call: boundaries[index] for index, traced in enumerate(calls)}
 
 
 class _Boundaries:
@@ -119,24 +119,24 @@ def match_values(
         values: The values that enter, or those that leave, the nodes of a call.
         tensors: What its module got, or returned. Of several tensors with the same value the first is used.
     """
-    told: dict[str | None, int] = {}
+    by_name: dict[str | None, int] = {}
     for i, tensor in enumerate(tensors):
         if tensor.value is not None:
-            told.setdefault(tensor.value, i)
-    found = {value: told[value.name] for value in values if value.name in told}
+            by_name.setdefault(tensor.value, i)
+    matched = {value: by_name[value.name] for value in values if value.name in by_name}
     unknown = [i for i, tensor in enumerate(tensors) if tensor.value is None]
-    fitting = {value: [i for i in unknown if _fits(value, tensors[i])] for value in values if value not in found}
+    fitting = {value: [i for i in unknown if _fits(value, tensors[i])] for value in values if value not in matched}
     for value, indices in fitting.items():
         if (same := next((i for i in indices if tensors[i].name == value.name), None)) is not None:
-            found[value] = same
-    taken = set(found.values())
+            matched[value] = same
+    taken = set(matched.values())
     candidates: dict[int, list[ir.Value]] = defaultdict(list)
     for value, indices in fitting.items():
-        fitting[value] = [i for i in indices if i not in taken] if value not in found else []
+        fitting[value] = [i for i in indices if i not in taken] if value not in matched else []
         for i in fitting[value]:
             candidates[i].append(value)
-    found.update((rivals[0], i) for i, rivals in candidates.items() if len(rivals) == 1 == len(fitting[rivals[0]]))
-    return {value: tensors[i] for value, i in sorted(found.items(), key=lambda match: match[1])}
+    matched.update((rivals[0], i) for i, rivals in candidates.items() if len(rivals) == 1 == len(fitting[rivals[0]]))
+    return {value: tensors[i] for value, i in sorted(matched.items(), key=lambda match: match[1])}
 
 
 def _fits(value: ir.Value, tensor: documents.CallTensor) -> bool:

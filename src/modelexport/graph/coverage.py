@@ -25,12 +25,12 @@ def check_coverage(model: ir.Model) -> Coverage:
 
 def count_coverage(model: ir.Model) -> tuple[Coverage, list[str]]:
     """The number of nodes by the evidence for their owner, and a line for each node without an owner."""
-    found: list[Evidence | None] = []
+    evidence: list[Evidence | None] = []
     untagged: list[str] = []
     for node in all_nodes(model):
         owner = owner_of(node)
-        found.append(None if owner is None else owner.evidence)
+        evidence.append(None if owner is None else owner.evidence)
         if owner is None:
             graph = node.graph.name if node.graph is not None else None
             untagged.append(f"{node.name} ({node.op_type}) in {graph or 'a nested graph'}")
-    return Coverage.of(found), untagged
+    return Coverage.of(evidence), untagged

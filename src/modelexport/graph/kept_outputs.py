@@ -38,4 +38,4 @@ def requested_outputs(model: ir.Model, returned: Sequence[Any]) -> list[Any]:
     # Of another number of tensors nothing is known: then all of them are compared, and the difference shows.
     if len(flags) != len(returned):
         return list(returned)
-    return [one for one, kept in zip(returned, flags, strict=True) if kept]
+    return [tensor for tensor, kept in zip(returned, flags, strict=True) if kept]

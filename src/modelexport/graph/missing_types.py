@@ -39,13 +39,16 @@ def _type_of(node: ir.Node, value: ir.Value, schema: onnx.defs.OpSchema | None) 
     if isinstance(tensor := getattr(node.attributes.get("value"), "value", None), ir.TensorProtocol):
         return tensor.dtype
     if schema is None:
-        return next((given.dtype for given in node.inputs if given is not None), None)
+        return next((taken.dtype for taken in node.inputs if taken is not None), None)
     outputs = schema.outputs
     name = outputs[min(value.index() or 0, len(outputs) - 1)].type_str
-    allowed = next((one.allowed_type_strs for one in schema.type_constraints if one.type_param_str == name), [name])
+    allowed = next(
+        (constraint.allowed_type_strs for constraint in schema.type_constraints if constraint.type_param_str == name),
+        [name],
+    )
     if len(allowed) == 1:
         return ir.DataType[allowed[0].removeprefix("tensor(").removesuffix(")").upper()]
-    for index, given in enumerate(node.inputs):
-        if given is not None and schema.inputs[min(index, len(schema.inputs) - 1)].type_str == name:
-            return given.dtype
+    for index, taken in enumerate(node.inputs):
+        if taken is not None and schema.inputs[min(index, len(schema.inputs) - 1)].type_str == name:
+            return taken.dtype
     return None

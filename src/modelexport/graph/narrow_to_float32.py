@@ -114,8 +114,8 @@ def _round(node: ir.Node, value: ir.Value, dtype: ir.DataType) -> None:
 def cast(value: ir.Value, dtype: ir.DataType, name: str, beside: ir.Node) -> ir.Node:
     """A conversion of a value, whose result has a name; it belongs to the call of another node."""
     node = ir.Node("", "Cast", [value], [ir.AttrInt64("to", dtype.value)], name=f"{name}.to_{dtype.name.lower()}")
-    (made,) = node.outputs
-    made.name, made.type, made.shape = name, ir.TensorType(dtype), value.shape
+    (result,) = node.outputs
+    result.name, result.type, result.shape = name, ir.TensorType(dtype), value.shape
     set_owner(node, owner_of(beside))
     return node
 

@@ -118,20 +118,22 @@ def sizes_of(value: ir.Value) -> list[int | str | None]:
     return [size if isinstance(size, int) else size.value for size in value.shape or ()]
 
 
-def may_be(one: ir.Shape | None, other: ir.Shape | None) -> bool:
+def may_be(first: ir.Shape | None, second: ir.Shape | None) -> bool:
     """Whether two values may have the same shape: a dynamic or unknown size may be any number."""
-    if one is None or other is None:
+    if first is None or second is None:
         return True
-    return len(one) == len(other) and all(
-        a == b or not isinstance(a, int) or not isinstance(b, int) for a, b in zip(one, other, strict=True)
+    return len(first) == len(second) and all(
+        a == b or not isinstance(a, int) or not isinstance(b, int) for a, b in zip(first, second, strict=True)
     )
 
 
 def undefined_values(model: ir.Model) -> list[str]:
     """The names of the values that nodes use and that nothing computes; a runtime refuses such a model."""
     used = (value for node in all_nodes(model) for value in node.inputs if value is not None)
-    undefined = (one for one in used if one.producer() is None and not (one.is_graph_input() or one.is_initializer()))
-    return list(dict.fromkeys(one.name or "" for one in undefined))
+    undefined = (
+        value for value in used if value.producer() is None and not (value.is_graph_input() or value.is_initializer())
+    )
+    return list(dict.fromkeys(value.name or "" for value in undefined))
 
 
 def values_taken(node: ir.Node) -> Iterator[ir.Value]:

@@ -72,10 +72,10 @@ def check_sizes(conditions: Collection[SizeCondition], sizes: Sizes) -> None:
         UsageError: A condition does not hold.
     """
     if failing := broken(conditions, sizes):
-        given = ", ".join(f"{symbol} is {sizes[symbol]}" for symbol in failing[0].symbols)
+        broken_sizes = ", ".join(f"{symbol} is {sizes[symbol]}" for symbol in failing[0].symbols)
         raise UsageError(
-            f"the file is right only for {failing[0].formula}, and {given}: give other sizes, or export with an example"
-            " of these"
+            f"the file is right only for {failing[0].formula}, and {broken_sizes}: give other sizes, or export"
+            " with an example of these"
         )
 
 
@@ -88,27 +88,31 @@ def renamed(conditions: Collection[SizeCondition], symbols: Mapping[str, str]) -
     """Conditions with other names of axes, or numbers in their place; those without an axis are left out."""
     changed = (
         msgspec.structs.replace(
-            one, formula=SYMBOL.sub(lambda name: f"({new})" if (new := symbols.get(name[0], name[0])) != name[0]
-            and not SYMBOL.fullmatch(new) else new, one.formula)
+            condition, formula=SYMBOL.sub(lambda name: f"({new})" if (new := symbols.get(name[0], name[0])) != name[0]
+            and not SYMBOL.fullmatch(new) else new, condition.formula)
         )
-        for one in conditions
+        for condition in conditions
     )  # fmt: skip
-    return simplified([one for one in changed if one.symbols])
+    return simplified([condition for condition in changed if condition.symbols])
 
 
 def simplified(conditions: Collection[SizeCondition]) -> tuple[SizeCondition, ...]:
     """Conditions in their simplest form, each once, without those that always hold."""
-    found: dict[str, SizeCondition] = {}
-    for one in conditions:
-        formula = _simplest(one)
-        if formula and (formula not in found or (one.in_model and not found[formula].in_model)):
-            found[formula] = msgspec.structs.replace(one, formula=formula)
-    return tuple(found.values())
+    by_formula: dict[str, SizeCondition] = {}
+    for condition in conditions:
+        formula = _simplest(condition)
+        if formula and (formula not in by_formula or (condition.in_model and not by_formula[formula].in_model)):
+            by_formula[formula] = msgspec.structs.replace(condition, formula=formula)
+    return tuple(by_formula.values())
 
 
 def broken(conditions: Collection[SizeCondition], sizes: Sizes) -> list[SizeCondition]:
     """The conditions that do not hold for sizes. A condition of an axis without a size is not looked at."""
-    return [one for one in conditions if sizes.keys() >= set(one.symbols) and not bool(one.holds(sizes))]
+    return [
+        condition
+        for condition in conditions
+        if sizes.keys() >= set(condition.symbols) and not bool(condition.holds(sizes))
+    ]
 
 
 def fitting(conditions: Collection[SizeCondition], wanted: Sizes, changeable: Collection[str]) -> dict[str, int] | None:
@@ -124,7 +128,11 @@ def fitting(conditions: Collection[SizeCondition], wanted: Sizes, changeable: Co
             return sizes
         for symbol in [name for name in failing[0].symbols if name in changeable]:
             values = _values(failing[0].formula, sizes[symbol])
-            about = [one for one in conditions if symbol in one.symbols and sizes.keys() >= set(one.symbols)]
+            about = [
+                condition
+                for condition in conditions
+                if symbol in condition.symbols and sizes.keys() >= set(condition.symbols)
+            ]
             right = values[_all_hold(about, {**sizes, symbol: values}, len(values))]
             if right.size:
                 sizes[symbol] = int(right[np.argmin(np.abs(right - sizes[symbol]))])
@@ -137,26 +145,26 @@ def fitting(conditions: Collection[SizeCondition], wanted: Sizes, changeable: Co
 def sizes_against(condition: SizeCondition, sizes: Sizes) -> Iterator[dict[str, int]]:
     """Sizes for which a condition does not hold, in which one axis differs from given ones; the nearest ones first."""
     near = [_near([condition], sizes, symbol, False) for symbol in condition.symbols]
-    yield from (one for row in itertools.zip_longest(*near) for one in row if one is not None)
+    yield from (candidate for row in itertools.zip_longest(*near) for candidate in row if candidate is not None)
 
 
 def sizes_within(conditions: Collection[SizeCondition], sizes: Sizes, symbol: str) -> list[dict[str, int]]:
     """Sizes for which conditions hold, in which one axis differs from given ones; the nearest ones first."""
-    return _near([one for one in conditions if symbol in one.symbols], sizes, symbol, True)
+    return _near([condition for condition in conditions if symbol in condition.symbols], sizes, symbol, True)
 
 
 def _near(conditions: Collection[SizeCondition], sizes: Sizes, symbol: str, holds: bool) -> list[dict[str, int]]:
     """Sizes in which an axis has another size, one for which conditions hold or not: above, below, far away in turn."""
-    size, values = sizes[symbol], _values(" ".join(one.formula for one in conditions), sizes[symbol])
+    size, values = sizes[symbol], _values(" ".join(item.formula for item in conditions), sizes[symbol])
     held = values[_all_hold(conditions, {**sizes, symbol: values}, len(values)) == holds]
     above, below, far = held[held > size][:_NEAREST], held[held < size][::-1][:_NEAREST], held[held > 2 * size][:1]
-    chosen = (one for row in itertools.zip_longest(above, below, far) for one in row if one is not None)
-    return [{**sizes, symbol: int(one)} for one in dict.fromkeys(chosen)]
+    chosen = (item for row in itertools.zip_longest(above, below, far) for item in row if item is not None)
+    return [{**sizes, symbol: int(item)} for item in dict.fromkeys(chosen)]
 
 
 def follows(condition: SizeCondition, others: Collection[SizeCondition]) -> bool:
     """Whether a condition of one axis holds wherever others of the same axis do."""
-    values = _values(" ".join(one.formula for one in (condition, *others)))
+    values = _values(" ".join(each_condition.formula for each_condition in (condition, *others)))
     sizes = {condition.symbols[0]: values}
     return not (_all_hold(others, sizes, len(values)) & ~_all_hold([condition], sizes, len(values))).any()
 
@@ -169,7 +177,7 @@ characters of a formula."""
 
 
 def _all_hold(conditions: Collection[SizeCondition], sizes: Mapping[str, Any], count: int) -> Any:
-    held = (np.broadcast_to(np.asarray(one.holds(sizes), dtype=bool), (count,)) for one in conditions)
+    held = (np.broadcast_to(np.asarray(condition.holds(sizes), dtype=bool), (count,)) for condition in conditions)
     return reduce(np.logical_and, held, np.ones(count, dtype=bool))
 
 
@@ -178,7 +186,7 @@ def _values(formula: str, size: int = 1) -> Any:
     """Sizes at which a formula may change, in order: small ones, and those near its numbers and their products."""
     numbers = {size, *(int(text) for text in re.findall(r"\b\d{1,9}\b", formula))}
     pairs = {a * b for a in numbers for b in numbers} | {a // b for a in numbers for b in numbers if b}
-    some = {near for one in numbers | pairs for near in range(one - 2, one + 3) if _DENSE < near < 2**31}
+    some = {near for number in numbers | pairs for near in range(number - 2, number + 3) if _DENSE < near < 2**31}
     return np.array([*range(1, _DENSE + 1), *sorted(some)], dtype=np.int64)
 
 
@@ -205,10 +213,14 @@ def _simplest(condition: SizeCondition) -> str:
         simple += [f"{name} >= {first}"]
         if last + 1 in values:
             simple += [f"{name} <= {last}", f"{first} <= {name} <= {last}"]
-    period = next((one for one in range(2, _DENSE // 4) if (dense[one:] == dense[:-one]).all()), 0)
+    period = next(
+        (candidate for candidate in range(2, _DENSE // 4) if (dense[candidate:] == dense[:-candidate]).all()), 0
+    )
     if period:
         simple += [f"{name} % {period} == {first % period}", f"{name} % {period} != {wrong % period}"]
-    return next((one for one in simple if (SizeCondition(one).holds({name: values}) == held).all()), formula)
+    return next(
+        (candidate for candidate in simple if (SizeCondition(candidate).holds({name: values}) == held).all()), formula
+    )
 
 
 def _always_holds(condition: SizeCondition) -> bool:
@@ -248,7 +260,7 @@ class _OfArrays(ast.NodeTransformer):
     """Makes a formula one of arrays, ``(a < n) & (n < b)`` of ``a < n < b``, and lets nothing pass but arithmetic."""
 
     def visit_Compare(self, node: ast.Compare) -> Any:
-        terms = [self.visit(one) for one in (node.left, *node.comparators)]
+        terms = [self.visit(term) for term in (node.left, *node.comparators)]
         pairs = zip(terms, node.ops, terms[1:], strict=False)
         return _joined(ast.BitAnd(), [ast.Compare(left, [op], [right]) for left, op, right in pairs])
 
@@ -264,7 +276,7 @@ class _OfArrays(ast.NodeTransformer):
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if name not in _FUNCTIONS or node.keywords:
             raise TypeError(f"formulas do not have {ast.dump(node)}")
-        return ast.Call(ast.Name(name, ast.Load()), [self.visit(one) for one in node.args], [])
+        return ast.Call(ast.Name(name, ast.Load()), [self.visit(argument) for argument in node.args], [])
 
     def generic_visit(self, node: ast.AST) -> Any:
         match node:
@@ -280,7 +292,7 @@ class _OfArrays(ast.NodeTransformer):
 
 
 def _joined(op: ast.operator, terms: Iterable[ast.expr]) -> ast.expr:
-    return reduce(lambda one, other: ast.BinOp(one, op, other), terms)
+    return reduce(lambda first, second: ast.BinOp(first, op, second), terms)
 
 
 _PARTS = (ast.Expression, ast.Name, ast.Load, ast.BinOp, ast.operator)
@@ -295,7 +307,7 @@ _KNOWN = {"__builtins__": {}, **_FUNCTIONS}
 
 def told_of_conditions(conditions: Sequence[ValidIf]) -> str:
     """``valid for n < 24, h % 4 == 0``"""
-    return f"valid for {', '.join(one.formula for one in conditions)}"
+    return f"valid for {', '.join(condition.formula for condition in conditions)}"
 
 
 def told_with_line(condition: ValidIf) -> str:

@@ -15,7 +15,7 @@ SYMBOL = re.compile(r"[A-Za-z_]\w*")
 
 def put_size(size: str, symbols: Mapping[str, str]) -> int | str:
     """A size with its symbols replaced; an integer if no symbol is left."""
-    text = symbols.get(size) or SYMBOL.sub(lambda found: symbols.get(found[0], found[0]), size)
+    text = symbols.get(size) or SYMBOL.sub(lambda match: symbols.get(match[0], match[0]), size)
     if text.isdigit():
         return int(text)
     if SYMBOL.search(text) is None and "**" not in text:  # powers could fill the memory

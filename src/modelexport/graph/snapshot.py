@@ -45,12 +45,12 @@ class SourceGraph:
     @cached_property
     def users(self) -> Mapping[str, Sequence[int]]:
         """The name of a value to the indices of the nodes that use it, once for each use."""
-        found: dict[str, list[int]] = defaultdict(list)
+        by_name: dict[str, list[int]] = defaultdict(list)
         for index, node in enumerate(self.nodes):
             for name in node.inputs:
                 if name is not None:
-                    found[name].append(index)
-        return dict(found)
+                    by_name[name].append(index)
+        return dict(by_name)
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -74,14 +74,16 @@ def take_snapshot(model: ir.Model) -> SourceGraph:
         taken = [None if value is None else f"{scope}{value.name}" for value in node.inputs]
         outputs = [(f"{scope}{value.name}", value) for value in node.outputs if value.name]
         attributes = dict(node.attributes.data)
-        made = tuple([name for name, _ in outputs])
-        nodes.append(SourceNode(node.op_identifier(), tuple(taken), made, owner_of(node), attributes, node.name or ""))
+        produced = tuple([name for name, _ in outputs])
+        nodes.append(
+            SourceNode(node.op_identifier(), tuple(taken), produced, owner_of(node), attributes, node.name or "")
+        )
         node.meta[_MARK] = index
         for name, value in outputs:
             producer[name] = index
             types[name] = value.dtype, value.shape
         if not nested_graphs(node) and constant.issuperset(used for used in taken if used is not None):
-            constant.update(made)
+            constant.update(produced)
     inputs = tuple(value.name or "" for value in model.graph.inputs)
     return SourceGraph(tuple(nodes), producer, tensors, frozenset(constant), types, inputs)
 

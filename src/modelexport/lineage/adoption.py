@@ -72,8 +72,8 @@ def adopt(program: Any, output: str | Path, *, keep_torch_metadata: bool = False
     check_files(model)
     repeated: Sequence[str] = ()
     if not is_tagged(model):
-        found = find_calls(model, keep_torch_metadata=keep_torch_metadata)
-        tags, sources, repeated = found.tags.recorded(), found.sources, found.repeated
+        found_calls = find_calls(model, keep_torch_metadata=keep_torch_metadata)
+        tags, sources, repeated = found_calls.tags.recorded(), found_calls.sources, found_calls.repeated
     elif path is None:
         raise UsageError("the program has tags of modelexport already: save it, there is nothing to adopt")
     else:

@@ -70,11 +70,11 @@ class LostCalls:
             pending.extend(used for used in source.nodes[source.producer[current]].inputs if used is not None)
         for current in reversed(order):
             node = source.nodes[source.producer[current]]
-            found = dict.fromkeys([node.owner.calls] if node.owner is not None and node.op != _IDENTITY else ())
+            stacks = dict.fromkeys([node.owner.calls] if node.owner is not None and node.op != _IDENTITY else ())
             for used in node.inputs:
                 if used is not None:
-                    found.update(dict.fromkeys(self._found.get(used, ())))
-            self._found[current] = tuple(found)
+                    stacks.update(dict.fromkeys(self._found.get(used, ())))
+            self._found[current] = tuple(stacks)
 
 
 def enclosing_nodes(nodes: Iterable[ir.Node]) -> dict[ir.Graph, ir.Node]:

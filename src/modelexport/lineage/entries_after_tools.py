@@ -159,18 +159,18 @@ class _Inheritance:
 
     def _parameters(self, name: str) -> list[str]:
         """The initializers with entries that a constant value of the tagged file depends on."""
-        found: dict[str, None] = {}
+        parameters: dict[str, None] = {}
         pending, seen = [name], {name}
         while pending:
             current = pending.pop()
             if current in self.plans:
-                found[current] = None
+                parameters[current] = None
             index = self.source.producer.get(current)
             for used in self.source.nodes[index].inputs if index is not None else ():
                 if used is not None and used not in seen and used in self.source.constant:
                     seen.add(used)
                     pending.append(used)
-        return list(found)
+        return list(parameters)
 
 
 def _unrecorded(plans: Sequence[ParameterPlan]) -> ParameterPlan:

@@ -77,10 +77,10 @@ class _State:
     def match_outputs(self, node: ir.Node) -> None:
         """Match a node that is still the same object, or that produces a value with a name of the source."""
         index = take_mark(node)
-        found = [index] if index is not None else self._makers(node)
-        if found:
-            self.matches[node] = found
-            self._record_outputs(self.source.nodes[found[0]], node)
+        makers = [index] if index is not None else self._makers(node)
+        if makers:
+            self.matches[node] = makers
+            self._record_outputs(self.source.nodes[makers[0]], node)
 
     def _makers(self, node: ir.Node) -> list[int]:
         """The source nodes that make the values of a node, in their order: several for one that was fused."""
@@ -115,8 +115,8 @@ class _State:
 
     def _takes(self, index: int, maker: int) -> bool:
         """Whether a source node takes what another one makes, so that it is not a duplicate of it."""
-        made = self.source.nodes[maker].outputs
-        return any(self.unchanged(name) in made for name in self.source.nodes[index].inputs if name is not None)
+        produced = self.source.nodes[maker].outputs
+        return any(self.unchanged(name) in produced for name in self.source.nodes[index].inputs if name is not None)
 
     def unchanged(self, name: str) -> str:
         """The value that a source value is a copy of; itself if it is not one."""
@@ -150,7 +150,7 @@ def _owner(node: ir.Node, replaced: list[SourceNode], lost: LostCalls) -> Owner 
     for before in replaced:
         calls.update(dict.fromkeys(before.owner.calls if before.owner is not None else ()))
     if not same:
-        own = tuple(calls)
+        owning = tuple(calls)
         for before in replaced:
-            calls.update(lost.behind(before.inputs, own))
+            calls.update(lost.behind(before.inputs, owning))
     return Owner(tuple(calls), Evidence.DERIVED) if calls else None

@@ -174,14 +174,14 @@ def _lost_initializers(state: Matching) -> dict[ir.Value, list[str]]:
     there = {state.names[value] for value in state.initializers if value in state.names}
     there.update(name for names in state.merged.values() for name in names)
     gone = state.source.initializers.keys() - there
-    found: dict[ir.Value, list[str]] = {}
+    lost: dict[ir.Value, list[str]] = {}
     for value in state.initializers if gone else ():
         names: dict[str, None] = {}
         for node in value.consumers():
             for index in state.region(state.matches.get(node, ()), REGION):
                 names.update((name, None) for name in state.source.nodes[index].inputs if name and name in gone)
-        found[value] = list(names)
-    return found
+        lost[value] = list(names)
+    return lost
 
 
 def _present(state: Matching) -> dict[str, ir.Value]:

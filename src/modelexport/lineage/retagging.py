@@ -178,8 +178,8 @@ def write_retagged(
     inheritance = inherited(tagged.model, before, model, descent)
     tags, entries = tagged.call_tags, state_dict_of(tagged.model)
     record_state_dict(model, entries)
-    found = used_keys(model)
-    lost = [key for key, entry in entries.items() if entry.used and key not in found]
+    still_used = used_keys(model)
+    lost = [key for key, entry in entries.items() if entry.used and key not in still_used]
     _carry_over(tagged.model, model)
     write_metadata(model, tags)
     if without := [*lost, *inheritance.shared] or lost_entries(tagged.model):
@@ -213,8 +213,8 @@ def write_retagged(
         coverage=coverage,
         common=descent.common,
         values=descent.total,
-        fused=[one for one in several if one.reason != "between"],
-        unclear=[one for one in several if one.reason == "between"],
+        fused=[node for node in several if node.reason != "between"],
+        unclear=[node for node in several if node.reason == "between"],
         initializers=[UnclearInitializer(name, list(entries)) for name, entries in inheritance.unclear.items()],
         unrecorded=sum(not plan.recorded for plan in parameter_plans(model).values()),
         lost=lost,

@@ -58,21 +58,21 @@ def compare(
         FileFormatError: A file is missing or not tagged, or, with ``values``, its weights are missing.
     """
     files = [file if isinstance(file, TaggedFile) else read_tagged(file) for file in (first, second)]
-    one, other = (_Side(file) for file in files)
+    left, right = (_Side(file) for file in files)
     chosen = _chosen(files, modules)
     notes: list[str] = []
-    facts = one.facts(notes), other.facts(notes)
-    both = [call for call in one.calls if call in other.calls and call in chosen]
-    changed = [change for call in both if (change := _changed(call, one, other))]
+    facts = left.facts(notes), right.facts(notes)
+    both = [call for call in left.calls if call in right.calls and call in chosen]
+    changed = [change for call in both if (change := _changed(call, left, right))]
     return FileComparison(
         first=facts[0],
         second=facts[1],
-        only_in_first=[only for only in one.missing_in(other) if ModuleCall.parse(only.address) in chosen],
-        only_in_second=[only for only in other.missing_in(one) if ModuleCall.parse(only.address) in chosen],
+        only_in_first=[only for only in left.missing_in(right) if ModuleCall.parse(only.address) in chosen],
+        only_in_second=[only for only in right.missing_in(left) if ModuleCall.parse(only.address) in chosen],
         changed=changed,
         same=len(both) - len(changed),
-        entries=[EntryChange(key, pair) for key, pair in _differing(one.entries, other.entries, None).items()],
-        values=_values(one, other) if values else None,
+        entries=[EntryChange(key, pair) for key, pair in _differing(left.entries, right.entries, None).items()],
+        values=_values(left, right) if values else None,
         notes=notes,
     )
 
@@ -118,13 +118,13 @@ class _Side:
             owner = owner_of(node)
             if owner is None or owner.call not in self.calls:
                 continue
-            own, operator = self.calls[owner.call], _operator(node)
-            own.operators[operator] += 1
-            own.attributes[operator][_attributes(node, tagged.model.opset_imports.get(node.domain, 1))] += 1
-            own.source_module = tagged.call_tags.source_tag(owner.call)
+            facts, operator = self.calls[owner.call], _operator(node)
+            facts.operators[operator] += 1
+            facts.attributes[operator][_attributes(node, tagged.model.opset_imports.get(node.domain, 1))] += 1
+            facts.source_module = tagged.call_tags.source_tag(owner.call)
             for value in node.inputs:
                 if value in self.held:
-                    own.parameters.update(dict.fromkeys(self.held[value].keys, how_held[value]))
+                    facts.parameters.update(dict.fromkeys(self.held[value].keys, how_held[value]))
 
     def facts(self, notes: list[str]) -> FileFacts:
         tagged, model = self.tagged, self.tagged.model
@@ -178,8 +178,8 @@ class _Side:
         return [OnlyInOne(call.address, self.tagged.tags[call], calls[call], nodes[call]) for call in reversed(tops)]
 
 
-def _changed(call: ModuleCall, one: _Side, other: _Side) -> CallChange | None:
-    ours, theirs = one.calls[call], other.calls[call]
+def _changed(call: ModuleCall, first: _Side, second: _Side) -> CallChange | None:
+    ours, theirs = first.calls[call], second.calls[call]
     sources = (ours.source_module, theirs.source_module)
     attributes = {
         operator: (ours.attributes[operator] - theirs.attributes[operator]).total()
@@ -188,8 +188,8 @@ def _changed(call: ModuleCall, one: _Side, other: _Side) -> CallChange | None:
     }
     change = CallChange(
         address=call.address,
-        class_name=_unless_equal(one.tagged.class_of(call), other.tagged.class_of(call)),
-        tag=_unless_equal(one.tagged.tags[call], other.tagged.tags[call]),
+        class_name=_unless_equal(first.tagged.class_of(call), second.tagged.class_of(call)),
+        tag=_unless_equal(first.tagged.tags[call], second.tagged.tags[call]),
         source_module=None if sources[0] is None or sources[1] is None else _unless_equal(sources[0], sources[1]),
         operators=dict(sorted(_differing(ours.operators, theirs.operators, 0).items())),
         attributes={operator: count for operator, count in sorted(attributes.items()) if count},
@@ -198,25 +198,25 @@ def _changed(call: ModuleCall, one: _Side, other: _Side) -> CallChange | None:
     return change if change != CallChange(address=call.address) else None
 
 
-def _unless_equal(one: str, other: str) -> tuple[str, str] | None:
-    return None if one == other else (one, other)
+def _unless_equal(first: str, second: str) -> tuple[str, str] | None:
+    return None if first == second else (first, second)
 
 
-def _differing(one: Mapping[str, T], other: Mapping[str, T], missing: U) -> dict[str, tuple[T | U, T | U]]:
+def _differing(first: Mapping[str, T], second: Mapping[str, T], missing: U) -> dict[str, tuple[T | U, T | U]]:
     """What differs in two mappings, in the order of the first."""
-    pairs = {key: (one.get(key, missing), other.get(key, missing)) for key in {**one, **other}}
+    pairs = {key: (first.get(key, missing), second.get(key, missing)) for key in {**first, **second}}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _values(one: _Side, other: _Side) -> Values:
+def _values(first: _Side, second: _Side) -> Values:
     """Compare initializers of the same entries that are stored in the same way, one pair in memory at a time."""
-    theirs = {(*plan.keys, _how_held(value, plan)): value for value, plan in other.held.items()}
+    theirs = {(*plan.keys, _how_held(value, plan)): value for value, plan in second.held.items()}
     equal, different, unpaired = 0, [], []
-    for value, plan in one.held.items():
+    for value, plan in first.held.items():
         match = theirs.get((*plan.keys, _how_held(value, plan)))
         if match is None:
             unpaired.append(value.name or "")
-        elif _bytes(one.tagged.path, value) == _bytes(other.tagged.path, match):
+        elif _bytes(first.tagged.path, value) == _bytes(second.tagged.path, match):
             equal += 1
         else:
             different.append(value.name or "")

@@ -118,11 +118,17 @@ class FileComparison(Shown, msgspec.Struct, frozen=True, kw_only=True):
     def _table(self) -> Rows:
         yield "call", "difference"
         for facts, only in ((self.first, self.only_in_first), (self.second, self.only_in_second)):
-            yield from ((one.address, f"only in {facts.path}: {one.calls} calls, {one.nodes} nodes") for one in only)
+            yield from (
+                (call.address, f"only in {facts.path}: {call.calls} calls, {call.nodes} nodes") for call in only
+            )
         for change in self.changed:
             counts = [f"{after - before:+} {operator}" for operator, (before, after) in change.operators.items()]
-            told = [*counts, *(f"attributes of {operator}" for operator in change.attributes), *change.parameters]
-            yield change.address or ".", ", ".join(told) or "tags"
+            differences = [
+                *counts,
+                *(f"attributes of {operator}" for operator in change.attributes),
+                *change.parameters,
+            ]
+            yield change.address or ".", ", ".join(differences) or "tags"
 
     @property
     def differs(self) -> bool:

@@ -156,12 +156,12 @@ class TaggedFile:
 
     @cached_property
     def _node_indices(self) -> Mapping[ModuleCall, list[int]]:
-        found: dict[ModuleCall, list[int]] = {traced.call: [] for traced in self.calls}
+        indices: dict[ModuleCall, list[int]] = {traced.call: [] for traced in self.calls}
         for index, node in enumerate(self.nodes):
             owner = owner_of(node)
             for call in {around for owned in owner.calls for around in self.calls.stack(owned)} if owner else ():
-                found[call].append(index)
-        return found
+                indices[call].append(index)
+        return indices
 
     def describe_nodes(self, calls: Container[ModuleCall]) -> list[NodeRow]:
         """The nodes that calls own, as rows, in the order of the graph."""

@@ -66,12 +66,14 @@ def _check_together(package: Package) -> None:
                 f"{MANIFEST} lists; put the file back, or export the package again"
             )
         listed = listed_entries(model) or {}
-        own = {key: (entry.dtype, entry.shape) for key, entry in listed.items()}  # not which of them this part uses
-        if entries is not None and own != entries:
+        described = {
+            key: (entry.dtype, entry.shape) for key, entry in listed.items()
+        }  # not which of them this part uses
+        if entries is not None and described != entries:
             raise FileFormatError(
                 f"{part.file} and {first} in {package.folder} belong to different models: export the package again"
             )
-        first, entries = first or part.file, own
+        first, entries = first or part.file, described
 
 
 def parts_with(path: Path, *modules: str) -> dict[str, Path]:
@@ -83,7 +85,7 @@ def parts_with(path: Path, *modules: str) -> dict[str, Path]:
     """
     if not path.is_dir():
         return {"": path}
-    found: dict[str, Path] = {}
+    exact: dict[str, Path] = {}
     called: dict[str, Path] = {}
     failure: UsageError | None = None
     for name, file in read_package(path).files.items():
@@ -95,7 +97,7 @@ def parts_with(path: Path, *modules: str) -> dict[str, Path]:
             continue
         called[name] = file
         if any(call in calls for node in tagged.nodes if (owner := owner_of(node)) for call in owner.calls):
-            found[name] = file
+            exact[name] = file
     if not called and failure is not None:
         raise failure
-    return found or called
+    return exact or called

@@ -31,11 +31,11 @@ class TreeRow(msgspec.Struct, frozen=True):
 
 def tree_rows(nodes: Owned, calls: CallTree, tag: Callable[[ModuleCall], str]) -> list[TreeRow]:
     """Every call, in the order in which they began: callers before callees."""
-    own: dict[ModuleCall, Counter[str]] = {traced.call: Counter() for traced in calls}
+    operators_of: dict[ModuleCall, Counter[str]] = {traced.call: Counter() for traced in calls}
     for call, operator in nodes:
         if call is not None:
-            own[call][operator] += 1
-    totals = {call: operators.total() for call, operators in own.items()}
+            operators_of[call][operator] += 1
+    totals = {call: operators.total() for call, operators in operators_of.items()}
     for traced in reversed(calls.calls):
         if traced.parent is not None:
             totals[traced.parent] += totals[traced.call]
@@ -46,7 +46,7 @@ def tree_rows(nodes: Owned, calls: CallTree, tag: Callable[[ModuleCall], str]) -
             None if traced.parent is None else traced.parent.address,
             traced.depth,
             totals[traced.call],
-            dict(sorted(own[traced.call].items())),
+            dict(sorted(operators_of[traced.call].items())),
         )
         for traced in calls
     ]

@@ -17,13 +17,13 @@ def match_by_fusion(state: Matching, node: ir.Node) -> None:
     Case: the ``QLinearConv`` of a quantizer uses the input of the ``Conv`` inside it; the node before it produces that
     value under a new name.
     """
-    found = state.matches.get(node)
-    if found is None or not _may_have_core(state, node):
+    matched = state.matches.get(node)
+    if matched is None or not _may_have_core(state, node):
         return
     unknown = state.unknown_inputs(node)
     if not unknown:
         return
-    for index in list(found):
+    for index in list(matched):
         if node not in state.approximate and node.op_identifier() == state.source.nodes[index].op:
             continue
         core = find_core(state, node, index) if unknown else None

@@ -39,8 +39,8 @@ def match_by_name(state: Matching, node: ir.Node) -> None:
     With several outputs the source node that comes last in the graph is used: the others were fused into this one.
     """
     producer = state.source.producer
-    if made := [producer[name] for value in node.outputs if (name := value.name or "") in producer]:
-        state.record_match(node, max(made))
+    if makers := [producer[name] for value in node.outputs if (name := value.name or "") in producer]:
+        state.record_match(node, max(makers))
 
 
 def match_by_derived_name(state: Matching, node: ir.Node) -> None:
@@ -57,8 +57,8 @@ def match_by_derived_name(state: Matching, node: ir.Node) -> None:
     for position, value in enumerate(node.outputs):
         if value in names:
             continue
-        given = (value.name, node.name) if position == 0 else (value.name,)
-        for original in state.originals.candidates(*given):
+        own_names = (value.name, node.name) if position == 0 else (value.name,)
+        for original in state.originals.candidates(*own_names):
             index = producer.get(original)
             if index is None:  # named after an input or initializer: it belongs to the nodes that it leads to
                 if any(names.get(used) == original for used in node.inputs if used is not None):

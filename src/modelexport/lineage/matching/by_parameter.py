@@ -19,25 +19,25 @@ def match_by_parameter(state: Matching, node: ir.Node) -> None:
     replaced = state.matches.get(node, [])
     if replaced and node not in state.approximate and node.op_identifier() == state.source.nodes[replaced[0]].op:
         return
-    found = [index for index in _users_of_parameters(state, node) if index not in replaced]
-    if not found or all(value is None or state.is_constant(value) for value in node.inputs):
+    users = [index for index in _users_of_parameters(state, node) if index not in replaced]
+    if not users or all(value is None or state.is_constant(value) for value in node.inputs):
         return
-    state.parameters_of[node] = found
-    first = max(found)
+    state.parameters_of[node] = users
+    first = max(users)
     before = state.source.nodes[first]
     if not replaced:
-        if is_same_operation(node, before) and set(found) == {first} and state.shares_input(node, before):
+        if is_same_operation(node, before) and set(users) == {first} and state.shares_input(node, before):
             state.record_match(node, first)
             return
         state.approximate.add(node)
     if node.outputs[0] not in state.names:
         state.record_variant(before.outputs[0], node.outputs[0])
-    state.matches[node] = sorted({*replaced, *found}, reverse=True)
+    state.matches[node] = sorted({*replaced, *users}, reverse=True)
 
 
 def _users_of_parameters(state: Matching, node: ir.Node) -> list[int]:
     """The source nodes that use a node's parameters, one for each parameter for which it can be determined."""
-    found: list[int] = []
+    first_users: list[int] = []
     around: set[int] | None = None
     for value in node.inputs:
         if value is None or not value.is_initializer():
@@ -50,8 +50,8 @@ def _users_of_parameters(state: Matching, node: ir.Node) -> list[int]:
             around = _lost_around(state, node) if around is None else around
             users = state.users_among(around, name)
         if len(users) == 1:
-            found.append(users[0])
-    return found
+            first_users.append(users[0])
+    return first_users
 
 
 def _lost_around(state: Matching, node: ir.Node) -> set[int]:

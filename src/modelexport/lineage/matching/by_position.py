@@ -109,18 +109,18 @@ def _takes_new_parameter(state: Matching, node: ir.Node, before: SourceNode) -> 
 _BY_IDENTITY = (ir.AttributeType.TENSOR, ir.AttributeType.GRAPH, ir.AttributeType.TENSORS, ir.AttributeType.GRAPHS)
 
 
-def are_equal(one: Mapping[str, ir.Attr], other: Mapping[str, ir.Attr]) -> bool:
+def are_equal(first: Mapping[str, ir.Attr], second: Mapping[str, ir.Attr]) -> bool:
     """Whether attributes are known to be equal; tensors and graphs only if they are the same object."""
-    return one.keys() == other.keys() and all(
-        attribute is other[name] or (attribute.type not in _BY_IDENTITY and attribute.value == other[name].value)
-        for name, attribute in one.items()
+    return first.keys() == second.keys() and all(
+        attribute is second[name] or (attribute.type not in _BY_IDENTITY and attribute.value == second[name].value)
+        for name, attribute in first.items()
     )
 
 
-def may_be_equal(one: Mapping[str, ir.Attr], other: Mapping[str, ir.Attr]) -> bool:
+def may_be_equal(first: Mapping[str, ir.Attr], second: Mapping[str, ir.Attr]) -> bool:
     """Whether attributes do not contradict each other: a node may omit attributes that have their default value."""
     return all(
-        attribute.type != other[name].type or attribute.value == other[name].value
-        for name, attribute in one.items()
-        if name in other and attribute.type in PLAIN_TYPES and not attribute.is_ref()
+        attribute.type != second[name].type or attribute.value == second[name].value
+        for name, attribute in first.items()
+        if name in second and attribute.type in PLAIN_TYPES and not attribute.is_ref()
     )

@@ -90,8 +90,8 @@ class Matching:
 
     def is_exact(self, node: ir.Node) -> bool:
         """Whether a node is matched, and has the operator of the source node that produces its output."""
-        found = self.matches.get(node)
-        return found is not None and node.op_identifier() == self.source.nodes[found[0]].op
+        matched = self.matches.get(node)
+        return matched is not None and node.op_identifier() == self.source.nodes[matched[0]].op
 
     def has_known_maker(self, value: ir.Value) -> bool:
         """Whether a value is an input or initializer, or is matched with a source value and not only as a variant."""
@@ -148,8 +148,8 @@ class Matching:
             indices: The nodes to begin with.
             limit: Stop when more nodes than this are found.
         """
-        found = self._back(indices, limit, self.source.constant, self.values, self.variants)
-        return sorted(found, reverse=True) if len(found) > 1 else found
+        indices_behind = self._back(indices, limit, self.source.constant, self.values, self.variants)
+        return sorted(indices_behind, reverse=True) if len(indices_behind) > 1 else indices_behind
 
     def behind(self, index: int, limit: int) -> Iterator[SourceNode]:
         """A source node and the nodes that it is computed from, nearest first, up to a limit."""
@@ -158,20 +158,20 @@ class Matching:
     def _back(self, indices: Iterable[int], limit: int, *ends: Collection[str]) -> list[int]:
         """Source nodes and those that they are computed from, nearest first; values in ``ends`` are not followed."""
         nodes, producer = self.source.nodes, self.source.producer
-        found = dict.fromkeys(indices)
-        pending = list(found)
+        reached = dict.fromkeys(indices)
+        pending = list(reached)
         for index in pending:  # which grows
-            if len(found) > limit:
+            if len(reached) > limit:
                 break
             for name in nodes[index].inputs:
                 made_at = producer.get(name)  # type: ignore[arg-type]  # nothing produces None
-                if made_at is None or made_at in found:
+                if made_at is None or made_at in reached:
                     continue
                 for end in ends:
                     if name in end:
                         break
                 else:
-                    found[made_at] = None
+                    reached[made_at] = None
                     pending.append(made_at)
         return pending
 

@@ -24,8 +24,8 @@ class OriginalNames:
         """The source value whose name, or whose node's name, equals a name or is its beginning or end."""
         if not name:
             return None
-        found = self._beginning(name)
-        return found if found is not None else self._end(name)
+        beginning = self._beginning(name)
+        return beginning if beginning is not None else self._end(name)
 
     def candidates(self, *names: str | None) -> Iterator[str]:
         """The source values that names may be derived from, best first: at the beginning of a name, then at the end.
@@ -36,11 +36,11 @@ class OriginalNames:
         ``conv2d_13quant_scaled_output``, may be the name of a value as well.
         """
         for name in names:
-            if name and (found := self._beginning(name)) is not None:
-                yield found
+            if name and (candidate := self._beginning(name)) is not None:
+                yield candidate
         for name in names:
-            if name and (found := self._end(name)) is not None:
-                yield found
+            if name and (candidate := self._end(name)) is not None:
+                yield candidate
 
     def _beginning(self, name: str) -> str | None:
         cuts = (gap.start() for gap in reversed(list(_BEFORE_WORD.finditer(name))))  # the last gap first

@@ -94,7 +94,7 @@ def descended_document(
         return [msgspec.structs.replace(tensor, value=value.name if value else None) for tensor, value in present]
 
     boundaries = find_boundaries(model, tags.calls)
-    own = Counter(owner.call for owner in _owners(model))
+    nodes_by_call = Counter(owner.call for owner in _owners(model))
     known = {call.address: call for call in before.calls}
     return msgspec.structs.replace(
         before,
@@ -114,7 +114,7 @@ def descended_document(
                 inputs=tensors(call.inputs) if call is not None else [],
                 outputs=tensors(call.outputs) if call is not None else [],
                 boundary=_boundary(boundaries[traced.call]),
-                nodes=own[traced.call],
+                nodes=nodes_by_call[traced.call],
             )
             for traced in tags.calls
             for call in [known.get(traced.call.address)]
@@ -266,7 +266,7 @@ def _paths_with(calls: CallTree, owners: Iterable[Owner]) -> set[str]:
 
 def _calls(model: ir.Model, calls: CallTree, tags: Tags, values: Mapping[Port, ir.Value]) -> list[documents.CallEntry]:
     boundaries = find_boundaries(model, calls)
-    own = Counter(owner.call for owner in _owners(model))
+    nodes_by_call = Counter(owner.call for owner in _owners(model))
     return [
         documents.CallEntry(
             address=traced.call.address,
@@ -277,7 +277,7 @@ def _calls(model: ir.Model, calls: CallTree, tags: Tags, values: Mapping[Port, i
             inputs=_tensors(traced, "inputs", values, boundaries[traced.call].inputs),
             outputs=_tensors(traced, "outputs", values, boundaries[traced.call].outputs),
             boundary=_boundary(boundaries[traced.call]),
-            nodes=own[traced.call],
+            nodes=nodes_by_call[traced.call],
         )
         for traced in calls
     ]

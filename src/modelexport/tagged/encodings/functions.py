@@ -147,8 +147,8 @@ class _Writer:
     def _function(self, variant: Variant) -> ir.Function:
         first = variant.members[0]
         names = {value.name or "" for value in (*first.produced, *first.walk) if isinstance(value, ir.Value)}
-        given = [_input_name(value, first.group.call) for value in first.inputs()]
-        inputs = [ir.Value(name=free_name(name, names, first=1)) for name in given]
+        wanted_names = [_input_name(value, first.group.call) for value in first.inputs()]
+        inputs = [ir.Value(name=free_name(name, names, first=1)) for name in wanted_names]
         constants = [_constant(value, free_name(value.name or "", names, first=1)) for value in first.constants()]
         env: dict[ir.Value, ir.Value] = {}
         nodes = [*constants, *_Body(self, first, env, [*inputs, *(node.outputs[0] for node in constants)]).build()]

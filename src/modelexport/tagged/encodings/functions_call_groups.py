@@ -287,14 +287,14 @@ class _Scope:
         nodes = sorted((node for part in cycle for node in self._nodes(part)), key=self.position.__getitem__)
         for node in nodes:
             part = self.part[node]
-            own = bits[part] if isinstance(part, ModuleCall) else 0
+            own_bit = bits[part] if isinstance(part, ModuleCall) else 0
             before = 0
             for value, producer in self.sources(node):
                 reached = passed.get(producer, 0)
                 before |= reached
-                if isinstance(part, ModuleCall) and reached & own and self.part[producer] != part:
+                if isinstance(part, ModuleCall) and reached & own_bit and self.part[producer] != part:
                     returning.setdefault(part, {})[value] = None
-            passed[node] = before | own
+            passed[node] = before | own_bit
             movable = part == node and node not in self.moved and not any(nested_graphs(node))
             if movable and (owner := self._owner_passed(node, before, bits)) is not None:
                 self.strays.append((node, owner))

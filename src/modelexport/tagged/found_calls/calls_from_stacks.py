@@ -35,11 +35,11 @@ class Placing:
         Args:
             nodes: All nodes of the model, with owners.
         """
-        own: dict[str, list[ir.Node]] = {}
+        own_nodes: dict[str, list[ir.Node]] = {}
         for node in nodes:
             owner = owner_of(node)
             if owner is not None and owner.call.index == 0 and not self.calls.children[owner.call]:
-                own.setdefault(owner.call.path, []).append(node)
+                own_nodes.setdefault(owner.call.path, []).append(node)
         paths = {path.rsplit(".", cut)[0] for path in self.scopes for cut in range(path.count(".") + 1)}
         modules: dict[str, Module] = {}
         for path in sorted(paths | {""}, key=lambda path: (path.count("."), path)):
@@ -47,7 +47,9 @@ class Placing:
             above, _, name = path.rpartition(".")
             modules[path] = Module(
                 path=path,
-                class_name=scope.class_name or (guess_class(own.get(path, ())) if path else "") or _stand_in(path),
+                class_name=scope.class_name
+                or (guess_class(own_nodes.get(path, ())) if path else "")
+                or _stand_in(path),
                 class_module=scope.class_module,
                 parent=above if path else None,
                 name=name,
@@ -56,14 +58,14 @@ class Placing:
         return ModuleTree(modules)
 
 
-def place_by_stacks(model: ir.Model, found: Mapping[ir.Node, Found]) -> Placing:
+def place_by_stacks(model: ir.Model, stacks: Mapping[ir.Node, Found]) -> Placing:
     """Assign nodes with a stack their owner, in ``node.meta``, and find all calls."""
-    numbers = _Numbers(found.values())
+    numbers = _Numbers(stacks.values())
     calls: dict[ModuleCall, TracedCall] = {ROOT: TracedCall(ROOT, None, 0, None, None)}
     scopes: dict[str, Scope] = {"": Scope("")}
     sources: Counter[CallSource] = Counter()
     for node in all_nodes(model):
-        known = found.get(node)
+        known = stacks.get(node)
         stack = numbers.calls(known.stack) if known is not None else None
         if known is None or stack is None:
             continue

@@ -89,16 +89,16 @@ def find_calls(model: ir.Model, *, keep_torch_metadata: bool = True) -> FoundCal
     in_functions = inline_functions(model)
     by_name = read_torchscript_names(model)
     by_name |= read_scoped_names(model, by_name)
-    found = by_name | in_functions | read_metadata(model) | read_fx_nodes(model)
-    if not found:
-        found = read_parameter_names(model)
-    placing = place_by_stacks(model, found)
+    stacks = by_name | in_functions | read_metadata(model) | read_fx_nodes(model)
+    if not stacks:
+        stacks = read_parameter_names(model)
+    placing = place_by_stacks(model, stacks)
     if inferred := infer_owners(model, placing.calls):
         placing.sources[CallSource.NEIGHBOURS] = inferred
     tags = Tags(placing.module_tree(all_nodes(model)), placing.calls)
     name_nodes_apart(model)
     parameters = _recorded_parameters(model)
-    repeated = _repeated(model, {node for node, known in found.items() if known.stack[-1].index is None})
+    repeated = _repeated(model, {node for node, known in stacks.items() if known.stack[-1].index is None})
     write_metadata(model, tags, keep_torch_metadata=keep_torch_metadata)
     record_own_names(model, parameters or None)
     record_sources(model, placing.sources)
@@ -129,7 +129,7 @@ def _repeated(model: ir.Model, unnumbered: set[ir.Node]) -> list[str]:
         model: A model whose nodes have owners.
         unnumbered: The nodes whose module is known, but not the number of the call.
     """
-    found: dict[str, None] = {}
+    paths: dict[str, None] = {}
     for value in initializers(model):
         enclosing = (value.name or "").rpartition(".")[0]
         uses: Counter[tuple[ModuleCall, str]] = Counter()
@@ -137,8 +137,8 @@ def _repeated(model: ir.Model, unnumbered: set[ir.Node]) -> list[str]:
             if node in unnumbered and (owner := owner_of(node)) is not None and owner.call.path == enclosing != "":
                 uses[owner.call, node.op_type] += 1
         if any(count > 1 for count in uses.values()):
-            found[enclosing] = None
-    return list(found)
+            paths[enclosing] = None
+    return list(paths)
 
 
 def _recorded_parameters(model: ir.Model) -> list[ir.Value]:

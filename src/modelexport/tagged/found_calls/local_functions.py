@@ -52,13 +52,15 @@ def inline_functions(model: ir.Model) -> dict[ir.Node, Found]:
     inline_calls(model)
     model.functions.clear()
     stacks = {None: (Scope(""),)} | _stacks(calls, root)
-    found = {}
+    found_stacks = {}
     for node in all_nodes(model):
         call = node.meta.pop(_CALL, None)
         if call is not None:
-            told = all(above is root or above.path is not None for above in _with_enclosing(call))
-            found[node] = Found(stacks[call], Evidence.DERIVED if told else Evidence.INFERRED, CallSource.FUNCTIONS)
-    return found
+            has_path = all(above is root or above.path is not None for above in _with_enclosing(call))
+            found_stacks[node] = Found(
+                stacks[call], Evidence.DERIVED if has_path else Evidence.INFERRED, CallSource.FUNCTIONS
+            )
+    return found_stacks
 
 
 def _separate(
@@ -81,8 +83,12 @@ def _separate(
         function = model.functions.get(node.op_identifier())
         if function is None:
             continue
-        given = [_initializer_name(value) or names.get(value) if value is not None else None for value in node.inputs]
-        call = _Call(node, node.op_identifier(), enclosing, frozenset(name for name in given if name and "." in name))
+        input_names = [
+            _initializer_name(value) or names.get(value) if value is not None else None for value in node.inputs
+        ]
+        call = _Call(
+            node, node.op_identifier(), enclosing, frozenset(name for name in input_names if name and "." in name)
+        )
         calls.append(call)
         if enclosing is not None:
             enclosing.inside.append(call)
@@ -90,15 +96,15 @@ def _separate(
         copy.overload = f"{function.overload}#{len(calls)}"
         node.overload = copy.overload
         model.functions[copy.identifier()] = copy
-        inner = {value: name for value, name in zip(copy.inputs, given, strict=False) if name}
+        inner = {value: name for value, name in zip(copy.inputs, input_names, strict=False) if name}
         _separate(model, copy, inner, call, calls)
 
 
 def _initializer_name(value: ir.Value) -> str | None:
     """The name of an initializer, or of an initializer that the exporter replaced by an equal one."""
     producer = value.producer()
-    given = producer.inputs[0] if producer is not None and producer.op_type == "Identity" else value
-    return value.name if given is not None and given.is_initializer() else None
+    source = producer.inputs[0] if producer is not None and producer.op_type == "Identity" else value
+    return value.name if source is not None and source.is_initializer() else None
 
 
 def _find_paths(calls: list[_Call]) -> None:

@@ -55,13 +55,13 @@ class _Meet:
             met = call if met is None else self._pair(met, call)
         return met
 
-    def _pair(self, one: ModuleCall, other: ModuleCall) -> ModuleCall:
-        while one != other:
-            deeper, shallower = sorted((one, other), key=lambda call: self._calls[call].depth, reverse=True)
+    def _pair(self, first: ModuleCall, second: ModuleCall) -> ModuleCall:
+        while first != second:
+            deeper, shallower = sorted((first, second), key=lambda call: self._calls[call].depth, reverse=True)
             parent = self._calls[deeper].parent
             assert parent is not None  # the root is the only call without, and has no deeper one beside it
-            one, other = parent, shallower
-        return one
+            first, second = parent, shallower
+        return first
 
 
 def _owned(node: ir.Node) -> ModuleCall | None:

@@ -20,7 +20,7 @@ def read_parameter_names(model: ir.Model) -> dict[ir.Node, Found]:
     paths: dict[ir.Value, _Path] = {value: _module(value.name or "") for value in initializers(model)}
     if len({path for path in paths.values() if path}) < 2:
         return {}
-    found: dict[ir.Node, Found] = {}
+    stacks: dict[ir.Node, Found] = {}
     for node in all_nodes(model):
         taken = [value for value in node.inputs if value is not None]
         used = [path for value in taken if (path := paths.get(value))]
@@ -30,8 +30,8 @@ def read_parameter_names(model: ir.Model) -> dict[ir.Node, Found]:
             paths.update(dict.fromkeys(node.outputs, path))
         if path:
             stack = tuple(Scope(".".join(path[:end])) for end in range(len(path) + 1))
-            found[node] = Found(stack, Evidence.INFERRED, CallSource.PARAMETER_NAMES)
-    return found
+            stacks[node] = Found(stack, Evidence.INFERRED, CallSource.PARAMETER_NAMES)
+    return stacks
 
 
 def _module(name: str) -> _Path:

@@ -91,7 +91,7 @@ class Found:
 
 def read_fx_nodes(model: ir.Model) -> dict[ir.Node, Found]:
     """The stacks of nodes whose FX nodes are in memory; of nodes made by a rewrite, by the name of the FX node."""
-    found: dict[ir.Node, Found] = {}
+    found_stacks: dict[ir.Node, Found] = {}
     for graph in (*model.graphs(), *model.functions.values()):
         by_name: Mapping[str, Any] | None = None
         for node in graph:
@@ -108,8 +108,8 @@ def read_fx_nodes(model: ir.Model) -> dict[ir.Node, Found]:
             if fx_node is not None and fx_node not in stacks:
                 stacks[fx_node] = _fx_stack(fx_node.meta.get("nn_module_stack") or {})
             if fx_node is not None and stacks[fx_node]:
-                found[node] = Found(stacks[fx_node], evidence, source)
-    return found
+                found_stacks[node] = Found(stacks[fx_node], evidence, source)
+    return found_stacks
 
 
 def _fx_stack(recorded: Mapping[str, tuple[str, Any]]) -> Stack:
@@ -124,25 +124,25 @@ def _fx_stack(recorded: Mapping[str, tuple[str, Any]]) -> Stack:
 
 def read_metadata(model: ir.Model) -> dict[ir.Node, Found]:
     """The stacks that ``torch.onnx`` and other tools wrote into the metadata of nodes."""
-    found: dict[ir.Node, Found] = {}
+    stacks: dict[ir.Node, Found] = {}
     plain: dict[ir.Node, list[str]] = {}
     for node in all_nodes(model):
         properties = properties_of(node)
         if stack := _torch_stack(properties):
-            found[node] = Found(stack, Evidence.DERIVED, CallSource.TORCH_METADATA)
+            stacks[node] = Found(stack, Evidence.DERIVED, CallSource.TORCH_METADATA)
         elif namespace := properties.get(NAMESPACE):
             parts = [part.partition(": ") for part in namespace.split("/")]
             if all(separator for _, separator, _ in parts):  # as torch.onnx writes it; the last is the operator
                 if stack := _with_identities(_scope(path, name) for path, _, name in parts[:-1]):
-                    found[node] = Found(stack, Evidence.DERIVED, CallSource.NAMESPACE)
+                    stacks[node] = Found(stack, Evidence.DERIVED, CallSource.NAMESPACE)
             elif _NAME_SCOPES not in properties:
                 plain[node] = namespace.split("/")
     roots = {segments[0] for segments in plain.values()}
     for node, segments in plain.items():
         below = segments[1:] if len(roots) == 1 else segments
         root = Scope("", class_name=segments[0] if len(roots) == 1 else "")
-        found[node] = Found(_segment_stack(root, below), Evidence.DERIVED, CallSource.NAMESPACE)
-    return found
+        stacks[node] = Found(_segment_stack(root, below), Evidence.DERIVED, CallSource.NAMESPACE)
+    return stacks
 
 
 def _torch_stack(properties: Mapping[str, str]) -> Stack:

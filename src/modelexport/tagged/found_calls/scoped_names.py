@@ -35,7 +35,7 @@ def read_scoped_names(model: ir.Model, known: Container[ir.Node] = ()) -> dict[i
     names = {node: _name(node) for node in all_nodes(model) if node.inputs}
     for separator in _SEPARATORS:
         parts = {node: tuple(filter(None, name.split(separator))) for node, name in names.items()}
-        scopes = {node: found for node, found in _scopes(parts, separator).items() if found}
+        scopes = {node: scope for node, scope in _scopes(parts, separator).items() if scope}
         if len(scopes) >= _SHARE * len(names) and len(set(scopes.values())) > 1:
             return {node: _found(scope) for node, scope in scopes.items() if node not in known}
     return {}
@@ -51,7 +51,7 @@ def _scopes(parts: Mapping[ir.Node, tuple[str, ...]], separator: str) -> dict[ir
     """The modules in the name of each node: the parts before the last, without those that name an operator."""
     names = set(parts.values())
     scopes = {}
-    for node, (*modules, last) in ((node, found) for node, found in parts.items() if found):
+    for node, (*modules, last) in ((node, segments) for node, segments in parts.items() if segments):
         if separator != "/" and not last.lower().startswith(node.op_type.lower()):
             continue  # such a separator is a part of many names
         scope = tuple(modules[:CALL_DEPTH])

@@ -83,10 +83,12 @@ class _Calls:
         if parts not in self.paths:
             above, part = self._path(parts[:-1]), parts[-1]
             head, _, number = part.rpartition(".")
-            own = f"{above}.{number}" if number.isdecimal() and head == _tail(above) != "" else None
+            numbered = f"{above}.{number}" if number.isdecimal() and head == _tail(above) != "" else None
             plain = f"{above}.{part}" if above else part
-            told = [path for path in (own, plain) if path in self.modules] or self.below.get((above, part), [])
-            self.paths[parts] = told[0] if len(told) == 1 and told[0] else own or plain
+            candidates = [path for path in (numbered, plain) if path in self.modules] or self.below.get(
+                (above, part), []
+            )
+            self.paths[parts] = candidates[0] if len(candidates) == 1 and candidates[0] else numbered or plain
         return self.paths[parts]
 
     def _resolve(self, scope: _Parts) -> tuple[_Parts, int]:
@@ -135,8 +137,8 @@ class _Calls:
                 index = index // each if each and not rest else 0
             path = self._path(parts)
             # A module that was called by several others is numbered by each of them.
-            told = index if self.shared[path] == 1 else None
-            stack.append(Scope(path, index=told, identity=(parts, index)))
+            number = index if self.shared[path] == 1 else None
+            stack.append(Scope(path, index=number, identity=(parts, index)))
         repeated = any(self.counts[module[:end]] > 1 for end in range(1, len(module) + 1))
         evidence = Evidence.INFERRED if repeated else Evidence.DERIVED
         return Found(tuple(reversed(stack)), evidence, CallSource.NODE_NAMES)
