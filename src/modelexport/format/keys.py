@@ -1,4 +1,4 @@
-"""Names of the keys that modelexport writes into a file, most of them into ``metadata_props``. Only data."""
+"""Names of the keys that modelexport writes into a file, most of them as properties. Only data."""
 
 from __future__ import annotations
 
