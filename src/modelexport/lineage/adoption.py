@@ -13,7 +13,7 @@ import onnx
 import onnx_ir as ir
 
 from modelexport.core.result_display import Written
-from modelexport.errors import UsageError
+from modelexport.errors import FileFormatError, UsageError
 from modelexport.files.atomic_writing import check_writable
 from modelexport.files.linked_weights import check_files
 from modelexport.files.onnx_models import load_onnx, save_model
@@ -114,10 +114,13 @@ def _model_of(program: Any) -> ir.Model:
 
 def _complete(tagged: TaggedFile) -> Counter[CallSource]:
     """Give owners to the nodes without tags of a file that has tags, in place; returns the sources of all."""
-    earlier: dict[CallSource, int] | None = recorded(
-        tagged.model, keys.ADOPTED, damaged=f"{tagged.path} has damaged tags"
-    )
-    sources = Counter(earlier or {CallSource.TAGS: sum(owner_of(node) is not None for node in tagged.nodes)})
+    damaged = f"{tagged.path} has damaged tags"
+    earlier = recorded(tagged.model, keys.ADOPTED, damaged=damaged) or {}
+    if unknown := [name for name in earlier if name not in set(CallSource)]:
+        raise FileFormatError(f"{damaged} ('{unknown[0]}' is no source of calls): adopt the original again")
+    sources = Counter({CallSource(name): count for name, count in earlier.items()})
+    if not sources:
+        sources[CallSource.TAGS] = sum(owner_of(node) is not None for node in tagged.nodes)
     if inferred := infer_owners(tagged.model, tagged.calls):
         sources[CallSource.NEIGHBOURS] += inferred
     record_sources(tagged.model, sources)
