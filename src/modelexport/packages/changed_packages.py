@@ -232,7 +232,10 @@ def _record_samples(path: Path) -> None:
     """Record the weights files that a model is linked to as they are now, after weights in them were overwritten."""
     model = load_onnx(path)
     linked: dict[str, WeightsFile] = recorded(model, keys.WEIGHTS) or {}
-    now = {place: replace(file, sample=sample_digest(path.parent / place)) for place, file in linked.items()}
+    now = {
+        place: msgspec.structs.replace(file, sample=sample_digest(path.parent / place))
+        for place, file in linked.items()
+    }
     record(model, keys.WEIGHTS, now or None)
     save_with_references(model, path)
 
