@@ -216,7 +216,8 @@ def difference(wanted: Sequence[Any], found: Sequence[torch.Tensor]) -> str | No
 
 
 def outputs(result: Any) -> list[Any]:
-    return list(result.values()) if isinstance(result, dict) else [result]
+    nested = result.values() if isinstance(result, dict) else result if isinstance(result, tuple) else None
+    return [result] if nested is None else [tensor for each in nested for tensor in outputs(each)]
 
 
 def gradients(model: nn.Module, results: Sequence[torch.Tensor]) -> dict[str, torch.Tensor] | None:

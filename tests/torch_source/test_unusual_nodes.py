@@ -34,6 +34,8 @@ def file_of(
 
 
 LINEAR = {"w": np.random.default_rng(1).standard_normal((4, 3)).astype(np.float32)}
+GRU = {name: np.random.default_rng(2).standard_normal(shape).astype(np.float32)
+       for name, shape in (("g", (2, 12, 3)), ("h", (2, 12, 4)), ("b", (2, 24)))}  # fmt: skip
 RIGHT: dict[str, tuple[Any, ...]] = {
     **{
         f"{operator} without axes": ([node(operator, ["x"], ["output"], noop_with_empty_axes=1)], np.abs(X), FLOAT)
@@ -49,13 +51,9 @@ RIGHT: dict[str, tuple[Any, ...]] = {
         {"two": np.int64(2)}),
     "no axes are all axes": (
         [node("Squeeze", ["x", "none"], ["output"])], X[:1, :, None], FLOAT, {"none": np.array([], np.int64)}),
-    "pixels of bytes": (
-        [node("Resize", ["x", "", "scales"], ["output"], mode="linear")],
-        np.arange(16, dtype=np.uint8).reshape(1, 1, 4, 4) * 8, UINT8, {"scales": np.array([1, 1, 2, 2], np.float32)}),
-    "a size by a rounded scale": (
-        [node("Resize", ["x", "", "scales"], ["output"], mode="nearest")],
-        np.arange(100, dtype=np.float32).reshape(1, 1, 1, 100), FLOAT,
-        {"scales": np.array([1, 1, 1, 0.29], np.float32)}),
+    "a GRU, both ways": (
+        [node("GRU", [*"xghb"], ["output"], linear_before_reset=1, direction="bidirectional", hidden_size=4)],
+        np.stack([X, -X, X]), FLOAT, GRU),
     "a softmax of two axes": (
         [node("MatMul", ["x", "w"], ["a"]), node("Softmax", ["a"], ["b"]), node("MatMul", ["b", "x"], ["output"])],
         np.stack([np.pad(X, ((0, 1), (0, 1)))] * 2), FLOAT, LINEAR, 11),
@@ -79,6 +77,11 @@ def test_it_computes_what_the_runtime_does(name: str, tmp_path: Path) -> None:
 
 CODE = helper.make_graph([], "print('run') or 1", [], [])
 REFUSED: dict[str, tuple[list[Any], str, dict[str, Any]]] = {
+    "pixels that torch chooses otherwise": (
+        [node("Reshape", ["x", "image"], ["i"]), node("Resize", ["i", "", "scales"], ["output"], mode="nearest")],
+        "F.interpolate does not compute it",
+        {"image": np.array([1, 1, 2, 3]), "scales": np.array([1, 1, 1, 0.29], np.float32)},
+    ),
     "beside the diagonal": ([node("EyeLike", ["x"], ["output"], k=1)], "beside the diagonal", {}),
     "an unknown type": ([node("Cast", ["x"], ["output"], to=99)], "no such type", {}),
     "a graph in the place of a number": (

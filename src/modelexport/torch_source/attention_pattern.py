@@ -19,18 +19,19 @@ DOMAIN = "torch"
 OPERATOR = "scaled_dot_product_attention"
 
 
-def put_attention_together(model: ir.Model, entries: Container[ir.Value]) -> None:
+def put_attention_together(model: ir.Model, entries: Container[ir.Value], *, exact: bool) -> None:
     """Replace the pattern by nodes of the operator ``torch.scaled_dot_product_attention``, in place.
 
     Args:
         entries: The values that are entries of the ``state_dict``, and so no constants.
+        exact: Whether a scale stays if it is PyTorch's default but for the rounding of float32.
     """
     found, last_axis = False, -1 if model.opset_imports.get("", 1) >= 13 else 1
     for node in list(model.graph.all_nodes()):
         if node.op_type != "Softmax" or node.domain:
             continue
         if (match := _matched(node, last_axis, entries)) is not None:
-            _replace(match)
+            _replace(match, exact=exact)
             found = True
     if found:
         passes.RemoveUnusedNodesPass()(model)
@@ -114,9 +115,9 @@ def _counts_keys(node: ir.Node) -> bool:
     return axes is not None and shape is not None and list(axes) in ([-1], [len(shape) - 1])
 
 
-def _replace(match: _Match) -> None:
+def _replace(match: _Match, *, exact: bool) -> None:
     old, size = match.last.outputs[0], match.query.shape[-1] if match.query.shape is not None else None
-    usual = isinstance(size, int) and abs(match.scale * size**0.5 - 1) < 1e-6
+    usual = isinstance(size, int) and abs(match.scale * size**0.5 - 1) < (1e-12 if exact else 1e-6)
     node = ir.node(OPERATOR, [match.query, match.key, match.value, match.mask], domain=DOMAIN,
                    attributes={} if usual else {"scale": match.scale}, name=match.last.name)  # fmt: skip
     new = node.outputs[0]

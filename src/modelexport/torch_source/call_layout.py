@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
@@ -11,9 +13,12 @@ from modelexport.graph.nodes import nested_graphs
 from modelexport.tagged.encodings.functions_call_groups import Group, Item, group_calls
 from modelexport.tagged.file import TaggedFile
 from modelexport.torch_source.entries_as_nodes import Entries
+from modelexport.torch_source.expressions import type_name
 
 SMALL = 256
 """Bytes of a constant that each module that uses it gets for itself."""
+_RESULT = "output"
+_NARROW = ("float32", "float16", "bfloat16")
 
 
 class CallLayout:
@@ -21,18 +26,24 @@ class CallLayout:
 
     Args:
         constants: The constants of the graph.
+        is_wide: Whether to compute in float64 what the file computes in narrower floating-point types.
     """
 
-    def __init__(self, tagged: TaggedFile, entries: Entries, constants: Mapping[ir.Value, ir.TensorProtocol]) -> None:
+    def __init__(
+        self, tagged: TaggedFile, entries: Entries, constants: Mapping[ir.Value, ir.TensorProtocol], *, is_wide: bool
+    ) -> None:
         self.tagged, self.entries, self.constants = tagged, entries, constants
         self.graph = tagged.model.graph
+        self.is_wide = is_wide
+        self._arrays: dict[ir.Value, Any] = {}
         grouping = group_calls(tagged.model, tagged.calls)
         self.items: Mapping[ir.Graph, list[Item]] = grouping.items
         self.root = Group(tagged.calls.calls[0].call, grouping.items[self.graph])
         self.groups: dict[ModuleCall, Group] = {}
         self.chain: dict[ir.Node, tuple[ModuleCall, ...]] = {}
         """Each node with the calls that it runs in, the root first."""
-        self._graph_chain: dict[ir.Graph, tuple[ModuleCall, ...]] = {}
+        self._ends: dict[ir.Value, list[tuple[ModuleCall, ...]]] = {}
+        """The results of branches, loops and the file with the calls that these run in."""
         self.constant_results: set[ModuleCall] = set()
         """Calls without nodes whose results the file has as constants."""
         self._place(self.root, ())
@@ -43,13 +54,38 @@ class CallLayout:
         self.outputs: dict[ModuleCall, list[ir.Value]] = {}
         self._find_boundaries(self.root)
         self.inputs[self.root.call], self.outputs[self.root.call] = list(self.graph.inputs), list(self.graph.outputs)
+        self.boundary = {*self.graph.inputs, *self.graph.outputs}
+        names = [value.name for value in self.graph.outputs]
+        self.results = "tensor" if names == [_RESULT] else "dict"
+        """What the root returns; the format calls a result without fields ``output``, and its elements ``output.0``."""
+        if len(names) > 1 and names == [f"{_RESULT}.{number}" for number in range(len(names))]:
+            self.results = "tuple"
+
+    def type_name(self, dtype: ir.DataType) -> str:
+        """PyTorch's name of an element type, as the code computes in it."""
+        name = type_name(dtype)
+        return "float64" if self.is_wide and name in _NARROW else name
+
+    def array(self, value: ir.Value) -> Any:
+        """A small constant as an array; ``None`` for others."""
+        tensor = self.constants.get(value)
+        if tensor is None or tensor.nbytes > 16 * SMALL or tensor.dtype == ir.DataType.STRING:
+            return None
+        if value not in self._arrays:
+            array = tensor.numpy()
+            self._arrays[value] = array.astype(np.float64) if self.is_wide and array.dtype.name in _NARROW else array
+        return self._arrays[value]
 
     def _place(self, group: Group, around: tuple[ModuleCall, ...]) -> None:
         self.groups[group.call] = group
         chain = (*around, group.call)
         if not around:
-            self._graph_chain[self.graph] = chain
+            self._add_ends(self.graph, chain)
         self._place_items(group.items, chain)
+
+    def _add_ends(self, graph: ir.Graph, chain: tuple[ModuleCall, ...]) -> None:
+        for value in graph.outputs:
+            self._ends.setdefault(value, []).append(chain)
 
     def _place_items(self, items: Sequence[Item], chain: tuple[ModuleCall, ...]) -> None:
         for item in items:
@@ -58,7 +94,7 @@ class CallLayout:
                 continue
             self.chain[item] = chain
             for graph in nested_graphs(item):
-                self._graph_chain[graph] = chain
+                self._add_ends(graph, chain)
                 self._place_items(self.items[graph], chain)
 
     def _home(self, value: ir.Value) -> str:
@@ -121,22 +157,9 @@ class CallLayout:
                 made.update(dict.fromkeys(value for value in item.outputs if value.name))
 
     def _leaves(self, value: ir.Value, call: ModuleCall) -> bool:
-        graph = value.graph
-        if value.is_graph_output() and isinstance(graph, ir.Graph) and call not in self._graph_chain[graph]:
-            return True
-        if graph is self.graph and value.is_graph_output() and call != self.root.call:
-            return True
-        return any(
-            call not in self.chain[use.node] for use in value.uses() if use.node in self.chain
-        ) or self._ends_inner_graph(value, call)
-
-    def _ends_inner_graph(self, value: ir.Value, call: ModuleCall) -> bool:
-        """Whether a value is the result of a branch or loop that does not run inside the call."""
-        return any(
-            value in graph.outputs and call not in chain
-            for graph, chain in self._graph_chain.items()
-            if graph is not self.graph
-        )
+        """Whether a value is used, or is the result of a branch, loop or file that runs, outside of a call."""
+        used = (self.chain[use.node] for use in value.uses() if use.node in self.chain)
+        return any(call not in chain for chain in (*used, *self._ends.get(value, ())))
 
     def _from_sidecar(self) -> tuple[dict[ModuleCall, dict[str, str]], dict[ModuleCall, list[tuple[str, ModuleCall]]]]:
         """Names of the arguments of each call by value, and the calls of each that return what they get."""

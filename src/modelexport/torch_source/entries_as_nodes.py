@@ -58,7 +58,7 @@ def entries_as_nodes(model: ir.Model, calls: CallTree, *, named: bool = True) ->
         value: plan
         for value, plan in parameter_plans(model).items()
         if (tensor := value.const_value) is not None
-        and (named or (tensor.size > 1 and tensor.dtype.is_floating_point()))
+        and (named or (tensor.size > 1 and tensor.dtype.is_floating_point() and not _are_scales(value)))
     }
     kept = {key for plan in plans.values() for key in plan.keys}
     entries = Entries({key: entry for key, entry in (listed_entries(model) or {}).items() if named or key in kept})
@@ -92,6 +92,11 @@ def entries_as_nodes(model: ir.Model, calls: CallTree, *, named: bool = True) ->
                     entries.values[by_key[key]] = key
             _insert_steps(value, plan, by_key, entries, calls)
     return entries
+
+
+def _are_scales(value: ir.Value) -> bool:
+    """Whether numbers say how an image is resized."""
+    return any(use.node.op_type in ("Resize", "Upsample") and use.idx > 0 for use in value.uses())
 
 
 def _joined(key: str, stored: Mapping[str, Stored]) -> list[str]:

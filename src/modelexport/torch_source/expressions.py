@@ -1,11 +1,13 @@
-"""Python expressions as text, with how tightly they bind; literals of numbers, and names that are safe to write."""
+"""Expressions of Python as syntax trees, filled into templates; literals, and names that are safe to write."""
 
 from __future__ import annotations
 
+import ast
+import functools
 import keyword
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,100 +16,95 @@ import onnx_ir as ir
 
 from modelexport.format.dtypes import dtype_name
 
-ATOM, POWER, UNARY, PRODUCT, SUM, SHIFT, AND, XOR, OR, COMPARISON, NOT, LOWEST = range(12, 0, -1)
-"""How tightly operators of Python bind, the tightest first."""
-
-
-@dataclass(frozen=True)
-class Expression:
-    """Text of Python that computes a tensor, or a sequence of tensors."""
-
-    text: str
-    binding: int = ATOM
-
-    def within(self, binding: int) -> str:
-        """The text as operand of something that binds so tightly."""
-        return self.text if self.binding >= binding else f"({self.text})"
+LEFT_OUT: Any = object()
+"""The operand of a keyword argument that is not written."""
 
 
 @dataclass(frozen=True)
 class Number:
     """A Python number that is computed from sizes of tensors."""
 
-    expression: Expression
+    code: ast.expr
     is_positive: bool = False
     """Whether it is known to be at least 0."""
-    literal: Any = None
-    """The number itself if it is known."""
-
-    @classmethod
-    def of(cls, value: Any) -> Number:
-        """A known number."""
-        text = literal(value)
-        return cls(Expression(text, UNARY if text.startswith("-") else ATOM), bool(value >= 0), value)
-
-    @property
-    def text(self) -> str:
-        """As an argument of a function."""
-        return self.expression.text
 
 
-@dataclass(frozen=True)
-class Numbers:
-    """A tensor of at most one axis whose elements are Python numbers."""
-
-    items: tuple[Number, ...]
-    is_scalar: bool
-
-    @property
-    def text(self) -> str:
-        """A tuple of the numbers, or the number alone."""
-        return self.items[0].text if self.is_scalar else listed([item.text for item in self.items])
+@functools.cache
+def parsed(template: str) -> ast.expr:
+    """A text as an expression."""
+    return ast.parse(template, mode="eval").body
 
 
-def listed(texts: Sequence[str]) -> str:
-    """A tuple of expressions."""
-    return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
+@functools.cache
+def names_in(template: str) -> tuple[str, ...]:
+    """Every name in a template, as often as it occurs."""
+    return tuple(node.id for node in ast.walk(parsed(template)) if isinstance(node, ast.Name))
 
 
-def literal(value: Any) -> str:
-    """A number, truth value, text or list of these in Python.
+def code(template: str, /, **operands: Any) -> ast.expr:
+    """A template with operands in the place of names: expressions, or values that are written as literals.
+
+    ``*name`` inserts the elements of a list, and ``**name`` those of a dictionary.
+    """
+    filled: ast.expr = _filled(parsed(template), operands)
+    return filled
+
+
+def _filled(node: Any, operands: Mapping[str, Any]) -> Any:
+    if isinstance(node, list):
+        return [filled for each in node for filled in _elements(each, operands)]
+    if isinstance(node, ast.Name) and node.id in operands:
+        return literal(operands[node.id])
+    if not isinstance(node, ast.AST):
+        return node
+    new: Any = type(node)(**{name: _filled(value, operands) for name, value in ast.iter_fields(node)})
+    if isinstance(new, ast.Subscript) and isinstance(new.slice, ast.Tuple) and len(new.slice.elts) == 1:
+        new.slice = new.slice.elts[0]
+    return new
+
+
+def _elements(node: Any, operands: Mapping[str, Any]) -> list[Any]:
+    """An argument or element of a list with its operand; several if it is starred, none if it is left out."""
+    value = getattr(node, "value", None)
+    if not isinstance(value, ast.Name) or value.id not in operands:
+        return [_filled(node, operands)]
+    operand = operands[value.id]
+    if isinstance(node, ast.Starred):
+        return [literal(each) for each in operand]
+    if isinstance(node, ast.keyword) and node.arg is None:
+        return [ast.keyword(name, literal(each)) for name, each in operand.items() if each is not LEFT_OUT]
+    return [] if operand is LEFT_OUT else [_filled(node, operands)]
+
+
+def literal(value: Any) -> ast.expr:
+    """A number, truth value, text or sequence of these; expressions are themselves.
 
     A float32 of at most six digits is written as these: an epsilon of 1e-12 is what the model's author wrote.
     """
-    if isinstance(value, bool | np.bool_ | int | np.integer | str):
-        return ascii(value.item() if isinstance(value, np.generic) else value)
-    if isinstance(value, Sequence | np.ndarray):
-        return f"[{', '.join(map(literal, value))}]"
-    number = float(value)
-    if not math.isfinite(number):
-        return "math.nan" if math.isnan(number) else "math.inf" if number > 0 else "-math.inf"
-    with np.errstate(over="ignore"):
-        narrow = np.float32(number)
-    if float(narrow) == number:
-        short = float(str(narrow))
-        return repr(short if float(f"{short:.6g}") == short else number)
-    return repr(number)
-
-
-def literal_or_none(value: Any) -> str:
-    """A literal; lists of numbers as tuples."""
-    if value is None:
-        return "None"
-    if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str):
-        return listed([literal(each) for each in value])
-    return literal(value)
+    if isinstance(value, ast.expr):
+        return value
+    if isinstance(value, Number):
+        return value.code
+    if isinstance(value, tuple | list) or (isinstance(value, np.ndarray) and value.ndim):
+        return (ast.Tuple if isinstance(value, tuple) else ast.List)([literal(each) for each in value], ast.Load())
+    if isinstance(value, np.float32) and math.isfinite(value):
+        short = float(str(value))
+        return parsed(repr(short if float(f"{short:.6g}") == short else float(value)))
+    plain = value.item() if isinstance(value, np.generic | np.ndarray) else value
+    if isinstance(plain, float) and not math.isfinite(plain):
+        return parsed("math.nan" if math.isnan(plain) else "math.inf" if plain > 0 else "-math.inf")
+    return ast.Constant(plain) if isinstance(plain, str) else parsed(repr(plain))
 
 
 def identifier(text: str, default: str = "value") -> str:
-    """A name of Python that resembles a text; never a keyword, and never with two underscores at both ends."""
+    """A name of Python that resembles a text; never a keyword, and never with two underscores at its start."""
     name = re.sub(r"[^0-9A-Za-z_]+", "_", text)
-    if not name.isascii() or not name or name.strip("_") == "":
+    if name.strip("_") == "":
         name = default
     if name[0].isdigit():
         name = f"{default}_{name}"
     if name.startswith("__"):
-        name = name.strip("_") or default
+        name = name.strip("_")
     return f"{name}_" if keyword.iskeyword(name) or name in RESERVED else name
 
 
@@ -123,6 +120,11 @@ def is_plain(name: str) -> bool:
     return name.isascii() and name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("__")
 
 
+def attribute(owner: ast.expr, name: str) -> ast.expr:
+    """``owner.name``, or ``getattr`` with a name that is not one of Python's."""
+    return ast.Attribute(owner, name, ast.Load()) if is_plain(name) else code("getattr(x, name)", x=owner, name=name)
+
+
 TORCH_TYPES = {
     "int4": "int8", "uint4": "uint8", "int2": "int8", "uint2": "uint8", "float4_e2m1fn": "float32",
 }  # fmt: skip
@@ -133,12 +135,7 @@ METHODS = {"float32": "float", "float64": "double", "int64": "long", "int32": "i
 """Types to the methods of a tensor that convert to them."""
 
 
-def type_name(dtype: ir.DataType, wide: str | None = None) -> str:
-    """PyTorch's name of an element type.
-
-    Args:
-        wide: The floating-point type that is float64 instead.
-    """
+def type_name(dtype: ir.DataType) -> str:
+    """PyTorch's name of an element type."""
     name = dtype_name(dtype)
-    name = TORCH_TYPES.get(name, name)
-    return "float64" if name == wide else name
+    return TORCH_TYPES.get(name, name)

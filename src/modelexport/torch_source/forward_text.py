@@ -6,21 +6,23 @@ Python's arithmetic. Branches and loops are Python's ``if`` and ``for``.
 
 from __future__ import annotations
 
+import ast
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from itertools import islice
 
+import numpy as np
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.graph.nodes import nested_graphs
 from modelexport.tagged.encodings.functions_call_groups import Group, Item
 from modelexport.torch_source.call_layout import CallLayout, is_below
-from modelexport.torch_source.expressions import ATOM, Expression, Number, Numbers
+from modelexport.torch_source.expressions import Number, code, identifier, literal, parsed
 from modelexport.torch_source.layer_operators import OPERATORS
 from modelexport.torch_source.module_nodes import ModuleNodes
 from modelexport.torch_source.nested_graphs import MissingOperatorError, NestedGraphs
-from modelexport.torch_source.operation import Operation, Several, UnwrittenError
+from modelexport.torch_source.operation import FUNCTIONS, Operation, UnwrittenError
 from modelexport.torch_source.recurrent_classes import RecurrentCall
 from modelexport.torch_source.size_numbers import FileNumbers
 
@@ -32,7 +34,6 @@ class ForwardText(NestedGraphs):
         call_number: Which of the forwards of a module another call of it runs; 0 for modules with one forward.
         constructor: The call that makes the module with a path.
         recurrent: How a call of ``nn.LSTM`` and the like is written.
-        scope: The other arguments of :class:`~modelexport.torch_source.value_scope.ValueScope`.
     """
 
     def __init__(
@@ -45,108 +46,94 @@ class ForwardText(NestedGraphs):
         call_number: Callable[[ModuleCall], int],
         constructor: Callable[[str], str],
         recurrent: Callable[[ModuleCall], RecurrentCall | None],
-        **scope: Any,
     ) -> None:
-        super().__init__(layout, nodes, numbers, group, **scope)
+        super().__init__(layout, nodes, numbers, group)
         self.call_number, self.constructor, self.recurrent = call_number, constructor, recurrent
+        self.result: ast.expr | None = None
+        """What it returns, if it is one expression."""
         self._uses: Counter[ir.Value] = Counter()
         self._passed = self._unchanged_calls()
-        self.arguments = [self._argument(value) for value in layout.inputs[group.call]]
+        inputs = layout.inputs[group.call]
+        self.arguments = [self._argument(value) for value in inputs]
         self._count(group.items)
         self._uses.update(layout.outputs[group.call])
-        first = next(
-            (value for value in layout.inputs[group.call] if value not in numbers.known and self._is_tensor(value)),
-            None,
-        )
-        self.device = f", device={self._env[first].text}.device" if first is not None else ""
-        for value in layout.inputs[group.call]:
+        tensors = [value for value in inputs if value not in numbers.known and _is_tensor(value)]
+        if tensors:
+            self.device = code("x.device", x=self._env[tensors[0]])
+        for value in inputs:
             self._pass(value)
         self._items(group.items)
         self._return()
 
-    @staticmethod
-    def _is_tensor(value: ir.Value) -> bool:
-        return value.type is None or isinstance(value.type, ir.TensorType)
+    def _argument(self, value: ir.Value) -> str:
+        known = self.layout.arguments.get(self.group.call, {}).get(value.name or "")
+        name = self._fresh(identifier(known)) if known and not self.is_root else self._name(value, "x")
+        self._bind(value, name)
+        return name
 
     def _count(self, items: Iterable[Item], inner: ir.Graph | None = None) -> None:
         """How often values are used. A use in a nested graph counts double for a value from outside, which so gets a
         name before the graph."""
         for item in items:
-            used = (
-                self.layout.inputs[item.call] if isinstance(item, Group) else [v for v in item.inputs if v is not None]
-            )
-            self._use(used, inner)
+            self._use(self.layout.inputs[item.call] if isinstance(item, Group) else item.inputs, inner)
             for graph in nested_graphs(item) if isinstance(item, ir.Node) else ():
                 self._count(self.layout.items[graph], graph)
                 self._use(graph.outputs, graph)
 
-    def _use(self, values: Iterable[ir.Value], inner: ir.Graph | None) -> None:
+    def _use(self, values: Iterable[ir.Value | None], inner: ir.Graph | None) -> None:
         for value in values:
-            self._uses[value] += 1 if inner is None or value.graph is inner else 2
+            if value is not None:
+                self._uses[value] += 1 if inner is None or value.graph is inner else 2
 
-    def _assign(self, value: ir.Value, expression: Expression, operator: str) -> None:
+    def _give(self, value: ir.Value, expression: ast.expr, operator: str) -> None:
+        """A value that is computed: written where it is used, or under a name if it is used more than once."""
         if self._uses[value] <= 1:
             self._pending[value] = expression
         else:
-            name = self._name(value, operator, expression.text)
-            self._emit(f"{name} = {expression.text}")
-            self._env[value] = Expression(name)
-            self._pass(value)
+            self._assign(value, expression, operator)
+        self._pass(value)
 
     def _pass(self, value: ir.Value) -> None:
         """Write the calls without nodes that get a value: they return it, or what the file has as constants."""
         for call in self._passed.pop(value.name or "", ()):
-            text = f"{self.nodes.module(self.path, call)}({self.tensor(value).text})"
+            module = self.nodes.module(self.path, call)
             if call in self.layout.constant_results:
                 if value in self._pending:
                     self._name_pending(value)
-                    text = f"{self.nodes.module(self.path, call)}({self.tensor(value).text})"
-                self._emit(f"{text}  # what it returns are constants of the file")
+                called = ast.unparse(code("m(x)", m=module, x=self.tensor(value)))
+                self._emit(f"{called}  # what it returns are constants of the file")
             elif self._uses[value] <= 1:
+                given = code("m(x)", m=module, x=self.tensor(value))
                 self._env.pop(value, None)
-                self._pending[value] = Expression(text)
+                self._pending[value] = given
             else:
-                self._emit(f"{self._env[value].text} = {text}")
+                name = ast.unparse(self._env[value])
+                self._emit(f"{name} = {ast.unparse(module)}({name})")
 
     def _items(self, items: Sequence[Item]) -> None:
-        done: set[Group] = set()
+        groups = [item for item in items if isinstance(item, Group)]
+        done = 0
         for item in items:
             if isinstance(item, Group):
-                if item not in done:
-                    run = self._run_of_layers(items, item)
-                    done.update(run)
+                if done < len(groups) and item is groups[done]:
+                    run = self._run_of_layers(groups, done)
+                    done += len(run)
                     self._loop_over(run) if len(run) > 1 else self._call(item)
-            elif item.op_type == "Constant" and not item.domain:
-                continue
-            else:
+            elif item.op_type != "Constant" or item.domain:
                 self._node(item)
 
-    def _run_of_layers(self, items: Sequence[Item], first: Group) -> list[Group]:
+    def _run_of_layers(self, groups: Sequence[Group], start: int) -> Sequence[Group]:
         """Calls of the modules of a list in order, each of which takes what the one before gives, and else the same."""
-        run, layout = [first], self.layout
+        first, layout = groups[start], self.layout
+        run = [first]
         base, _, number = first.call.path.rpartition(".")
-        following = [item for item in items[items.index(first) + 1 :] if isinstance(item, Group)]
         if not number.isdigit() or not base or base == self.path or not self.nodes.by_path[base].is_list:
             return run
-        for group in following:
-            before = run[-1].call
-            given, taken = layout.inputs[before], layout.inputs[group.call]
-            changed = [
-                place for place, value in enumerate(taken) if len(given) == len(taken) and value is not given[place]
-            ]
-            if (
-                group.call.path != f"{base}.{int(number) + len(run)}"
-                or group.call.index
-                or self.call_number(group.call)
-            ):
-                break
-            if (
-                len(layout.outputs[before]) != 1
-                or len(changed) != 1
-                or taken[changed[0]] is not layout.outputs[before][0]
-            ):
-                break
-            if self._uses[layout.outputs[before][0]] > 1 or any(taken[changed[0]].name == n for n in self._passed):
+        for group in islice(groups, start + 1, None):
+            before, changed = run[-1].call, _changed(layout, run[-1], group)
+            given = layout.outputs[before][0] if layout.outputs[before] else None
+            is_next = group.call == ModuleCall(f"{base}.{int(number) + len(run)}") and not self.call_number(group.call)
+            if not is_next or changed is None or given is None or self._uses[given] > 1 or given.name in self._passed:
                 break
             run.append(group)
         same = len({self.constructor(group.call.path) for group in run}) == 1
@@ -156,95 +143,101 @@ class ForwardText(NestedGraphs):
         """``for layer in self.layers: x = layer(x, mask)``"""
         first, last = run[0].call, run[-1].call
         base, _, number = first.path.rpartition(".")
-        place = next(p for p, v in enumerate(self.layout.inputs[last]) if v is self.layout.outputs[run[-2].call][0])
-        value, end = self.layout.inputs[first][place], int(number) + len(run)
-        modules = self.nodes.attribute(self.path, base)
+        place = _changed(self.layout, run[-2], run[-1])
+        assert place is not None
+        value, end, result = self.layout.inputs[first][place], int(number) + len(run), self.layout.outputs[last][0]
+        modules = ast.unparse(self.nodes.attribute(self.path, base))
         if number != "0" or end < len(self.nodes.by_path[base].children):
-            modules += f"[{number}:{end}]" if number != "0" else f"[:{end}]"
-        name = self._argument_text(value)
-        if value in self._pending or self._uses[value] > 1 or not name.isidentifier():
+            modules += f"[{number if number != '0' else ''}:{end}]"
+        start = self._argument_of(value)
+        if value in self._pending or self._uses[value] > 1 or not isinstance(start, ast.Name):
             self._pending.pop(value, None)
-            start, name = name, self._name(self.layout.outputs[last][0], "x")
-            self._emit(f"{name} = {start}")
-        texts = [name if p == place else self._argument_text(v) for p, v in enumerate(self.layout.inputs[first])]
+            name = self._name(result, "x")
+            self._emit(f"{name} = {ast.unparse(start)}")
+        else:
+            name = start.id
+        given = [parsed(name) if p == place else self._argument_of(v) for p, v in enumerate(self.layout.inputs[first])]
         layer = self._fresh("layer")
         self._emit(f"for {layer} in {modules}:")
-        self._emit(f"    {name} = {layer}({', '.join(texts)})")
-        self._env[self.layout.outputs[last][0]] = Expression(name)
-        self._pass(self.layout.outputs[last][0])
+        self._emit(f"    {name} = {ast.unparse(code('layer(*given)', layer=parsed(layer), given=given))}")
+        self._env[result] = parsed(name)
+        self._pass(result)
 
     def _call(self, group: Group) -> None:
-        outputs = self.layout.outputs[group.call]
+        outputs, module = self.layout.outputs[group.call], self.nodes.module(self.path, group.call)
         number, recurrent = self.call_number(group.call), self.recurrent(group.call)
-        extra = [f"call={number}"] if number else []
+        extra = {"call": number} if number else {}
 
-        def write() -> str:
-            texts = [self._argument_text(value) for value in self.layout.inputs[group.call]]
-            texts = recurrent.arguments(texts) if recurrent is not None else texts
-            return f"{self.nodes.module(self.path, group.call)}({', '.join([*texts, *extra])})"
+        def write() -> ast.expr:
+            given = [self._argument_of(value) for value in self.layout.inputs[group.call]]
+            given = recurrent.arguments(given) if recurrent is not None else given
+            return code("module(*given, **extra)", module=module, given=given, extra=extra)
 
         self._operator = "x"
-        text = self._composed(write, len)
+        written = self._composed(write)
         name = group.call.path.rpartition(".")[2]
         if recurrent is not None and len(outputs) > 1:
-            names = {slot: self._name(value, name) for slot, value in zip(recurrent.slots, outputs, strict=True)}
-            self._emit(f"{recurrent.results(names)} = {text}")
+            named = {slot: self._name(value, name) for slot, value in zip(recurrent.slots, outputs, strict=True)}
+            self._emit(f"{recurrent.results(named)} = {ast.unparse(written)}")
             for slot, value in zip(recurrent.slots, outputs, strict=True):
-                self._env[value] = Expression(names[slot])
+                self._env[value] = parsed(named[slot])
                 self._pass(value)
-            return
-        text += recurrent.accessor(recurrent.slots[0]) if recurrent is not None and outputs else ""
-        if len(outputs) == 1:
+        elif len(outputs) == 1:
+            written = recurrent.result(written, recurrent.slots[0]) if recurrent is not None else written
             if outputs[0] in self.file_numbers.known:
-                self._name_result(outputs[0], text)
+                self._assign(outputs[0], written, "x")
             else:
-                self._assign(outputs[0], Expression(text), name if not name.isdigit() else "x")
-                self._pass(outputs[0])
+                self._give(outputs[0], written, name if not name.isdigit() else "x")
         elif outputs:
-            self._unpack(outputs, text, name)
+            self._unpack(outputs, written, name)
         else:
-            self._emit(text)
+            self._emit(ast.unparse(written))
 
-    def _argument_text(self, value: ir.Value) -> str:
+    def _argument_of(self, value: ir.Value) -> ast.expr:
         numbers = self._numbers.get(value)
-        return numbers.text if numbers is not None else self.tensor(value).text
+        if numbers is None:
+            return self.tensor(value)
+        return literal(tuple(numbers) if numbers.ndim else numbers.item())
 
-    def _name_result(self, value: ir.Value, text: str) -> None:
-        name = self._name(value)
-        self._emit(f"{name} = {text}")
-        self._env[value] = Expression(name)
-        self._name_numbers(value, name)
-
-    def _unpack(self, values: Sequence[ir.Value | None], text: str, operator: str) -> None:
-        names = []
-        for value in values:
-            used = value is not None and (self._uses[value] or value.is_graph_output())
-            names.append(self._name(value, operator) if used and value is not None else "_")
-            if used and value is not None:
-                self._env[value] = Expression(names[-1])
-                self._name_numbers(value, names[-1])
-        self._emit(f"{', '.join(names)} = {text}")
-        for value in values:
-            if value is not None:
-                self._pass(value)
+    def _unpack(self, values: Sequence[ir.Value], written: ast.expr, operator: str, *, more: bool = False) -> None:
+        """Names for the elements of a tuple, which may have more than values for them."""
+        is_used = [bool(self._uses[value]) or value.is_graph_output() for value in values]
+        last = max((place for place, used in enumerate(is_used) if used), default=-1)
+        if is_used.count(True) == 1 and (more or len(values) > 1):
+            self._give(values[last], code("x[place]", x=written, place=last), operator)
+            return
+        names = [self._name(value, operator) if used else "_" for value, used in zip(values, is_used, strict=True)]
+        names = [*names[: last + 1], "*_"] if more else names
+        self._emit(f"{', '.join(names)} = {ast.unparse(written)}")
+        for value, name, used in zip(values, names, is_used, strict=False):
+            if used:
+                self._bind(value, name)
+            self._pass(value)
 
     def _node(self, node: ir.Node) -> None:
         walks = {"If": self._if, "Loop": self._loop, "Scan": self._scan}
         if node.op_type in walks and not node.domain:
             walks[node.op_type](node)
-            return
-        numbers = self.file_numbers.known.get(node.outputs[0])
-        if numbers is not None:
+        elif node.outputs[0] in self.file_numbers.known:
             self._number_node(node)
-            return
-        writer = OPERATORS.get((node.domain if node.domain != "ai.onnx" else "", node.op_type))
+        else:
+            self._operator = node.op_type
+            self._write(node, self._composed(lambda: self._written(node)))
+
+    def _written(self, node: ir.Node) -> ast.expr:
+        """A node as an expression.
+
+        Raises:
+            MissingOperatorError: The table does not have its operator, or not with these attributes.
+        """
+        row = OPERATORS.get((node.domain if node.domain != "ai.onnx" else "", node.op_type))
         version = self.layout.tagged.model.opset_imports.get(node.domain, 1)
         operation = Operation(node, node.version or version, self)
-        self._operator = node.op_type
         try:
-            if writer is None:
+            if row is None:
                 raise UnwrittenError("it has no row in the table")
-            written = self._composed(lambda: writer(operation), _length)
+            written = operation.write(row) if isinstance(row, str) else row(operation)
+            operation.check_attributes()
         except UnwrittenError as error:
             domain = f"{node.domain}." if node.domain else ""
             raise MissingOperatorError(
@@ -252,61 +245,61 @@ class ForwardText(NestedGraphs):
                 "add a row to OPERATORS of modelexport/torch_source/layer_operators.py, or cut the module out with "
                 "`modelexport extract`"
             ) from error
-        self._write(node, written)
+        return written
 
-    def _write(self, node: ir.Node, written: Expression | list[Expression] | Several) -> None:
-        outputs = list(node.outputs)
-        if isinstance(written, Several):
-            used = [number for number, value in enumerate(outputs) if self._uses[value]]
-            if len(used) == 1 and written.count > 1:
-                self._assign(outputs[used[0]], Expression(f"{written.text}[{used[0]}]"), node.op_type)
-                self._pass(outputs[used[0]])
-            elif used or written.count > 1:
-                padded: list[ir.Value | None] = [*outputs, *[None] * (written.count - len(outputs))]
-                if written.count == 1:
-                    self._assign(outputs[0], Expression(f"{written.text}[0]"), node.op_type)
-                else:
-                    self._unpack(padded, written.text, node.op_type)
+    def _write(self, node: ir.Node, written: ast.expr) -> None:
+        function = written.func if isinstance(written, ast.Call) else None
+        name = getattr(function, "id", "")
+        gives_tuple = name in FUNCTIONS and FUNCTIONS[name].__annotations__["return"].startswith("tuple")
+        if gives_tuple or getattr(function, "attr", "") == "split":
+            self._unpack(node.outputs, written, node.op_type, more=gives_tuple)
             return
-        for value, expression in zip(outputs, written if isinstance(written, list) else [written], strict=False):
+        results = written.elts if isinstance(written, ast.Tuple) else [written]
+        for value, result in zip(node.outputs, results, strict=False):
             if value.name and self._uses[value]:
-                self._assign(value, expression, node.op_type)
-                self._pass(value)
+                self._give(value, result, node.op_type)
 
     def _number_node(self, node: ir.Node) -> None:
-        def text(value: ir.Value) -> str:
+        def tensor(value: ir.Value) -> ast.expr:
             if value in self._pending:
                 self._name_pending(value)
-            return self.tensor(value).within(ATOM)
+            return self.tensor(value)
 
-        found = self.file_numbers.of_node(node, self._numbers.get, text)
-        assert found is not None
-        items = []
-        for item in found.items:
-            if len(item.text) > 30 and item.literal is None:
+        numbers = self.file_numbers.of_node(node, self._numbers.get, tensor)
+        assert numbers is not None
+        short = numbers.copy()
+        for place, number in np.ndenumerate(numbers):
+            if isinstance(number, Number) and len(ast.unparse(number.code)) > 30:
                 name = self._fresh("size")
-                self._emit(f"{name} = {item.text}")
-                items.append(Number(Expression(name), item.is_positive))
-            else:
-                items.append(item)
-        self._numbers[node.outputs[0]] = Numbers(tuple(items), found.is_scalar)
+                self._emit(f"{name} = {ast.unparse(number.code)}")
+                short[place] = Number(parsed(name), number.is_positive)
+        self._numbers[node.outputs[0]] = short
 
     def _return(self) -> None:
         outputs = self.layout.outputs[self.group.call]
 
-        def write() -> str:
-            if self.is_root:
-                texts = [self.tensor(value).text for value in outputs]
-                if len(outputs) == 1 and (outputs[0].name or "").startswith("output"):
-                    return f"return {texts[0]}"
-                pairs = [f"{value.name!a}: {text}" for value, text in zip(outputs, texts, strict=True)]
-                return f"return {{{', '.join(pairs)}}}"
-            return f"return {', '.join(self._argument_text(value) for value in outputs)}"
+        def write() -> ast.expr:
+            if self.is_root and self.layout.results == "dict":
+                return ast.Dict([literal(value.name) for value in outputs], [self.tensor(value) for value in outputs])
+            results = [self.tensor(value) if self.is_root else self._argument_of(value) for value in outputs]
+            return results[0] if len(results) == 1 else ast.Tuple(results, ast.Load())
 
         self._operator = "result"
-        self._emit(self._composed(write, len))
+        written = self._composed(write)
+        self.result = written if not self.lines else None
+        shown = ast.unparse(written)
+        is_tuple = isinstance(written, ast.Tuple) and len(outputs) > 1
+        self._emit(f"return {shown[1:-1] if is_tuple else shown}")
 
 
-def _length(written: Any) -> int:
-    texts = [each.text for each in written] if isinstance(written, list) else [written.text]
-    return max(map(len, texts)) + 8
+def _is_tensor(value: ir.Value) -> bool:
+    return value.type is None or isinstance(value.type, ir.TensorType)
+
+
+def _changed(layout: CallLayout, before: Group, after: Group) -> int | None:
+    """The only input that differs between two calls, if it is what the first returns."""
+    first, second, given = layout.inputs[before.call], layout.inputs[after.call], layout.outputs[before.call]
+    if len(first) != len(second) or len(given) != 1:
+        return None
+    changed = [place for place, pair in enumerate(zip(first, second, strict=True)) if pair[0] is not pair[1]]
+    return changed[0] if len(changed) == 1 and second[changed[0]] is given[0] else None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from modelexport.torch_source.functions_of_layers import attention, conv, rotate
+from modelexport.torch_source.functions_of_layers import attention, rotate
 
 
 def spread(parameter: Tensor, x: Tensor, axis: int, block: int) -> Tensor:
@@ -46,19 +46,15 @@ def dynamic_quantize(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return (torch.round(x / scale) + zero).clamp(0, 255).to(torch.uint8), scale, zero.to(torch.uint8)
 
 
+def shifted(x: Tensor, zero: Any, axes: int = 0) -> Tensor:
+    """Whole numbers without their zero point, of a tensor or of the rows before the last axes, in exact float64."""
+    return x.double() if zero is None else x.double() - zero.double().reshape(*zero.shape, *[1] * axes)
+
+
 def matmul_integer(a: Tensor, b: Tensor, a_zero: Any = None, b_zero: Any = None) -> Tensor:
     """The product of matrices of whole numbers, exact."""
-    a, b = a.double(), b.double()
-    a = a if a_zero is None else a - (a_zero.double().unsqueeze(-1) if a_zero.ndim else a_zero.double())
-    return (a @ (b if b_zero is None else b - b_zero.double())).to(torch.int32)
-
-
-def conv_integer(x: Tensor, w: Tensor, x_zero: Any = None, w_zero: Any = None, **how: Any) -> Tensor:
-    """A convolution of whole numbers, exact."""
-    number, weight = x.double(), w.double()
-    number = number if x_zero is None else number - x_zero.double()
-    weight = weight if w_zero is None else weight - w_zero.double().reshape(-1, *[1] * (w.ndim - 1))
-    return conv(number, weight, None, **how).to(torch.int32)
+    rows = int(a_zero is not None and a_zero.ndim > 0)
+    return (shifted(a, a_zero, rows) @ shifted(b, b_zero)).to(torch.int32)
 
 
 def requantized(total: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
@@ -67,43 +63,23 @@ def requantized(total: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
     return (torch.round(total * scale) + zero).clamp(limits.min, limits.max).to(zero.dtype)
 
 
-def qlinear_matmul(
-    a: Tensor, a_scale: Tensor, a_zero: Tensor, b: Tensor, b_scale: Tensor, b_zero: Tensor, scale: Tensor, zero: Tensor
-) -> Tensor:
-    """A product of quantized matrices, quantized."""
-    return requantized(matmul_integer(a, b, a_zero, b_zero), a_scale * b_scale / scale, zero)
-
-
-def qlinear_conv(
-    x: Tensor, x_scale: Tensor, x_zero: Tensor, w: Tensor, w_scale: Tensor, w_zero: Tensor, scale: Tensor, zero: Tensor,
-    bias: Any = None, **how: Any,
-) -> Tensor:  # fmt: skip
-    """A convolution of quantized numbers, quantized."""
-    shape = (-1, *[1] * (x.ndim - 2))
-    total = conv_integer(x, w, x_zero, w_zero, **how)
-    total = total if bias is None else total + bias.view(shape)
-    return requantized(total, x_scale * w_scale.reshape(shape) / scale, zero)
-
-
 def unpacked(codes: Tensor, bits: int) -> Tensor:
     """Numbers of 2, 4 or 8 bits out of the bytes of the last axis, lowest bits first."""
-    if bits == 8:
-        return codes
     shifts = torch.arange(0, 8, bits, device=codes.device, dtype=torch.uint8)
     return ((codes.unsqueeze(-1) >> shifts) & (2**bits - 1)).flatten(-2)
 
 
 def matmul_n_bits(
     x: Tensor, codes: Tensor, scales: Tensor, zeros: Any = None, groups: Any = None, bias: Any = None, *, K: int,
-    N: int, block_size: int, bits: int = 4, accuracy_level: int = 0,
+    N: int, block_size: int, bits: int = 4,
 ) -> Tensor:  # fmt: skip
     """A product with a weight [N, K] that is held in blocks of few bits."""
     blocks = -(-K // block_size)
-    numbers = unpacked(codes.reshape(N, blocks, -1), bits).to(scales.dtype)
     shift: Any = 2.0 ** (bits - 1)
     if zeros is not None:
         shift = zeros.reshape(N, -1) if zeros.dtype == scales.dtype else unpacked(zeros.reshape(N, -1), bits)
         shift = shift[:, :blocks].unsqueeze(-1).to(scales.dtype)
+    numbers = unpacked(codes.reshape(N, blocks, -1), bits).to(scales.dtype)
     weight = ((numbers - shift) * scales.reshape(N, blocks, 1)).flatten(1)[:, :K]
     return F.linear(x, weight, bias)
 
@@ -129,8 +105,8 @@ def embed_layer_norm(
     mask: Any = None, positions: Any = None, *, epsilon: float = 1e-12,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The sum of embeddings, normalized, and the lengths of the rows."""
-    total = words[ids.long()] + (places[: ids.shape[1]] if positions is None else places[positions.long()])
-    total = total if kinds is None or segments is None else total + kinds[segments.long()]
+    total = words[ids] + (places[: ids.shape[1]] if positions is None else places[positions])
+    total = total if kinds is None or segments is None else total + kinds[segments]
     lengths = torch.zeros_like(ids[:, 0]) if mask is None else mask.sum(1).to(ids.dtype)
     return F.layer_norm(total, (total.shape[-1],), scale, shift, epsilon), lengths, total
 
@@ -155,12 +131,11 @@ def packed_attention(
     product = x @ weight if bias is None else x @ weight + bias
     query, key, value = product.split(list(qkv_hidden_sizes or [product.shape[-1] // 3] * 3), -1)
     before = (None, None) if past is None else (past[0], past[1])
-    added = padding_bias(mask, scores, mask_filter_value, x.shape[1] + (0 if past is None else past.shape[3]), x)
-    result, key, value, _ = attention(
-        query, key, value, added, *before, is_causal=unidirectional, scale=scale or None, q_num_heads=num_heads,
-        kv_num_heads=num_heads,
+    result, *kept = multi_head_attention(
+        query, key, value, None, mask, scores, *before, num_heads=num_heads, scale=scale,
+        mask_filter_value=mask_filter_value, unidirectional=unidirectional,
     )  # fmt: skip
-    return result, torch.stack([key, value])
+    return result, torch.stack(kept)
 
 
 def multi_head_attention(
@@ -182,39 +157,38 @@ def multi_head_attention(
     return attention(
         query, key, value, added, past_key, past_value, is_causal=unidirectional, scale=scale or None,
         q_num_heads=num_heads, kv_num_heads=num_heads,
-    )[:3]  # fmt: skip
+    )  # fmt: skip
 
 
 def group_query_attention(
     query: Tensor, key: Any, value: Any, past_key: Any, past_value: Any, last: Tensor, total: Any, cos: Any = None,
     sin: Any = None, positions: Any = None, scores: Any = None, *, num_heads: int, kv_num_heads: int, scale: Any = None,
-    softcap: float = 0.0, do_rotary: int = 0, rotary_interleaved: int = 0, local_window_size: int = -1,
+    do_rotary: int = 0, rotary_interleaved: int = 0, local_window_size: int = -1,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """``GroupQueryAttention`` of ONNX Runtime. ``last`` is the number of the last key of each row."""
     if key is None:
-        size = query.shape[-1] // (num_heads + 2 * kv_num_heads)
-        query, key, value = query.split([num_heads * size, kv_num_heads * size, kv_num_heads * size], -1)
-    query = query.unflatten(-1, (num_heads, -1)).transpose(1, 2)
-    key, value = (x.unflatten(-1, (kv_num_heads, -1)).transpose(1, 2) for x in (key, value))
-    lengths, steps = last.flatten().long() + 1, torch.arange(query.shape[2], device=query.device)
+        query = query.unflatten(-1, (num_heads + 2 * kv_num_heads, -1)).transpose(1, 2)
+        query, key, value = query.split([num_heads, kv_num_heads, kv_num_heads], 1)
+    else:
+        query = query.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+        key, value = (x.unflatten(-1, (kv_num_heads, -1)).transpose(1, 2) for x in (key, value))
+    lengths, steps = last.view(-1, 1).long() + 1, torch.arange(query.shape[2], device=query.device)
     has_past = past_key is not None and past_key.shape[2] > 0
-    begins = (lengths - query.shape[2]).clamp(min=0) if has_past else torch.zeros_like(lengths)
+    ends = steps + (lengths - query.shape[2]).clamp(min=0) if has_past else steps.expand(len(query), -1)
     if do_rotary:
-        at = (begins.unsqueeze(-1) + steps if positions is None else positions).clamp(max=cos.shape[0] - 1)
+        at = (ends if positions is None else positions).clamp(max=cos.shape[0] - 1)
         turns = cos[at].unsqueeze(1), sin[at].unsqueeze(1)
-        query, key = (rotate(x, *turns, bool(rotary_interleaved), 2 * cos.shape[-1]) for x in (query, key))
+        query, key = (rotate(x, *turns, rotary_interleaved, 2 * cos.shape[-1]) for x in (query, key))
     if has_past:
-        at = (begins.view(-1, 1, 1, 1) + steps.view(-1, 1)).expand(key.shape)
         most = max(past_key.shape[2], int(lengths.max()))
         key, value = (
-            F.pad(past, [0, 0, 0, query.shape[2]]).scatter(2, at[..., :1].expand(x.shape), x)[:, :, :most]
+            F.pad(past, [0, 0, 0, len(steps)]).scatter(2, ends[:, None, :, None].expand(x.shape), x)[:, :, :most]
             for past, x in ((past_key, key), (past_value, value))
         )
-    places = torch.arange(key.shape[2], device=query.device)
-    ends = (begins.unsqueeze(-1) + steps).view(-1, 1, steps.shape[0], 1)
-    seen = (places <= ends) & (places < lengths.view(-1, 1, 1, 1))
+    places, ends = torch.arange(key.shape[2], device=query.device), ends.unsqueeze(-1)
+    seen = (places <= ends) & (places < lengths.unsqueeze(-1))
     seen = seen & (places > ends - local_window_size) if local_window_size > 0 else seen
-    added = torch.zeros_like(seen, dtype=query.dtype).masked_fill(~seen, -math.inf)
+    added = torch.zeros_like(seen, dtype=query.dtype).masked_fill(~seen, -math.inf).unsqueeze(1)
     added = added if scores is None else added + scores[..., : key.shape[2]]
-    result = attention(query, key, value, added, scale=scale or None, softcap=softcap)[0]
+    result = attention(query, key, value, added, scale=scale or None)[0]
     return result.transpose(1, 2).flatten(2), key, value

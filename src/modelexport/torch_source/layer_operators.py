@@ -2,155 +2,264 @@
 
 from __future__ import annotations
 
+import ast
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import onnx_ir as ir
 
-from modelexport.torch_source import functions_of_layers as f
-from modelexport.torch_source import functions_of_quantized as q
 from modelexport.torch_source.attention_pattern import DOMAIN, OPERATOR
-from modelexport.torch_source.expressions import ATOM, PRODUCT, SUM, Expression, listed, literal, literal_or_none
-from modelexport.torch_source.operation import E, Operation, Text, UnwrittenError, Writer, Written, called, integers_of
-from modelexport.torch_source.operators import TENSOR_OPERATORS, text
+from modelexport.torch_source.expressions import LEFT_OUT, code
+from modelexport.torch_source.operation import Operation, UnwrittenError
+from modelexport.torch_source.operators import TENSOR_OPERATORS, Row
 
 
-def _max_pool(o: Operation) -> Written:
-    return (called(f.max_pool) if o.outputs_used() == 1 else called(f.max_pool_with_places, count=2))(o)
+def _unless(values: Any, usual: Any) -> Any:
+    """An argument for each axis, left out if it is the usual one; one number if all axes have the same."""
+    values = list(values if values is not None else usual)
+    return LEFT_OUT if values == list(usual) else values[0] if len(set(values)) == 1 else tuple(values)
 
 
-def _global(method: str) -> Writer:
-    return lambda o: E(f"{o.x(0, ATOM)}.{method}({literal_or_none(list(range(2, o.rank())))}, keepdim=True)")
+def _pads(o: Operation, kernel: Sequence[int], *, sizes: Sequence[Any]) -> tuple[list[int], list[int]]:
+    """The padding before and behind each axis of an image."""
+    ones, automatic = [1] * len(kernel), o.attribute("auto_pad")
+    strides, dilations = o.attribute("strides") or ones, o.attribute("dilations") or ones
+    if not automatic.startswith("SAME"):
+        pads = list(o.attribute("pads") or [0] * 2 * len(kernel))
+        return pads[: len(kernel)], pads[len(kernel) :]
+    if not all(isinstance(size, int) for size in sizes):
+        raise UnwrittenError("its padding depends on dynamic sizes")
+    rows = zip(sizes, kernel, strides, dilations, strict=True)
+    totals = [max(0, (-(-size // step) - 1) * step + (k - 1) * gap + 1 - size) for size, k, step, gap in rows]
+    less, more = [total // 2 for total in totals], [total - total // 2 for total in totals]
+    return (less, more) if automatic == "SAME_UPPER" else (more, less)
 
 
-def _batch_norm(o: Operation) -> Written:
-    if o.attribute("training_mode", 0) or o.outputs_used() > 1:
+def _group(o: Operation) -> Any:
+    return LEFT_OUT if o.attribute("group") == 1 else o.attribute("group")
+
+
+def _around(before: Sequence[int], after: Sequence[int]) -> tuple[int, ...]:
+    """Padding in the order of ``F.pad``."""
+    return tuple(each for pair in reversed(list(zip(before, after, strict=True))) for each in pair)
+
+
+def _conv(o: Operation, weight: int = 1, *quantized: ast.expr) -> ast.expr:
+    """A convolution of the node's operands, or of the numbers that its quantized operands are."""
+    axes = o.rank() - 2
+    image, *given = quantized or [o.tensor(index) for index in (0, 1, 2) if o.has(index)]
+    before, after = _pads(o, o.shape(weight)[2:], sizes=o.shape()[2:])
+    if before != after:
+        image, before = code("F.pad(x, around)", x=image, around=_around(before, after)), [0] * axes
+    return o.write(
+        f"F.conv{axes}d(x, *given, stride=s, padding=p, dilation=d, groups=g)", x=image, given=given,
+        s=_unless(o.attribute("strides"), [1] * axes), p=_unless(before, [0] * axes),
+        d=_unless(o.attribute("dilations"), [1] * axes), g=_group(o),
+    )  # fmt: skip
+
+
+def _conv_transpose(o: Operation) -> ast.expr:
+    axes, kernel, sizes = o.rank() - 2, o.shape(1)[2:], o.shape()[2:]
+    zeros, ones, pads = [0] * axes, [1] * axes, list(o.attribute("pads") or [0] * 2 * (o.rank() - 2))
+    strides, more = o.attribute("strides") or ones, o.attribute("output_padding") or zeros
+    shape, automatic = o.attribute("output_shape"), o.attribute("auto_pad")
+    if shape or automatic.startswith("SAME"):
+        if not all(isinstance(size, int) for size in sizes):
+            raise UnwrittenError("its padding depends on dynamic sizes")
+        wanted = (shape or [size * step for size, step in zip(sizes, strides, strict=True)])[-axes:]
+        rows = zip(sizes, strides, kernel, o.attribute("dilations") or ones, more, wanted, strict=True)
+        total = [(size - 1) * step + (k - 1) * gap + 1 + extra - want for size, step, k, gap, extra, want in rows]
+        first = [cut // 2 if automatic == "SAME_UPPER" else cut - cut // 2 for cut in total]
+        pads = [*first, *(cut - begin for cut, begin in zip(total, first, strict=True))]
+    equal = pads[:axes] == pads[axes:] and min(pads) >= 0
+    written = o.write(
+        f"F.conv_transpose{axes}d(a, *given, stride=s, padding=p, output_padding=m, groups=g, dilation=d)",
+        given=[o.tensor(index) for index in (1, 2) if o.has(index)], s=_unless(strides, ones),
+        p=_unless(pads[:axes] if equal else zeros, zeros), m=_unless(more, zeros),
+        g=_group(o), d=_unless(o.attribute("dilations"), ones),
+    )  # fmt: skip
+    cut = _around([-each for each in pads[:axes]], [-each for each in pads[axes:]])
+    return written if equal else code("F.pad(x, cut)", x=written, cut=cut)
+
+
+def _pool(o: Operation) -> ast.expr:
+    maximum, kernel = o.node.op_type == "MaxPool", list(o.attribute("kernel_shape"))
+    zeros, ones = [0] * len(kernel), [1] * len(kernel)
+    before, after = _pads(o, kernel, sizes=o.shape()[2:])
+    equal = before == after and all(2 * pad <= size for pad, size in zip(before, kernel, strict=True))
+    strides, dilations = o.attribute("strides") or ones, _unless(o.attribute("dilations"), ones)
+    how = {"stride": _unless(strides, kernel), "padding": _unless(before if equal else zeros, zeros),
+           "ceil_mode": True if o.attribute("ceil_mode") else LEFT_OUT}  # fmt: skip
+    if o.outputs_used() > 1 or not (maximum or (dilations is LEFT_OUT and (equal or how["ceil_mode"] is LEFT_OUT))):
+        raise UnwrittenError("torch pools without its second output, its dilation or its padding")
+    counts = o.attribute("count_include_pad") or not any((*before, *after))
+    how |= {"dilation": dilations} if maximum else {} if counts or not equal else {"count_include_pad": False}
+    template = f"F.{'max' if maximum else 'avg'}_pool{len(kernel)}d(x, size, **how)"
+    size = kernel[0] if len(set(kernel)) == 1 else tuple(kernel)
+    image = o.tensor(0) if o.kind() == "f" else o.write("a.float()")
+    around, value = _around(before, after), -math.inf if maximum else LEFT_OUT
+    padded = image if equal else code("F.pad(x, around, value=value)", x=image, around=around, value=value)
+    written = code(template, x=padded, size=size, how=how)
+    if not (equal or maximum or counts):  # the mean of what is inside
+        inside = code("F.pad(torch.ones_like(x[:1, :1]), around)", x=image, around=around)
+        written = code(f"x / {template.replace('(x', '(inside')}", x=written, inside=inside, size=size, how=how)
+    return written if o.kind() == "f" else o.converted(written, o.dtype())
+
+
+def _global(method: str) -> Callable[[Operation], ast.expr]:
+    def write(o: Operation) -> ast.expr:
+        dims = tuple(range(2, o.rank()))
+        return o.write(f"a.{method}(dims, keepdim=True)", dims=dims[0] if len(dims) == 1 else dims)
+
+    return write
+
+
+def _batch_norm(o: Operation) -> ast.expr:
+    if o.attribute("training_mode") or o.outputs_used() > 1:
         raise UnwrittenError("it is in training mode")
-    epsilon = literal(o.attribute("epsilon", 1e-5))
-    text = E(f"F.batch_norm({o.x()}, {o.x(3)}, {o.x(4)}, {o.x(1)}, {o.x(2)}, eps={epsilon})")
-    return [text] * len(o.node.outputs)
+    o.attribute("momentum"), o.attribute("spatial")
+    return o.write("F.batch_norm(a, d, e, b, c, eps=epsilon)")
 
 
-def _layer_norm(o: Operation) -> Written:
-    scale = o.value(1)
-    shape = integers_of(scale.shape) if scale is not None and scale.shape is not None else None
-    if o.outputs_used() > 1 or shape is None or o.attribute("axis", -1) % o.rank() + len(shape) != o.rank():
-        return called(f.layer_norm, count=3)(o)
-    epsilon = literal(o.attribute("epsilon", 1e-5))
-    return E(f"F.layer_norm({o.x()}, {literal_or_none(shape)}, {o.x(1)}, {o.x(2)}, {epsilon})")
+def _layer_norm(o: Operation) -> ast.expr:
+    axis, shape, ones = o.attribute("axis") % o.rank(), o.shape(1), o.array(1)
+    sizes = o.shape()[axis:]
+    if o.outputs_used() > 1 or not all(isinstance(size, int) for size in sizes):
+        raise UnwrittenError("its mean is used, or its sizes are dynamic")
+    if sizes != shape:
+        return o.write(f"F.layer_norm(a, sizes, eps=epsilon) * b{' + c' if o.has(2) else ''}", sizes=tuple(sizes))
+    plain = not o.has(2) and ones is not None and (ones == 1).all()
+    rest = [] if plain else [o.tensor(index) for index in (1, 2) if o.has(index)]
+    return o.write("F.layer_norm(a, sizes, *rest, eps=epsilon)", sizes=tuple(sizes), rest=rest)
 
 
-def _group_norm(o: Operation) -> Written:
-    groups, epsilon = o.attribute("num_groups"), literal(o.attribute("epsilon", 1e-5))
-    each = "" if o.version >= 21 else f".repeat_interleave({o.x(0, ATOM)}.shape[1] // {groups})"
-    return E(f"F.group_norm({o.x()}, {groups}, {o.x(1, ATOM)}{each}, {o.x(2, ATOM)}{each}, {epsilon})")
+def _group_norm(o: Operation) -> ast.expr:
+    each = "" if o.version >= 21 else f".repeat_interleave(a.shape[1] // {int(o.attribute('num_groups'))})"
+    return o.write(f"F.group_norm(a, num_groups, b{each}, c{each}, eps=epsilon)")
 
 
-_GATES = {"RNN": [["Tanh"], ["Relu"]], "GRU": [["Sigmoid", "Tanh"]], "LSTM": [["Sigmoid", "Tanh", "Tanh"]]}
+_GATES = {"RNN": ("Tanh",), "GRU": ("Sigmoid", "Tanh"), "LSTM": ("Sigmoid", "Tanh", "Tanh")}
 
 
-def _recurrent(o: Operation) -> Written:
-    kind = o.node.op_type
-    known = _GATES[kind] + [gates * 2 for gates in _GATES[kind]]
-    if o.attribute("activations", known[0]) not in known or o.has(7):
-        raise UnwrittenError("its activations are not the usual ones, or it has peepholes")
-    states = Text(listed([o.x(5)] if kind != "LSTM" else [o.x(5), o.x(6)]))
-    inputs = (kind, *(Text(o.x(index)) for index in range(5)), states)
-    ignored = ("activations",) if kind != "RNN" else ()
-    return called(f.recurrent, inputs=inputs, count=3 if kind == "LSTM" else 2, ignored=ignored)(o)
+def _recurrent(o: Operation) -> ast.expr:
+    kind, given = o.node.op_type, o.attribute("activations") if "activations" in o.node.attributes else None
+    usual, relu = _GATES[kind], kind == "RNN" and given and set(given) == {"Relu"}
+    count = 2 if o.attribute("direction") == "bidirectional" else 1
+    if (given and tuple(given) != usual * count and not relu) or o.has(7) or o.has(4):
+        raise UnwrittenError("its activations are not the usual ones, or it has peepholes or lengths")
+    if kind == "GRU" and not o.attribute("linear_before_reset"):
+        raise UnwrittenError("it resets before the product")
+    o.attribute("hidden_size"), o.attribute("input_forget")
+    name = {"RNN": "rnn_relu" if relu else "rnn_tanh"}.get(kind, kind.lower())
+    states = [o.tensor(5), o.tensor(6)] if kind == "LSTM" else [o.tensor(5)]
+    return o.write("recurrent(kind, a, b, c, d, states, **attributes)", kind=name, states=states)
 
 
-def _rotary(o: Operation) -> Written:
+def _rotary(o: Operation) -> ast.expr:
     if o.rank(1) != 2:
         raise UnwrittenError("its positions are one number")
-    return called(f.rotary_embedding, inputs=[Text(o.x(i)) for i in (0, 2, 3, 1)])(o)  # ONNX Runtime's order
+    return o.write("rotary_embedding(a, c, d, b, **attributes)")  # ONNX Runtime's order
 
 
 _LIMITS = {"UINT8": (0, 255), "INT8": (-128, 127), "UINT16": (0, 65535), "INT16": (-32768, 32767), "INT4": (-8, 7),
            "UINT4": (0, 15), "INT32": (-(2**31), 2**31 - 1)}  # fmt: skip
 
 
-def _quantize(o: Operation) -> Written:
-    dtype = o.dtype(2) or ir.DataType(o.attribute("output_dtype", 0) or ir.DataType.UINT8)
+def _quantize(o: Operation) -> ast.expr:
+    dtype = o.dtype(2) or ir.DataType(o.attribute("output_dtype") or ir.DataType.UINT8)
     if dtype.name not in _LIMITS:
         raise UnwrittenError(f"it rounds to {dtype.name.lower()}")
-    inputs = (*(Text(o.x(i)) for i in range(3)), _LIMITS[dtype.name], Text(o.type_of(dtype)))
-    return called(q.quantize_linear, inputs=inputs, ignored=("output_dtype", "saturate"))(o)
+    template = "quantize_linear(a, b, c, limits, kind, **attributes)"
+    return o.write(template, limits=_LIMITS[dtype.name], kind=o.type_of(dtype))
 
 
-def _dequantize(o: Operation) -> Written:
-    result = called(q.dequantize_linear, ignored=("output_dtype",))(o)
-    dtype = o.attribute("output_dtype", 0)
-    return o.converted(result.text, dtype) if dtype and dtype != o.dtype(1) else result
+def _dequantize(o: Operation) -> ast.expr:
+    result, dtype = o.write("dequantize_linear(a, b, c, **attributes)"), o.attribute("output_dtype")
+    return o.converted(result, dtype) if dtype and dtype != o.dtype(1) else result
 
 
-def _fused_matmul(o: Operation) -> Written:
-    if o.attribute("transBatchA", 0) or o.attribute("transBatchB", 0):
+def _conv_integer(o: Operation) -> ast.expr:
+    ones = o.rank() - 1
+    image, weight = o.write("shifted(a, c)"), o.write("shifted(b, d, ones)", ones=ones if o.has(3) and o.rank(3) else 0)
+    return code("x.to(torch.int32)", x=_conv(o, 1, image, weight))
+
+
+def _qlinear_conv(o: Operation) -> ast.expr:
+    ones = o.rank() - 1
+    image, weight = o.write("shifted(a, c)"), o.write("shifted(d, f, ones)", ones=ones if o.rank(5) else 0)
+    total = _conv(o, 3, image, weight)
+    shape = [-1, *[1] * (ones - 1)]
+    total = o.write("x + i.view(*shape)", x=total, shape=shape) if o.has(8) else total
+    return o.write("requantized(x, b * e.reshape(*shape) / g, h)", x=total, shape=shape)
+
+
+def _fused_matmul(o: Operation) -> ast.expr:
+    if o.attribute("transBatchA") or o.attribute("transBatchB"):
         raise UnwrittenError("it transposes batches")
-    turned = [".mT" if o.attribute(name, 0) else "" for name in ("transA", "transB")]
-    alpha = o.attribute("alpha", 1.0)
-    text = f"{o.x(0, ATOM)}{turned[0]} @ {o.x(1, ATOM)}{turned[1]}"
-    return E(text if alpha == 1 else f"({text}) * {literal(alpha)}", PRODUCT)
+    product = o.write(f"{'a.mT' if o.attribute('transA') else 'a'} @ {'b.mT' if o.attribute('transB') else 'b'}")
+    return product if o.attribute("alpha") in (None, 1) else code("p * s", p=product, s=o.attribute("alpha"))
 
 
-def _fused_conv(o: Operation) -> Written:
-    inputs = [Text(o.x(i)) for i in range(3)]
-    result = called(f.conv, inputs=inputs, ignored=("activation", "activation_params"))(o)
-    assert isinstance(result, Expression)
-    text = f"{result.text} + {o.x(3, SUM + 1)}" if o.has(3) else result.text
-    numbers = [literal(number) for number in o.attribute("activation_params") or []]
-    names = {"": "", "Relu": "torch.relu", "Sigmoid": "torch.sigmoid", "Tanh": "torch.tanh", "Clip": "torch.clamp",
-             "LeakyRelu": "F.leaky_relu"}  # fmt: skip
-    if o.attribute("activation", "") not in names:
+def _fused_conv(o: Operation) -> ast.expr:
+    names = {None: "", "": "", "Relu": "torch.relu", "Sigmoid": "torch.sigmoid", "Tanh": "torch.tanh",
+             "Clip": "torch.clamp", "LeakyRelu": "F.leaky_relu"}  # fmt: skip
+    if o.attribute("activation") not in names:
         raise UnwrittenError(f"its activation is {o.attribute('activation')}")
-    return E(f"{names[o.attribute('activation', '')]}({', '.join([text, *numbers])})")
+    result = _conv(o)
+    result = o.write("x + d", x=result) if o.has(3) else result
+    name = names[o.attribute("activation")]
+    return code(f"{name}(x, *more)", x=result, more=o.attribute("activation_params") or []) if name else result
 
 
-def _gelu_of_sum(approximate: str) -> Writer:
-    return lambda o: E(f"F.gelu({o.x(0, SUM)}{f' + {o.x(1, SUM + 1)}' if o.has(1) else ''}{approximate})")
-
-
-def _cross_entropy(o: Operation) -> Written:
+def _cross_entropy(o: Operation) -> ast.expr:
     if o.outputs_used() > 1:
         raise UnwrittenError("its second output is used")
     name = "cross_entropy" if o.node.op_type == "SoftmaxCrossEntropyLoss" else "nll_loss"
-    how = f"ignore_index={o.attribute('ignore_index', -100)}, reduction={o.attribute('reduction', 'mean')!a}"
-    return E(f"F.{name}({o.x()}, {o.x(1)}, {o.x(2)}, {how})")
+    ignored = LEFT_OUT if o.attribute("ignore_index") is None else o.attribute("ignore_index")
+    return o.write(f"F.{name}(a, b, c, ignore_index=ignored, reduction=reduction)", ignored=ignored)
 
 
-def _dot_product_attention(o: Operation) -> Written:
-    mask = f", {o.x(3)}" if o.has(3) else ""
-    scale = f", scale={literal(o.attribute('scale'))}" if o.attribute("scale") else ""
-    return E(f"F.scaled_dot_product_attention({o.x()}, {o.x(1)}, {o.x(2)}{mask}{scale})")
+def _dot_product_attention(o: Operation) -> ast.expr:
+    mask = "a, b, c, d" if o.has(3) else "a, b, c"
+    return o.write(f"F.scaled_dot_product_attention({mask}, scale=s)", s=o.attribute("scale") or LEFT_OUT)
 
 
-_STANDARD: dict[str, Writer] = {
-    "SoftmaxCrossEntropyLoss": _cross_entropy, "NegativeLogLikelihoodLoss": _cross_entropy,
-    "Conv": called(f.conv), "ConvTranspose": called(f.conv_transpose), "MaxPool": _max_pool,
-    "AveragePool": called(f.average_pool), "LpPool": called(f.lp_pool), "GlobalAveragePool": _global("mean"),
-    "GlobalMaxPool": _global("amax"), "LRN": called(f.lrn), "BatchNormalization": _batch_norm,
-    "InstanceNormalization": called(f.instance_norm), "LayerNormalization": _layer_norm,
-    "RMSNormalization": called(f.rms_norm), "GroupNormalization": _group_norm,
-    "RNN": _recurrent, "GRU": _recurrent, "LSTM": _recurrent, "Attention": called(f.attention, count=4),
-    "RotaryEmbedding": called(f.rotary_embedding),
-    "DequantizeLinear": _dequantize,
-    "QuantizeLinear": _quantize, "DynamicQuantizeLinear": called(q.dynamic_quantize, count=3),
-    "MatMulInteger": called(q.matmul_integer), "ConvInteger": called(q.conv_integer),
-    "QLinearMatMul": called(q.qlinear_matmul), "QLinearConv": called(q.qlinear_conv),
-    "SimplifiedLayerNormalization": called(f.rms_norm),  # ONNX Runtime puts it into the standard's domain
+def _gelu_of_sum(**how: str) -> Callable[[Operation], ast.expr]:
+    return lambda o: o.write("F.gelu(a + b, **how)" if o.has(1) else "F.gelu(a, **how)", how=how)
+
+
+_RMS_NORM = "rms_norm(a, b, **attributes)"
+_STANDARD: dict[str, Row] = {
+    "SoftmaxCrossEntropyLoss": _cross_entropy, "NegativeLogLikelihoodLoss": _cross_entropy, "Conv": _conv,
+    "ConvTranspose": _conv_transpose, "MaxPool": _pool, "AveragePool": _pool, "GlobalAveragePool": _global("mean"),
+    "GlobalMaxPool": _global("amax"), "LRN": "lrn(a, **attributes)", "BatchNormalization": _batch_norm,
+    "InstanceNormalization": "instance_norm(a, b, c, **attributes)", "LayerNormalization": _layer_norm,
+    "RMSNormalization": _RMS_NORM, "GroupNormalization": _group_norm, "RNN": _recurrent, "GRU": _recurrent,
+    "LSTM": _recurrent, "Attention": "attention(a, b, c, d, e, f, g, **attributes)",
+    "RotaryEmbedding": "rotary_embedding(a, b, c, d, **attributes)", "DequantizeLinear": _dequantize,
+    "QuantizeLinear": _quantize, "DynamicQuantizeLinear": "dynamic_quantize(a)",
+    "MatMulInteger": "matmul_integer(a, b, c, d)", "ConvInteger": _conv_integer, "QLinearConv": _qlinear_conv,
+    "QLinearMatMul": "requantized(matmul_integer(a, d, c, f), b * e / g, h)",
+    "SimplifiedLayerNormalization": _RMS_NORM,  # ONNX Runtime puts it into the standard's domain
 }  # fmt: skip
-_MICROSOFT: dict[str, Writer] = {
-    "DequantizeLinear": _STANDARD["DequantizeLinear"], "QuantizeLinear": _quantize, "FusedMatMul": _fused_matmul,
-    "MatMulNBits": called(q.matmul_n_bits), "SkipLayerNormalization": called(q.skip_layer_norm, count=4),
-    "SkipSimplifiedLayerNormalization": called(q.skip_rms_norm, count=4), "RotaryEmbedding": _rotary,
-    "SimplifiedLayerNormalization": called(f.rms_norm), "Attention": called(q.packed_attention, count=2),
-    "MultiHeadAttention": called(q.multi_head_attention, count=3), "FusedConv": _fused_conv,
-    "GroupQueryAttention": called(q.group_query_attention, count=3),
-    "EmbedLayerNormalization": called(q.embed_layer_norm, count=3, ignored=("mask_index_type",)),
-    "BiasGelu": _gelu_of_sum(""), "Gelu": _gelu_of_sum(""), "FastGelu": _gelu_of_sum(", approximate='tanh'"),
-    "QuickGelu": text("{a} * torch.sigmoid({alpha} * {a})", PRODUCT, alpha=1.702),
+_MICROSOFT: dict[str, Row] = {
+    "DequantizeLinear": _dequantize, "QuantizeLinear": _quantize, "FusedMatMul": _fused_matmul,
+    "MatMulNBits": "matmul_n_bits(a, b, c, d, e, f, **attributes)",
+    "SkipLayerNormalization": "skip_layer_norm(a, b, c, d, e, **attributes)",
+    "SkipSimplifiedLayerNormalization": "skip_rms_norm(a, b, c, d, **attributes)", "RotaryEmbedding": _rotary,
+    "SimplifiedLayerNormalization": _RMS_NORM, "Attention": "packed_attention(a, b, c, d, e, f, **attributes)",
+    "MultiHeadAttention": "multi_head_attention(a, b, c, d, e, f, g, h, **attributes)", "FusedConv": _fused_conv,
+    "GroupQueryAttention": lambda o: o.write(
+        "group_query_attention(a, b, c, d, e, f, g, h, i, j, scores, **attributes)", scores=o.tensor(10)),
+    "EmbedLayerNormalization": "embed_layer_norm(a, b, c, d, e, f, g, h, i, **attributes)",
+    "BiasGelu": _gelu_of_sum(), "Gelu": _gelu_of_sum(), "FastGelu": _gelu_of_sum(approximate="tanh"),
+    "QuickGelu": lambda o: o.write("a * torch.sigmoid(s * a)", s=o.attribute("alpha") or 1.702),
 }  # fmt: skip
 
-OPERATORS: dict[tuple[str, str], Writer] = {
-    **{("", name): writer for name, writer in {**TENSOR_OPERATORS, **_STANDARD}.items()},
+OPERATORS: dict[tuple[str, str], Row] = {
+    **{("", name): row for name, row in {**TENSOR_OPERATORS, **_STANDARD}.items()},
     (DOMAIN, OPERATOR): _dot_product_attention,
-    **{("com.microsoft", name): writer for name, writer in _MICROSOFT.items()},
+    **{("com.microsoft", name): row for name, row in _MICROSOFT.items()},
 }
 """Domain and name of each operator to what writes it."""

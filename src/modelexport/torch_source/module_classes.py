@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import math
-import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from torch import nn
 
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import UsageError
@@ -20,17 +18,14 @@ from modelexport.format.dtypes import parse_dtype
 from modelexport.graph.unique_names import free_name
 from modelexport.tagged.encodings.functions_call_groups import Group
 from modelexport.torch_source.call_layout import SMALL, CallLayout, is_below
-from modelexport.torch_source.containers import container, sequential, uncalled
-from modelexport.torch_source.expressions import identifier, is_plain, listed, literal, type_name
+from modelexport.torch_source.expressions import identifier, is_plain, literal
 from modelexport.torch_source.forward_text import ForwardText
-from modelexport.torch_source.module_nodes import ELSEWHERE, ModuleNode, ModuleNodes
+from modelexport.torch_source.module_nodes import ELSEWHERE, OF_MODULES, ModuleNode, ModuleNodes
+from modelexport.torch_source.operation import FUNCTIONS
 from modelexport.torch_source.recurrent_classes import RecurrentCall, recurrent_class
 from modelexport.torch_source.size_numbers import FileNumbers
-from modelexport.torch_source.torch_classes import torch_class
-from modelexport.torch_source.value_scope import HELPER_NAMES
+from modelexport.torch_source.torch_classes import container, sequential, torch_class, uncalled
 
-_OF_MODULES = frozenset(dir(nn.Module())) - {"T_destination", "dump_patches"}
-"""Names that entries and modules of a module cannot have."""
 _OF_THE_FILE = frozenset(
     ("Any", "Callable", "F", "OrderedDict", "Path", "Sequence", "Tensor", "load", "load_file", "math", "nn", "torch")
 )
@@ -55,20 +50,19 @@ class ModuleClasses:
     """Writes the classes of a file.
 
     Args:
-        wide: The floating-point type that is float64 instead.
         dropout: Paths of modules to the probability with which their results are dropped in training.
     """
 
-    def __init__(self, layout: CallLayout, nodes: ModuleNodes, *, wide: str | None, dropout: dict[str, float]) -> None:
-        self.layout, self.nodes, self.wide, self.dropout = layout, nodes, wide, dropout
+    def __init__(self, layout: CallLayout, nodes: ModuleNodes, *, dropout: dict[str, float]) -> None:
+        self.layout, self.nodes, self.dropout = layout, nodes, dropout
         self.numbers = FileNumbers(layout)
-        self.helpers: set[Callable[..., Any]] = set()
+        self.helpers: set[str] = set()
         self.classes: dict[str, str] = {}
         """The text of each class, by its name, callees first."""
         self._equal: dict[tuple[str, str], tuple[str, list[str]]] = {}
         self._built: dict[str, Built] = {}
         self._parameters: dict[str, Collection[str]] = {}
-        self._taken = {*HELPER_NAMES, *_OF_THE_FILE}
+        self._taken = {*FUNCTIONS, *_OF_THE_FILE}
         self.ties = self._ties()
 
     def build(self, path: str) -> Built:
@@ -84,7 +78,7 @@ class ModuleClasses:
         children = {name: self.build(child.path).constructor for name, child in node.children.items()}
         if node.path not in self.dropout and (recurrent := recurrent_class(self.layout, node)) is not None:
             return Built(recurrent[0], recurrent=recurrent[1])
-        known = self._typed(torch_class(self.layout, node), node)
+        known = self._typed(torch_class(self.layout, node, self._forward), node)
         if node.path not in self.ties and known is None:
             if not node.calls and not node.is_unchanged and node.path:
                 known = (
@@ -98,7 +92,7 @@ class ModuleClasses:
         if known is None or node.path not in self.dropout:
             return Built(known) if known is not None else self._class(node, children)
         if known.endswith("(0.0)"):
-            return Built(known.replace("(0.0)", f"({literal(self.dropout[node.path])})"))
+            return Built(known.replace("(0.0)", f"({self.dropout[node.path]!r})"))
         return self._class(node, children)
 
     def _typed(self, constructor: str | None, node: ModuleNode) -> str | None:
@@ -120,11 +114,11 @@ class ModuleClasses:
     # Entries and constants
 
     def _torch_type(self, dtype: str, *, default: str = "float32") -> str:
-        name = type_name(parse_dtype(dtype), self.wide)
+        name = self.layout.type_name(parse_dtype(dtype))
         return "" if name == default else f", dtype=torch.{name}"
 
     def _zeros(self, entry: StateDictEntry) -> str:
-        return f"torch.zeros({listed([str(size) for size in entry.shape])}{self._torch_type(entry.dtype)})"
+        return f"torch.zeros({tuple(entry.shape)}{self._torch_type(entry.dtype)})"
 
     def _is_parameter(self, node: ModuleNode, name: str) -> bool:
         if node.path not in self._parameters:
@@ -184,76 +178,58 @@ class ModuleClasses:
     def _tied(self, start: str, name: str, first: str) -> str:
         """The statement in the code of a module that gives what has the first name the other one."""
         path, _, last = name.rpartition(".")
-        target, (before, _, behind) = self.nodes.attribute(start, path, last), first.rpartition(".")
-        source = self.nodes.attribute(start, before, behind)
+        (before, _, behind), owner = first.rpartition("."), self.nodes.attribute(start, path)
+        target, source = (ast.unparse(self.nodes.attribute(start, *of)) for of in ((path, last), (before, behind)))
         if target.startswith("getattr"):
-            return f"setattr({self.nodes.attribute(start, path)}, {last!a}, {source})"
+            return f"setattr({ast.unparse(owner)}, {last!a}, {source})"
         return f"{target} = {source}"
 
-    def _constant_lines(self, values: Sequence[tuple[ir.Value, str]]) -> list[str]:
-        lines = []
-        for value, name in values:
-            tensor = self.layout.constants[value]
-            dtype = type_name(tensor.dtype, self.wide)
-            if tensor.dtype == ir.DataType.INT64 and tensor.size > 4 and (run := _counted(tensor.numpy())):
-                text = run
-            elif tensor.nbytes <= SMALL:
-                array = tensor.numpy()
-                listed_values = array.astype(np.float64) if array.dtype.kind not in "biufc" else array
-                text = f"torch.tensor({_nested(listed_values)}, dtype=torch.{dtype})"
-            else:
-                text = f"torch.zeros({listed([str(size) for size in tensor.shape.numpy()])}, dtype=torch.{dtype})"
-            lines.append(f"self.register_buffer({name!a}, {text}, persistent=False)")
-        return lines
+    def _constant_line(self, value: ir.Value, name: str) -> str:
+        tensor = self.layout.constants[value]
+        dtype, size = self.layout.type_name(tensor.dtype), tensor.size
+        array = tensor.numpy() if size and tensor.nbytes <= 16 * SMALL else None
+        first = int(array.reshape(-1)[0]) if array is not None and array.dtype == np.int64 and size > 4 else None
+        if array is not None and first is not None and (array.reshape(-1) == np.arange(first, first + size)).all():
+            shape = "" if array.ndim == 1 else f".reshape({', '.join(map(str, array.shape))})"
+            text = f"torch.arange({f'{first}, ' if first else ''}{first + size}){shape}"
+        elif array is not None and tensor.nbytes <= SMALL:
+            array = array.astype(np.float64) if array.dtype.kind not in "biufc" else array
+            text = f"torch.tensor({ast.unparse(literal(array))}, dtype=torch.{dtype})"
+        else:
+            text = f"torch.zeros({tuple(tensor.shape.numpy())}, dtype=torch.{dtype})"
+        return f"self.register_buffer({name!a}, {text}, persistent=False)"
 
     # Classes
 
     def _class(self, node: ModuleNode, children: dict[str, str]) -> Built:
         if node.path in self.dropout and any(len(self.layout.outputs[group.call]) != 1 for group in node.calls):
             raise UsageError(f"dropout of {node.path or '.'}: it does not return one tensor; name modules inside it")
-        built, places = Built(""), dict[ir.Value, int]()
-
-        def numbered(value: ir.Value, base: str) -> str:
-            return f"constant{places.setdefault(value, len(places))}"
-
-        plain = [self._forward(group.call, numbered, plain=True) for group in node.calls]
-        keys = ["\n".join([", ".join(each.arguments), *each.lines]) for each in plain]
-        written = set(re.findall(r"constant\d+", "\n".join(keys)))
-        order = [value for value, number in places.items() if f"constant{number}" in written]
-        distinct = list(dict.fromkeys(keys))
-        built.forwards = {group.call: distinct.index(key) for group, key in zip(node.calls, keys, strict=True)}
-        taken = {*node.children, *node.entries, *_OF_MODULES}
-        names: dict[ir.Value, str] = {}
-
-        def constant_name(value: ir.Value, base: str) -> str:
-            if value not in names:
-                names[value] = free_name(base, taken, first=1)
-            return names[value]
-
+        forwards = [self._forward(group) for group in node.calls]
+        constants: dict[ir.Value, str] = {}
+        for forward in forwards:
+            constants |= {value: name for value, name in forward.constants.items() if value not in constants}
         head = self._head(node, children)
-        plain_constants = self._constant_lines([(value, "constant") for value in order])
-        key = "\n".join([*head, *plain_constants, *distinct, str(self.dropout.get(node.path))])
+        lines = [self._constant_line(value, name) for value, name in constants.items()]
+        keys = [_neutral(forward, constants) for forward in forwards]
+        neutral = [self._constant_line(value, f"constant{place}") for place, value in enumerate(constants)]
+        distinct = list(dict.fromkeys(keys))
+        key = "\n".join([*head, *neutral, *distinct, str(self.dropout.get(node.path))])
         wanted = identifier(node.class_name or _class_name(node.path), "Module")
         if (wanted, key) not in self._equal:
-            texts = [self._forward(node.calls[keys.index(each)].call, constant_name, plain=False) for each in distinct]
+            texts = [forwards[keys.index(each)] for each in distinct]
             for text in texts:
                 self.helpers |= text.helpers
-            for value in order:
-                constant_name(value, "constant")
-            lines = [*head, *self._constant_lines([(value, names[value]) for value in order])]
-            name = free_name(wanted, self._taken, first=2)
-            self._taken.add(name)
-            self._equal[wanted, key] = name, [names[value] for value in order]
-            self.classes[name] = self._class_text(name, lines, texts, node)
+            name = free_name(wanted, self._taken)
+            self._equal[wanted, key] = name, list(constants.values())
+            self.classes[name] = self._class_text(name, [*head, *lines], texts, node)
             if name != wanted:  # exported again, it has the name that it had
                 self.classes[name] += f'\n{name}.__name__ = "{wanted}"\n'
-        name, constants = self._equal[wanted, key]
-        built.constructor, built.constants = f"{name}()", dict(zip(order, constants, strict=True))
-        return built
+        name, names = self._equal[wanted, key]
+        numbers = {group.call: distinct.index(each) for group, each in zip(node.calls, keys, strict=True)}
+        return Built(f"{name}()", numbers, constants=dict(zip(constants, names, strict=True)))
 
-    def _forward(self, call: ModuleCall, constant_name: Callable[[ir.Value, str], str], *, plain: bool) -> ForwardText:
-        return ForwardText(self.layout, self.nodes, self.numbers, self.layout.groups[call], plain=plain, wide=self.wide,
-                           constant_name=constant_name, call_number=self._number,
+    def _forward(self, group: Group) -> ForwardText:
+        return ForwardText(self.layout, self.nodes, self.numbers, group, call_number=self._number,
                            constructor=lambda path: self.build(path).constructor,
                            recurrent=lambda call: self.build(call.path).recurrent.get(call))  # fmt: skip
 
@@ -264,7 +240,7 @@ class ModuleClasses:
         return self.build(call.path).forwards.get(call, 0)
 
     def _head(self, node: ModuleNode, children: dict[str, str]) -> list[str]:
-        if reserved := sorted(_OF_MODULES.intersection((*children, *node.entries))):
+        if reserved := sorted(OF_MODULES.intersection((*children, *node.entries))):
             where = f" of {node.path}" if node.path else ""
             raise UsageError(
                 f"'{reserved[0]}'{where} has the name of an attribute of torch.nn.Module, which no entry or module can "
@@ -283,8 +259,8 @@ class ModuleClasses:
                 lines.append(f"self.register_buffer({name!a}, {self._zeros(entry)})")
         lines += [self._tied(node.path, *names) for names in self.ties.get(node.path, ())]
         for caller, paths in self.nodes.elsewhere.items() if not node.path else ():
-            targets = ", ".join(self.nodes.attribute("", path) for path in paths)
-            lines.append(f"{self.nodes.attribute('', caller)}.{ELSEWHERE} = [{targets}]")
+            targets = ", ".join(ast.unparse(self.nodes.attribute("", path)) for path in paths)
+            lines.append(f"{ast.unparse(self.nodes.attribute('', caller))}.{ELSEWHERE} = [{targets}]")
         return lines
 
     def _class_text(self, name: str, head: list[str], forwards: list[ForwardText], node: ModuleNode) -> str:
@@ -301,7 +277,7 @@ class ModuleClasses:
             method = "forward" if len(forwards) == 1 else f"forward_{number}"
             body = list(text.lines)
             if dropped is not None and body[-1].startswith("return "):
-                body[-1] = f"return F.dropout({body[-1].removeprefix('return ')}, {literal(dropped)}, self.training)"
+                body[-1] = f"return F.dropout({body[-1].removeprefix('return ')}, {dropped!r}, self.training)"
             lines += [
                 f"    def {method}({', '.join(['self', *text.arguments])}):",
                 *(f"        {line}" for line in body),
@@ -311,20 +287,11 @@ class ModuleClasses:
             methods = ", ".join(f"self.forward_{number}" for number in range(len(forwards)))
             lines += ["    def forward(self, *arguments, call=0):", f"        return ({methods})[call](*arguments)", ""]
         if not forwards and node.is_unchanged:
-            result = "x" if dropped is None else f"F.dropout(x, {literal(dropped)}, self.training)"
+            result = "x" if dropped is None else f"F.dropout(x, {dropped!r}, self.training)"
             lines += ["    def forward(self, x):", f"        return {result}", ""]
         if len(lines) == 1:
             lines += ["    pass", ""]
         return "\n".join(lines)
-
-
-def _counted(array: Any) -> str | None:
-    """``torch.arange`` of numbers that count up."""
-    first = int(array.reshape(-1)[0])
-    if not np.array_equal(array.reshape(-1), np.arange(first, first + array.size)):
-        return None
-    shape = "" if array.ndim == 1 else f".reshape({', '.join(map(str, array.shape))})"
-    return f"torch.arange({f'{first}, ' if first else ''}{first + array.size}){shape}"
 
 
 def _is_floating(entry: StateDictEntry) -> bool:
@@ -336,15 +303,18 @@ def _class_name(path: str) -> str:
     return "".join(word.capitalize() for word in parts[-1].split("_")) or "Module"
 
 
-def _nested(array: Any) -> str:
-    """Numbers in nested lists."""
-    if array.ndim == 0:
-        value = array.item()
-        return (
-            literal(np.float32(value))
-            if array.dtype == np.float32
-            else repr(value)
-            if isinstance(value, complex)
-            else literal(value)
-        )
-    return f"[{', '.join(_nested(each) for each in array)}]"
+def _neutral(forward: ForwardText, constants: Mapping[ir.Value, str]) -> str:
+    """A forward with numbers in the place of its own names and of its module's constants: equal code is equal text."""
+    body = "\n".join(f"    {line}" for line in forward.lines)
+    tree = ast.parse(f"def forward({', '.join(forward.arguments)}):\n{body}")
+    own = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    names = {name: f"v{number}" for number, name in enumerate(forward.arguments)}
+    places = {name: f"constant{place}" for place, name in enumerate(constants.values())}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and (node.id in own or node.id in names):
+            node.id = names.setdefault(node.id, f"v{len(names)}")
+        elif isinstance(node, ast.arg):
+            node.arg = names[node.arg]
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+            node.attr = places.get(node.attr, node.attr)
+    return ast.unparse(tree)

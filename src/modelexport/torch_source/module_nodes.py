@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+from torch import nn
 
 from modelexport.core.calls import ModuleCall
 from modelexport.format.documents import StateDictEntry
 from modelexport.tagged.encodings.functions_call_groups import Group
 from modelexport.torch_source.call_layout import CallLayout
-from modelexport.torch_source.expressions import is_plain
+from modelexport.torch_source.expressions import attribute, code, parsed
 
 
 @dataclass(eq=False)
@@ -53,12 +56,6 @@ class ModuleNode:
             and all(child.is_like(other.children[name]) for name, child in self.children.items())
         )
 
-    def walk(self) -> Iterator[ModuleNode]:
-        """It and all modules inside it."""
-        yield self
-        for child in self.children.values():
-            yield from child.walk()
-
 
 class ModuleNodes:
     """The modules of a file by path."""
@@ -84,7 +81,7 @@ class ModuleNodes:
                 self._node(call.path).is_unchanged = True
         for key, entry in entries.shapes.items():
             path, _, name = key.rpartition(".")
-            if not any(path == alias or path.startswith(f"{alias}.") for alias in aliases):
+            if not any(above in aliases for above in _paths_above(path)):
                 self._node(path).entries[name] = entry
         for value, key in entries.values.items():
             for name in entries.names.get(key, (key,)):
@@ -93,8 +90,10 @@ class ModuleNodes:
                     self._node(path).entries[last] = StateDictEntry(
                         value.dtype.numpy().name, list(value.shape.numpy()), True
                     )
+        self._aliases: dict[str, list[str]] = {}
         for alias, path in aliases.items():
             self._node(alias).alias_of = path
+            self._aliases.setdefault(path, []).append(alias)
         self._sort()
 
     def _node(self, path: str) -> ModuleNode:
@@ -109,41 +108,49 @@ class ModuleNodes:
             if all(name.isdigit() for name in node.children):
                 node.children = dict(sorted(node.children.items(), key=lambda item: int(item[0])))
 
-    def attribute(self, start: str, path: str, name: str = "") -> str:
+    def attribute(self, start: str, path: str, name: str = "") -> ast.expr:
         """The expression for a module, or an entry of it, in the code of a module above it.
 
         Args:
             start: The path of the module whose code it is.
             name: The name of the entry.
         """
-        text, node = "self", self.by_path[start]
+        expression, node = parsed("self"), self.by_path[start]
         rest = path[len(start) :].strip(".")
         for part in rest.split(".") if rest else []:
-            text = _attribute(text, node, part)
+            expression = _attribute(expression, node, part)
             node = node.children[part] if node.alias_of is None else self.by_path[node.alias_of].children[part]
-        return _attribute(text, node, name) if name else text
+        return _attribute(expression, node, name) if name else expression
 
-    def module(self, caller: str, call: ModuleCall) -> str:
+    def module(self, caller: str, call: ModuleCall) -> ast.expr:
         """The expression for the module of a call in the code of its caller. One that is not inside the caller, nor by
         another name, is kept in a list there, which PyTorch does not take for a module of the caller.
         """
-        paths = [call.path, *(node.path for node in self.by_path.values() if node.alias_of == call.path)]
-        for path in paths:
+        for path in (call.path, *self._aliases.get(call.path, ())):
             if path != caller and (not caller or path.startswith(f"{caller}.")):
                 return self.attribute(caller, path)
         others = self.elsewhere.setdefault(caller, [])
         if call.path not in others:
             others.append(call.path)
-        return f"self.{ELSEWHERE}[{others.index(call.path)}]"
+        return parsed(f"self.{ELSEWHERE}[{others.index(call.path)}]")
 
 
 ELSEWHERE = "modules_elsewhere"
 """The attribute for modules that a module calls and that are not inside it."""
+OF_MODULES = frozenset(dir(nn.Module())) - {"T_destination", "dump_patches"}
+"""Names that entries and modules of a module cannot have."""
 
 
-def _attribute(text: str, node: ModuleNode, name: str) -> str:
+def _paths_above(path: str) -> Iterator[str]:
+    """A path, and those of the modules that it is inside."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
+
+
+def _attribute(owner: ast.expr, node: ModuleNode, name: str) -> ast.expr:
     if node.class_name == "ModuleDict" and node.is_from_torch and name in node.children:
-        return f"{text}[{name!a}]"
+        return code("x[name]", x=owner, name=name)
     if (node.is_list or node.is_indexed) and name.isdigit():
-        return f"{text}[{name}]"
-    return f"{text}.{name}" if is_plain(name) else f"getattr({text}, {name!a})"
+        return code("x[name]", x=owner, name=int(name))
+    return attribute(owner, name)

@@ -1,28 +1,39 @@
-"""One node of a file as the table of operators sees it: texts of its operands, and its attributes."""
+"""One node of a file as the table of operators sees it: its operands as expressions, its attributes, and templates.
+
+In a template, these names stand for parts of the node:
+
+* ``a``, ``b``, ...: its operands as tensors, ``None`` where one is left out; ``operands`` are all;
+* ``A``, ``B``, ...: the same as Python numbers if they are such, and broadcasting does not need their axes;
+* ``n1``: an operand as one Python number; ``s1``: as a tuple of them, read from the tensor if it is computed;
+* the name of an attribute: its value or the standard's default; ``**attributes``: all that a function takes;
+* ``dtype``: the type of the first output; ``device``: where the inputs of the model are.
+"""
 
 from __future__ import annotations
 
+import ast
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
 from modelexport.core.text import plural
 from modelexport.errors import UsageError
-from modelexport.torch_source.expressions import (
-    METHODS,
-    Expression,
-    Number,
-    Numbers,
-    listed,
-    literal_or_none,
-    type_name,
-)
+from modelexport.torch_source import functions_of_layers, functions_of_quantized, functions_of_tensors
+from modelexport.torch_source.expressions import LEFT_OUT, METHODS, code, names_in, parsed
 from modelexport.torch_source.size_numbers import constant_numbers, kind_of
 
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    name: each
+    for file in (functions_of_tensors, functions_of_layers, functions_of_quantized)
+    for name, each in vars(file).items()
+    if inspect.isfunction(each) and each.__module__ == file.__name__
+}
+"""The functions that a generated file may contain."""
 _TEXTS = (ir.AttributeType.STRING, ir.AttributeType.STRINGS)
 _NUMBERS = tuple(getattr(ir.AttributeType, name) for name in ("INT", "INTS", "FLOAT", "FLOATS", "TENSOR"))
 _TEXT_ATTRIBUTES = frozenset(
@@ -30,6 +41,11 @@ _TEXT_ATTRIBUTES = frozenset(
      "keep_aspect_ratio_policy", "mode", "nearest_mode", "padding_mode", "reduction")
 )  # fmt: skip
 """The attributes that are texts; what writes them quotes or compares them."""
+_WITHOUT_EFFECT = frozenset(
+    ("stash_type", "kernel_shape", "storage_order", "saturate", "output_dtype", "mask_index_type", "accuracy_level",
+     "extrapolation_value", "seed", "allowzero", "cubic_coeff_a")
+)  # fmt: skip
+"""Attributes that do not change a result, or that what writes their operator has checked."""
 
 
 class UnwrittenError(Exception):
@@ -39,20 +55,20 @@ class UnwrittenError(Exception):
 class Operands(Protocol):
     """What a scope knows of the values that nodes of it take."""
 
-    wide: str | None
-    """The floating-point type that is float64 instead."""
-    helpers: set[Callable[..., Any]]
-    """The functions that the texts call."""
-    device: str
-    """The argument that places a new tensor on the device of the model's inputs; may be empty."""
+    helpers: set[str]
+    """The names of the functions that the texts call."""
+    device: Any
+    """The device of the model's inputs as an expression."""
 
-    def tensor(self, value: ir.Value) -> Expression: ...
-    def numbers(self, value: ir.Value) -> Numbers | None: ...
+    def tensor(self, value: ir.Value) -> ast.expr: ...
+    def numbers(self, value: ir.Value) -> Any: ...
     def constant(self, value: ir.Value) -> Any: ...
+    def type_name(self, dtype: ir.DataType) -> str: ...
+    def is_exact(self) -> bool: ...
 
 
 class Operation:
-    """A node with the texts of its operands.
+    """A node with its operands.
 
     Args:
         version: The opset version of its domain.
@@ -60,6 +76,56 @@ class Operation:
 
     def __init__(self, node: ir.Node, version: int, scope: Operands) -> None:
         self.node, self.version, self.scope = node, version, scope
+        known = not node.domain and onnx.defs.has(node.op_type, version, "")
+        self._standard = onnx.defs.get_schema(node.op_type, version, "").attributes if known else {}
+        self._asked: set[str] = set()
+
+    # Templates
+
+    def write(self, template: str, /, **operands: Any) -> ast.expr:
+        """A template with the node's parts, and with operands under other names."""
+        given = set(operands)
+        for name in names_in(template):  # as often as it is there: an operand that is used twice gets a name
+            if name in FUNCTIONS:
+                self.scope.helpers.add(name)
+            elif name not in given and (part := self._part(name)) is not None:
+                operands[name] = part()
+        if "**attributes" in template:
+            operands["attributes"] = self._taken_attributes(FUNCTIONS[template.partition("(")[0]])
+        written = code(template, **operands)
+        while isinstance(written, ast.Call) and isinstance(written.func, ast.Name) and _ends_with_none(written.args):
+            written.args.pop()
+        return written
+
+    def _part(self, name: str) -> Callable[[], Any] | None:
+        """What computes the part of the node that a name stands for."""
+        letter = "abcdefghij".find(name.lower()) if len(name) == 1 and name not in "DEFGHIJ" else -1
+        if letter >= 0 and name not in self._standard:
+            return lambda: self.tensor(letter) if name.islower() else self.scalar(letter)
+        if re.fullmatch(r"[ns]\d", name):
+            return lambda: (self.size if name[0] == "n" else self.sizes)(int(name[1]))
+        parts: dict[str, Callable[[], Any]] = {
+            "operands": lambda: [self.tensor(index) for index in range(len(self.node.inputs))],
+            "dtype": lambda: self.type_of(self.node.outputs[0].dtype),
+            "device": lambda: self.scope.device,
+        }
+        if name in self._standard or name in self.node.attributes:
+            return lambda: LEFT_OUT if self.attribute(name) is None else self.attribute(name)
+        return parts.get(name)
+
+    def _taken_attributes(self, function: Callable[..., Any]) -> dict[str, Any]:
+        parameters = inspect.signature(function).parameters
+        named = {name: self.attribute(name) for name in self.node.attributes if name in parameters}
+        return {name: value for name, value in named.items() if parameters[name].default != value}
+
+    def check_attributes(self) -> None:
+        """Refuse an attribute that nothing asked for, unless it has its default."""
+        for name in self.node.attributes.keys() - self._asked - _WITHOUT_EFFECT:
+            value = self.attribute(name)
+            if value != self._default(name) and value not in (0, "", None):
+                raise UnwrittenError(f"its attribute {name} is {value}")
+
+    # Operands
 
     def value(self, index: int) -> ir.Value | None:
         """The value at an input; ``None`` if it is left out."""
@@ -69,140 +135,140 @@ class Operation:
         """Whether an input is given."""
         return self.value(index) is not None
 
-    def x(self, index: int = 0, binding: int = 0) -> str:
-        """An operand as a tensor, ``None`` if it is left out."""
+    def tensor(self, index: int) -> ast.expr | None:
+        """An operand as a tensor."""
         value = self.value(index)
-        return "None" if value is None else self.scope.tensor(value).within(binding)
+        return None if value is None else self.scope.tensor(value)
 
-    def scalar(self, index: int, binding: int = 0) -> str:
-        """An operand, as a Python number if it is one, and broadcasting with the other does not need its axes."""
+    def scalar(self, index: int) -> Any:
+        """An operand, as a Python number if it is one, and broadcasting with the others does not need its axes."""
+        value, number = self.value(index), self.number(index)
+        others = [each for each in range(len(self.node.inputs)) if each != index and self.has(each)]
+        rank = len(value.shape) if value is not None and value.shape is not None else None
+        fits = all(rank == 0 or (rank is not None and self._rank_or_none(each) >= rank) for each in others)
+        if number is None or not fits or (index == 0 and all(self.number(each) is not None for each in others)):
+            return self.tensor(index)
+        return number
+
+    def _rank_or_none(self, index: int) -> int:
         value = self.value(index)
-        number = None if value is None else self.number(index)
-        others = [other for other in self.node.inputs if other is not None and other is not value]
-        if value is None or number is None or not all(self._reaches(other, value) for other in others):
-            return self.x(index, binding)
-        return number.expression.within(binding)
+        return -1 if value is None or value.shape is None else len(value.shape)
 
-    def _reaches(self, other: ir.Value, value: ir.Value) -> bool:
-        rank = len(value.shape) if value.shape is not None else None
-        return rank == 0 or (rank is not None and other.shape is not None and len(other.shape) >= rank)
-
-    def number(self, index: int) -> Number | None:
-        """An operand that is one Python number."""
-        value = self.value(index)
-        if value is None:
-            return None
-        array = self.scope.constant(value)
-        if array is not None and array.size == 1 and array.dtype.kind in "iufb":
-            return Number.of(array.reshape(-1)[0].item())
-        numbers = self.scope.numbers(value)
-        return numbers.items[0] if numbers is not None and len(numbers.items) == 1 else None
+    def number(self, index: int) -> Any:
+        """An operand that is one Python number; ``None`` if it is not."""
+        numbers = self.numbers(index, most=1)
+        return numbers[0] if numbers is not None and len(numbers) == 1 else None
 
     def array(self, index: int) -> Any:
         """An operand that is constant, as an array; ``None`` if it is not."""
         value = self.value(index)
         return None if value is None else self.scope.constant(value)
 
-    def numbers(self, index: int) -> list[Number] | None:
+    def numbers(self, index: int, *, most: int | None = None) -> list[Any] | None:
         """The elements of an operand, if they are Python numbers."""
         value = self.value(index)
         if value is None:
             return None
-        found = self.scope.numbers(value) or constant_numbers(self.scope.constant(value))
-        return None if found is None else list(found.items)
+        numbers = self.scope.numbers(value)
+        array = self.scope.constant(value) if numbers is None else None
+        if array is not None and (array.size == most or constant_numbers(array) is not None):
+            return list(array.reshape(-1)) if array.dtype.kind in "iufb" else None
+        return None if numbers is None else list(numbers.reshape(-1))
 
     def integers(self, index: int) -> list[int] | None:
         """The elements of an operand that is a constant of whole numbers."""
         array = self.array(index)
         return None if array is None else [int(each) for each in array.reshape(-1)]
 
-    def sizes(self, index: int) -> str:
+    def sizes(self, index: int) -> Any:
         """An operand as a tuple of Python numbers; a tensor is read when the model runs."""
         numbers = self.numbers(index)
-        return f"{self.x(index, 12)}.tolist()" if numbers is None else listed([number.text for number in numbers])
+        if numbers is None:
+            return code("x.tolist()", x=self.tensor(index)) if self.has(index) else None
+        return tuple(numbers)
 
-    def size(self, index: int) -> str:
+    def size(self, index: int) -> Any:
         """An operand as one Python number."""
         number = self.number(index)
-        return f"{self.x(index, 12)}.item()" if number is None else number.text
+        if number is None:
+            return code("x.item()", x=self.tensor(index)) if self.has(index) else None
+        return number
 
-    def attribute(self, name: str, default: Any = None) -> Any:
-        """An attribute, or its default."""
-        found = self.node.attributes.get(name)
-        if found is None:
-            return default
-        if found.is_ref():
-            raise UnwrittenError(f"its attribute {name} is that of a function")
-        if found.type not in (_TEXTS if name in _TEXT_ATTRIBUTES else _NUMBERS):  # all else would become code
-            raise UnwrittenError(f"its attribute {name} is of the type {found.type.name}")
-        value: Any = found.value
-        return list(value) if isinstance(value, tuple) else value
-
-    def attributes(self) -> dict[str, Any]:
-        """All attributes that the node has."""
-        return {name: self.attribute(name) for name in self.node.attributes}
-
-    def default(self, name: str) -> Any:
-        """The default of an attribute by the operator's schema."""
-        if not onnx.defs.has(self.node.op_type, self.version, self.node.domain):
-            return None
-        schema = onnx.defs.get_schema(self.node.op_type, self.version, self.node.domain)
-        known = schema.attributes.get(name)
-        return (
-            None
-            if known is None or not known.default_value.name
-            else onnx.helper.get_attribute_value(known.default_value)
-        )
-
-    def axes(self, index: int, *, attribute: str = "axes") -> list[int] | None:
+    def axes(self, index: int) -> list[int] | None:
         """Axes, which are an attribute in older opsets and an input in newer ones; ``None`` if they are not given."""
-        if attribute in self.node.attributes:
-            return list(self.attribute(attribute))
-        if not self.has(index):
-            return None
-        found = self.integers(index)
-        if found is None:
+        if "axes" in self.node.attributes:
+            return list(self.attribute("axes"))
+        if self.has(index) and self.integers(index) is None:
             raise UnwrittenError("its axes are computed")
-        return found
+        return self.integers(index)
 
     def rank(self, index: int = 0) -> int:
         """How many axes an operand has."""
+        rank, value = self._rank_or_none(index), self.value(index)
+        if rank < 0:
+            raise UnwrittenError(f"the number of axes of {value.name if value is not None else 'it'} is not known")
+        return rank
+
+    def shape(self, index: int = 0) -> list[Any]:
+        """The sizes of an operand; what is not a whole number is dynamic."""
         value = self.value(index)
-        if value is None or value.shape is None:
-            raise UnwrittenError(
-                f"the number of axes of {value.name if value is not None else 'an input'} is not known"
-            )
-        return len(value.shape)
+        return list(value.shape) if value is not None and value.shape is not None else [None] * self.rank(index)
+
+    def kind(self, index: int = 0) -> str:
+        """NumPy's kind of an operand's type; ``O`` if the type is not known."""
+        return kind_of(self.dtype(index))
 
     def dtype(self, index: int = 0) -> ir.DataType | None:
         """The element type of an operand."""
         value = self.value(index)
         return None if value is None else value.dtype
 
-    def kind(self, index: int = 0) -> str:
-        """NumPy's kind of an operand's type."""
-        return kind_of(self.dtype(index))
+    # Attributes and types
 
-    def type_of(self, dtype: Any) -> str:
+    def attribute(self, name: str) -> Any:
+        """An attribute, or the standard's default."""
+        self._asked.add(name)
+        found = self.node.attributes.get(name)
+        if found is None:
+            return self._default(name)
+        if found.is_ref():
+            raise UnwrittenError(f"its attribute {name} is that of a function")
+        if found.type not in (_TEXTS if name in _TEXT_ATTRIBUTES else _NUMBERS):  # all else would become code
+            raise UnwrittenError(f"its attribute {name} is of the type {found.type.name}")
+        value: Any = tuple(found.value) if isinstance(found.value, list | tuple) else found.value
+        return np.float32(value) if isinstance(value, float) and not self.scope.is_exact() else value
+
+    def _default(self, name: str) -> Any:
+        known = self._standard.get(name)
+        if known is None or not known.default_value.name:
+            return None
+        value = onnx.helper.get_attribute_value(known.default_value)
+        value = value.decode() if isinstance(value, bytes) else value
+        return np.float32(value) if isinstance(value, float) and not self.scope.is_exact() else value
+
+    def type_of(self, dtype: Any) -> ast.expr:
         """``torch.float32`` of an element type or its number in ONNX."""
-        return f"torch.{type_name(ir.DataType(dtype), self.scope.wide)}"
+        if dtype is None or dtype not in {*ir.DataType} or ir.DataType(dtype) in _WITHOUT_TYPE:
+            raise UnwrittenError("PyTorch has no such type, or the type is not known")
+        return parsed(f"torch.{self.scope.type_name(ir.DataType(dtype))}")
 
-    def converted(self, text: str, dtype: Any) -> Expression:
-        """A tensor in another element type. The text binds as an attribute's does."""
-        name = type_name(ir.DataType(dtype), self.scope.wide)
-        return Expression(f"{text}.{METHODS[name]}()" if name in METHODS else f"{text}.to(torch.{name})")
-
-    def call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Expression:
-        """A call of a function of ``functions_*.py``; arguments that are not :class:`Text` are written as literals."""
-        self.scope.helpers.add(function)
-        texts = [argument if isinstance(argument, Text) else literal_or_none(argument) for argument in arguments]
-        texts += [f"{name}={literal_or_none(argument)}" for name, argument in named.items()]
-        return Expression(f"{function.__name__}({', '.join(texts)})")
+    def converted(self, tensor: ast.expr | None, dtype: Any) -> ast.expr:
+        """A tensor in another element type."""
+        kind = self.type_of(dtype)
+        name = ast.unparse(kind).partition(".")[2]
+        return code(f"x.{METHODS[name]}()" if name in METHODS else "x.to(kind)", x=tensor, kind=kind)
 
     def outputs_used(self) -> int:
         """Up to which output the node's are used."""
         used = [number for number, value in enumerate(self.node.outputs) if value.uses() or value.is_graph_output()]
         return max(used, default=0) + 1
+
+
+_WITHOUT_TYPE = (ir.DataType.STRING, ir.DataType.UNDEFINED)
+
+
+def _ends_with_none(arguments: list[ast.expr]) -> bool:
+    return bool(arguments) and isinstance(arguments[-1], ast.Constant) and arguments[-1].value is None
 
 
 def check_nodes(model: ir.Model) -> None:
@@ -227,80 +293,3 @@ def check_nodes(model: ir.Model) -> None:
             raise UsageError(
                 f"{name} has {plural(len(node.inputs), 'input')}, fewer than it needs: the file is damaged"
             )
-
-
-@dataclass(frozen=True)
-class Several:
-    """Text of Python that computes a tuple of tensors, more of them perhaps than the node has outputs."""
-
-    text: str
-    count: int
-
-
-E = Expression
-Written = Expression | list[Expression] | Several
-"""The text of one output, of each, or of all in one."""
-Writer = Callable[[Operation], Written]
-
-
-class Text(str):
-    """An argument that is an expression and not a text of its own."""
-
-    __slots__ = ()
-
-
-def listed_operands(o: Operation) -> str:
-    """All operands as arguments."""
-    return ", ".join(o.x(index) for index in range(len(o.node.inputs)))
-
-
-def integers_of(shape: ir.Shape) -> list[int] | None:
-    """A shape without dynamic axes."""
-    sizes = list(shape)
-    return [size for size in sizes if isinstance(size, int)] if all(isinstance(size, int) for size in sizes) else None
-
-
-def called(
-    function: Callable[..., Any],
-    *,
-    numbers: Sequence[int] = (),
-    scalars: Sequence[int] = (),
-    count: int = 1,
-    inputs: Sequence[Any] | None = None,
-    ignored: Sequence[str] = (),
-) -> Callable[[Operation], Expression | Several]:
-    """What writes an operator as a call of the function that has its inputs and attributes.
-
-    Args:
-        numbers: The inputs that the function takes as tuples of Python numbers.
-        scalars: Those that it takes as one number.
-        count: How many tensors the function returns.
-        inputs: Other arguments than the operator's inputs.
-        ignored: Attributes that do not change the result, or that the inputs have already.
-    """
-    parameters = inspect.signature(function).parameters
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-
-    def write(o: Operation) -> Expression | Several:
-        def argument(index: int) -> Text:
-            text = o.sizes if index in numbers else o.size if index in scalars else o.x
-            return Text(text(index) if o.has(index) else "None")
-
-        arguments: list[Any] = list(inputs) if inputs is not None else [*map(argument, range(len(o.node.inputs)))]
-        while arguments and arguments[-1] == "None":
-            arguments.pop()
-        named = {}
-        for name, value in o.attributes().items():
-            if name in ignored:
-                continue
-            if name in parameters or (takes_all and name != "storage_order"):
-                named[name] = value
-            elif name not in ("stash_type", "kernel_shape") and value != o.default(name):
-                raise UnwrittenError(f"its attribute {name} is {value}")
-        named = {
-            name: value for name, value in named.items() if name not in parameters or parameters[name].default != value
-        }
-        text = o.call(function, *arguments, **named)
-        return text if count == 1 else Several(text.text, count)
-
-    return write

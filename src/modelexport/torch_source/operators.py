@@ -1,370 +1,311 @@
 """The operators of ONNX as expressions of torch: one table, a row for each operator.
 
-To add an operator, add a row to ``TENSOR_OPERATORS`` or to the tables of ``layer_operators.py``: its name, and what
-gives its text. If it takes more than one call of torch, write a function with the operator's inputs and attributes
-into a file ``functions_*.py``, and the row is ``called(function)``; ``tests/torch_source/test_operators.py`` compares
-every row with the standard.
+To add an operator, add a row to ``TENSOR_OPERATORS`` or to the tables of ``layer_operators.py``: its name, and a
+template, in which ``a`` and ``b`` are its operands and ``axis`` is its attribute of this name; ``operation.py`` says
+what else a template may have. If one template is not enough, the row is a function that chooses among several. If one
+expression is not enough, write a function with the operator's inputs and attributes into a file
+``functions_*.py``, and call it in the template; ``test_operators.py`` compares all with the standard.
 """
 
 from __future__ import annotations
 
+import ast
+import functools
 import re
+from collections.abc import Callable
 from typing import Any
 
-import onnx_ir as ir
-
-from modelexport.torch_source import functions_of_tensors as f
-from modelexport.torch_source.expressions import (
-    AND,
-    ATOM,
-    COMPARISON,
-    OR,
-    POWER,
-    PRODUCT,
-    SHIFT,
-    SUM,
-    UNARY,
-    XOR,
-    Expression,
-    literal,
-    literal_or_none,
-)
-from modelexport.torch_source.operation import (
-    E,
-    Operation,
-    Text,
-    UnwrittenError,
-    Writer,
-    Written,
-    called,
-    integers_of,
-    listed_operands,
-)
+from modelexport.torch_source.expressions import LEFT_OUT, Number, code, literal
+from modelexport.torch_source.operation import Operation, UnwrittenError
 from modelexport.torch_source.shape_operators import SHAPE_OPERATORS
 
-
-def text(template: str, binding: int = ATOM, **attributes: Any) -> Writer:
-    """An expression: ``{x}`` is the operand as an argument, ``{a}`` as an atom, and the attributes of the operator have
-    their defaults here."""
-
-    def write(o: Operation) -> Expression:
-        shown = {name: literal(o.attribute(name, default)) for name, default in attributes.items()}
-        operand = o.x(0, ATOM if "{a}" in template else 0) if o.node.inputs else ""
-        return E(template.format(x=operand, a=operand, **shown), binding)
-
-    return write
+Row = str | Callable[[Operation], ast.expr]
 
 
-def _both(sign: str, binding: int) -> Writer:
-    left, right = binding + (binding == COMPARISON), binding + 1
-
-    def write(o: Operation) -> Expression:
-        first = o.x if o.number(0) is not None and o.number(1) is not None else o.scalar
-        return E(f"{first(0, left)} {sign} {o.scalar(1, right)}", binding)
-
-    return write
-
-
-def _and(o: Operation) -> Written:
+def _and(o: Operation) -> ast.expr:
     """A constant that is true everywhere only changes the shape."""
-    shape = o.node.outputs[0].shape
-    sizes = integers_of(shape) if shape is not None else None
+    sizes = list(o.node.outputs[0].shape or [None])
     for index in (0, 1):
         array, other = o.array(index), o.value(1 - index)
-        if array is not None and array.all() and other is not None and sizes is not None:
-            return E(o.x(1 - index, ATOM) + ("" if other.shape == shape else f".expand({', '.join(map(str, sizes))})"))
-    return _both("&", AND)(o)
+        if array is not None and array.all() and other is not None and all(isinstance(size, int) for size in sizes):
+            same = other.shape == o.node.outputs[0].shape
+            return code("x" if same else "x.expand(*sizes)", x=o.tensor(1 - index), sizes=sizes)
+    return o.write("a & b")
 
 
-def _div(o: Operation) -> Written:
+def _div(o: Operation) -> ast.expr:
     if o.kind() == "O":
         raise UnwrittenError("the type of its operands is not known")
-    if o.kind() in "iu":
-        return E(f'torch.div({o.x()}, {o.scalar(1)}, rounding_mode="trunc")')
-    return _both("/", PRODUCT)(o)
+    return o.write("torch.div(a, B, rounding_mode='trunc')" if o.kind() in "iu" else "A / B")
 
 
-def _pow(o: Operation) -> Written:
-    number, base = o.number(1), o.x(0, ATOM)
-    known = {2: "square", 0.5: "sqrt"}.get(number.literal) if number is not None else None
-    if known:
-        result = E(f"{base}.{known}()")
-        return result if known == "square" or o.kind() == "f" else o.converted(result.text, o.dtype())
-    text = E(f"{base} ** {o.scalar(1, POWER)}", POWER)
-    return text if o.dtype() == o.dtype(1) or o.kind() == "f" else o.converted(text.within(ATOM), o.dtype())
+def _pow(o: Operation) -> ast.expr:
+    exponent = o.number(1)
+    template = {2: "a.square()", 0.5: "a.sqrt()"}.get(exponent, "a ** B")
+    same = o.kind() == "f" or (o.dtype() == o.dtype(1) and exponent != 0.5) or exponent == 2
+    return o.write(template) if same else o.converted(o.write(template), o.dtype())
 
 
-def _nested(name: str) -> Writer:
-    """A function of two tensors for any number of them."""
+def _joined(template: str) -> Callable[[Operation], ast.expr]:
+    """An operator of any number of tensors, two at a time."""
 
-    def write(o: Operation) -> Expression:
-        result = o.x()
-        for index in range(1, len(o.node.inputs)):
-            result = f"{name}({result}, {o.x(index)})"
-        return E(result, ATOM if len(o.node.inputs) > 1 else 1)
+    def write(o: Operation) -> ast.expr:
+        operands: list[Any] = [o.tensor(index) for index in range(len(o.node.inputs))]
+        total: ast.expr = functools.reduce(lambda x, y: code(template, x=x, y=y), operands)
+        return code("t / count", t=total, count=len(operands)) if o.node.op_type == "Mean" else total
 
     return write
 
 
-def _sum(o: Operation) -> Written:
-    total = " + ".join(o.x(i, SUM + 1) for i in range(len(o.node.inputs)))
-    return E(f"({total}) / {len(o.node.inputs)}", PRODUCT) if o.node.op_type == "Mean" else E(total, SUM)
-
-
-def _where(o: Operation) -> Written:
-    yes, no = o.number(1), o.number(2)
-    if yes is None or no is None:
-        return E(f"torch.where({o.x()}, {o.scalar(1)}, {o.scalar(2)})")
+def _where(o: Operation) -> ast.expr:
+    if o.number(1) is None or o.number(2) is None:
+        return o.write("torch.where(a, B, C)")
     if o.kind(1) != "f" or o.rank() < max(o.rank(1), o.rank(2)):
-        return E(f"torch.where({o.x()}, {o.x(1)}, {o.x(2)})")
-    result = f"torch.where({o.x()}, {yes.text}, {no.text})"
-    return E(result) if o.type_of(o.dtype(1)) == "torch.float32" else o.converted(result, o.dtype(1))
+        return o.write("torch.where(a, b, c)")
+    chosen = o.write("torch.where(a, B, C)")
+    return chosen if ast.unparse(o.type_of(o.dtype(1))) == "torch.float32" else o.converted(chosen, o.dtype(1))
 
 
-def _cast(o: Operation) -> Written:
-    to = o.attribute("to") if o.node.op_type == "Cast" else o.dtype(1)
-    if to is None or (o.kind() == "O" and (o.dtype() is None or o.dtype() == ir.DataType.UNDEFINED)):
-        raise UnwrittenError("the type of its operand or of its result is not known")
-    if to not in {*ir.DataType} or ir.DataType(to) == ir.DataType.STRING or o.kind() == "O":
-        raise UnwrittenError("PyTorch has no such type")
-    return o.converted(o.x(0, ATOM), to)
+def _cast(o: Operation) -> ast.expr:
+    if o.kind() == "O":
+        raise UnwrittenError("the type of its operand is a text, or not known")
+    return o.converted(o.tensor(0), o.attribute("to") if o.node.op_type == "Cast" else o.dtype(1))
 
 
-def _clip(o: Operation) -> Written:
-    names = ("min", "max")
+def _clip(o: Operation) -> ast.expr:
     if o.version < 11:
-        bounds = {name: literal(o.attribute(name)) for name in names if o.attribute(name) is not None}
-    else:
-        given = [i for i in (1, 2) if o.has(i)]
-        text = o.scalar if all(o.number(i) is not None for i in given) else o.x
-        bounds = {names[i - 1]: text(i) for i in given}
-    return E(
-        f"{o.x(0, ATOM)}.clamp({', '.join(f'{name}={bound}' for name, bound in bounds.items())})"
-        if bounds
-        else o.x(0, ATOM)
-    )
+        return o.write("a.clamp(min=min, max=max)")
+    given = [index for index in (1, 2) if o.has(index)]
+    part = o.scalar if all(o.number(index) is not None for index in given) else o.tensor
+    bounds = {name: part(index) for name, index in (("min", 1), ("max", 2)) if index in given}
+    return o.write("a.clamp(**bounds)" if bounds else "a", bounds=bounds)
 
 
-def _gemm(o: Operation) -> Written:
-    a, b = (f"{o.x(i, ATOM)}.T" if o.attribute(name, 0) else o.x(i, ATOM) for i, name in ((0, "transA"), (1, "transB")))
-    alpha, beta = o.attribute("alpha", 1.0), o.attribute("beta", 1.0)
+def _gemm(o: Operation) -> ast.expr:
+    alpha, beta = o.attribute("alpha"), o.attribute("beta")
     if o.kind() != "f" and (alpha % 1 or beta % 1):
         raise UnwrittenError("its factors of whole numbers are fractions")
-    result = f"{a} @ {b}" if alpha == 1 else f"{literal(alpha)} * ({a} @ {b})"
-    if not o.has(2) or beta == 0:
-        return E(result, PRODUCT)
-    return E(f"{result} + {o.x(2, SUM + 1) if beta == 1 else f'{literal(beta)} * {o.x(2, ATOM)}'}", SUM)
+    product = o.write(f"{'a.T' if o.attribute('transA') else 'a'} @ {'b.T' if o.attribute('transB') else 'b'}")
+    product = product if alpha == 1 else code("alpha * p", alpha=alpha, p=product)
+    return product if not o.has(2) or beta == 0 else o.write("p + c" if beta == 1 else "p + beta * c", p=product)
 
 
-def _reduce(template: str) -> Writer:
-    """A reduction: ``{a}`` is the operand, ``{axes}`` the axes and ``keepdim``."""
+def _reduce(template: str) -> Callable[[Operation], ast.expr]:
+    """A reduction over ``dims``."""
 
-    def write(o: Operation) -> Expression:
-        axes, keep = o.axes(1), bool(o.attribute("keepdims", 1))
-        if not axes and o.attribute("noop_with_empty_axes", 0):
-            return E(_SUMS.sub("", template).format(a=o.x(0, ATOM)))
-        if o.rank() == 0:
-            return E(template.format(a=f"{o.x(0, ATOM)}.unsqueeze(0)", axes="0"))
-        axes = axes or list(range(o.rank()))
-        shown = str(axes[0]) if len(axes) == 1 else literal_or_none(axes)
-        shown += ", keepdim=True" if keep else ""
-        if o.kind() in "iu" and template.endswith("sum({axes})"):
-            shown += f", dtype={o.type_of(o.dtype())}"
-        result = E(template.format(a=o.x(0, ATOM), axes=shown))
-        return o.converted(result.text, o.dtype()) if o.kind() in "iu" and template.endswith("sqrt()") else result
+    def write(o: Operation) -> ast.expr:
+        axes, keep = o.axes(1), o.attribute("keepdims")
+        if not axes and o.attribute("noop_with_empty_axes"):
+            return o.write(re.sub(r"\.\w+\(dims\)", "", template))
+        rank = o.rank()
+        axes = sorted(axis % rank for axis in axes or range(rank)) if rank and axes != [-1] else axes or [0]
+        how = {"keepdim": True} if keep and rank else {}
+        total = {"dtype": o.type_of(o.dtype())} if o.kind() in "iu" and ".sum(" in template else {}
+        operand = o.tensor(0) if rank else o.write("a.unsqueeze(0)")
+        dims = axes[0] if len(axes) == 1 else tuple(axes)
+        written = o.write(template.replace("(dims)", "(dims, **how)"), a=operand, dims=dims, how={**how, **total})
+        return o.converted(written, o.dtype()) if o.kind() in "iu" and template.endswith("sqrt()") else written
 
     return write
 
 
-_SUMS = re.compile(r"\.(sum|mean|amax|amin|logsumexp)\(\{axes\}\)")
-"""What of a reduction is left out without axes."""
-
-
-def _reduce_product(o: Operation) -> Written:
-    result, keep = o.x(0, ATOM), ", keepdim=True" if o.attribute("keepdims", 1) else ""
-    axes = o.axes(1)
-    if not axes and o.attribute("noop_with_empty_axes", 0):
-        return E(result)
+def _reduce_product(o: Operation) -> ast.expr:
+    axes, product = o.axes(1), o.write("a")
+    if not axes and o.attribute("noop_with_empty_axes"):
+        return product
     for axis in sorted((axis % o.rank() for axis in axes or range(o.rank())), reverse=True):
-        result += f".prod({axis}{keep}, dtype={o.type_of(o.dtype())})"
-    return E(result)
+        product = code("x.prod(axis, keepdim=keep, dtype=kind)", x=product, axis=axis, kind=o.type_of(o.dtype()),
+                       keep=True if o.attribute("keepdims") else LEFT_OUT)  # fmt: skip
+    return product
 
 
-def _softmax(o: Operation) -> Written:
-    name = "log_softmax" if o.node.op_type == "LogSoftmax" else "softmax"
-    axis = o.attribute("axis", -1 if o.version >= 13 else 1)
+def _softmax(o: Operation) -> ast.expr:
+    name, axis = "log_softmax" if o.node.op_type == "LogSoftmax" else "softmax", o.attribute("axis")
     if o.version >= 13 or axis in (-1, o.rank() - 1):
-        return E(f"{o.x(0, ATOM)}.{name}({axis})")
-    return E(f"{o.x(0, ATOM)}.flatten({axis}).{name}(-1).reshape({o.x(0, ATOM)}.shape)")
+        return o.write(f"a.{name}(axis)")
+    return o.write(f"a.flatten(axis).{name}(-1).reshape(a.shape)")
 
 
-def _extreme(name: str) -> Writer:
-    def write(o: Operation) -> Expression:
-        axis, keep = o.attribute("axis", 0), ", True" if o.attribute("keepdims", 1) else ""
-        if not o.attribute("select_last_index", 0):
-            return E(f"{o.x(0, ATOM)}.{name}({axis}{keep})")
-        return E(f"{o.x(0, ATOM)}.shape[{axis}] - 1 - {o.x(0, ATOM)}.flip({axis}).{name}({axis}{keep})", SUM)
+def _extreme(name: str) -> Callable[[Operation], ast.expr]:
+    def write(o: Operation) -> ast.expr:
+        keep = True if o.attribute("keepdims") else LEFT_OUT
+        if not o.attribute("select_last_index"):
+            return o.write(f"a.{name}(axis, keepdim=keep)", keep=keep)
+        return o.write(f"a.shape[axis] - 1 - a.flip(axis).{name}(axis, keepdim=keep)", keep=keep)
 
     return write
 
 
-def _constant_of_shape(o: Operation) -> Written:
+def _constant_of_shape(o: Operation) -> ast.expr:
     tensor = o.attribute("value")
-    number, dtype = (0.0, ir.DataType.FLOAT) if tensor is None else (tensor.numpy().reshape(-1)[0].item(), tensor.dtype)
-    return E(f"torch.full({o.sizes(0)}, {literal(number)}, dtype={o.type_of(dtype)}{o.scope.device})")
+    number, kind = (0.0, o.type_of(1)) if tensor is None else (tensor.numpy().reshape(-1)[0], o.type_of(tensor.dtype))
+    return o.write("torch.full(s0, number, dtype=kind, device=device)", number=number, kind=kind)
 
 
-def _range(o: Operation) -> Written:
-    start, end, step = (o.size(index) for index in range(3))
-    shown = [end] if start == "0" and step == "1" else [start, end] if step == "1" else [start, end, step]
-    return E(f"torch.arange({', '.join(shown)}, dtype={o.type_of(o.dtype())}{o.scope.device})")
+def _range(o: Operation) -> ast.expr:
+    start, step = o.number(0), o.number(2)
+    shown = "n1" if (start, step) == (0, 1) else "n0, n1" if step == 1 else "n0, n1, n2"
+    return o.write(f"torch.arange({shown}, dtype=dtype, device=device)")
 
 
-def _shape(o: Operation) -> Written:
-    start, end = o.attribute("start", 0), o.attribute("end")
+def _shape(o: Operation) -> ast.expr:
+    start, end = o.attribute("start") or 0, o.attribute("end")
     cut = f"[{start or ''}:{'' if end is None else end}]" if start or end is not None else ""
-    return E(f"torch.tensor({o.x(0, ATOM)}.shape{cut}{o.scope.device})")
+    return o.write(f"torch.tensor(a.shape{cut}, device=device)")
 
 
-def _dropout(o: Operation) -> Written:
-    if o.version >= 12 and o.has(2) and getattr(o.number(2), "literal", None) is not False:
+def _dropout(o: Operation) -> ast.expr:
+    o.attribute("ratio")
+    if o.version >= 12 and o.has(2) and o.number(2) not in (False, None):
         raise UnwrittenError("it is in training mode")
-    return [E(o.x(0, ATOM)), E(f"torch.ones_like({o.x()}, dtype=torch.bool)")][: len(o.node.outputs)]
+    return o.write("a" if o.outputs_used() == 1 else "(a, torch.ones_like(a, dtype=torch.bool))")
 
 
-def _is_inf(o: Operation) -> Written:
-    signs = o.attribute("detect_positive", 1), o.attribute("detect_negative", 1)
+def _is_inf(o: Operation) -> ast.expr:
+    signs = o.attribute("detect_positive"), o.attribute("detect_negative")
     if signs == (0, 0):
-        return E(f"torch.zeros_like({o.x()}, dtype=torch.bool)")
-    return E(f"torch.{ {(1, 0): 'isposinf', (0, 1): 'isneginf'}.get(signs, 'isinf') }({o.x()})")
+        return o.write("torch.zeros_like(a, dtype=torch.bool)")
+    return o.write(f"torch.{ {(1, 0): 'isposinf', (0, 1): 'isneginf'}.get(signs, 'isinf') }(a)")
 
 
-def _eye(o: Operation) -> Written:
-    if o.attribute("k", 0):
+def _eye(o: Operation) -> ast.expr:
+    if o.attribute("k"):
         raise UnwrittenError("its ones are beside the diagonal")
-    dtype = o.type_of(o.attribute("dtype") or o.dtype())
-    return E(f"torch.eye(*{o.x(0, ATOM)}.shape, dtype={dtype}{o.scope.device})")
+    kind = o.type_of(o.attribute("dtype") or o.dtype())
+    return o.write("torch.eye(*a.shape, dtype=kind, device=device)", kind=kind)
 
 
-def _resize(o: Operation) -> Written:
-    ignored = ("extrapolation_value", "keep_aspect_ratio_policy")
-    if o.attribute("coordinate_transformation_mode") == "tf_crop_and_resize" or (
-        o.attribute("keep_aspect_ratio_policy", "stretch") != "stretch"
-    ):
-        raise UnwrittenError("it crops, or keeps the ratio of sides")
-    if o.node.op_type == "Resize" and o.version >= 11:
-        sizes = [Text(o.sizes(i)) if o.has(i) and o.integers(i) != [] else None for i in (2, 3)]
-        return called(f.resize, inputs=(Text(o.x()), None, *sizes), ignored=ignored)(o)
-    scales = o.attribute("scales") or Text(o.sizes(1))
-    mode = "nearest" if o.attribute("mode", "nearest") == "nearest" else "linear"
-    how = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    return o.call(f.resize, Text(o.x()), None, scales, mode=mode, **how)
+_LINEAR = ("linear", "bilinear", "trilinear")
+_NEAREST = {("asymmetric", "floor"): "nearest", ("half_pixel", "round_prefer_floor"): "nearest-exact",
+            ("half_pixel", "round_prefer_ceil"): "nearest-exact"}  # fmt: skip
 
 
-def _dft(o: Operation) -> Written:
+def _resize(o: Operation) -> ast.expr:
+    """``F.interpolate``, of images and by what it computes as the standard does."""
+    rank, sizes, mode = o.rank(), o.shape(), o.attribute("mode") or "nearest"
+    old, how = o.node.op_type == "Upsample" or o.version < 11, dict[str, Any]()
+    numbers = (o.attribute("scales") or o.numbers(1)) if old else (o.numbers(2) or o.numbers(3))
+    by_scale = old or bool(o.numbers(2))
+    places, nearest = ("asymmetric", "floor") if old else (o.attribute(_PLACES), o.attribute("nearest_mode"))
+    axes = [axis % rank for axis in o.attribute("axes") or range(rank)]
+    given = dict(zip(axes, numbers or (), strict=False))
+    how["scale_factor" if by_scale else "size"] = tuple(given.get(axis) for axis in range(2, rank))
+    usual = [None if axis not in given else given[axis] != (1 if by_scale else sizes[axis]) for axis in (0, 1)]
+    exact = all(not isinstance(number, Number) and number % 1 == 0 for number in numbers or ()) and by_scale
+    smooth, cubic = bool(o.attribute("antialias")), (o.attribute("cubic_coeff_a"), o.attribute("exclude_outside") or 0)
+    known = cubic == (-0.5, 1) if smooth else mode != "cubic" or cubic == (-0.75, 0)
+    how |= {"antialias": True} if smooth else {}
+    if mode == "nearest":
+        how["mode"] = _NEAREST.get((places, nearest))
+    elif places in ("half_pixel", "align_corners") and (mode == "linear" or rank == 4):
+        how |= {"mode": _LINEAR[rank - 3] if mode == "linear" else "bicubic"}
+        how |= {"align_corners": True} if places == "align_corners" else {}
+    if (
+        how.get("mode") is None or o.kind() != "f" or any(usual) or not given.keys() >= {*range(2, rank)}
+        or o.attribute("keep_aspect_ratio_policy") not in (None, "stretch") or not known or (smooth and mode != "cubic")
+        or (how["mode"] == "nearest-exact" and not exact) or ("align_corners" in how and by_scale and not exact)
+    ):  # fmt: skip
+        raise UnwrittenError("F.interpolate does not compute it")
+    return o.write("F.interpolate(a, **how)", how=how)
+
+
+_PLACES = "coordinate_transformation_mode"
+
+
+def _dft(o: Operation) -> ast.expr:
     if o.version >= 20:
-        return called(f.discrete_fourier, scalars=(1, 2))(o)
-    length = Text(o.size(1)) if o.has(1) else None
-    return called(f.discrete_fourier, inputs=(Text(o.x()), length, o.attribute("axis", 1)), ignored=("axis",))(o)
+        return o.write("discrete_fourier(a, n1, n2, **attributes)")
+    taken = "inverse=inverse, onesided=onesided"
+    return o.write(f"discrete_fourier(a, n1, axis, {taken})")
 
 
-def _window(name: str) -> Writer:
-    def write(o: Operation) -> Expression:
-        dtype, periodic = o.type_of(o.attribute("output_datatype", 1)), bool(o.attribute("periodic", 1))
-        return E(f"torch.{name}({o.size(0)}, periodic={periodic}, dtype={dtype}{o.scope.device})")
-
-    return write
-
-
-def _random(name: str, first: str, second: str) -> Writer:
-    def write(o: Operation) -> Expression:
-        dtype = o.attribute("dtype")
-        kind = f"dtype={o.type_of(dtype or o.dtype() or 1)}"
-        sizes = f"{o.x(0, ATOM)}.shape" if o.node.inputs else literal_or_none(o.attribute("shape"))
-        start, end = o.attribute(first, 0.0), o.attribute(second, 1.0)
-        width = end if name == "randn" else end - start
-        drawn = f"torch.{name}({sizes}, {kind}{o.scope.device})"
-        return E(drawn) if (start, width) == (0.0, 1.0) else E(f"{drawn} * {literal(width)} + {literal(start)}", SUM)
+def _window(name: str) -> Callable[[Operation], ast.expr]:
+    def write(o: Operation) -> ast.expr:
+        periodic, kind = bool(o.attribute("periodic")), o.type_of(o.attribute("output_datatype") or 1)
+        template = f"torch.{name}(n0, periodic=periodic, dtype=kind, device=device)"
+        return o.write(template, periodic=periodic, kind=kind)
 
     return write
 
 
-def _compress(o: Operation) -> Written:
+def _random(o: Operation) -> ast.expr:
+    normal = o.node.op_type.startswith("RandomNormal")
+    first, second = (o.attribute(name) for name in (("mean", "scale") if normal else ("low", "high")))
+    shape = o.write("a.shape") if o.node.inputs else literal(o.attribute("shape"))
+    drawn = o.write(f"torch.{'randn' if normal else 'rand'}(shape, dtype=kind, device=device)", shape=shape,
+                    kind=o.type_of(o.attribute("dtype") or o.dtype() or 1))  # fmt: skip
+    width = second if normal else second - first
+    return drawn if (first, width) == (0, 1) else code("x * w + s", x=drawn, w=width, s=first)
+
+
+def _compress(o: Operation) -> ast.expr:
     axis = o.attribute("axis")
-    x = f"{o.x(0, ATOM)}.flatten()" if axis is None else o.x(0, ATOM)
-    return E(f"{x}.index_select({axis or 0}, {o.x(1, ATOM)}.nonzero().flatten())")
+    operand = o.write("a.flatten()" if axis is None else "a")
+    return o.write("x.index_select(axis, b.nonzero().flatten())", x=operand, axis=axis or 0)
 
 
-def _einsum(o: Operation) -> Written:
-    return E(f"torch.einsum({o.attribute('equation')!a}, {', '.join(o.x(i) for i in range(len(o.node.inputs)))})")
+def _grid_sample(o: Operation) -> ast.expr:
+    mode = {"linear": "bilinear", "cubic": "bicubic"}.get(o.attribute("mode"), o.attribute("mode"))
+    corners = bool(o.attribute("align_corners"))
+    return o.write("F.grid_sample(a, b, mode, padding_mode, align_corners=corners)", mode=mode, corners=corners)
 
 
-def _grid_sample(o: Operation) -> Written:
-    mode = {"linear": "bilinear", "cubic": "bicubic"}.get(o.attribute("mode", "linear"), o.attribute("mode", "linear"))
-    padding, corners = o.attribute("padding_mode", "zeros"), bool(o.attribute("align_corners", 0))
-    return E(f"F.grid_sample({o.x()}, {o.x(1)}, {mode!a}, {padding!a}, align_corners={corners})")
-
-
-def _split_to_sequence(o: Operation) -> Written:
-    axis = o.attribute("axis", 0)
+def _split_to_sequence(o: Operation) -> ast.expr:
     if not o.has(1):
-        return E(f"list({o.x(0, ATOM)}.{'split(1, ' if o.attribute('keepdims', 1) else 'unbind('}{axis}))")
-    return E(f"list({o.x(0, ATOM)}.split({o.size(1) if o.rank(1) == 0 else o.sizes(1)}, {axis}))")
+        return o.write("list(a.split(1, axis))" if o.attribute("keepdims") else "list(a.unbind(axis))")
+    return o.write("list(a.split(n1, axis))" if o.rank(1) == 0 else "list(a.split(s1, axis))")
 
 
-def _prelu(o: Operation) -> Written:
-    return E(f"torch.where({o.x(0, SUM)} < 0, {o.x(1, PRODUCT)} * {o.x(0, ATOM)}, {o.x()})")
+def _gelu(o: Operation) -> ast.expr:
+    return o.write("F.gelu(a, approximate='tanh')" if o.attribute("approximate") == "tanh" else "F.gelu(a)")
 
 
-def _norm(o: Operation) -> Written:
-    return E(f"F.normalize({o.x()}, {o.attribute('p', 2)}, {o.attribute('axis', -1)}, 1e-30)")
+def _trilu(o: Operation) -> ast.expr:
+    name = "triu" if o.attribute("upper") else "tril"
+    return o.write(f"torch.{name}(a, n1)" if o.has(1) else f"torch.{name}(a)")
 
 
-_TANH, _JOINS = ', approximate="tanh"', ("cat", "stack")
-TENSOR_OPERATORS: dict[str, Writer] = {
+def either(attribute: str, no: str, yes: str) -> Callable[[Operation], ast.expr]:
+    """One template or another by an attribute."""
+    return lambda o: o.write(yes if o.attribute(attribute) else no)
+
+
+TENSOR_OPERATORS: dict[str, Row] = {
     **SHAPE_OPERATORS,
-    **{name: text(f"torch.{name.lower()}({{x}})") for name in (
+    **{name: f"torch.{name.lower()}(a)" for name in (
         "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Cos", "Cosh", "Det", "Erf", "Exp", "Floor",
         "IsNaN", "Log", "Relu", "Round", "Sigmoid", "Sign", "Sin", "Sinh", "Sqrt", "Tan", "Tanh")},
-    **{name: text(f"F.{name.lower()}({{x}})") for name in ("Mish", "Softplus", "Softsign", "HardSwish")},
-    **{name: _both(sign, binding) for name, sign, binding in (
-        ("Add", "+", SUM), ("Sub", "-", SUM), ("Mul", "*", PRODUCT), ("MatMul", "@", PRODUCT),
-        ("Equal", "==", COMPARISON), ("Less", "<", COMPARISON), ("LessOrEqual", "<=", COMPARISON),
-        ("Greater", ">", COMPARISON), ("GreaterOrEqual", ">=", COMPARISON), ("Or", "|", OR),
-        ("Xor", "^", XOR),        ("BitwiseAnd", "&", AND), ("BitwiseOr", "|", OR), ("BitwiseXor", "^", XOR))},
-    "And": _and, "Div": _div, "Pow": _pow, "Neg": text("-{a}", UNARY), "Reciprocal": text("1 / {a}", PRODUCT),
-    "Mod": lambda o: E(f"torch.{'fmod' if o.attribute('fmod', 0) else 'remainder'}({o.x()}, {o.scalar(1)})"),
-    "Not": text("~{a}", UNARY), "BitwiseNot": text("~{a}", UNARY),
-    "BitShift": lambda o: _both("<<" if o.attribute("direction") == "LEFT" else ">>", SHIFT)(o),
-    "Max": _nested("torch.maximum"), "Min": _nested("torch.minimum"), "Sum": _sum, "Mean": _sum, "Where": _where,
-    "Cast": _cast, "CastLike": _cast, "Clip": _clip, "Gemm": _gemm, "Einsum": _einsum, "Identity": text("{a}"),
-    "ReduceSum": _reduce("{a}.sum({axes})"), "ReduceMean": _reduce("{a}.mean({axes})"),
-    "ReduceMax": _reduce("{a}.amax({axes})"), "ReduceMin": _reduce("{a}.amin({axes})"), "ReduceProd": _reduce_product,
-    "ReduceL1": _reduce("{a}.abs().sum({axes})"), "ReduceL2": _reduce("{a}.square().sum({axes}).sqrt()"),
-    "ReduceLogSum": _reduce("{a}.sum({axes}).log()"), "ReduceLogSumExp": _reduce("{a}.logsumexp({axes})"),
-    "ReduceSumSquare": _reduce("{a}.square().sum({axes})"), "Softmax": _softmax, "LogSoftmax": _softmax,
-    "ArgMax": _extreme("argmax"), "ArgMin": _extreme("argmin"), "CumSum": called(f.cumulative_sum, scalars=(1,)),
-    "ConstantOfShape": _constant_of_shape, "Range": _range, "Shape": _shape, "Size": text("torch.tensor({a}.numel())"),
-    "OneHot": called(f.one_hot, scalars=(1,)), "TopK": called(f.top_k, scalars=(1,), count=2),
-    "Unique": called(f.unique, count=4), "Dropout": _dropout, "NonZero": text("{a}.nonzero().T"), "Compress": _compress,
-    "Trilu": lambda o: E(f"torch.tri{'lu'[o.attribute('upper', 1)]}({o.x()}, {o.size(1) if o.has(1) else 0})"),
-    "IsInf": _is_inf,
-    "Resize": _resize, "Upsample": _resize, "DFT": _dft, "STFT": called(f.short_time_fourier, scalars=(1, 3)),
+    **{name: f"F.{name.lower()}(a)" for name in ("Mish", "Softplus", "Softsign", "HardSwish")},
+    **{name: f"A {sign} B" for name, sign in (
+        ("Add", "+"), ("Sub", "-"), ("Mul", "*"), ("MatMul", "@"), ("Equal", "=="), ("Less", "<"),
+        ("LessOrEqual", "<="), ("Greater", ">"), ("GreaterOrEqual", ">="), ("Or", "|"), ("Xor", "^"),
+        ("BitwiseAnd", "&"), ("BitwiseOr", "|"), ("BitwiseXor", "^"))},
+    "And": _and, "Div": _div, "Pow": _pow, "Neg": "-a", "Reciprocal": "1 / a", "Not": "~a", "BitwiseNot": "~a",
+    "Mod": either("fmod", "torch.remainder(a, B)", "torch.fmod(a, B)"), "Identity": "a",
+    "BitShift": lambda o: o.write("a << B" if o.attribute("direction") == "LEFT" else "a >> B"),
+    "Max": _joined("torch.maximum(x, y)"), "Min": _joined("torch.minimum(x, y)"), "Sum": _joined("x + y"),
+    "Mean": _joined("x + y"), "Where": _where, "Cast": _cast, "CastLike": _cast, "Clip": _clip, "Gemm": _gemm,
+    "Einsum": "torch.einsum(equation, *operands)", "ReduceSum": _reduce("a.sum(dims)"),
+    "ReduceMean": _reduce("a.mean(dims)"), "ReduceMax": _reduce("a.amax(dims)"), "ReduceMin": _reduce("a.amin(dims)"),
+    "ReduceProd": _reduce_product, "ReduceL1": _reduce("a.abs().sum(dims)"),
+    "ReduceL2": _reduce("a.square().sum(dims).sqrt()"), "ReduceLogSum": _reduce("a.sum(dims).log()"),
+    "ReduceLogSumExp": _reduce("a.logsumexp(dims)"), "ReduceSumSquare": _reduce("a.square().sum(dims)"),
+    "Softmax": _softmax, "LogSoftmax": _softmax, "ArgMax": _extreme("argmax"), "ArgMin": _extreme("argmin"),
+    "CumSum": "cumulative_sum(a, n1, **attributes)", "ConstantOfShape": _constant_of_shape, "Range": _range,
+    "Shape": _shape, "Size": "torch.tensor(a.numel(), device=device)", "OneHot": "one_hot(a, n1, c, **attributes)",
+    "TopK": "top_k(a, n1, **attributes)", "Unique": "unique(a, **attributes)", "Dropout": _dropout,
+    "NonZero": "a.nonzero().T", "Compress": _compress, "Trilu": _trilu, "IsInf": _is_inf, "Resize": _resize,
+    "Upsample": _resize, "DFT": _dft, "STFT": "short_time_fourier(a, n1, c, n3, **attributes)",
     "GridSample": _grid_sample, "HannWindow": _window("hann_window"), "BlackmanWindow": _window("blackman_window"),
-    "NonMaxSuppression": called(f.non_max_suppression, scalars=(2, 3, 4)),
-    **{f"Random{kind}{like}": _random(*row) for like in ("", "Like") for kind, row in (
-        ("Normal", ("randn", "mean", "scale")), ("Uniform", ("rand", "low", "high")))},
-    "EyeLike": _eye,
-    "Gelu": lambda o: text(f"F.gelu({{x}}{_TANH if o.attribute('approximate') == 'tanh' else ''})")(o),
-    "Swish": text("{a} * torch.sigmoid({alpha} * {a})", PRODUCT, alpha=1.0),
-    "Elu": text("F.elu({x}, {alpha})", alpha=1.0),
-    "Celu": text("F.celu({x}, {alpha})", alpha=1.0), "LeakyRelu": text("F.leaky_relu({x}, {alpha})", alpha=0.01),
-    "Selu": text("{gamma} * F.elu({x}, {alpha})", PRODUCT, alpha=1.6732631921768188, gamma=1.0507010221481323),
-    "HardSigmoid": text("({alpha} * {a} + {beta}).clamp(0, 1)", alpha=0.2, beta=0.5), "PRelu": _prelu,
-    "ThresholdedRelu": text("torch.where({a} > {alpha}, {x}, 0)", alpha=1.0), "LpNormalization": _norm,
-    "SequenceConstruct": lambda o: E(f"[{listed_operands(o)}]"), "SequenceEmpty": text("[]"),
-    "SequenceAt": lambda o: E(f"{o.x(0, ATOM)}[{o.size(1)}]"), "SequenceInsert": called(f.insert, scalars=(2,)),
-    "SequenceLength": text("torch.tensor(len({x}))"), "SplitToSequence": _split_to_sequence,
-    "ConcatFromSequence": lambda o: text(f"torch.{_JOINS[o.attribute('new_axis', 0)]}({{x}}, {{axis}})", axis=0)(o),
+    "NonMaxSuppression": "non_max_suppression(a, b, n2, n3, n4, **attributes)", "EyeLike": _eye,
+    **{f"Random{kind}{like}": _random for kind in ("Normal", "Uniform") for like in ("", "Like")}, "Gelu": _gelu,
+    "Swish": "a * torch.sigmoid(alpha * a)", "Elu": "F.elu(a, alpha)", "Celu": "F.celu(a, alpha)",
+    "LeakyRelu": "F.leaky_relu(a, alpha)", "Selu": "gamma * F.elu(a, alpha)",
+    "HardSigmoid": "(alpha * a + beta).clamp(0, 1)", "PRelu": "torch.where(a < 0, b * a, a)",
+    "ThresholdedRelu": "torch.where(a > alpha, a, 0)", "LpNormalization": "F.normalize(a, p, axis, 1e-30)",
+    "SequenceConstruct": "[*operands]", "SequenceEmpty": "[]", "SequenceAt": "a[n1]",
+    "SequenceInsert": "insert(a, b, n2)",
+    "SequenceLength": "torch.tensor(len(a))", "SplitToSequence": _split_to_sequence,
+    "ConcatFromSequence": either("new_axis", "torch.cat(a, axis)", "torch.stack(a, axis)"),
 }  # fmt: skip
 """The operators of the standard that move, compare and combine elements, by name."""

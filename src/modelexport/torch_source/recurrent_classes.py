@@ -6,6 +6,7 @@ entries have, its nodes are run on random numbers in float64, and it is the modu
 
 from __future__ import annotations
 
+import ast
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from torch import nn
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import UsageError
 from modelexport.torch_source.call_layout import CallLayout
+from modelexport.torch_source.expressions import code, literal
 from modelexport.torch_source.module_nodes import ModuleNode
 from modelexport.traces.file_run import FileRun
 
@@ -35,19 +37,19 @@ class RecurrentCall:
     """For each output of the call: 0 for the sequence, 1 for the last state, 2 for the last cell state."""
     has_cell: bool
 
-    def arguments(self, texts: Sequence[str]) -> list[str]:
-        """The arguments in Python, from the texts of the call's inputs."""
-        states = [texts[index] for index in self.states]
-        return [texts[0], *([f"({', '.join(states)})"] if len(states) > 1 else states)]
+    def arguments(self, inputs: Sequence[ast.expr]) -> list[ast.expr]:
+        """The arguments of the class, from the call's inputs."""
+        states = [inputs[index] for index in self.states]
+        return [inputs[0], *([literal(tuple(states))] if len(states) > 1 else states)]
 
     def results(self, names: Mapping[int, str]) -> str:
         """What stands before the equals sign: the names by slot."""
         shown = [names.get(slot, "_") for slot in range(3)]
         return f"{shown[0]}, ({shown[1]}, {shown[2]})" if self.has_cell else f"{shown[0]}, {shown[1]}"
 
-    def accessor(self, slot: int) -> str:
-        """The subscript of a slot."""
-        return "[0]" if not slot else f"[1][{slot - 1}]" if self.has_cell else "[1]"
+    def result(self, call: ast.expr, slot: int) -> ast.expr:
+        """One of the tensors that a call returns."""
+        return code("x[0]" if not slot else f"x[1][{slot - 1}]" if self.has_cell else "x[1]", x=call)
 
 
 def recurrent_class(layout: CallLayout, module: ModuleNode) -> tuple[str, dict[ModuleCall, RecurrentCall]] | None:

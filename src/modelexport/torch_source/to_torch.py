@@ -7,7 +7,7 @@ import inspect
 import re
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,19 +22,16 @@ from modelexport.errors import UsageError
 from modelexport.files.atomic_writing import replaced_together
 from modelexport.files.path_or_model import Source
 from modelexport.tagged.file import TaggedFile, read_tagged
-from modelexport.torch_source import functions_of_layers, functions_of_quantized, functions_of_tensors
 from modelexport.torch_source.attention_pattern import put_attention_together
 from modelexport.torch_source.call_layout import CallLayout
 from modelexport.torch_source.entries_as_nodes import Entries, constants_of, entries_as_nodes
 from modelexport.torch_source.expressions import TORCH_TYPES
 from modelexport.torch_source.module_classes import ModuleClasses
 from modelexport.torch_source.module_nodes import ModuleNodes
-from modelexport.torch_source.operation import check_nodes
+from modelexport.torch_source.operation import FUNCTIONS, check_nodes
 
 if TYPE_CHECKING:
     from torch import nn
-
-_FUNCTION_FILES = (functions_of_tensors, functions_of_layers, functions_of_quantized)
 
 
 @dataclass(frozen=True)
@@ -114,30 +111,18 @@ def torch_source(source: Source, *, dropout: Mapping[str, float] | None = None, 
     if any(value.dtype is None for node in tagged.model.graph.all_nodes() for value in node.outputs):
         passes.ShapeInferencePass()(tagged.model)
     entries = entries_as_nodes(tagged.model, tagged.calls, named=tagged.found is None)
-    put_attention_together(tagged.model, entries.values)
+    put_attention_together(tagged.model, entries.values, exact=bool(dtype))
     constants = constants_of(tagged.model, entries)
-    layout = CallLayout(tagged, entries, constants)
+    layout = CallLayout(tagged, entries, constants, is_wide=bool(dtype))
     nodes = ModuleNodes(layout)
-    wide = _floating_type(layout) if dtype else None
-    classes = ModuleClasses(layout, nodes, wide=wide, dropout=_dropped(tagged, dropout or {}))
+    classes = ModuleClasses(layout, nodes, dropout=_dropped(tagged, dropout or {}))
     root = classes.build("")
     name = root.constructor.removesuffix("()")
     if root.constructor.startswith("nn."):  # a root of torch.nn alone
         name = "Model"
         classes.classes[name] = f"def {name}():\n    return {root.constructor}\n"
     text = _file_text(tagged, classes, name)
-    return TorchSource(text, name, _tensors(layout, nodes, classes, entries), bool(wide), tuple(entries.lost))
-
-
-def _floating_type(layout: CallLayout) -> str | None:
-    """The floating-point type that most of a file's nodes compute in."""
-    counts: dict[str, int] = {}
-    for node in layout.graph.all_nodes():
-        for value in node.outputs:
-            if value.dtype is not None and value.dtype.is_floating_point():
-                name = value.dtype.numpy().name
-                counts[name] = counts.get(name, 0) + 1
-    return max(counts, key=lambda name: counts[name]) if counts else None
+    return TorchSource(text, name, _tensors(layout, nodes, classes, entries), layout.is_wide, tuple(entries.lost))
 
 
 def _dropped(tagged: TaggedFile, dropout: Mapping[str, float]) -> dict[str, float]:
@@ -175,7 +160,7 @@ def _file_text(tagged: TaggedFile, classes: ModuleClasses, name: str) -> str:
             body.rstrip(),
             "",
             "",
-            _LOAD.replace("NAME()", f"{name}(){'.double()' if classes.wide else ''}"),
+            _LOAD.replace("NAME()", f"{name}(){'.double()' if classes.layout.is_wide else ''}"),
         ]
     )
 
@@ -191,32 +176,23 @@ _LOAD = '''def load(path=Path(__file__).with_suffix(".safetensors")):
 '''
 
 
-def _with_callees(helpers: Iterable[Callable[..., Any]]) -> list[Callable[..., Any]]:
-    """Functions and those that they call, callees first."""
-    found: dict[Callable[..., Any], None] = {}
+def _with_callees(names: Iterable[str]) -> list[str]:
+    """Names of functions and of those that they call, callees first."""
+    found: dict[str, None] = {}
 
-    def add(function: Callable[..., Any]) -> None:
-        for node in ast.walk(ast.parse(inspect.getsource(function))):
-            other = _FUNCTIONS.get(node.id) if isinstance(node, ast.Name) else None
-            if other is not None and other is not function and other not in found:
-                add(other)
-        found[function] = None
+    def add(name: str) -> None:
+        for node in ast.walk(ast.parse(inspect.getsource(FUNCTIONS[name]))):
+            if isinstance(node, ast.Name) and node.id in FUNCTIONS and node.id != name and node.id not in found:
+                add(node.id)
+        found[name] = None
 
-    for helper in sorted(helpers, key=lambda each: each.__name__):
-        add(helper)
+    for name in sorted(names):
+        add(name)
     return list(found)
 
 
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    name: each
-    for file in _FUNCTION_FILES
-    for name, each in vars(file).items()
-    if inspect.isfunction(each) and each.__module__ == file.__name__
-}
-
-
-def _function_text(function: Callable[..., Any]) -> str:
-    return re.sub(r"  # noqa: \w+$", "", inspect.getsource(function), flags=re.MULTILINE)
+def _function_text(name: str) -> str:
+    return re.sub(r"  # noqa: \w+$", "", inspect.getsource(FUNCTIONS[name]), flags=re.MULTILINE)
 
 
 def _tensors(

@@ -1,138 +1,102 @@
-"""The values that the code of one call has: their names, their texts, and the lines written so far."""
+"""The values that the code of one call has: their names, their expressions, and the lines written so far."""
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from inspect import isfunction
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import UsageError
+from modelexport.graph.unique_names import free_name
 from modelexport.tagged.encodings.functions_call_groups import Group
-from modelexport.torch_source import functions_of_layers, functions_of_quantized, functions_of_tensors
 from modelexport.torch_source.call_layout import CallLayout
-from modelexport.torch_source.expressions import Expression, Number, Numbers, identifier, type_name
-from modelexport.torch_source.module_nodes import ModuleNodes
-from modelexport.torch_source.size_numbers import FileNumbers
+from modelexport.torch_source.expressions import LEFT_OUT, Number, code, identifier, literal, parsed
+from modelexport.torch_source.module_nodes import OF_MODULES, ModuleNodes
+from modelexport.torch_source.operation import FUNCTIONS
+from modelexport.torch_source.size_numbers import FileNumbers, Numbers
 
-HELPER_NAMES = frozenset(
-    name
-    for file in (functions_of_layers, functions_of_quantized, functions_of_tensors)
-    for name, function in vars(file).items()
-    if isfunction(function)
-)
-"""The names of the functions that a generated file may have, which no value gets."""
-WIDTH = 100
-"""How long a line of a body may be before its operands get names."""
+WIDTH = 88
+"""How long an expression may be before its operands get names; every name counts as six characters."""
 _FEW = 8
-_BODY = 8
-"""The columns that a line of a method is indented by."""
+_NAMES = re.compile(r"\b[a-z_]\w*\b(?!\()")
 
 
 class ValueScope:
-    """The values of one call. It is what the table of operators asks for operands.
+    """The values of one call. It is what the table of operators asks for operands."""
 
-    Args:
-        plain: Give values the names ``v0``, ``v1``, ..., with which equal calls are equal texts.
-        wide: The floating-point type that is float64 instead.
-        constant_name: The attribute under which the module has a constant.
-    """
-
-    def __init__(
-        self,
-        layout: CallLayout,
-        nodes: ModuleNodes,
-        numbers: FileNumbers,
-        group: Group,
-        *,
-        plain: bool,
-        wide: str | None,
-        constant_name: Callable[[ir.Value, str], str],
-    ) -> None:
+    def __init__(self, layout: CallLayout, nodes: ModuleNodes, numbers: FileNumbers, group: Group) -> None:
         self.layout, self.nodes, self.file_numbers, self.group = layout, nodes, numbers, group
-        self.plain, self.wide, self.constant_name = plain, wide, constant_name
-        self.helpers: set[Callable[..., Any]] = set()
-        self.device = ""
+        self.helpers: set[str] = set()
+        self.constants: dict[ir.Value, str] = {}
+        """The attributes under which the module has its constants."""
+        self.device: Any = LEFT_OUT
         self.path = group.call.path
         self.is_root = group is layout.root
         self.lines: list[str] = []
         self._indent = 0
         self._operator = "value"
-        self._names = set(HELPER_NAMES)
-        self._env: dict[ir.Value, Expression] = {}
-        self._pending: dict[ir.Value, Expression] = {}
-        """Values that are used once, and whose text has not been written yet."""
+        module = nodes.by_path[self.path]
+        self._attributes = {*module.children, *module.entries, *OF_MODULES}
+        self._names = set(FUNCTIONS)
+        self._env: dict[ir.Value, ast.expr] = {}
+        self._pending: dict[ir.Value, ast.expr] = {}
+        """Values that are used once, and whose expression has not been written yet."""
         self._numbers: dict[ir.Value, Numbers] = {}
         self._taken: Counter[ir.Value] = Counter()
-        """How often the text that is being composed has each value."""
+        """How often the expression that is being composed has each value."""
 
     # Names
 
     def _fresh(self, base: str) -> str:
-        base = "v" if self.plain else base
-        name, number = (f"{base}0", 0) if self.plain else (base, 0)
-        while name in self._names:
-            number += 1
-            name = f"{base}{number}" if self.plain else f"{base}_{number}"
-        self._names.add(name)
-        return name
+        return free_name(base, self._names, first=1)
 
-    def _name(self, value: ir.Value, operator: str = "value", text: str = "") -> str:
+    def _name(self, value: ir.Value, operator: str = "value", expression: ast.expr | None = None) -> str:
         """A name that resembles the value's in the file, without the number that exporters put behind equal names."""
         name = (value.name or "").rpartition("/")[2].rpartition(".")[2]
         base = re.sub(r"(_?\d+)+$", "", name) or name
-        called = re.match(r"self\.([a-z]\w*)\(", text)
-        if called is not None and value not in self.layout.graph.outputs:
-            base = called[1]  # what follows a module's call is named after the module
-        elif value in self.layout.graph.outputs or value in self.layout.graph.inputs:
+        called = expression.func if isinstance(expression, ast.Call) else None
+        if value in self.layout.boundary:
             base = value.name or ""
+        elif isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id == "self":
+            base = called.attr  # what follows a module's call is named after the module
         elif base in ("val", "v", "value", "") or not base.isascii():
             base = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", operator).lower()
         return self._fresh(identifier(base))
 
-    def _argument(self, value: ir.Value) -> str:
-        known = self.layout.arguments.get(self.group.call, {}).get(value.name or "")
-        name = self._fresh(identifier(known)) if known and not self.is_root else self._name(value, "x")
-        self._env[value] = Expression(name)
-        self._name_numbers(value, name)
-        return name
-
-    def _name_numbers(self, value: ir.Value, name: str) -> None:
+    def _bind(self, value: ir.Value, name: str) -> None:
+        """A value has a name from here on; one that is computed from sizes is Python's number, or a tuple of them."""
+        self._env[value] = parsed(name)
         known = self.file_numbers.known.get(value)
         if known is not None:
-            items = [
-                Number(Expression(name if known.is_scalar else f"{name}[{place}]"), item.is_positive)
-                for place, item in enumerate(known.items)
-            ]
-            self._numbers[value] = Numbers(tuple(items), known.is_scalar)
-
-    def _unchanged_calls(self) -> dict[str, list[ModuleCall]]:
-        found: dict[str, list[ModuleCall]] = {}
-        for name, call in self.layout.unchanged.get(self.group.call, ()):
-            found.setdefault(name, []).append(call)
-        return found
+            named = np.array(known)
+            for place, number in np.ndenumerate(known):
+                expression = code("x[place]", x=parsed(name), place=place[0]) if place else parsed(name)
+                named[place] = Number(expression, isinstance(number, Number) and number.is_positive)
+            self._numbers[value] = named
 
     # Operands: what the table of operators asks
 
-    def tensor(self, value: ir.Value) -> Expression:
-        """A value as text."""
+    def tensor(self, value: ir.Value) -> ast.expr:
+        """A value as an expression."""
         self._taken[value] += 1
         numbers = self._numbers.get(value)
         if numbers is not None:
-            dtype = value.dtype.name if value.dtype is not None else "INT64"
-            kind = "" if dtype == "INT64" else f", dtype=torch.{type_name(ir.DataType[dtype], self.wide)}"
-            text = numbers.text if numbers.is_scalar else f"[{', '.join(item.text for item in numbers.items)}]"
-            return Expression(f"torch.tensor({text}{kind}{self.device})")
+            dtype = value.dtype or ir.DataType.INT64
+            kind = LEFT_OUT if dtype == ir.DataType.INT64 else parsed(f"torch.{self.type_name(dtype)}")
+            shown = literal(numbers.tolist())
+            return code("torch.tensor(x, dtype=kind, device=device)", x=shown, kind=kind, device=self.device)
         found = self._env.get(value) or self._pending.get(value)
         if found is not None:
             return found
         if value in self.layout.entries.values:
-            return Expression(self._entry(self.layout.entries.values[value]))
+            return self._entry(self.layout.entries.values[value])
         if value in self.layout.constants:
             return self._constant(value)
         raise UsageError(f"the file uses {value.name}, which nothing computes: export it again")
@@ -143,19 +107,29 @@ class ValueScope:
 
     def constant(self, value: ir.Value) -> Any:
         """A small constant as an array."""
-        return self.file_numbers.array(value)
+        return self.layout.array(value)
 
-    def _entry(self, key: str) -> str:
+    def type_name(self, dtype: ir.DataType) -> str:
+        """PyTorch's name of an element type."""
+        return self.layout.type_name(dtype)
+
+    def is_exact(self) -> bool:
+        """Whether numbers stand in the code as the file has them, and not as short as a person writes them."""
+        return self.layout.is_wide
+
+    def _entry(self, key: str) -> ast.expr:
         names = self.layout.entries.names.get(key, (key,))
         name = next(name for name in names if not self.path or name.startswith(f"{self.path}."))
         path, _, last = name.rpartition(".")
         return self.nodes.attribute(self.path, path, last)
 
-    def _constant(self, value: ir.Value) -> Expression:
+    def _constant(self, value: ir.Value) -> ast.expr:
         home = self.layout.homes.get(value, self.path)
-        name = re.sub(r"(_?\d+)+$", "", value.name or "")
-        name = "constant" if self.plain or name in ("val", "") or not name.isascii() else identifier(name, "constant")
-        return Expression(self.nodes.attribute(self.path, home, self.constant_name(value, name)))
+        if value not in self.constants:
+            name = re.sub(r"(_?\d+)+$", "", value.name or "")
+            base = "constant" if name in ("val", "") or not name.isascii() else identifier(name, "constant")
+            self.constants[value] = free_name(base, self._attributes, first=1)
+        return self.nodes.attribute(self.path, home, self.constants[value])
 
     # Statements
 
@@ -168,25 +142,39 @@ class ValueScope:
         yield
         self._indent -= 1
 
-    def _name_pending(self, value: ir.Value, operator: str = "value") -> None:
-        expression = self._pending.pop(value)
-        name = self._name(value, operator, expression.text)
-        self._emit(f"{name} = {expression.text}")
-        self._env[value] = Expression(name)
+    def _assign(self, value: ir.Value, expression: ast.expr, operator: str = "value") -> None:
+        name = self._name(value, operator, expression)
+        self._emit(f"{name} = {ast.unparse(expression)}")
+        self._bind(value, name)
 
-    def _composed(self, write: Callable[[], Any], length: Callable[[Any], int]) -> Any:
+    def _name_pending(self, value: ir.Value, operator: str = "value") -> None:
+        self._assign(value, self._pending.pop(value), operator)
+
+    def _composed(self, write: Callable[[], ast.expr]) -> ast.expr:
         """What a writer gives; operands that make it too long, or are used twice in it, get names first."""
         while True:
             self._taken.clear()
             written = write()
-            pending = [value for value in self._taken if value in self._pending]
-            twice = [value for value in pending if self._taken[value] > 1 and len(self._pending[value].text) > 12]
-            too_long = length(written) > WIDTH - _BODY - 4 * self._indent
-            if not twice and not (too_long and pending):
+            pending = {value: length(self._pending[value]) for value in self._taken if value in self._pending}
+            twice = [value for value in pending if self._taken[value] > 1 and pending[value] > 16]
+            is_operand = any(written is self._pending[value] for value in pending)
+            too_long = bool(pending) and not is_operand and length(written) > WIDTH - 4 * self._indent
+            if not twice and not too_long:
                 break
-            longest = sorted(twice or pending, key=lambda value: -len(self._pending[value].text))
+            longest = sorted(twice or pending, key=lambda value: -pending[value])
             for value in longest[: max(1, len(longest) - _FEW)]:  # one by one, many would take quadratic time
                 self._name_pending(value, self._operator)
         for value in pending:
             del self._pending[value]
         return written
+
+    def _unchanged_calls(self) -> dict[str, list[ModuleCall]]:
+        found: dict[str, list[ModuleCall]] = {}
+        for name, call in self.layout.unchanged.get(self.group.call, ()):
+            found.setdefault(name, []).append(call)
+        return found
+
+
+def length(expression: ast.expr) -> int:
+    """How long an expression is, in characters; equal code has equal length, whatever its names."""
+    return len(_NAMES.sub("sixsix", ast.unparse(expression)))
