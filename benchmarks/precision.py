@@ -24,6 +24,7 @@ import numpy as np
 import onnxruntime
 
 import modelexport
+from modelexport.graph.nodes import initializers
 from modelexport.precision.calibration_data import read_data
 from modelexport.precision.equal_method_groups import find_groups
 from modelexport.precision.recipes import Recipe, Rule
@@ -85,7 +86,9 @@ def rows(file: Path, calibration: list[Any], judged: list[Any], cases: Any) -> l
     """A line of the table for each recipe."""
     exact = session(file)
     expected, _ = run(exact, judged)
-    size = sum(group.elements for group in find_groups(read_tagged(file))) * 4 / 1e6
+    tagged = read_tagged(file)
+    held = {name for group in find_groups(tagged) for name in group.weights}
+    size = sum(value.const_value.size for value in initializers(tagged.model) if value.name in held) * 4 / 1e6
     lines = [f"| float32 | | {weights(file):.1f} | | | 1 |"]
     print(f"{size:.1f} MB of {weights(file):.1f} MB are weights of groups", file=sys.stderr)
     for rules in cases:

@@ -86,7 +86,7 @@ def test_one_that_takes_no_tokens_is_refused_in_a_line(tmp_path: Path) -> None:
 
 
 def test_a_model_that_generates_itself_delegates_nothing() -> None:
-    from modelexport.packages.delegated_generation import find_delegation
+    from modelexport.packages.greedy_reference import find_delegation
 
     model = made(lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL)))
     assert find_delegation(model, {"input_ids": torch.ones(1, 3, dtype=torch.long)}) is None

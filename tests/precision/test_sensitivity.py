@@ -17,6 +17,7 @@ from modelexport.errors import InputsError, UsageError
 from modelexport.precision.measured_on_device import OnDevice
 from modelexport.precision.methods import Method, parse_method
 from modelexport.precision.metrics_and_bounds import METRICS, find_metric, parse_bound
+from modelexport.precision.prepared_for_quantizers import prepared
 from modelexport.precision.quantize import quantize_model, weights_size
 from modelexport.precision.recipes import resolve
 from modelexport.precision.search_within_bound import recipe_for
@@ -58,7 +59,7 @@ def test_a_switched_unit_computes_what_the_quantized_file_does(exported: Exporte
         lost = apart(right, expected)
         # Where every node is converted, the runtime fuses the nodes of a unit and rounds fewer values.
         assert lost / 2 - 1e-6 <= apart(right, found) <= 2 * lost + 1e-6
-        if method.row.weights is not None:
+        if method.row.operators is not None:
             assert apart(expected, found) <= 1e-6 + lost / 50
             assert weights_size(model) - weights_size(tagged.model) == switched.added[index, method]
 
@@ -254,5 +255,5 @@ def test_values_without_types_get_them(exported: Exporter) -> None:
     tagged, feeds = read_tagged(case.path), feeds_of(case, 1)
     for value in (value for node in tagged.model.graph for value in node.outputs if not value.is_graph_output()):
         value.type = None
-    switched = open_switched(tagged, find_units(tagged, [method]), [method], feeds, None)
+    switched = open_switched(prepared(tagged), find_units(tagged, [method]), [method], feeds, None)
     assert np.isfinite(switched.run(feeds[0], {0: method})).all()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+from modelexport import errors
 from modelexport.cli.command_list import COMMANDS, introduction, overview
 from modelexport.cli.crash_line import watch_for_crash
 from modelexport.cli.imports_when_used import import_when_used
@@ -20,18 +21,23 @@ from modelexport.cli.signals_and_streams import Interrupted, raw, shielded
 from modelexport.core.missing_extras import missing_extra
 from modelexport.core.text import nearest
 from modelexport.core.version import __version__
-from modelexport.errors import (
-    CaptureError,
-    ModelExportError,
-    ModelExportWarning,
-    NotWrittenError,
-    RunError,
-    UntaggedNodeError,
-    UsageError,
-)
 
 _COMPLETE = "_MODELEXPORT_COMPLETE"
 """The variable that the scripts of Typer set when a shell asks what a word could be completed to."""
+_VARIABLE = "PYTHONHASHSEED"
+_NAME = "modelexport"
+_PAGES: dict[tuple[str, ...], Callable[[], str]] = {
+    (): introduction,
+    ("--help",): overview,
+    ("--version",): lambda: __version__,
+}
+"""Command lines that need no parser, whose import takes as long as all the rest of them."""
+_INTERNAL = 70
+"""The status of an error of ours: ``EX_SOFTWARE`` of sysexits.h."""
+_NO_CHOICE = re.compile(r"'([^']*)' is not one of (.+)")
+_LONGEST = 4000
+"""Characters of a message: several lines of a terminal, and JSON to correct in the longest ones."""
+_formatted = warnings.formatwarning
 
 
 def main() -> None:
@@ -40,7 +46,7 @@ def main() -> None:
     Exit status: 0 done; 1 a check said no; 2 the command line or an input was wrong; 3 the model cannot be captured, or
     the file not be run; 4 nothing could be written; 70 an error of ours; 128 and the number of a signal.
     """
-    fix_hash_seed([name for name, one in COMMANDS.items() if one.runs_model])
+    fix_hash_seed([name for name, command in COMMANDS.items() if command.runs_model])
     if os.name == "posix" and _is_program():
         watch_for_crash()
     warnings.formatwarning = _on_one_line
@@ -54,10 +60,6 @@ def main() -> None:
     except Interrupted as signal:  # before the command began, or after it ended
         status = _fail(_interrupted(before), signal.status)
     sys.exit(status)
-
-
-_VARIABLE = "PYTHONHASHSEED"
-_NAME = "modelexport"
 
 
 def fix_hash_seed(commands: Collection[str]) -> None:
@@ -75,16 +77,8 @@ def fix_hash_seed(commands: Collection[str]) -> None:
 
 def _is_program() -> bool:
     """Whether the process is the command, and not a program that calls ``main``."""
-    given = sys.orig_argv[1:3]
-    return given == ["-m", _NAME] or (len(given) > 0 and Path(given[0]).name == _NAME)
-
-
-_PAGES: dict[tuple[str, ...], Callable[[], str]] = {
-    (): introduction,
-    ("--help",): overview,
-    ("--version",): lambda: __version__,
-}
-"""Command lines that need no parser, whose import takes as long as all the rest of them."""
+    words = sys.orig_argv[1:3]
+    return words == ["-m", _NAME] or (len(words) > 0 and Path(words[0]).name == _NAME)
 
 
 def _run(before: int) -> int:
@@ -101,12 +95,10 @@ def _run(before: int) -> int:
         words = spelled_out(sys.argv[1:])
         LINE.start(raw(sys.stderr), next((word for word in words if word in COMMANDS), ""))
         status = get_command(app)(words, prog_name="modelexport", complete_var=_COMPLETE, standalone_mode=False)
-    except UntaggedNodeError as error:
-        status = _fail(str(error), error.exit_status, listed=True)
-    except ModelExportError as error:
-        status = _fail(str(error), error.exit_status)
+    except errors.ModelExportError as error:
+        status = _fail(str(error), error.exit_status, listed=isinstance(error, errors.UntaggedNodeError))
     except TyperException as error:
-        status = _fail(_misused(error), UsageError.exit_status)
+        status = _fail(_misused(error), errors.UsageError.exit_status)
     except Interrupted as signal:
         status = _fail(_interrupted(before), signal.status)
     except SystemExit as error:
@@ -117,7 +109,7 @@ def _run(before: int) -> int:
             return 0
         # no command ends like this
         ended = f"code of the model, or of a library, ended the program ({error.code!r}): remove that exit"
-        status = _fail(ended, CaptureError.exit_status)
+        status = _fail(ended, errors.CaptureError.exit_status)
     except (Abort, KeyboardInterrupt):
         status = _fail(_interrupted(before), 130)
     except BrokenPipeError:
@@ -138,21 +130,17 @@ def _completes() -> bool:
 def _unexpected(error: Exception) -> tuple[str, int]:
     """What to say of an exception that no code expected, and the exit status."""
     if isinstance(error, ImportError) and (lacking := missing_extra(error)):
-        return lacking, UsageError.exit_status
+        return lacking, errors.UsageError.exit_status
     if isinstance(error, MemoryError):
-        return "there is not enough memory for this file; if it is not large, it is damaged", RunError.exit_status
+        return (
+            "there is not enough memory for this file; if it is not large, it is damaged",
+            errors.RunError.exit_status,
+        )
     if isinstance(error, OSError):  # nobody knew what for; still, it is not our fault
         where = f"{error.filename}: " if error.filename else ""
         text = f"{where}{error.strerror or error}: make room or give permission, and run it again"
-        return text, NotWrittenError.exit_status
+        return text, errors.NotWrittenError.exit_status
     return f"internal error: {type(error).__name__}: {error}; run with --debug and report it", _INTERNAL
-
-
-_INTERNAL = 70
-"""The status of an error of ours: ``EX_SOFTWARE`` of sysexits.h."""
-
-
-_NO_CHOICE = re.compile(r"'([^']*)' is not one of (.+)")
 
 
 def _misused(error: Any) -> str:
@@ -168,20 +156,13 @@ def _misused(error: Any) -> str:
     return f"{text}{hint}; see `{command} --help`"
 
 
-_LONGEST = 4000
-"""Characters of a message: several lines of a terminal, and JSON to correct in the longest ones."""
-
-
 def _on_one_line(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
     """Our own warnings as the command line says everything; others as Python does."""
-    if issubclass(category, ModelExportWarning):
+    if issubclass(category, errors.ModelExportWarning):
         return f"modelexport: warning: {message}\n"
     return _formatted(message, category, filename, lineno, line)
-
-
-_formatted = warnings.formatwarning
 
 
 def _written() -> int:

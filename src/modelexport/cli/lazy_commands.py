@@ -6,6 +6,7 @@ that takes a dataclass gets one for each of its fields that is, under the headin
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -20,7 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from modelexport.cli import commands
 from modelexport.cli.command_list import COMMANDS, introduction, overview
-from modelexport.cli.overwrite_guard import MARKS, guarded
+from modelexport.cli.overwrite_guard import FOLLOW, MARKS, Read, Written, guarded
 from modelexport.core.declared_options import Declared, declared, heading
 from modelexport.core.version import __version__
 
@@ -28,7 +29,7 @@ _OFF = "no_"
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with the options that it declares as its parameters."""
+    """A command with the options that it declares as its parameters, and guarded outputs if it writes any."""
     signature = inspect.signature(command, eval_str=True)
     groups: dict[str, Any] = {}
     fields: dict[str, dataclasses.Field[Any]] = {}
@@ -37,25 +38,25 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
         kind, default = parameter.annotation, parameter.default
         if isinstance(default, dataclasses.Field):
             fields[name] = default
-            parameters.append(_parameter(name, kind, _declared(default), default.default))
+            parameters.append(_parameter(name, kind, declared(default), default.default))
         elif dataclasses.is_dataclass(kind) and isinstance(kind, type):
             groups[name] = kind() if default is parameter.empty else default
             parameters += _parameters(groups[name])
 
+    named = ((parameter.name, mark) for parameter in parameters for mark in get_args(parameter.annotation)[1:])
+    marks = {name: mark for name, mark in named if isinstance(mark, Read | Written)}
+    writes = any(isinstance(mark, Written) for mark in marks.values())
+    parameters += [FOLLOW] if writes else []
+
     @functools.wraps(command)
     def run(**values: Any) -> None:
-        given = {name: _given(name, field.default, values) for name, field in fields.items()}
-        command(**given, **{name: _filled(default, values) for name, default in groups.items()})
+        with guarded(marks, values) if writes else contextlib.nullcontext():
+            arguments = {name: _given(name, field.default, values) for name, field in fields.items()}
+            command(**arguments, **{name: _filled(default, values) for name, default in groups.items()})
 
     vars(run)["__signature__"] = signature.replace(parameters=parameters)
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
-
-
-def _declared(field: dataclasses.Field[Any]) -> Declared:
-    option = declared(field)
-    assert option is not None
-    return option
 
 
 def _parameters(group: Any) -> Iterator[inspect.Parameter]:
@@ -70,7 +71,10 @@ def _parameters(group: Any) -> Iterator[inspect.Parameter]:
             yield _parameter(field.name, kind, option, default, heading(type(group)))
 
 
-def _parameter(name: str, kind: Any, option: Declared, default: Any, panel: str | None = None) -> inspect.Parameter:
+def _parameter(
+    name: str, kind: Any, option: Declared | None, default: Any, panel: str | None = None
+) -> inspect.Parameter:
+    assert option is not None, f"{name} is not declared"
     kind, word = option.type or kind, name.replace("_", "-")
     flags = (option.flag or f"--{word}").split()
     if default is True:  # an option that turns it off
@@ -91,28 +95,28 @@ def _parameter(name: str, kind: Any, option: Declared, default: Any, panel: str 
 
 def _filled(group: Any, values: Mapping[str, Any]) -> Any:
     """The dataclass with what the command line gave."""
-    made: dict[str, Any] = {}
+    values_of_fields: dict[str, Any] = {}
     for field in dataclasses.fields(group):
         default = getattr(group, field.name)
         if dataclasses.is_dataclass(default):
-            made[field.name] = _filled(default, values)
+            values_of_fields[field.name] = _filled(default, values)
         elif declared(field) is not None:
-            made[field.name] = _given(field.name, default, values)
-    return dataclasses.replace(group, **made)
+            values_of_fields[field.name] = _given(field.name, default, values)
+    return dataclasses.replace(group, **values_of_fields)
 
 
 def _given(name: str, default: Any, values: Mapping[str, Any]) -> Any:
     if _OFF + name in values and default is True:
         return not values[_OFF + name]
-    given = values[name]
-    return default if given is None and isinstance(default, tuple) else given
+    value = values[name]
+    return default if value is None and isinstance(default, tuple) else value
 
 
 def load_command(name: str) -> Callable[..., None]:
     """The function of a command, as the command line calls it."""
     file, _, function = COMMANDS[name].function.partition(":")
     module = importlib.import_module(f"{commands.__name__}.{file}")
-    command: Callable[..., None] = guarded(flattened(getattr(module, function)))
+    command: Callable[..., None] = flattened(getattr(module, function))
     return command
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +21,11 @@ class Loading:
     bare: bool = option(False, "Of a model of sentence-transformers its transformer alone, which gives no embeddings.")
     trust_remote_code: bool = option(False, "Run code from the model's repository.")
     seed: int = option(0, "The seed of random weights and inputs.", metavar="N")
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """What every loader of models takes."""
+        return {name: value for name, value in asdict(self).items() if name != "bare"}
 
     @property
     def asked(self) -> bool:
@@ -65,14 +70,7 @@ class ModelChoice:
                 return load_pipeline(folder, trust_remote_code=how.trust_remote_code, dtype=how.dtype, weights=weights)
         from modelexport.pytorch.loading import load_model
 
-        return load_model(
-            self.model,
-            model_class=how.model_class,
-            trust_remote_code=how.trust_remote_code,
-            seed=how.seed,
-            dtype=how.dtype,
-            weights=weights,
-        )
+        return load_model(self.model, weights=weights, **how.keywords)
 
     def of_file(self, file: Path) -> ModelChoice:
         """The same model as a file has it: of sentence-transformers whole, or its transformer alone."""
@@ -109,14 +107,7 @@ def load_for_package(choice: ModelChoice, parts: str, stages: Callable[[str], An
     with stages("load"):
         from modelexport.packages.package_kinds import load_for_parts
 
-        loaded, takes = load_for_parts(
-            choice.model,
-            "whole" if how.bare and parts == "auto" else parts,
-            model_class=how.model_class,
-            trust_remote_code=how.trust_remote_code,
-            seed=how.seed,
-            dtype=how.dtype,
-        )
+        loaded, takes = load_for_parts(choice.model, "whole" if how.bare and parts == "auto" else parts, **how.keywords)
         _print_warnings(loaded)
     match takes:
         case "arguments":
@@ -144,11 +135,7 @@ def read_sizes(choice: ModelChoice, loaded: Any) -> dict[str, Any] | None:
 
 
 def read_arguments(spec: Path | None) -> dict[str, Any] | None:
-    """The arguments of a pipeline's run in a JSON file.
-
-    Raises:
-        InputsError: It is not a JSON object.
-    """
+    """The arguments of a pipeline's run in a JSON file."""
     if spec is None:
         return None
     from modelexport.errors import InputsError

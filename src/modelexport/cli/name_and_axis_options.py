@@ -34,25 +34,21 @@ class NameOptions:
 
 def spelled_out(arguments: Sequence[str]) -> list[str]:
     """A command line in which ``--dynamic`` with a value is replaced by ``--axes``: a flag cannot take a value."""
-    made: list[str] = []
+    replaced: list[str] = []
     words = list(arguments)
     while words:
         word = words.pop(0)
         if word.startswith("--dynamic="):
-            made += ["--axes", word.removeprefix("--dynamic=")]
+            replaced += ["--axes", word.removeprefix("--dynamic=")]
         elif word == "--dynamic" and words and _SPEC.fullmatch(words[0]):
-            made += ["--axes", words.pop(0)]
+            replaced += ["--axes", words.pop(0)]
         else:
-            made.append(word)
-    return made
+            replaced.append(word)
+    return replaced
 
 
 def read_interface(names: NameOptions) -> Interface:
-    """The interface that the options describe.
-
-    Raises:
-        UsageError: An option cannot be parsed.
-    """
+    """The interface that the options describe."""
     from modelexport.exporting.input_output_axis_names import Interface
 
     open_axes: dict[tuple[str, int], str] = {}

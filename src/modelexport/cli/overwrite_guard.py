@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import typer
 
 from modelexport.errors import NotWrittenError, OutputError
+
+FOLLOW = inspect.Parameter(
+    "follow_symlinks",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=False,
+    annotation=Annotated[
+        bool, typer.Option("--follow-symlinks", help="Where an output is a symbolic link, write what it leads to.")
+    ],
+)
+"""The parameter of every command that writes files."""
 
 
 @dataclass(frozen=True)
 class Read:
     """In the annotation of a parameter: it names files or folders that the command reads."""
 
-    files: Callable[[Any], Iterable[Path]] = lambda given: map(Path, given if isinstance(given, list) else [given])
+    files: Callable[[Any], Iterable[Path]] = lambda value: map(Path, value if isinstance(value, list) else [value])
 
 
 @dataclass(frozen=True)
@@ -28,7 +37,7 @@ class Written:
     """In the annotation of a parameter: it names what the command writes."""
 
     folder: bool = False
-    """Always a folder. What is none, or may be one, is checked before the command runs where it is a file."""
+    """True if it is always a folder. Others are checked before the command runs if a file of that name exists."""
     alone: bool = False
     """Nothing is written beside it."""
 
@@ -56,61 +65,37 @@ MARKS = {
 }
 """The words of a declared option for what it names."""
 
-FollowOption = Annotated[
-    bool, typer.Option("--follow-symlinks", help="Where an output is a symbolic link, write what it leads to.")
-]
 
+@contextlib.contextmanager
+def guarded(marks: Mapping[str, Read | Written], values: dict[str, Any]) -> Iterator[None]:
+    """Refuse outputs before a command does anything; inside, whatever is written, nothing that it reads is replaced.
 
-def guarded(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that refuses outputs before it does anything, with ``--follow-symlinks``; itself if it writes nothing.
-
-    While it runs, whatever is written, nothing that it reads is replaced.
+    Args:
+        marks: Names of parameters to what they name.
+        values: The parameters. With ``follow_symlinks``, which is taken out, outputs become what they lead to.
     """
-    signature = inspect.signature(command, eval_str=True)
-    marks = {
-        name: mark
-        for name, parameter in signature.parameters.items()
-        for mark in get_args(parameter.annotation)[1:]
-        if isinstance(mark, Read | Written)
+    from modelexport.files.protected_inputs import reading
+
+    marks_of_outputs = {
+        name: mark for name, mark in marks.items() if isinstance(mark, Written) and values[name] is not None
     }
-    outputs = {name: mark for name, mark in marks.items() if isinstance(mark, Written)}
-    if not outputs:
-        return command
-
-    @functools.wraps(command)
-    def run(**values: Any) -> None:
-        from modelexport.files.protected_inputs import reading
-
-        follow = values.pop("follow_symlinks")
-        given = {name: values[name] for name in outputs if values[name] is not None}
-        if follow:
-            given = {name: _followed(value) for name, value in given.items()}
-        reads = [
-            path
-            for name, mark in marks.items()
-            if isinstance(mark, Read) and values[name]
-            for path in mark.files(values[name])
-        ]
-        with reading(reads), _folders_made(given.values()):
-            _check(given, outputs)
-            command(**values | given)
-
-    following = inspect.Parameter(
-        "follow_symlinks", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=FollowOption
-    )
-    parameters = [*signature.parameters.values(), following]
-    vars(run)["__signature__"] = signature.replace(parameters=parameters)
-    run.__annotations__ = {**command.__annotations__, "follow_symlinks": FollowOption}
-    return run
+    if values.pop(FOLLOW.name):
+        values |= {name: _followed(values[name]) for name in marks_of_outputs}
+    reads = [
+        path
+        for name, mark in marks.items()
+        if isinstance(mark, Read) and values[name]
+        for path in mark.files(values[name])
+    ]
+    outputs = {name: values[name] for name in marks_of_outputs}
+    with reading(reads), _folders_made(outputs.values()):
+        _check(outputs, marks_of_outputs)
+        yield
 
 
 @contextlib.contextmanager
 def _folders_made(outputs: Iterable[Path | str]) -> Iterator[None]:
-    """The folders that outputs lie in are there; those that were made go again if the command writes nothing there.
-
-    Raises:
-        OutputError: One cannot be made.
-    """
+    """The folders that outputs lie in are there; those that were made go again if the command writes nothing there."""
     made: list[Path] = []
     try:
         for folder in [Path(output).parent for output in outputs]:
@@ -136,17 +121,17 @@ def _followed(value: Path | str) -> Path | str:
     return Path(real) if isinstance(value, Path) else real + "/" * value.endswith("/")
 
 
-def _check(given: Mapping[str, Path | str], outputs: Mapping[str, Written]) -> None:
+def _check(outputs: Mapping[str, Path | str], marks: Mapping[str, Written]) -> None:
     from modelexport.files.atomic_writing import check_writable
 
     places: dict[str, Path] = {}
-    for name, value in given.items():
+    for name, value in outputs.items():
         path = Path(value)
         if (other := places.setdefault(os.path.realpath(path), path)) is not path:
             raise OutputError(f"{path} and {other} are one file, and would both be written: give another name")
-        if not outputs[name].folder and not path.is_dir() and not str(value).endswith("/"):
-            if not outputs[name].alone and path.suffix not in ("", ".onnx", ".onnx_adapter"):
+        if not marks[name].folder and not path.is_dir() and not str(value).endswith("/"):
+            if not marks[name].alone and path.suffix not in ("", ".onnx", ".onnx_adapter"):
                 raise OutputError(
                     f"{value} is not the name of an ONNX file: give {path.stem}.onnx, or a folder, {value}/"
                 )
-            check_writable(path, alone=outputs[name].alone)
+            check_writable(path, alone=marks[name].alone)

@@ -7,21 +7,18 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from modelexport.core.text import plural
 
 T = TypeVar("T")
-
-
-def named_files(path: Path) -> dict[str, Path]:
-    """The files of FILE: the file itself with an empty name, or the parts of a package by name."""
-    if not path.is_dir():
-        return {"": path}
-    from modelexport.tagged.package import read_package
-
-    return read_package(path).files
+_LEAST_LINES = 24
+_OTHER_LINES = 6
+"""Lines of a screen that something else than the tree needs: the prompt, the heading, the summary."""
+_MARK = f"\x00{os.urandom(6).hex()}:"
+"""Begins a style, until the text is written to a terminal; no name in a file can contain it by intention."""
+Style = Literal["bold", "dim", "red", "green", "yellow"]
+_STYLES: dict[Style, int] = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33}
 
 
 def print_json(document: Any) -> None:
@@ -41,24 +38,18 @@ def print_result(document: Any, text: Callable[[], str], *, as_json: bool) -> No
 
 def print_parts(results: Mapping[str, T], text: Callable[[T], str], *, as_json: bool) -> None:
     """Print the result for a file, which is under an empty name, or those for the parts of a package by name."""
-    if as_json:
-        print_json(results.get("", {"parts": results}))
-    else:
-        print(format_headings({name: text(result) for name, result in results.items()}))
+    texts = {name: text(result) for name, result in results.items()} if not as_json else {}
+    print_result(document_of_parts(results), lambda: format_headings(texts), as_json=as_json)
+
+
+def document_of_parts(results: Mapping[str, Any]) -> Any:
+    """The result for a file, which is under an empty name, or those for the parts of a package under ``parts``."""
+    return results.get("", {"parts": results})
 
 
 def format_headings(texts: Mapping[str, str]) -> str:
     """The text of each part under its name; for a single file, without a name."""
     return "\n\n".join(f"{name}:\n{text}" if name else text for name, text in texts.items())
-
-
-_LEAST_LINES = 24
-_OTHER_LINES = 6
-"""Lines of a screen that something else than the tree needs: the prompt, the heading, the summary."""
-_MARK = f"\x00{os.urandom(6).hex()}:"
-"""Begins a style, until the text is written to a terminal; no name in a file can contain it by intention."""
-Style = Literal["bold", "dim", "red", "green", "yellow"]
-_STYLES: dict[Style, int] = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33}
 
 
 def wants_colour() -> bool:
@@ -91,12 +82,12 @@ def fitting_depth(depths: Sequence[int], depth: int | None) -> int | None:
         return depth
     room = max(shutil.get_terminal_size().lines, _LEAST_LINES) - _OTHER_LINES
     levels = sorted(set(depths))
-    fits = [level for level in levels if sum(one <= level for one in depths) <= room]
+    fits = [level for level in levels if sum(row_depth <= level for row_depth in depths) <= room]
     return max(fits[-1] if fits else 0, levels[min(1, len(levels) - 1)]) if len(depths) > room else None
 
 
 def left_out(depths: Sequence[int], depth: int | None) -> str:
     """A line that says how to see the rows that are not shown; nothing if all are, or if that was asked for."""
-    if depth is None or not (more := sum(one > depth for one in depths)):
+    if depth is None or not (more := sum(row_depth > depth for row_depth in depths)):
         return ""
     return f"{plural(more, 'row')} further inside not shown: --depth {max(depths)} shows all"

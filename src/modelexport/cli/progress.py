@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TextIO
 
 from modelexport.core.text import on_one_line
+from modelexport.core.timed_stages import Stages
 
 _AFTER = 1.0
 """Seconds before the line appears."""
@@ -63,3 +64,8 @@ class ProgressLine:
 
 LINE = ProgressLine()
 """That of this process."""
+
+
+def stages_on_line() -> Stages:
+    """The stages of a command, which the line names as they begin."""
+    return Stages(LINE.tell)

@@ -24,6 +24,7 @@ SELECTORS = argument(
     "class:LayerNorm; !SELECTOR removes calls.",
     metavar="SELECTOR...",
 )
+# A declared option that dataclasses share has to have one name in all of them: the field object keeps the last one.
 DEVICE = option(
     "CPUExecutionProvider",
     "What it runs on: NAME[,option=value...], as in qnn or cuda,device_id=1; `modelexport devices` lists them.",
@@ -45,10 +46,10 @@ _UNITS = {None: 1, "k": 10**3, "M": 10**6, "G": 10**9, "ki": 2**10, "Mi": 2**20,
 
 
 def parsed_bytes(text: str) -> int:
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
         raise UsageError(f"'{text}' is not a size: write a number of bytes, kB, MB or GB, as in 25MB")
-    return round(float(found[1]) * _UNITS[found[2]])
+    return round(float(match[1]) * _UNITS[match[2]])
 
 
 def parsed_sizes(texts: Iterable[str]) -> dict[str, int]:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _MOST = 20
 """Lines of one kind."""
+_MOST_CHANGED = 12
+_STATES = {"torn": "split", "elsewhere": "elsewhere", "no provider": "no provider available"}
 
 
 def format_retag(report: RetagReport) -> str:
@@ -38,7 +40,7 @@ def format_retag(report: RetagReport) -> str:
     if report.initializers:
         count = plural(len(report.initializers), "initializer")
         lines += ["", f"{count} that may come from any of these parameters:"]
-        lines += [f"  {one.name}: {', '.join(one.parameter)}" for one in report.initializers[:_MOST]]
+        lines += [f"  {changed.name}: {', '.join(changed.parameter)}" for changed in report.initializers[:_MOST]]
         lines += rest_of(report.initializers, _MOST)
     lines.append("")
     if report.unrecorded:
@@ -94,42 +96,39 @@ def format_quantized(
     return "\n".join(lines)
 
 
-def format_search(found: SearchResult) -> str:
+def format_search(result: SearchResult) -> str:
     """What a search chose and why, and how far the result was from what was asked for."""
-    chosen_by, judged_on = found.runs
+    chosen_by, judged_on = result.runs
     lines = [
-        f"{found.metric} {found.judged:.4g} on {plural(judged_on, 'input')} that were not used to choose",
-        f"  {found.seen:.4g} on the {chosen_by} used to choose, where every module at its cheapest "
-        f"has {found.cheapest:.4g}",
-        f"  {megabytes(found.bytes_after)} of weights, from {megabytes(found.bytes_before)}",
+        f"{result.metric} {result.judged:.4g} on {plural(judged_on, 'input')} that were not used to choose",
+        f"  {result.seen:.4g} on the {chosen_by} used to choose, where every module at its cheapest "
+        f"has {result.cheapest:.4g}",
+        f"  {megabytes(result.bytes_after)} of weights, from {megabytes(result.bytes_before)}",
     ]
-    if not found.met:
-        lines.insert(0, f"not met: {found.bound}; nothing was written. This is how close it came:")
-    if found.judgements > 1:
-        lines.append(f"judged {found.judgements} times, since the first choices were not within the bound there")
-    changed = f"{len(found.changed)} of {plural(found.modules, 'module')} or groups use more than the cheapest method"
-    lines.append(changed + ":" * bool(found.changed))
+    if not result.met:
+        lines.insert(0, f"not met: {result.bound}; nothing was written. This is how close it came:")
+    if result.judgements > 1:
+        lines.append(f"judged {result.judgements} times, since the first choices were not within the bound there")
+    changed = f"{len(result.changed)} of {plural(result.modules, 'module')} or groups use more than the cheapest method"
+    lines.append(changed + ":" * bool(result.changed))
     rows = [["METHOD", "ALONE", "COSTS", "MODULES"]]
-    for one in found.changed[:_MOST_CHANGED]:
-        cost = f"{one.cost * 1e6:,.0f} us" if found.saved == "time" else f"{one.cost / 1e3:,.0f} kB"
-        rows.append([one.method, f"{one.loss:.3g}", cost, shortened(first_few(one.calls), 80)])
-    if found.changed:
+    for change in result.changed[:_MOST_CHANGED]:
+        cost = f"{change.cost * 1e6:,.0f} us" if result.saved == "time" else f"{change.cost / 1e3:,.0f} kB"
+        rows.append([change.method, f"{change.loss:.3g}", cost, shortened(first_few(change.calls), 80)])
+    if result.changed:
         lines += [f"  {line}" for line in align(rows, right={1, 2}).splitlines()]
-    return "\n".join([*lines, *rest_of(found.changed, _MOST_CHANGED)])
-
-
-_MOST_CHANGED = 12
+    return "\n".join([*lines, *rest_of(result.changed, _MOST_CHANGED)])
 
 
 def format_extracted(extracted: Sequence[Extracted]) -> str:
     """Extracted calls: a line for each, then its inputs and outputs."""
     lines = []
-    for one in extracted:
-        borrowed = f", {one.borrowed} of them from other calls" if one.borrowed else ""
+    for call in extracted:
+        borrowed = f", {call.borrowed} of them from other calls" if call.borrowed else ""
         lines.append(
-            f"{one.call} -> {one.path} ({plural(one.nodes, 'node')}{borrowed}; {one.bytes:,} bytes of weights)"
+            f"{call.call} -> {call.path} ({plural(call.nodes, 'node')}{borrowed}; {call.bytes:,} bytes of weights)"
         )
-        for side, values in (("in ", one.inputs), ("out", one.outputs)):
+        for side, values in (("in ", call.inputs), ("out", call.outputs)):
             lines += [f"  {side} {v.name} {v.dtype}[{', '.join(map(str, v.shape))}]" for v in values]
     return "\n".join(lines)
 
@@ -137,9 +136,9 @@ def format_extracted(extracted: Sequence[Extracted]) -> str:
 def format_split(result: Split) -> str:
     """The stages, one on each line, and their balance."""
     rows: list[tuple[object, ...]] = [("STAGE", "WEIGHTS", result.by.upper(), "NODES", "IN", "OUT", "MODULES")]
-    for one in result.stages:
-        sizes = megabytes(one.bytes), f"{one.share:.1%}", one.nodes, len(one.inputs), len(one.outputs)
-        rows.append((one.file, *sizes, _modules(one.modules, one.parts_of)))
+    for stage in result.stages:
+        sizes = megabytes(stage.bytes), f"{stage.share:.1%}", stage.nodes, len(stage.inputs), len(stage.outputs)
+        rows.append((stage.file, *sizes, _modules(stage.modules, stage.parts_of)))
     over = result.largest / result.best - 1 if result.best else 0.0
     even = "as even as module boundaries allow" if over < 0.0005 else f"{over:.1%} above the most even cut"
     cross = ", ".join(map(str, result.crossing)) or "none"
@@ -152,17 +151,19 @@ def format_split(result: Split) -> str:
 def format_chain(differences: Sequence[Difference]) -> str:
     """Each output of the stages, and its difference from that of the whole file."""
     return "\n".join(
-        f"{one.name}: {one.status}"
-        + (f", {one.absolute:.1e}" if one.absolute is not None else "")
-        + (f" ({one.reason})" if one.reason else "")
-        for one in differences
+        f"{difference.name}: {difference.status}"
+        + (f", {difference.absolute:.1e}" if difference.absolute is not None else "")
+        + (f" ({difference.reason})" if difference.reason else "")
+        for difference in differences
     )
 
 
 def format_replaced(result: Replaced) -> str:
     """The calls that were replaced, one on each line."""
     rows: list[tuple[object, ...]] = [("CALL", "REMOVED", "ADDED", "INPUTS", "OUTPUTS")]
-    rows += [(one.call, one.removed, one.added, ", ".join(one.inputs), ", ".join(one.outputs)) for one in result.calls]
+    rows += [
+        (call.call, call.removed, call.added, ", ".join(call.inputs), ", ".join(call.outputs)) for call in result.calls
+    ]
     return (
         f"{align(rows)}\n{result.path}: {plural(len(result.calls), 'call')} replaced by {result.by}, "
         f"{plural(result.kept, 'node')} unchanged"
@@ -178,9 +179,6 @@ def format_placement(placement: Placement, output: Path | None, libraries: Mappi
     sent = ", ".join(f"{plural(count, 'node')} to {device}" for device, count in placement.nodes.items())
     lines = [align(rows), f"{sent}; {plural(placement.unplaced, 'node')} without a rule", ""]
     return "\n".join([*lines, _python(placement, output, libraries)])
-
-
-_STATES = {"torn": "split", "elsewhere": "elsewhere", "no provider": "no provider available"}
 
 
 def _python(placement: Placement, output: Path | None, libraries: Mapping[str, Path]) -> str:

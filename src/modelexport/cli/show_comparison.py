@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MOST = 30
 """The largest number of lines of one kind, so that the text fits a screen or two."""
+_LINES = ("size", "opset", "encoding", "version", "calls", "nodes", "evidence", "parameters", "constants")
+_NUMBER = "\0"
 
 
 def format_comparison(comparison: FileComparison) -> str:
@@ -57,9 +59,6 @@ def _files(one: FileFacts, other: FileFacts) -> str:
     return align(rows)
 
 
-_LINES = ("size", "opset", "encoding", "version", "calls", "nodes", "evidence", "parameters", "constants")
-
-
 def _fact_cells(facts: FileFacts) -> Sequence[str]:
     coverage = facts.coverage
     opsets = ", ".join(f"{domain} {version}" if domain else str(version) for domain, version in facts.opsets.items())
@@ -91,7 +90,7 @@ def _value(value: Any) -> str:
 
 
 def _held(held: Mapping[str, Held]) -> str:
-    listed = (f"{one.initializers:,} {dtype} {_size(one.bytes)}" for dtype, one in held.items())
+    listed = (f"{group.initializers:,} {dtype} {_size(group.bytes)}" for dtype, group in held.items())
     return ", ".join(listed) or "none"
 
 
@@ -127,8 +126,8 @@ def _change(change: CallChange) -> str:
     parts += [f"other attributes: {count} {operator}" for operator, count in change.attributes.items()]
     path = ModuleCall.parse(change.address).path
     for key, held in change.parameters.items():
-        own = key.removeprefix(f"{path}.") if path else key
-        parts.append(f"{own if own != key else _pattern(key)[0].replace(_NUMBER, '*')} {_arrow(*held)}")
+        short = key.removeprefix(f"{path}.") if path else key
+        parts.append(f"{short if short != key else _pattern(key)[0].replace(_NUMBER, '*')} {_arrow(*held)}")
     return "; ".join(parts)
 
 
@@ -171,9 +170,6 @@ def _pattern(name: str) -> tuple[str, list[int]]:
     return (f"{text}@{_NUMBER}", [*numbers, call.index]) if call.index else (text, numbers)
 
 
-_NUMBER = "\0"
-
-
 def _span(names: Sequence[str]) -> str:
     """One name for several that differ only in numbers: ``encoder.layer.0…11.output (12)``."""
     pattern, _ = _pattern(names[0])
@@ -197,17 +193,17 @@ def _ranges(numbers: Iterable[int]) -> str:
 def _summary(comparison: FileComparison) -> str:
     both = comparison.same + len(comparison.changed)
     values = comparison.values
-    told = "elements of parameters: not compared (use --values)"
+    values_text = "elements of parameters: not compared (use --values)"
     if values is not None:
         alike = values.equal + len(values.different)
         parameters = sum(held.initializers for held in comparison.first.parameters.values())
         listed = f": {shortened(', '.join(values.different), 100)}" if values.different else ""
-        told = (
+        values_text = (
             f"{alike:,} of {plural(parameters, 'parameter')} are stored in the same way in both files; "
             f"{len(values.different):,} of these have other elements{listed}"
         )
     same = f"{comparison.same:,} of {plural(both, 'call')} in both files are the same"
-    return f"{same} in class, tags, and their own nodes' operators, attributes and parameters\n{told}"
+    return f"{same} in class, tags, and their own nodes' operators, attributes and parameters\n{values_text}"
 
 
 def format_changes(report: ChangeReport) -> str:
@@ -219,8 +215,8 @@ def format_changes(report: ChangeReport) -> str:
         for output in report.outputs or ()
         if output.status != "agree"
     ]
-    told = "\n".join([*lines, *worse, *wrong])
-    return "\n\n".join(part for part in (format_comparison(report.comparison), told) if part)
+    text = "\n".join([*lines, *worse, *wrong])
+    return "\n\n".join(part for part in (format_comparison(report.comparison), text) if part)
 
 
 def changes_document(report: ChangeReport) -> dict[str, Any]:
@@ -234,30 +230,32 @@ def changes_document(report: ChangeReport) -> dict[str, Any]:
 
 def format_markdown(report: ChangeReport) -> str:
     """A Markdown summary, for instance for a pull request."""
-    found = report.comparison
-    name = tuple(as_markdown(file.path.rpartition("/")[2]) for file in (found.first, found.second))
+    comparison = report.comparison
+    name = tuple(as_markdown(file.path.rpartition("/")[2]) for file in (comparison.first, comparison.second))
     verdict = "differs" if report.failed else "nothing fails"
     if not report.asked:
-        verdict = "modules differ" if found.differs else "no module differs"
+        verdict = "modules differ" if comparison.differs else "no module differs"
     lines = [f"### {name[0]} and {name[1]}: {verdict}", ""]
     if report.asked:
         lines += ["| checked | result |", "|---|---|"]
         lines += [f"| {aspect} | {'**differs**' if aspect in report.failed else 'same'} |" for aspect in report.asked]
         lines.append("")
     lines += [f"| | {name[0]} | {name[1]} |", "|---|---|---|"]
-    cells = zip(_LINES, _fact_cells(found.first), _fact_cells(found.second), strict=True)
+    cells = zip(_LINES, _fact_cells(comparison.first), _fact_cells(comparison.second), strict=True)
     lines += [f"| {what} | {as_markdown(one)} | {as_markdown(other)} |" for what, one, other in cells]
     for change in report.costs or ():
         if change.first != change.second:
             lines.append(f"| {change.column} | {change.first} | {change.second}{' (more)' if change.worse else ''} |")
-    rows = [f"- {as_code(names)}: {as_markdown(text)}" for names, text in _changes(found.changed)]
-    for path, only in ((name[0], found.only_in_first), (name[1], found.only_in_second)):
+    rows = [f"- {as_code(names)}: {as_markdown(text)}" for names, text in _changes(comparison.changed)]
+    for path, only in ((name[0], comparison.only_in_first), (name[1], comparison.only_in_second)):
         rows += [f"- only in {path}: {as_code(names)}" for names, _, _ in _only(only)]
     rows += [
         f"- output {as_code(o.name)}: {o.status} ({as_markdown(o.reason)})"
         for o in report.outputs or ()
         if o.status != "agree"
     ]
-    rows += [f"- weights of {as_code(name)} differ" for name in (found.values.different if found.values else [])]
+    rows += [
+        f"- weights of {as_code(name)} differ" for name in (comparison.values.different if comparison.values else [])
+    ]
     more = [f"- and {len(rows) - MOST} more"] if len(rows) > MOST else []
     return "\n".join([*lines, "", *rows[:MOST], *more]).rstrip()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from modelexport.cli.printing import Style, styled
 from modelexport.core.result_display import error_text
@@ -25,10 +23,10 @@ _SAME = 1e-4
 """Up to this share of their size, results of two files differ by the order in which numbers are added."""
 
 
-def format_devices(found: Sequence[FoundDevice]) -> str:
+def format_devices(devices: Sequence[FoundDevice]) -> str:
     """A line for each device, with its options below it."""
     lines = []
-    for device in found:
+    for device in devices:
         line = f"{device.name:<10} {device.provider}, {device.package}"
         lines.append(line + (f": {device.runs}" if device.runs else ""))
         lines += [f"{'':<10} options: {', '.join(device.options)}"] if device.options else []
@@ -46,29 +44,22 @@ def format_device(report: DeviceReport) -> str:
         lines.append(f"wrong on {report.device.name}: {_named(piece)}")
     lines += list(_fixed(report.fix)) if report.fix is not None else []
     whole = report.whole if report.fix is None else report.fix
-    told = f"off by {whole.error:.2g} of its size" if whole.error is not None else report.whole.status
+    result = f"off by {whole.error:.2g} of its size" if whole.error is not None else report.whole.status
     if whole.rounding is not None:
-        told += f", and by {whole.rounding:.2g} on the processor in the device's type"
+        result += f", and by {whole.rounding:.2g} on the processor in the device's type"
     named = "file" if report.fix is None else "changed file"
     summary = (
-        f"{'agree' if report.agrees else 'differ'}: on {report.device} the {named} is {told}; bound {report.bound:g}; "
-        f"inputs: {report.inputs}; {plural(report.measured, 'piece')} measured now"
+        f"{'agree' if report.agrees else 'differ'}: on {report.device} the {named} is {result}; "
+        f"bound {report.bound:g}; inputs: {report.inputs}; {plural(report.measured, 'piece')} measured now"
     )
     colour: Style = "green" if report.agrees else "red"
     return "\n".join([*lines, *report.notes, styled(summary, colour)])
 
 
-def device_document(report: DeviceReport) -> dict[str, Any]:
-    """The document that ``modelexport verify --device --json`` prints."""
-    verdict = "agree" if report.agrees else "differ"
-    return {"verdict": verdict, "agrees": report.agrees, **msgspec.structs.asdict(report)}
-
-
 def _where(report: DeviceReport) -> Iterator[str]:
     from modelexport.precision.recipes import CHANGES
 
-    provider = report.device.provider
-    on = sum(report.whole.nodes.get(name, 0) for name in report.whole.nodes if name == provider)
+    on = report.whole.nodes.get(report.device.provider, 0)
     off = sum(report.whole.nodes.values()) - on
     if report.whole.nodes:
         values = plural(report.crossings, "value")

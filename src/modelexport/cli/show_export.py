@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from modelexport.format.documents import Value
     from modelexport.weights.linked_copied_embedded import WeightsSummary
 
+_MOST = 6
+"""How many inputs or outputs are shown."""
+
 
 def format_export(result: ExportResult, about: str = "") -> str:
     """The result of an export: what was written, what was proven, and what to do next.
@@ -53,12 +56,8 @@ def format_export(result: ExportResult, about: str = "") -> str:
 
 def _values(values: Sequence[Value]) -> str:
     """Inputs or outputs with their types and sizes."""
-    texts = [f"{one.name} {one.dtype}[{', '.join(map(str, one.shape))}]" for one in values]
+    texts = [f"{value.name} {value.dtype}[{', '.join(map(str, value.shape))}]" for value in values]
     return ", ".join(texts[:_MOST]) + (f" and {len(texts) - _MOST} more" if len(texts) > _MOST else "")
-
-
-_MOST = 6
-"""How many inputs or outputs are shown."""
 
 
 def _next_steps(result: ExportResult) -> str:
@@ -70,7 +69,10 @@ def _next_steps(result: ExportResult) -> str:
 
 def format_fusion(fusion: Fusion) -> list[str]:
     """What was fused where: a line for all, one for each reason why an attention was not, one for lost boundaries."""
-    where = ", ".join(f"{one.op_type} in {one.calls:,} of {one.of:,} {one.module_class}" for one in fusion.operators)
+    where = ", ".join(
+        f"{operator.op_type} in {operator.calls:,} of {operator.of:,} {operator.module_class}"
+        for operator in fusion.operators
+    )
     lines = [f"fused for {fusion.target}: {fusion.before:,} nodes became {fusion.after:,}; {where or 'nothing found'}"]
     reasons: dict[str, list[str]] = {}
     for address, reason in fusion.unfused.items():
@@ -162,27 +164,23 @@ def export_document(result: ExportResult) -> dict[str, Any]:
         "messages": result.messages,
         "tree": result.tree,
     }
-    if result.valid_if:
-        document["valid_if"] = result.valid_if
-    if result.fixed:
-        document["fixed"] = result.fixed
-    if result.unrepeatable:
-        document["unrepeatable"] = result.unrepeatable
-    if result.fusion is not None:
-        document["fusion"] = result.fusion
-    if result.weights.is_apart:
-        document["weights"] = result.weights
-    if result.check is not None:
-        document["check"] = result.check
-    if result.attempts:
-        document["attempts"] = [{"frontend": one.frontend, "reason": one.reason} for one in result.attempts]
-    if result.verified is not None:
-        document["verify"] = {
-            "verdict": result.verified.verdict,
-            "agrees": result.verified.agrees,
-            "largest_difference": result.verified.largest,
-            "outputs": result.verified.outputs,
-            "calls": result.verified.counts,
-            "parameters": result.verified.parameters,
-        }
-    return document
+    verified = result.verified
+    optional: dict[str, Any] = {
+        "valid_if": result.valid_if,
+        "fixed": result.fixed,
+        "unrepeatable": result.unrepeatable,
+        "fusion": result.fusion,
+        "weights": result.weights if result.weights.is_apart else None,
+        "check": result.check,
+        "attempts": [{"frontend": failed.frontend, "reason": failed.reason} for failed in result.attempts],
+        "verify": verified
+        and {
+            "verdict": verified.verdict,
+            "agrees": verified.agrees,
+            "largest_difference": verified.largest,
+            "outputs": verified.outputs,
+            "calls": verified.counts,
+            "parameters": verified.parameters,
+        },
+    }
+    return document | {name: facts for name, facts in optional.items() if facts}

@@ -138,7 +138,7 @@ def _shapes(tensors: Iterable[TensorSpec], *, names: bool = False) -> str:
 def format_inputs(described: Mapping[str, Mapping[str, object]]) -> str:
     """Example inputs, one on each line: name, element type and shape, smallest and largest element."""
     rows = [("INPUT", "TYPE", "LEAST", "LARGEST")]
-    for name, one in described.items():
-        sizes = ", ".join(map(str, one["shape"])) if isinstance(one["shape"], list) else ""
-        rows.append((name, f"{one['dtype']}[{sizes}]", f"{one['least']}", f"{one['largest']}"))
+    for name, facts in described.items():
+        sizes = ", ".join(map(str, facts["shape"])) if isinstance(facts["shape"], list) else ""
+        rows.append((name, f"{facts['dtype']}[{sizes}]", f"{facts['least']}", f"{facts['largest']}"))
     return align(rows, right={2, 3})

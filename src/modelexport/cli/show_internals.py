@@ -16,9 +16,9 @@ def format_internals(internals: Internals) -> str:
     if internals.module_map:
         rows = [("MODULE", "SCOPE")]
         for entry in internals.module_map:
-            above, _, own = entry.path.rpartition(".")
+            above, _, last = entry.path.rpartition(".")
             depth = above.count(".") + 2 if above else int(bool(entry.path))
-            rows.append((indent(depth, own or "."), entry.scope or "not in the map"))
+            rows.append((indent(depth, last or "."), entry.scope or "not in the map"))
         parts.append(align(rows))
         quality = (("module map", internals.map_quality), ("captured nodes", internals.scope_quality))
         head = ("SCOPE NAMES OF", "PLAIN", "CLASS", "HIERARCHY", "NONE", "DIFFERENT")

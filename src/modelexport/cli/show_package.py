@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from modelexport.cli.show_export import export_document, format_fusion
 from modelexport.core.text import align, plural
 
@@ -20,12 +18,12 @@ def format_package(result: PackageResult) -> str:
     rows: list[tuple[object, ...]] = [("PART", "FILE", "NODES", "EXACT", "DERIVED", "INFERRED", "CHECKED")]
     for part in result.manifest.parts:
         export = result.parts[part.name]
-        found = export.coverage
-        nodes = found.exact + found.derived + found.inferred
+        coverage = export.coverage
+        nodes = coverage.exact + coverage.derived + coverage.inferred
         checked: str = "" if export.check is None else export.check.status
         if export.verified is not None:
             checked = "agrees" if export.verified.agrees else "differs"
-        rows.append((part.name, part.file, nodes, found.exact, found.derived, found.inferred, checked))
+        rows.append((part.name, part.file, nodes, coverage.exact, coverage.derived, coverage.inferred, checked))
     weights = f"weights: {', '.join(result.manifest.weights)}, {result.weight_bytes / 1e6:,.1f} MB, once for all parts"
     fused = [
         f"{name}: {line}"
@@ -42,8 +40,8 @@ def format_generation(report: GenerationReport) -> str:
     rows: list[tuple[object, ...]] = [("RUN", "PROMPTS", "STEPS", "TOKENS", "LARGEST DIFFERENCE", "")]
     for run in report.runs:
         tokens = "equal" if run.first_wrong_token is None else "differ"
-        told = "" if run.agrees else _told(run)
-        rows.append((run.name, ",".join(map(str, run.prompts)), run.steps, tokens, f"{run.largest:.1e}", told))
+        difference = "" if run.agrees else _told(run)
+        rows.append((run.name, ",".join(map(str, run.prompts)), run.steps, tokens, f"{run.largest:.1e}", difference))
     equal = sum(run.agrees for run in report.runs)
     summary = f"{equal} of {plural(len(report.runs), 'run')} generate what PyTorch generates"
     return "\n".join([align(rows, right={4}), summary + _told_of_parameters(report.parameters_wrong)])
@@ -64,9 +62,12 @@ def format_pipeline(report: PipelineReport) -> str:
     rows: list[tuple[object, ...]] = [("PART", "CALL", "STATUS", "BY ITSELF", "END TO END", "")]
     for call in report.calls:
         through = "" if call.end_to_end is None else f"{call.end_to_end:.1e}"
-        told = f"{f'first in {call.module}: ' if call.module else ''}{call.reason}"
-        rows.append((call.part, call.index, call.status, f"{call.relative:.1e}", through, told))
-    rows += [(one.name, "", one.status, "", f"{one.relative or 0.0:.1e}", one.reason) for one in report.results]
+        difference = f"{f'first in {call.module}: ' if call.module else ''}{call.reason}"
+        rows.append((call.part, call.index, call.status, f"{call.relative:.1e}", through, difference))
+    rows += [
+        (output.name, "", output.status, "", f"{output.relative or 0.0:.1e}", output.reason)
+        for output in report.results
+    ]
     equal = sum(call.status == "agree" for call in report.calls)
     summary = f"{equal} of {plural(len(report.calls), 'call')} return what PyTorch returns"
     summary += _told_of_parameters(report.parameters_wrong)
@@ -77,11 +78,6 @@ def format_pipeline(report: PipelineReport) -> str:
         "of all calls before it"
     )
     return "\n".join([align(rows, right={1, 3, 4}), legend, summary])
-
-
-def report_document(report: GenerationReport | PipelineReport) -> dict[str, Any]:
-    """The report as JSON values."""
-    return {"agrees": report.agrees, **msgspec.to_builtins(report)}
 
 
 def _told_of_parameters(wrong: list[str]) -> str:

@@ -66,19 +66,19 @@ def format_table(
     columns = [shown for shown in table.shown if any(row.total.get(shown.name) for row in rows)]
     header = ["MODULE", *(["CALLS"] if by != "call" else []), _title(column, "TOTAL"), "", _title(column, "OWN")]
     header += [_title(other, "") for other in columns if other is not column]
+    lines_of_table: list[tuple[str, str, Mapping[str, Any], Mapping[str, Any]]] = []
+    for row in rows:
+        name = row.address.removeprefix("class:") if flat else indent(row.depth, row.tag.rpartition("/")[2])
+        lines_of_table.append((name, f"{len(row.calls):,}", row.own, row.total))
+    lines_of_table += [(name, "", {}, figures) for name, figures in table.outside_rows if only is None]
     body, bars = [], []
-    for row in (row for row in rows if any(row.total.values())):
-        cells = [row.address.removeprefix("class:") if flat else indent(row.depth, row.tag.rpartition("/")[2])]
-        cells += [f"{len(row.calls):,}"] if by != "call" else []
-        bars.append(share := _share(column, row.own if sort is not None else row.total, main, most))
-        cells += [_cell(column, row.total.get(main)), _bar(share, screen.blocks), _cell(column, row.own.get(main))]
-        body.append([*cells, *(_cell(other, row.total.get(other.name)) for other in columns if other is not column)])
-    for name, figures in table.outside_rows if only is None else ():
-        if any(figures.values()):
-            cells = [name, *([""] if by != "call" else [])]
-            bars.append(share := _share(column, figures, main, most))
-            cells += [_cell(column, figures.get(main)), _bar(share, screen.blocks), ""]
-            body.append([*cells, *(_cell(c, figures.get(c.name)) for c in columns if c is not column)])
+    for name, calls, alone, total in lines_of_table:
+        if any(total.values()):
+            barred = alone if sort is not None and calls else total
+            bars.append(share := _number(column, barred.get(main)) / most if most else 0.0)
+            cells = [name, *([calls] if by != "call" else []), _cell(column, total.get(main))]
+            cells += [_bar(share, screen.blocks), _cell(column, alone.get(main))]
+            body.append([*cells, *(_cell(c, total.get(c.name)) for c in columns if c is not column)])
     if not body:
         return "\n".join(["no module has figures in this table", *table.notes])
     right = set(range(1, len(header))) - {header.index("")}
@@ -132,10 +132,6 @@ def _title(column: Column, side: str) -> str:
 def _number(column: Column, figure: Any) -> float:
     number = column.number(figure) if figure is not None else 0
     return 0.0 if isinstance(number, str) else float(number)
-
-
-def _share(column: Column, figures: Mapping[str, Any], name: str, most: float) -> float:
-    return _number(column, figures.get(name)) / most if most else 0.0
 
 
 def _bar(share: float, blocks: bool) -> str:

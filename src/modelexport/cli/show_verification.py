@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from modelexport.cli.printing import Style, styled
 from modelexport.core.text import align, indent, plural, shortened
 
@@ -15,7 +13,8 @@ if TYPE_CHECKING:
     from modelexport.verify.against_report import AgainstReport, CallLoss, Loss
     from modelexport.verify.verify_report import CallVerdict, FalseClaim, VerifyReport
 
-_CLAIMS = 10
+_MOST = 10
+"""Claims, or calls, that are listed."""
 _ERRORS = (
     "END TO END: error of what a module returns in one run from the inputs, as a share of its size; "
     "PER MODULE: the same, with PyTorch's values before the module"
@@ -50,9 +49,9 @@ def format_verify(report: VerifyReport, *, verbose: bool = False) -> str:
         lines.append(f"the file is right, but {report.cause} makes its outputs wrong")
     lines += [f"{o.name}: {o.status} ({o.reason})" for o in report.outputs if o.status != "agree"]
     lines += [f"with {o.what}: {o.status} ({o.reason})" for o in report.others if o.status != "agree"]
-    lines += [_claim(claim) for claim in report.claims[:_CLAIMS]]
-    if len(report.claims) > _CLAIMS:
-        lines.append(f"{plural(len(report.claims) - _CLAIMS, 'claim')} more")
+    lines += [_claim(claim) for claim in report.claims[:_MOST]]
+    if len(report.claims) > _MOST:
+        lines.append(f"{plural(len(report.claims) - _MOST, 'claim')} more")
     lines += report.notes
     rows = [("MODULE", "CALL", "STATUS", "END TO END", "PER MODULE", "")]
     rows += [
@@ -68,18 +67,18 @@ def format_verify(report: VerifyReport, *, verbose: bool = False) -> str:
 
 def _claim(claim: FalseClaim) -> str:
     """A false statement of the file's metadata, or a note on a document that would be written otherwise."""
-    claimed, found = shortened(claim.claimed, 80), shortened(claim.found, 80)
+    claimed, truth = shortened(claim.claimed, 80), shortened(claim.found, 80)
     if claim.document == "metadata":
-        return f"metadata, {claim.where}: says {claimed}, but it is {found}"
-    return f"note: the document {claim.document} says of {claim.where}: {claimed}; it would be written as {found}"
+        return f"metadata, {claim.where}: says {claimed}, but it is {truth}"
+    return f"note: the document {claim.document} says of {claim.where}: {claimed}; it would be written as {truth}"
 
 
 def _summary(report: VerifyReport) -> str:
     summary = [f"{report.verdict}: {_counts(report)}"]
     if report.parameters is not None:
         wrong = [*report.parameters.unaccounted, *report.parameters.differing]
-        told = f"missing or different: {', '.join(wrong)}" if wrong else "equal to the model's"
-        summary.append(f"{plural(report.parameters.used, 'parameter')} {told}")
+        text = f"missing or different: {', '.join(wrong)}" if wrong else "equal to the model's"
+        summary.append(f"{plural(report.parameters.used, 'parameter')} {text}")
         if report.parameters.untraced:
             summary.append(
                 f"{len(report.parameters.untraced)} of them not compared: another tool folded or packed them"
@@ -94,40 +93,34 @@ def _evidence(report: VerifyReport) -> list[str]:
         f"owners of nodes: {owners.confirmed:,} confirmed, {owners.contradicted:,} contradicted, "
         f"{owners.not_confirmable:,} not confirmable"
     ]
-    compared = [one.what for one in report.others if one.status == "agree"]
+    compared = [comparison.what for comparison in report.others if comparison.status == "agree"]
     lines += [f"outputs agree as well with {', '.join(compared)}"] if compared else []
     return lines + ["the weights were changed in memory, in PyTorch and in the file"] * report.perturbed
 
 
 def _counts(report: VerifyReport) -> str:
     statuses = Counter(call.status for call in report.calls)
-    told = [f"{statuses['agree'] + statuses['tie']:,} of {_with_nodes(statuses)} agree"]
-    told += [f"{statuses[one]:,} {one}" for one in ("tie", "differ", "not compared") if statuses[one]]
+    texts = [f"{statuses['agree'] + statuses['tie']:,} of {_with_nodes(statuses)} agree"]
+    texts += [f"{statuses[status]:,} {status}" for status in ("tie", "differ", "not compared") if statuses[status]]
     if report.owners.contradicted:
-        told.append(f"{plural(report.owners.contradicted, 'node')} of other calls")
-    return ", ".join(told)
+        texts.append(f"{plural(report.owners.contradicted, 'node')} of other calls")
+    return ", ".join(texts)
 
 
 def _with_nodes(statuses: Counter[Any]) -> str:
     return plural(sum(statuses.values()) - statuses["no nodes"], "call")
 
 
-def verify_document(report: VerifyReport) -> dict[str, Any]:
-    """The document that ``modelexport verify --json`` prints."""
-    document = msgspec.structs.asdict(report)
-    return {"verdict": report.verdict, "agrees": report.agrees, "diverging": report.diverging, **document}
-
-
-def format_losses(report: AgainstReport, most: int = 10) -> str:
+def format_losses(report: AgainstReport) -> str:
     """The calls that lose most, the worst first, the outputs, and the verdict."""
     rows = [("MODULE", "CALL", "OWN", "IN ALL")]
     ranked = [call for call in report.ranked if call.status != "agree"]
-    rows += [(*_verdict_cells(call)[:2], _share(call.per_module), _share(call.end_to_end)) for call in ranked[:most]]
-    left = f"{plural(len(ranked) - most, 'call')} that lose less not shown" if len(ranked) > most else ""
+    rows += [(*_verdict_cells(call)[:2], _share(call.per_module), _share(call.end_to_end)) for call in ranked[:_MOST]]
+    left = f"{plural(len(ranked) - _MOST, 'call')} that lose less not shown" if len(ranked) > _MOST else ""
     table = [align(rows, right={2, 3}), *([left] if left else []), _LOSSES, ""] if ranked else []
     statuses = Counter(call.status for call in report.calls)
     same = f"{statuses['agree']:,} of {_with_nodes(statuses)} compute the same" if not report.judged else ""
-    outputs = ", ".join(f"{one.difference.name} is off by {_share(one)}" for one in report.outputs)
+    outputs = ", ".join(f"{loss.difference.name} is off by {_share(loss)}" for loss in report.outputs)
     within = {"agree": "within", "differ": "not within"}.get(report.verdict, "") if report.judged else ""
     bound = f"{within} {_percent(report.bound)}" if within else ""
     beyond = f"first call off by more than {_percent(report.bound)}: {report.first_beyond}"
@@ -150,12 +143,6 @@ def _share(loss: Loss | None) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.3g} %" if share >= 1e-5 or not share else f"{share:.1e}"
-
-
-def against_document(report: AgainstReport) -> dict[str, Any]:
-    """The document that ``modelexport verify --against --json`` prints."""
-    ranked = [call.address for call in report.ranked]
-    return {"verdict": report.verdict, "agrees": report.agrees, "ranked": ranked, **msgspec.structs.asdict(report)}
 
 
 def _verdict_cells(call: CallVerdict | CallLoss) -> tuple[str, str, str]:

@@ -32,16 +32,15 @@ class Interrupted(BaseException):
 @contextlib.contextmanager
 def shielded() -> Iterator[None]:
     """In the block signals raise :class:`Interrupted`, standard input is empty, output cannot control a terminal."""
-    with _signals(), _no_input(), _quiet_readers(), _printable(sys.stdout) as out, _printable(sys.stderr) as err:
+    # onnx_ir's messages about a damaged file, which Python would print, repeat what the error says.
+    quiet, printed = _handled(logging.getLogger("onnx_ir"), logging.NullHandler()), _handled(READING, _Reading())
+    with _signals(), _no_input(), quiet, printed, _printable(sys.stdout) as out, _printable(sys.stderr) as err:
         before = sys.stdout, sys.stderr
         sys.stdout, sys.stderr = out, err
-        reading = _Reading()
-        READING.addHandler(reading)
         READING.setLevel(logging.INFO)
         try:
             yield
         finally:
-            READING.removeHandler(reading)
             sys.stdout, sys.stderr = before
 
 
@@ -102,15 +101,12 @@ def _no_input() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quiet_readers() -> Iterator[None]:
-    """Silence onnx_ir's log messages about a damaged file, which the error repeats; Python would print them."""
-    nowhere = logging.NullHandler()
-    logger = logging.getLogger("onnx_ir")
-    logger.addHandler(nowhere)
+def _handled(logger: logging.Logger, handler: logging.Handler) -> Iterator[None]:
+    logger.addHandler(handler)
     try:
         yield
     finally:
-        logger.removeHandler(nowhere)
+        logger.removeHandler(handler)
 
 
 class _Printable:

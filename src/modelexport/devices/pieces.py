@@ -16,7 +16,7 @@ from modelexport.errors import UsageError
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import required_inputs, values_taken
 from modelexport.precision.cut_pieces import outputs_of
-from modelexport.precision.quantize import infer_types
+from modelexport.precision.prepared_for_quantizers import infer_types
 from modelexport.runtime.part_process import largest
 from modelexport.runtime.part_runner import error_of
 from modelexport.runtime.sessions import open_session, run_session

@@ -18,17 +18,10 @@ import onnx_ir as ir
 
 from modelexport.core.timed_stages import Stages
 from modelexport.errors import UsageError
+from modelexport.files import onnx_models
 from modelexport.files.folder_locks import STAGING_PREFIX
 from modelexport.files.linked_weights import seal
 from modelexport.files.manifest_file import write_manifest
-from modelexport.files.onnx_models import (
-    SMALLEST_OUTSIDE,
-    inside_file,
-    load_onnx,
-    record_documents,
-    save_with_references,
-    write_data_file,
-)
 from modelexport.files.output_folders import check_package_folder
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.files.untrusted_external_data import sample_digest
@@ -39,10 +32,10 @@ from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.graph.nodes import initializers
 from modelexport.graph.properties import record, recorded
 from modelexport.lineage.retagging import RetagReport, retag, write_retagged
-from modelexport.precision.quantize import Feeds, QuantizeResult, quantize, quantized, result_of
+from modelexport.precision.calibration_data import Runs, given_runs
+from modelexport.precision.quantize import QuantizeResult, quantize, quantized, result_of
 from modelexport.precision.recipes import Recipe, chosen_recipe, encode_recipe, of_parts
 from modelexport.precision.search_within_bound import Saved, SearchResult, search
-from modelexport.precision.sensitivity import given_feeds
 from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.surgery.lora_adapters import MergedAdapters
 from modelexport.surgery.lora_weights import AdaptedFile
@@ -62,9 +55,7 @@ def update_package(folder: Path, state_dict: Path, output: Path) -> UpdateResult
     """Write a package with new weights of the same shapes and the same graphs.
 
     Args:
-        folder: The package.
         state_dict: A ``.safetensors`` file with every entry that a part uses.
-        output: The folder to write; not ``folder``.
 
     Raises:
         WeightsError: The weights do not fit. Lists every entry that does not fit.
@@ -76,7 +67,7 @@ def update_package(folder: Path, state_dict: Path, output: Path) -> UpdateResult
     weights = WeightsInFile(state_dict)
 
     def changed(file: Path) -> Changed:
-        plans, tied, read = planned(file, load_onnx(file), weights)
+        plans, tied, read = planned(file, onnx_models.load_onnx(file), weights)
         used.update(tied)
         return ((value, plan, new_tensor(file, value, plan, read)) for value, plan in plans.items())
 
@@ -94,9 +85,7 @@ def merge_adapters_into_package(folder: Path, adapters: Sequence[str | Path], ou
     """Write a package with LoRA adapters added to the weights that its parts share, one after the other.
 
     Args:
-        folder: The package.
         adapters: Folders that PEFT wrote.
-        output: The folder to write; not ``folder``.
 
     Raises:
         WeightsError: An adapter is for another model or of another kind.
@@ -139,7 +128,6 @@ def retag_package(changed: Path, *, source: Path, output: Path) -> dict[str, Ret
     Args:
         changed: A folder in which the parts have the same names as in ``source``.
         source: The package that the tool read.
-        output: The folder to write.
 
     Returns:
         Name of a part to its report.
@@ -167,11 +155,7 @@ def package_made_from(
 
     Args:
         package: Its manifest is that of the copy.
-        reads: What is read besides.
         check: Whether the parts are loaded and run.
-
-    Raises:
-        OutputError: The output cannot be written. An existing folder of that name is unchanged.
     """
     check_package_folder(output, [package.folder, *reads])
     read = [package.folder, *package.files.values(), *reads]
@@ -205,11 +189,7 @@ def _copy_folder(folder: Path, target: Path) -> None:
 
 
 def _overwrite(package: Package, staging: Path, changed: Callable[[Path], Changed]) -> int:
-    """Overwrite parameters in the weights files that the parts of a copied package share; returns how many.
-
-    Raises:
-        UsageError: A part has a weight embedded.
-    """
+    """Overwrite parameters in the weights files that the parts of a copied package share; returns how many."""
     written = set()
     for part, file in package.files.items():
         for value, plan, new in changed(file):
@@ -230,14 +210,14 @@ def _overwrite(package: Package, staging: Path, changed: Callable[[Path], Change
 
 def _record_samples(path: Path) -> None:
     """Record the weights files that a model is linked to as they are now, after weights in them were overwritten."""
-    model = load_onnx(path)
+    model = onnx_models.load_onnx(path)
     linked: dict[str, WeightsFile] = recorded(model, keys.WEIGHTS) or {}
     now = {
         place: msgspec.structs.replace(file, sample=sample_digest(path.parent / place))
         for place, file in linked.items()
     }
     record(model, keys.WEIGHTS, now or None)
-    save_with_references(model, path)
+    onnx_models.save_with_references(model, path)
 
 
 def quantize_package(
@@ -248,7 +228,7 @@ def quantize_package(
     keep: Iterable[str] = (),
     only: Iterable[str] = (),
     recipe: Recipe | str | Path | None = None,
-    data: Feeds | str | Path | None = None,
+    data: Runs | str | Path | None = None,
     processor: str | Path | None = None,
     check_runtime: bool = True,
 ) -> dict[str, QuantizeResult]:
@@ -271,7 +251,7 @@ def quantize_package(
     parts = {name: read_tagged(file) for name, file in package.files.items()}
     feeds = None
     if data is not None:
-        feeds = given_feeds(read_tagged(graph_of(folder)), data, processor or folder)
+        feeds = given_runs(read_tagged(graph_of(folder)), data, processor or folder)
     folders: dict[Path, list[str]] = defaultdict(list)
     for entry in package.manifest.parts:
         folders[Path(entry.file).parent].append(entry.name)
@@ -310,23 +290,23 @@ def _share(models: Iterable[ir.Model], file: Path) -> DataFile:
     equal: dict[ir.Value, ir.Value] = {}
     for value in (value for model in models for value in initializers(model)):
         tensor = value.const_value
-        if tensor is not None and tensor.nbytes >= SMALLEST_OUTSIDE and tensor.dtype != ir.DataType.STRING:
+        if tensor is not None and tensor.nbytes >= onnx_models.SMALLEST_OUTSIDE and tensor.dtype != ir.DataType.STRING:
             digest = hashlib.sha256(tensor.tobytes()).digest()
             equal[value] = first.setdefault((digest, tensor.dtype, tuple(tensor.shape.numpy())), value)
         elif tensor is not None:
-            bind_tensors({value: inside_file(tensor, at_once=True)})
+            bind_tensors({value: onnx_models.inside_file(tensor, at_once=True)})
     tensors = {value: value.const_value for value in first.values() if value.const_value is not None}
-    placed = write_data_file(tensors, file.parent, file.name)
+    placed = onnx_models.write_data_file(tensors, file.parent, file.name)
     bind_tensors({value: placed[other] for value, other in equal.items()})
     return seal(file)
 
 
 def _save(model: ir.Model, path: Path, documents: Mapping[str, bytes], *, sealed: DataFile) -> None:
     """Write a part whose weights are in a file."""
-    record_documents(model, documents)
+    onnx_models.record_documents(model, documents)
     record(model, keys.WEIGHTS, None)
     record(model, keys.DATA, {WEIGHTS: sealed})
-    save_with_references(model, path)
+    onnx_models.save_with_references(model, path)
 
 
 class Searched(NamedTuple):
@@ -342,7 +322,7 @@ def quantize_within(
     output: str | Path,
     *,
     to: Sequence[str],
-    data: Feeds | str | Path,
+    data: Runs | str | Path,
     processor: str | Path | None = None,
     check_runtime: bool = True,
     within: str | None = None,
@@ -370,29 +350,20 @@ def quantize_within(
     """
     path = as_path(file)
     graph = graph_of(path)
-    feeds = given_feeds(read_tagged(graph), data, processor)
+    feeds = given_runs(read_tagged(graph), data, processor)
     result = search(
         graph, to=to, data=feeds, within=within, budget=budget, metric=metric, save=save, keep=keep, only=only,
         output_name=output_name, stages=stages, device=device,
     )  # fmt: skip
     if not result.met:
         return Searched(result, {})
-    how: dict[str, Any] = {
-        "recipe": result.recipe,
-        "data": feeds[: result.runs[0]],
-        "check_runtime": check_runtime,
-    }
-    if path.is_dir():
-        return Searched(result, quantize_package(path, output, **how))
-    return Searched(result, {"": quantize(path, output, **how)})
+    how: dict[str, Any] = {"recipe": result.recipe, "data": feeds[: result.runs[0]], "check_runtime": check_runtime}
+    written = quantize_package(path, output, **how) if path.is_dir() else {"": quantize(path, output, **how)}
+    return Searched(result, written)
 
 
 def graph_of(file: str | Path) -> Path:
-    """The file itself, or that of the only graph of a package.
-
-    Raises:
-        UsageError: The package has several.
-    """
+    """The file itself, or that of the only graph of a package."""
     if not Path(file).is_dir():
         return Path(file)
     files = read_package(file).files

@@ -14,26 +14,27 @@ import torch
 from torch import nn
 
 from modelexport.errors import CaptureError
-from modelexport.packages.delegated_generation import Delegation, given_to
-from modelexport.packages.generation_loop import BATCH, PROMPT
+from modelexport.packages.generation_loop import BATCH, PROMPT, SEQUENCE
+from modelexport.packages.greedy_reference import Delegation, given_to
 from modelexport.packages.model_parts import ModelPart, with_forward
 from modelexport.packages.observed_state import TEXT, find_state
 from modelexport.packages.other_state_parts import other_state_parts
-from modelexport.packages.part_names import SEQUENCE
 from modelexport.packages.prompts import PROMPT as TOKENS
 from modelexport.packages.prompts import Example
 
 
-def delegated_parts(model: nn.Module, example: Example, found: Delegation) -> list[list[ModelPart]]:
+def delegated_parts(model: nn.Module, example: Example, delegation: Delegation) -> list[list[ModelPart]]:
     """The parts in each form that computes what the model does, the best first.
 
     Raises:
         CaptureError: There is none, or the module's ``generate`` fails, or takes embeddings.
     """
-    module, inputs = model.get_submodule(found.path), example.inputs
-    tensors = {name: value for name, value in found.arguments.items() if isinstance(value, torch.Tensor)}
+    module, inputs = model.get_submodule(delegation.path), example.inputs
+    tensors = {name: value for name, value in delegation.arguments.items() if isinstance(value, torch.Tensor)}
     if "input_ids" not in tensors or "inputs_embeds" in tensors:
-        reason = f"{type(model).__name__} lets its module {found.path} generate from embeddings, not from tokens alone"
+        reason = (
+            f"{type(model).__name__} lets its module {delegation.path} generate from embeddings, not from tokens alone"
+        )
         raise CaptureError(f"{reason}, which a package does not support: use --parts whole", reason=reason)
     if tensors["input_ids"].shape[1] < TOKENS:  # a capture would treat an axis of size one as fixed
         tensors |= {name: tensor[:, :1].expand(-1, TOKENS) for name, tensor in tensors.items() if name in TEXT}
@@ -47,9 +48,9 @@ def delegated_parts(model: nn.Module, example: Example, found: Delegation) -> li
     ]
     axes = {(name, 0): BATCH for name in inputs}
     axes |= {(name, 1): SEQUENCE for name in inputs if inputs[name].shape[:2] == inputs["input_ids"].shape}
-    first = ModelPart("encoder", with_forward(model, partial(_prepare, found.path)), inputs, axes=axes)
+    first = ModelPart("encoder", with_forward(model, partial(_prepare, delegation.path)), inputs, axes=axes)
     return [
-        [first, *(replace(part, model=_around(model, found.path, part.model)) for part in parts)]
+        [first, *(replace(part, model=_around(model, delegation.path, part.model)) for part in parts)]
         for parts in other_state_parts(module, replace(state, again=tuple(again)))
     ]
 

@@ -50,20 +50,16 @@ class _FixedLayer(CacheLayerMixin):
 
 def fixed_cache_step(length: int, model: nn.Module, /, **inputs: Any) -> dict[str, Any]:
     """A ``forward`` that takes and returns a cache of a fixed number of positions."""
-    positions, given = inputs.pop(CACHE_POSITION), inputs["past_key_values"].layers
-    for size in (inputs["attention_mask"].shape[1], *(layer.keys.shape[2] for layer in given)):
+    positions, layers_before = inputs.pop(CACHE_POSITION), inputs["past_key_values"].layers
+    for size in (inputs["attention_mask"].shape[1], *(layer.keys.shape[2] for layer in layers_before)):
         torch._check(size == length)
-    layers = [_FixedLayer(one.keys, one.values, length, positions) for one in given]
-    made = type(model).forward(model, **{**inputs, "past_key_values": Cache(layers=layers), "use_cache": True})
-    return {"logits": made.logits, "past_key_values": DynamicCache([(one.keys, one.values) for one in layers])}
+    layers = [_FixedLayer(layer.keys, layer.values, length, positions) for layer in layers_before]
+    output = type(model).forward(model, **{**inputs, "past_key_values": Cache(layers=layers), "use_cache": True})
+    return {"logits": output.logits, "past_key_values": DynamicCache([(layer.keys, layer.values) for layer in layers])}
 
 
 def fixed_cache_inputs(model: nn.Module, step: Mapping[str, Any], length: int) -> dict[str, Any]:
-    """The arguments of a step with a growing cache as those of a step with a cache of a fixed number of positions.
-
-    Raises:
-        InputsError: The cache does not consist of keys and values alone, or the step does not fit into it.
-    """
+    """The arguments of a step with a growing cache as those of a step with a cache of a fixed number of positions."""
     layers, mask = keys_and_values(step.get("past_key_values")), step.get("attention_mask")
     if not layers or mask is None:
         raise InputsError(

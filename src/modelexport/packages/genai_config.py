@@ -128,24 +128,21 @@ def _search(generation: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _decoder(
-    graph: _Graph, text: Any, tokens: str, *, own: str = "", cross: str | None = None, axes: int = 1
+    graph: _Graph, text: Any, tokens: str, *, self_side: str = "", cross: str | None = None, axes: int = 1
 ) -> dict[str, Any]:
     """The settings of a decoder that takes both prompts and single tokens.
 
     Args:
         tokens: The input that it takes for new tokens.
-        own, cross: What tells the names of its cache and of the encoder's cache apart.
+        self_side, cross: What tells the names of its cache and of the encoder's cache apart.
         axes: The number of positions of a token.
-
-    Raises:
-        GenaiError: onnxruntime-genai cannot run it.
     """
     inputs = graph.inputs
-    key = re.compile(rf"past_key_values\.(\d+)\.{re.escape(own)}key")
+    key = re.compile(rf"past_key_values\.(\d+)\.{re.escape(self_side)}key")
     layers = sorted(int(match[1]) for name in inputs if (match := key.fullmatch(name)))
     if layers != list(range(len(layers))) or not layers:
         raise GenaiError("its cache is not one key and one value for each layer")
-    sides = [own] if cross is None else [own, cross]
+    sides = [self_side] if cross is None else [self_side, cross]
     cache = {f"past_key_values.{layer}.{side}{kind}" for layer in layers for side in sides for kind in ("key", "value")}
     if missing := sorted(cache - inputs.keys()):
         raise GenaiError(f"its cache has no {missing[0]}")
@@ -176,8 +173,8 @@ def _decoder(
         "num_key_value_heads": heads,
         "head_size": width,
         "hidden_size": _first_number(text, "hidden_size") or attention * width,
-        "inputs": {**named, **_cache_names("past", "past_key_values", own), **crossing},
-        "outputs": {"logits": "logits", **_cache_names("present", "present", own)},
+        "inputs": {**named, **_cache_names("past", "past_key_values", self_side), **crossing},
+        "outputs": {"logits": "logits", **_cache_names("present", "present", self_side)},
     }
 
 
@@ -196,7 +193,7 @@ def _with_encoder(encoder: _Graph, step: _Graph, text: Any) -> dict[str, Any]:
         raise GenaiError(
             f"onnxruntime-genai gives an encoder {_FRAMES} frames of sound, and this one takes {shape[-1]}"
         )
-    decoder = _decoder(step, text, "decoder_input_ids", own="decoder.", cross="encoder.")
+    decoder = _decoder(step, text, "decoder_input_ids", self_side="decoder.", cross="encoder.")
     states = "encoder_hidden_states"
     described = {
         "filename": encoder.file,

@@ -30,7 +30,8 @@ TOKENS = ("decoder_input_ids", "input_ids", "inputs_embeds")
 STEPWISE = frozenset({*TOKENS, "attention_mask", "position_ids", CACHE_POSITION})
 """Inputs to which the loop gives other values in each step."""
 _PAST_AXIS = 2
-BATCH = "batch"
+BATCH, SEQUENCE, PAST_SEQUENCE = "batch", "sequence", "past_sequence"
+"""The axes of inputs: rows, new tokens, and the tokens that a cache has."""
 _DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(double)": "float64"}
 
 
@@ -45,7 +46,6 @@ def generation_of(
     Args:
         inputs: Name of a part to its inputs.
         outputs: Name of a part to the names of its outputs.
-        rows: Which prompts a batch may have.
         restart_after: The number of tokens after which the model's own ``generate`` begins with a new cache.
 
     Returns:
@@ -241,11 +241,7 @@ class Generator(TokenLoop):
         return {self.how.state.get(name, name): array for name, array in outputs.items()}
 
     def _shares(self, part: str, taken: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """What an encoder gets in each run: one that takes a fixed number of rows runs once for each so many of them.
-
-        Raises:
-            UsageError: The rows are not so many times that number.
-        """
+        """What an encoder gets in each run: one that takes a fixed number of rows runs once for each that many."""
         rows = {name: value.shape[0] for name, value in self._inputs[part].items() if isinstance(value.shape[0], int)}
         times = {len(taken[name]) / count for name, count in rows.items()}
         if not times or times == {1}:

@@ -20,37 +20,20 @@ from torch import nn
 from modelexport.core.collected_messages import collected
 from modelexport.errors import CaptureError, InputsError
 from modelexport.exporting.options import PackageOptions
-from modelexport.packages.delegated_generation import find_delegation
+from modelexport.packages import multimodal, prompts
 from modelexport.packages.delegated_parts import delegated_parts
 from modelexport.packages.generation_loop import CACHE_POSITION
+from modelexport.packages.greedy_reference import find_delegation
 from modelexport.packages.model_parts import ModelPart, with_forward, with_weights
-from modelexport.packages.multimodal import (
-    EMBEDDING,
-    EMBEDS,
-    PLURALS,
-    POSITIONS,
-    Modality,
-    encode,
-    find_modality,
-    merge,
-)
 from modelexport.packages.observed_state import count_tokens, find_state, keys_and_values, record_calls
 from modelexport.packages.other_state_parts import other_state_parts
-from modelexport.packages.prompts import (
-    PIXEL_MASK,
-    Example,
-    encoder_inputs,
-    example_of,
-    has_processor,
-    others_than_text,
-    some_tokens,
-    token_inputs,
-)
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.pretrained import is_pretrained
 from modelexport.weights.bytes_of_entries import Weights
 
 _AS_IT_IS = PackageOptions()
+STEP = 2
+"""Tokens of the example step: a capture would treat an axis of size one as fixed."""
 
 
 def can_generate(model: nn.Module) -> bool:
@@ -91,14 +74,14 @@ def generation_forms(
         return
     special = asked.static_cache is not None or asked.separate_prefill
     with with_weights(model, weights):
-        example = example_of(model, given, masks_pixels=has_processor(directory))
+        example = prompts.example_of(model, given, masks_pixels=prompts.has_processor(directory))
     modality, reason = None, ""
     if not special and (delegation := find_delegation(model, example.inputs)) is not None:
         with with_weights(model, weights):
             yield from delegated_parts(model, example, delegation)
         return
     try:
-        modality = find_modality(model, example, weights)
+        modality = multimodal.find_modality(model, example, weights)
     except CaptureError as error:
         reason = error.reason
     if modality is not None:
@@ -113,14 +96,14 @@ def generation_forms(
             reason = reason or error.reason
     if given:
         raise InputsError(f"{reason or f'{name} makes its own inputs'}: leave out --inputs ({', '.join(given)})")
-    others = " and ".join(PLURALS.get(kind, kind) for kind in others_than_text(model))
+    others = " and ".join(multimodal.PLURALS.get(kind, kind) for kind in prompts.others_than_text(model))
     reason = reason if example.beside else ""
     no_example = f"{name} also takes {others}, of which no example can be made: give one with --inputs"
     notes = (f"takes text only: {reason or no_example}",) if reason or others else ()
     state = None
     if not special:
         with with_weights(model, weights), suppress(CaptureError):  # what splits it otherwise says why it cannot
-            state = find_state(model, Example(token_inputs(model)))
+            state = find_state(model, prompts.Example(prompts.token_inputs(model)))
     if state is None or state.is_keys_and_values:
         yield _decoder_parts(model, _step_of(model), notes, asked)
     if state is not None:
@@ -131,7 +114,7 @@ def generation_forms(
 
 def _step_of(model: nn.Module) -> dict[str, Any]:
     """The arguments of a step of several tokens, after some others."""
-    first, last = (dict(call.arguments) for call in record_calls(model, token_inputs(model))[1:])
+    first, last = (dict(call.arguments) for call in record_calls(model, prompts.token_inputs(model))[1:])
     if count_tokens(first) > 1:  # without a cache, a step has all tokens
         first = last
     else:
@@ -142,7 +125,7 @@ def _step_of(model: nn.Module) -> dict[str, Any]:
         if first.get("attention_mask") is not None:
             first["attention_mask"] = last["attention_mask"]
     first.pop("logits_to_keep", None)
-    return {**first, "input_ids": some_tokens(model, first["input_ids"].shape)}
+    return {**first, "input_ids": prompts.some_tokens(model, first["input_ids"].shape)}
 
 
 def _decoder_parts(
@@ -172,30 +155,32 @@ def _decoder_parts(
     return [ModelPart("prefill", with_forward(model, _run_prompt), prompt), decode]
 
 
-def _multimodal_parts(model: nn.Module, modality: Modality, asked: PackageOptions) -> list[ModelPart]:
+def _multimodal_parts(model: nn.Module, modality: multimodal.Modality, asked: PackageOptions) -> list[ModelPart]:
     """The encoder of images or sound, the embedding of tokens and features, and the decoder of embeddings."""
     step = _step_of(model)
-    encoding, merging = (with_forward(model, partial(run, modality)) for run in (encode, merge))
+    encoding, merging = (with_forward(model, partial(run, modality)) for run in (multimodal.encode, multimodal.merge))
     ids, places = modality.example["input_ids"], modality.positions
     with untouched(model, runs=False), collected():
         features = encoding.forward(**modality.tensors)
-        embeds = merging.forward(input_ids=ids, **features)[EMBEDS]
+        embeds = merging.forward(input_ids=ids, **features)[multimodal.EMBEDS]
     tokens = step["input_ids"].shape[1]
-    further = {name: value for name, value in step.items() if name != "input_ids"} | {EMBEDS: embeds[:, :tokens]}
+    further = {name: value for name, value in step.items() if name != "input_ids"} | {
+        multimodal.EMBEDS: embeds[:, :tokens]
+    }
     # It encodes any number of images, or one, if a capture keeps its size.
     encoder = ModelPart(modality.part, encoding, modality.tensors)
     if modality.sizes:
         kept = ", ".join(f"{name} is {modality.of_one[name][0].tolist()}" for name in modality.sizes)
         note = f"takes one image at a time, all of one size: {kept}; --inputs gives another"
         encoder = replace(encoder, inputs=modality.of_one, notes=(note,), constants=modality.sizes)
-    if PIXEL_MASK in inspect.signature(model.forward).parameters and PIXEL_MASK not in modality.tensors:
-        note = f"takes no {PIXEL_MASK}, because the model's folder has no processor: images are not padded"
+    if prompts.PIXEL_MASK in inspect.signature(model.forward).parameters and prompts.PIXEL_MASK not in modality.tensors:
+        note = f"takes no {prompts.PIXEL_MASK}, because the model's folder has no processor: images are not padded"
         encoder = replace(encoder, notes=(*encoder.notes, note))
-    parts = [encoder, ModelPart(EMBEDDING, merging, {"input_ids": ids, **features})]
+    parts = [encoder, ModelPart(multimodal.EMBEDDING, merging, {"input_ids": ids, **features})]
     if places is not None:
         further["position_ids"] = step["position_ids"][-len(places.offsets) :]
         prompt = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        parts.append(ModelPart(POSITIONS, with_forward(model, places), prompt))
+        parts.append(ModelPart(multimodal.POSITIONS, with_forward(model, places), prompt))
     note = (
         f"the merge of {modality.kind} features was not compared with the model's own, because the weights are not in "
         "memory: verify FOLDER/ --model compares it"
@@ -245,7 +230,7 @@ def _encoder_decoder_parts(model: nn.Module, given: Mapping[str, Any] | None) ->
     """The encoder with the keys and values of its states, and the decoder, whose cache has them from the beginning."""
     from transformers import DynamicCache, EncoderDecoderCache
 
-    inputs = encoder_inputs(model, given)
+    inputs = prompts.encoder_inputs(model, given)
     step = record_calls(model, inputs, 2)[1].arguments
     cache = step.get("past_key_values")
     decoder, cross = (keys_and_values(getattr(cache, f"{side}_attention_cache", None)) for side in ("self", "cross"))
@@ -254,7 +239,7 @@ def _encoder_decoder_parts(model: nn.Module, given: Mapping[str, Any] | None) ->
         raise CaptureError(
             f"{type(model).__name__} does not cache its encoder's keys and values separately: use --parts whole"
         )
-    tokens = some_tokens(model, torch.Size((len(step["decoder_input_ids"]), STEP)))
+    tokens = prompts.some_tokens(model, torch.Size((len(step["decoder_input_ids"]), STEP)))
     generator = torch.Generator().manual_seed(0)
     # A cache of three decoder tokens and of the encoder's tokens.
     decoded = DynamicCache([_drawn(layer, STEP + 1, generator) for layer in decoder])
@@ -265,10 +250,6 @@ def _encoder_decoder_parts(model: nn.Module, given: Mapping[str, Any] | None) ->
         ModelPart("encoder", with_forward(model, _run_encoder), inputs),
         ModelPart("decode", with_forward(model, partial(_run_decoder, type(step["encoder_outputs"]), states)), further),
     ]
-
-
-STEP = 2
-"""Tokens of the example step: a capture would treat an axis of size one as fixed."""
 
 
 def _run_prompt(model: nn.Module, /, **inputs: Any) -> dict[str, Any]:

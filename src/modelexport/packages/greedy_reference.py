@@ -1,4 +1,4 @@
-"""Greedy ``generate`` with the logits of every step, and loops that are compared with it."""
+"""Greedy ``generate`` with the logits of every step, that of an inner module too, and loops compared with it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from modelexport.core.collected_messages import collected
+from modelexport.core.replaced_attributes import attribute_set
 from modelexport.core.text import error_line
 from modelexport.errors import InputsError, raised_as
-from modelexport.packages.delegated_generation import find_delegation
 from modelexport.packages.generation_loop import Step, TokenLoop
 from modelexport.packages.observed_state import greedy_config
 from modelexport.pytorch.calls.traced_tree import untouched
@@ -94,15 +94,61 @@ def first_difference(loop: TokenLoop, reference: Reference) -> str:
     """Where the logits of a loop differ from the model's first; empty if they do not.
 
     Another token is not a difference if logits agree: it is a choice among logits that are equal but for rounding.
-
-    Raises:
-        UsageError: The loop does not take these prompts, or a part does not run.
     """
     for index, (_, right, computed) in enumerate(compared(loop, reference)):
         off = error_of(right, computed)
         if not off <= (LOGITS if computed.dtype.itemsize > 2 else LOGITS_OF_HALF):
             return f"the logits of token {index + 1} are off by {off:.1e}"
     return ""
+
+
+class _ReachedError(Exception):
+    """The module would generate now."""
+
+
+@dataclass(frozen=True)
+class Delegation:
+    """What a model's ``generate`` gives to that of one of its modules."""
+
+    path: str
+    """The address of the module."""
+    arguments: Mapping[str, Any]
+
+
+def find_delegation(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> Delegation | None:
+    """The module that generates for a model; ``None`` if the model does that itself."""
+    from transformers import GenerationMixin
+
+    inner = {path: module for path, module in model.named_modules() if path and isinstance(module, GenerationMixin)}
+    if type(model).generate is GenerationMixin.generate:
+        return None
+    for path in inner:
+        with untouched(model), collected():
+            try:
+                return Delegation(path, given_to(path, model, inputs))
+            except Exception:  # any code of the model
+                continue
+    return None
+
+
+def given_to(path: str, model: nn.Module, inputs: Mapping[str, torch.Tensor], **options: Any) -> dict[str, Any]:
+    """What a model's ``generate`` gives to that of a module.
+
+    Raises:
+        LookupError: It does not call that.
+    """
+    arguments: dict[str, Any] = {}
+
+    def reached(*args: Any, **kwargs: Any) -> None:
+        arguments.update(kwargs)
+        raise _ReachedError
+
+    with attribute_set(model.get_submodule(path), "generate", reached):
+        try:
+            model.generate(**{name: value.clone() for name, value in inputs.items()}, **options)
+        except _ReachedError:
+            return arguments
+    raise LookupError(path)
 
 
 def _batch(prompts: Sequence[Mapping[str, Any]], pad: int, *, left: bool) -> dict[str, Any]:

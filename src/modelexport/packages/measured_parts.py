@@ -20,7 +20,7 @@ from modelexport.files.path_or_model import Source, as_path
 from modelexport.measure.costs import CostTable, cost, cost_at_example
 from modelexport.measure.inputs_and_example_sizes import random_feeds, read_feeds
 from modelexport.measure.profiles import ModuleProfile, profile
-from modelexport.packages.generation_loop import ENCODERS, PAST, TOKENS, Generator
+from modelexport.packages.generation_loop import BATCH, ENCODERS, PAST_SEQUENCE, SEQUENCE, TOKENS, Generator
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.sessions import Level, open_session, run_session
 from modelexport.tagged.file import TaggedFile, read_tagged
@@ -32,30 +32,15 @@ _PROMPT = 32
 _IDS = 4096
 """How many tokens are embedded at once."""
 
-Feeds = dict[str, tuple[dict[str, Any], str]]
+PartFeeds = dict[str, tuple[dict[str, Any], str]]
 """Name of a use of a part to its inputs, and where they come from."""
 
 
 def _open(tagged: TaggedFile, *inputs: str) -> list[str]:
-    """The names of the dynamic axes of inputs of a file; by default of all."""
+    """The names of the dynamic axes of those inputs of a file that it has; by default of all."""
     values = [value for value in tagged.model.graph.inputs if not inputs or value.name in inputs]
     sizes = [size.value for value in values for size in value.shape or () if isinstance(size, ir.SymbolicDim)]
     return [size for size in sizes if size is not None and size.isidentifier()]
-
-
-def cache_axes(tagged: TaggedFile) -> tuple[str, list[str]]:
-    """The dynamic axes of a part that generates: of the tokens (empty if fixed), and those that only its cache has."""
-    names = [value.name or "" for value in tagged.model.graph.inputs]
-    cached_inputs = [name for name in names if name.startswith(PAST) and ".encoder." not in name]
-    others = [name for name in names if not name.startswith(PAST)]
-    cached = set(_open(tagged, *cached_inputs) if cached_inputs else ()) - set(_open(tagged, *others))
-    tokens = _token_axes(tagged)
-    return (tokens[-1] if len(tokens) == 2 else ""), sorted(cached)
-
-
-def _token_axes(tagged: TaggedFile) -> list[str]:
-    names = {value.name for value in tagged.model.graph.inputs}
-    return next((_open(tagged, name) for name in TOKENS if name in names), [])
 
 
 def generation_feeds(
@@ -65,28 +50,22 @@ def generation_feeds(
     sizes: Mapping[str, int],
     provider: str,
     seed: int,
-) -> Feeds:
-    """What the parts get in the first step, and the decoder in the second, after a prompt as long as its cache.
-
-    Raises:
-        InputsError: The prompt is too short for the image or the sound that the package takes.
-        UsageError: An input is missing, or ONNX Runtime does not run a part.
-    """
-    query, past = cache_axes(uses[DECODE])
+) -> PartFeeds:
+    """What the parts get in the first step, and the decoder in the second, after a prompt as long as its cache."""
     random_prompt = _prompts(generator, uses, given, sizes, provider, seed)
     token_input = generator.how.tokens
-    first = random_prompt(sizes.get(query, 1 if "encoder" in uses else 0))
+    asked = sizes.get(SEQUENCE) if SEQUENCE in _open(uses[DECODE], *TOKENS) else None
+    first = random_prompt(asked or int("encoder" in uses))
     length = first[token_input].shape[1]
-    cached = next((sizes[symbol] for symbol in past if symbol in sizes), length)
+    cached = sizes.get(PAST_SEQUENCE, length)
     second = first if cached == length or given else random_prompt(cached)
-    feeds: Feeds = {}
-    for name, prompt, step in ((PREFILL, first, ""), (DECODE, second, "the step after ")):
-        steps = list(generator.steps(prompt, 2 if step else 1))
-        if not step:
-            before = [part for part in uses if part not in (PREFILL, DECODE)]
-            feeds = {part: (dict(generator.taken[part]), _source(given, "random")) for part in before}
-        text = f"{step}a random prompt of {plural(prompt[token_input].shape[1], 'token')}"
-        feeds[name] = dict(steps[-1].feeds), _source(given, text)
+    *_, prefill = generator.steps(first, 1)
+    before = [part for part in uses if part not in (PREFILL, DECODE)]
+    feeds: PartFeeds = {part: (dict(generator.taken[part]), _source(given, "random")) for part in before}
+    *_, decode = generator.steps(second, 2)
+    for name, ran, prompt, text in ((PREFILL, prefill, first, ""), (DECODE, decode, second, "the step after ")):
+        tokens = f"a random prompt of {plural(prompt[token_input].shape[1], 'token')}"
+        feeds[name] = dict(ran.feeds), _source(given, text + tokens)
     return feeds
 
 
@@ -102,8 +81,7 @@ def _prompts(
     token_input = generator.how.tokens
     logits = next((value.shape for value in uses[DECODE].model.graph.outputs if value.name == "logits"), None)
     vocabulary = logits[-1] if logits is not None and isinstance(logits[-1], int) else 10
-    symbols = _token_axes(uses[DECODE])
-    batch = sizes.get(symbols[0], 1) if symbols else 1
+    batch = sizes.get(BATCH, 1) if BATCH in _open(uses[DECODE], *TOKENS) else 1
     encoded: dict[str, Any] = {}
     for part in ENCODERS:
         if part in uses:  # as many rows as there are prompts, or so many times those that it always takes
@@ -155,12 +133,8 @@ def _placeholders(generator: Generator, encoded: Mapping[str, Any], vocabulary: 
     return tokens[:1] * (min((len(array) for array in features.values()), default=0) // batch)
 
 
-def chained_feeds(uses: Mapping[str, PartUse], given: Mapping[str, Any], provider: str, seed: int) -> Feeds:
-    """What each part gets where they run one after the other.
-
-    Raises:
-        InputsError, UsageError: No random inputs fit, or ONNX Runtime does not run a part.
-    """
+def chained_feeds(uses: Mapping[str, PartUse], given: Mapping[str, Any], provider: str, seed: int) -> PartFeeds:
+    """What each part gets where they run one after the other."""
     values, feeds_of_parts = dict(given), {}
     for name, use in uses.items():
         tagged = use.tagged
@@ -200,8 +174,9 @@ def cost_parts(path: Source, sizes: Mapping[str, int] | None = None, *, formulas
     path = as_path(path)
     if not path.is_dir():
         return {"": cost(path, sizes) if formulas else cost_at_example(path, sizes)}
-    uses = uses_of(path, sizes or {})
-    return {name: replace(cost(use.tagged, use.sizes), name=_title(path, name)) for name, use in uses.items()}
+    folder = path.resolve().name
+    uses = uses_of(path, sizes or {}).items()
+    return {name: replace(cost(use.tagged, use.sizes), name=f"{folder}: {name}") for name, use in uses}
 
 
 def profile_parts(
@@ -245,7 +220,7 @@ def profile_parts(
     profiles = {}
     for name, (feeds, source) in feeds_of_parts.items():
         measured = profile(uses[name].tagged, feeds, inputs_from=source, **how)
-        profiles[name] = replace(measured, table=replace(measured.table, name=_title(path, name)))
+        profiles[name] = replace(measured, table=replace(measured.table, name=f"{path.resolve().name}: {name}"))
     return profiles
 
 
@@ -282,13 +257,10 @@ def uses_of(path: str | Path, sizes: Mapping[str, int]) -> dict[str, PartUse]:
     if DECODE not in uses:
         return uses
     step = uses.pop(DECODE)
-    query, past = cache_axes(step.tagged)
+    past = [symbol for symbol in (PAST_SEQUENCE,) if symbol in symbols[DECODE]]
     if PREFILL not in uses:
         uses[PREFILL] = replace(step, sizes={**step.sizes, **dict.fromkeys(past, 0)})
-    before = dict.fromkeys(past, sizes[query]) if query in sizes else {}
-    uses[DECODE] = replace(step, sizes={**before, **step.sizes, **({query: 1} if query else {})})
+    before = dict.fromkeys(past, sizes[SEQUENCE]) if SEQUENCE in sizes else {}
+    now = {SEQUENCE: 1} if SEQUENCE in symbols[DECODE] else {}
+    uses[DECODE] = replace(step, sizes={**before, **step.sizes, **now})
     return uses
-
-
-def _title(path: str | Path, part: str) -> str:
-    return f"{Path(path).resolve().name}: {part}"

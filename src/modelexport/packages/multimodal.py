@@ -32,6 +32,8 @@ POSITIONS = "positions"
 """The part that computes them from tokens."""
 _METHOD = "get_rope_index"
 """The method of transformers' models that computes them, which its exporters ask for as well."""
+PLURALS = {"image": "images", "audio": "sound"}
+EMBEDDING, EMBEDS = "embedding", "inputs_embeds"
 
 
 @dataclass(frozen=True)
@@ -70,13 +72,14 @@ class Positions:
         return torch.equal(self.offsets, grid) and self.extent == max(rows, columns)
 
 
-def positions_of(model: nn.Module, token: int, example: Mapping[str, Any], one: Mapping[str, Any]) -> Positions | None:
+def positions_of(
+    model: nn.Module, token: int, example: Mapping[str, Any], of_one_image: Mapping[str, Any]
+) -> Positions | None:
     """The positions that a model gives to tokens; ``None`` if a token has one position in it.
 
     Args:
-        token: The placeholder token.
         example: The inputs of a run of the whole model.
-        one: What its encoder takes for one image.
+        of_one_image: What its encoder takes for one image.
     """
     owner = next((module for module in model.modules() if callable(getattr(module, _METHOD, None))), None)
     if owner is None:
@@ -85,7 +88,7 @@ def positions_of(model: nn.Module, token: int, example: Mapping[str, Any], one: 
     ids = example["input_ids"][:1]
     image = ids[ids == token]
     ids = torch.cat([image, ids[ids != token][-1:]])[None]
-    known = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **one}
+    known = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **of_one_image}
     # Other integers of the shape of the tokens say what each of them is: 1 for placeholders, 0 for text.
     for name, value in example.items():
         if name not in known and getattr(value, "shape", None) == example["input_ids"].shape:
@@ -93,10 +96,6 @@ def positions_of(model: nn.Module, token: int, example: Mapping[str, Any], one: 
     wanted = inspect.signature(method).parameters
     positions = method(**{name: value for name, value in known.items() if name in wanted})[0][:, 0]
     return Positions(token, positions[:, :-1].clone(), int(positions[0, -1]))
-
-
-PLURALS = {"image": "images", "audio": "sound"}
-EMBEDDING, EMBEDS = "embedding", "inputs_embeds"
 
 
 @dataclass(frozen=True)
@@ -263,9 +262,6 @@ def _check_merge(model: nn.Module, modality: Modality) -> bool:
 
     Returns:
         Whether they show anything: without its weights, a model returns the same number everywhere.
-
-    Raises:
-        CaptureError: They differ: the model uses the places of images otherwise, too.
     """
     reason, telling = "", False
     with untouched(model, runs=False), collected():

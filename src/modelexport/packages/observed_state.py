@@ -21,14 +21,15 @@ from modelexport.core.collected_messages import collected
 from modelexport.core.replaced_attributes import attribute_set
 from modelexport.core.text import error_line
 from modelexport.errors import CaptureError, raised_as
-from modelexport.packages.generation_loop import BATCH
-from modelexport.packages.part_names import KINDS, PAST, SEQUENCE
+from modelexport.packages.generation_loop import BATCH, PAST_SEQUENCE, SEQUENCE
+from modelexport.packages.part_names import KINDS
 from modelexport.packages.prompts import Example
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.nested_tensors import copied, tensors_in
 
 TEXT = ("input_ids", "attention_mask", "position_ids")
 """What calls take for tokens; a mask is of all tokens so far."""
+_LONGEST = 2**18
 
 
 @dataclass(frozen=True)
@@ -76,12 +77,12 @@ class State:
     def is_keys_and_values(self) -> bool:
         """Whether it consists of keys and values alone, in layers of one form."""
         layers = range(len(getattr(self.template, "layers", None) or ()))
-        plain = all(len(sizes) == 4 and sizes[0] == BATCH and sizes[2] == PAST for sizes in self.axes.values())
+        plain = all(len(sizes) == 4 and sizes[0] == BATCH and sizes[2] == PAST_SEQUENCE for sizes in self.axes.values())
         return plain and self.axes.keys() == {f"{layer}.{kind}" for layer in layers for kind in KINDS.values()}
 
     def past_axis(self, name: str) -> int:
         """The axis of a tensor that grows with the text; 0, which is the batch, if there is none."""
-        return self.axes[name].index(PAST) if PAST in self.axes[name] else 0
+        return self.axes[name].index(PAST_SEQUENCE) if PAST_SEQUENCE in self.axes[name] else 0
 
 
 def with_tensors(state: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
@@ -122,17 +123,19 @@ def find_state(model: nn.Module, example: Example) -> State | None:
         name: torch.cat([value, value[:, [-min(2, ids.shape[1]), -1]]], 1) if value.shape[:2] == ids.shape else value
         for name, value in inputs.items()
     }
-    runs = [record_calls(model, one) for one in (inputs, more, longer)]
+    runs = [record_calls(model, example_inputs) for example_inputs in (inputs, more, longer)]
     step = runs[0][1]
-    arguments = [name for name, value in step.arguments.items() if _is_state(value)]
+    objects = {name: value for name, value in step.arguments.items() if not isinstance(value, torch.Tensor)}
+    arguments = [name for name, value in objects.items() if any(True for _ in tensors_in(value))]
     if len(arguments) > 1:
         raise _refused(model, f"it passes on {' and '.join(arguments)}")
     argument = next(iter(arguments), "")
     templates = [run[1].arguments.get(argument) for run in runs]
-    first, *others = [named_tensors(one) | dict(run[1].held) for one, run in zip(templates, runs, strict=True)]
-    if any(one.keys() != first.keys() for one in others):
+    states = [named_tensors(template) | dict(run[1].held) for template, run in zip(templates, runs, strict=True)]
+    first = states[0]
+    if any(state.keys() != first.keys() for state in states):
         raise _refused(model, f"{argument} has other tensors for another batch or length")
-    axes = {name: _sizes(model, name, PAST, *(one[name] for one in (first, *others))) for name in first}
+    axes = {name: _sizes(model, name, PAST_SEQUENCE, *(state[name] for state in states)) for name in first}
     # What is the same for every batch and length is a constant of the model.
     axes = {name: sizes for name, sizes in axes.items() if not all(isinstance(size, int) for size in sizes)}
     if not axes:
@@ -140,33 +143,29 @@ def find_state(model: nn.Module, example: Example) -> State | None:
     held = {name: (name.rpartition(".")[0], name.rpartition(".")[2]) for name in step.held if name in axes}
     tensors = {name: first[name] for name in axes}
     # ``generate`` may encode images before the first call, which takes them as well.
-    began = [{**one, **run[0].arguments} for one, run in zip((inputs, more, longer), runs, strict=True)]
-    given = {
-        name: _sizes(model, name, SEQUENCE, *(one[name] for one in began))
-        for name, value in began[0].items()
-        if isinstance(value, torch.Tensor) and all(isinstance(one.get(name), torch.Tensor) for one in began)
+    began = [{**before, **run[0].arguments} for before, run in zip((inputs, more, longer), runs, strict=True)]
+    input_sizes = {
+        name: _sizes(model, name, SEQUENCE, *(arguments_of_run[name] for arguments_of_run in began))
+        for name in began[0]
+        if all(isinstance(arguments_of_run.get(name), torch.Tensor) for arguments_of_run in began)
     }
     carried = tuple(
         name
-        for name, sizes in given.items()
+        for name, sizes in input_sizes.items()
         if sizes[1:2] == (SEQUENCE,)
         and name not in TEXT
-        and isinstance(one := step.arguments.get(name), torch.Tensor)
-        and torch.equal(one, began[0][name][:, -1:])
+        and isinstance(tensor := step.arguments.get(name), torch.Tensor)
+        and torch.equal(tensor, began[0][name][:, -1:])
     )
-    return State(argument, templates[0], held, axes, tensors, began[0], step.arguments, given, carried, example)
-
-
-def _is_state(value: Any) -> bool:
-    return not isinstance(value, torch.Tensor) and any(True for _ in tensors_in(value))
+    return State(argument, templates[0], held, axes, tensors, began[0], step.arguments, input_sizes, carried, example)
 
 
 def _sizes(
-    model: nn.Module, name: str, grows: str, one: torch.Tensor, more: torch.Tensor, longer: torch.Tensor
+    model: nn.Module, name: str, grows: str, first: torch.Tensor, more: torch.Tensor, longer: torch.Tensor
 ) -> tuple[int | str, ...]:
     """The sizes of a tensor: numbers, ``batch``, and ``grows`` for those with the length of the text."""
     sizes: list[int | str] = []
-    for size, of_more, of_longer in zip(one.shape, more.shape, longer.shape, strict=True):
+    for size, of_more, of_longer in zip(first.shape, more.shape, longer.shape, strict=True):
         if size == of_more == of_longer:
             sizes.append(size)
         elif (size, of_more, of_longer) == (2, 3, 2):
@@ -247,9 +246,6 @@ def restart_length(model: nn.Module) -> int:
 
     lengths = sorted({length for length in _integers(model.config.to_dict()) if 1 < length < _LONGEST})
     return next((n for n in lengths if keeps_cache(n - 1) and not keeps_cache(n) and keeps_cache(n + 1)), 0)
-
-
-_LONGEST = 2**18
 
 
 def _integers(value: Any) -> Iterator[int]:

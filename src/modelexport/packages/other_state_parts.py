@@ -22,12 +22,10 @@ from modelexport.core.replaced_attributes import attribute_set
 from modelexport.core.text import error_line
 from modelexport.errors import CaptureError
 from modelexport.format.package_manifest import Generation, Rows, Start
-from modelexport.packages.generation_loop import BATCH, PRESENT, TokenLoop
-from modelexport.packages.generation_loop import PAST as PAST_INPUT
+from modelexport.packages.generation_loop import BATCH, PAST, PAST_SEQUENCE, PRESENT, SEQUENCE, TokenLoop
 from modelexport.packages.greedy_reference import Reference, first_difference, generate_greedily
 from modelexport.packages.model_parts import ModelPart, with_forward
 from modelexport.packages.observed_state import State, growing, named_tensors, with_tensors
-from modelexport.packages.part_names import PAST, SEQUENCE
 from modelexport.packages.prompts import prompts_like
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.dispatch_modes import OperationMode
@@ -42,6 +40,10 @@ _LENGTHS: Mapping[Rows, Sequence[Sequence[int]]] = {
 }
 """The lengths of the prompts in the batches with which forms are tried."""
 _NEW_TOKENS = 3
+_ROWS: Mapping[Rows, tuple[str, ...]] = {
+    "equal": ("the prompts of a batch have one length: the model computes something else for padded rows",),
+    "one": ("takes one prompt at a time: the model computes something else for several rows",),
+}
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ def _run_prompt(state: State, padding: int, model: nn.Module, /, **inputs: torch
 
 def _run_step(state: State, holds: bool, model: nn.Module, /, **inputs: Any) -> dict[str, Any]:
     """One more token of each row."""
-    past = inputs.pop(PAST_INPUT)
+    past = inputs.pop(PAST)
     for name, sizes in state.axes.items():
         for size, actual in zip(sizes, past[name].shape, strict=True):
             torch._check(not isinstance(size, int) or actual == size)  # a capture leaves unread sizes open
@@ -117,7 +119,7 @@ def _run_step(state: State, holds: bool, model: nn.Module, /, **inputs: Any) -> 
     if holds:
         new = inputs["attention_mask"][:, -1] != 0
         for name, sizes in state.axes.items():
-            if PAST not in sizes:
+            if PAST_SEQUENCE not in sizes:
                 rows = new.view([-1 if size == BATCH else 1 for size in sizes])
                 present[name] = torch.where(rows, present[name], past[name])
     return {"logits": logits, PRESENT: present | carried}
@@ -127,9 +129,6 @@ def other_state_parts(model: nn.Module, state: State, notes: tuple[str, ...] = (
     """The parts of each form that computes what the model does, the best first.
 
     A model that computes something else for padded rows, or for several, has forms for less.
-
-    Args:
-        notes: What is told besides.
 
     Raises:
         CaptureError: There is none.
@@ -149,7 +148,8 @@ def other_state_parts(model: nn.Module, state: State, notes: tuple[str, ...] = (
         right_forms = []
         for form in forms:
             parts = _parts(model, state, form, rows, notes)
-            reason = next(filter(None, (_wrong(model, state, form, parts, reference) for reference in references)), "")
+            differences = (_difference(model, state, form, parts, reference) for reference in references)
+            reason = next(filter(None, differences), "")
             if not reason:
                 right_forms.append(parts)
             reasons.append(f"{form.told}: {reason}")
@@ -224,50 +224,45 @@ def _parts(model: nn.Module, state: State, form: Form, rows: Rows, notes: tuple[
         parts.append(ModelPart("prefill", first, inputs, axes=axes, rows=rows))
     began = state.step
     names = ["input_ids", *(name for name in ("attention_mask", "position_ids") if began.get(name) is not None)]
-    given = {name: began[name] for name in (*names, *state.again)}
-    if form.holds and "attention_mask" not in given:
+    inputs_of_step = {name: began[name] for name in (*names, *state.again)}
+    if form.holds and "attention_mask" not in inputs_of_step:
         mask = state.prompt["attention_mask"]
-        given["attention_mask"] = mask.new_ones(len(mask), mask.shape[1] + 1)
-    axes = {(name, 0): BATCH for name in given}
+        inputs_of_step["attention_mask"] = mask.new_ones(len(mask), mask.shape[1] + 1)
+    axes = {(name, 0): BATCH for name in inputs_of_step}
     past = {name: tensor.clone() for name, tensor in state.tensors.items()}
-    if "attention_mask" in given:
-        lengths = {past[name].shape[state.past_axis(name)] for name, sizes in state.axes.items() if PAST in sizes}
-        grows = lengths == {given["attention_mask"].shape[1] - 1}
-        axes["attention_mask", 1] = f"{PAST} + 1" if grows else f"total_{SEQUENCE}"
+    if "attention_mask" in inputs_of_step:
+        lengths = {
+            past[name].shape[state.past_axis(name)] for name, sizes in state.axes.items() if PAST_SEQUENCE in sizes
+        }
+        grows = lengths == {inputs_of_step["attention_mask"].shape[1] - 1}
+        axes["attention_mask", 1] = f"{PAST_SEQUENCE} + 1" if grows else f"total_{SEQUENCE}"
     past |= {name: began[name].clone() for name in state.carried}
     for name, sizes in {**state.axes, **dict.fromkeys(state.carried, (BATCH,))}.items():
-        axes |= {(f"{PAST_INPUT}.{name}", axis): size for axis, size in enumerate(sizes) if isinstance(size, str)}
+        axes |= {(f"{PAST}.{name}", axis): size for axis, size in enumerate(sizes) if isinstance(size, str)}
     step = with_forward(model, partial(_run_step, state, form.holds))
     if form.prefill != 0:
         notes += (f"a prompt runs token by token, as the model's code does: {form.told}",)
     if state.example.beside:
         notes += (f"a prompt has an image or a sound, which its first part takes: {', '.join(state.example.beside)}",)
     notes += _ROWS.get(rows, ())
-    parts.append(ModelPart("decode", step, {**given, PAST_INPUT: past}, axes=axes, notes=notes, rows=rows))
+    parts.append(ModelPart("decode", step, {**inputs_of_step, PAST: past}, axes=axes, notes=notes, rows=rows))
     return parts if rows != "one" else [_of_one_row(part) for part in parts]
-
-
-_ROWS: Mapping[Rows, tuple[str, ...]] = {
-    "equal": ("the prompts of a batch have one length: the model computes something else for padded rows",),
-    "one": ("takes one prompt at a time: the model computes something else for several rows",),
-}
 
 
 def _of_one_row(part: ModelPart) -> ModelPart:
     """A part whose batch is one row."""
     arguments = dict(part.inputs)
-    past = {name: tensor[-1:] for name, tensor in arguments.pop(PAST_INPUT, {}).items()}
+    past = {name: tensor[-1:] for name, tensor in arguments.pop(PAST, {}).items()}
     inputs = {name: tensor[-1:] for name, tensor in arguments.items()}
     axes = {place: size for place, size in part.axes.items() if size != BATCH}
-    return replace(part, inputs=inputs | ({PAST_INPUT: past} if past else {}), axes=axes)
+    return replace(part, inputs=inputs | ({PAST: past} if past else {}), axes=axes)
 
 
-def _wrong(model: nn.Module, state: State, form: Form, parts: Sequence[ModelPart], reference: Reference) -> str:
+def _difference(model: nn.Module, state: State, form: Form, parts: Sequence[ModelPart], reference: Reference) -> str:
     """What a form computes otherwise than the model, in PyTorch; empty if nothing."""
-    loop = _Modules(state, form, parts)
     try:
         with untouched(model), collected():
-            return first_difference(loop, reference)
+            return first_difference(_Modules(state, form, parts), reference)
     except Exception as error:  # whatever the model's own code raises
         return error_line(error)
 
@@ -278,7 +273,7 @@ class _Modules(TokenLoop):
     def __init__(self, state: State, form: Form, parts: Sequence[ModelPart]) -> None:
         dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in state.tensors.items()}
         start = {
-            f"{PAST_INPUT}.{name}": Start(dtype=dtypes[name], shape=[0 if size == PAST else size for size in sizes])
+            f"{PAST}.{name}": Start(dtype=dtypes[name], shape=[0 if size == PAST_SEQUENCE else size for size in sizes])
             for name, sizes in state.axes.items()
         }
         self._parts = {part.name: part for part in parts}
@@ -298,12 +293,12 @@ class _Modules(TokenLoop):
         """The outputs of a part."""
         inputs: dict[str, Any] = {}
         for name in self._parts[part].inputs:
-            if name == PAST_INPUT:
-                inside = (key for key in values if key.startswith(f"{PAST_INPUT}."))
-                inputs[name] = {key.removeprefix(f"{PAST_INPUT}."): torch.from_numpy(values[key]) for key in inside}
+            if name == PAST:
+                inside = (key for key in values if key.startswith(f"{PAST}."))
+                inputs[name] = {key.removeprefix(f"{PAST}."): torch.from_numpy(values[key]) for key in inside}
             else:
                 inputs[name] = torch.from_numpy(np.ascontiguousarray(values[name]))
         self.taken[part] = {}
         output = self._parts[part].model(**inputs)
-        present = {f"{PAST_INPUT}.{name}": as_array(tensor) for name, tensor in output[PRESENT].items()}
+        present = {f"{PAST}.{name}": as_array(tensor) for name, tensor in output[PRESENT].items()}
         return {"logits": as_array(output["logits"]), **present}

@@ -125,8 +125,8 @@ def export_package(
     check_package_folder(folder, [] if lies_in is None else [lies_in])
     with stages("parts"):
         given = inputs if isinstance(inputs, Mapping) else None
-        kind, made = parts_of(model, options.package, inputs, options.weights.to_check, lies_in)
-        forms = iter(made)
+        kind, all_forms = parts_of(model, options.package, inputs, options.weights.to_check, lies_in)
+        forms = iter(all_forms)
         best = next(forms)
     with checked_and_written(
         folder, [] if lies_in is None else [lies_in], make=True, package=True, check=False
@@ -139,19 +139,19 @@ def export_package(
                 weights = share_weights(model, options.weights.source, staging, options.weights.weights)
                 shared = defaultdict(lambda: weights)
 
-        def exported(found: Sequence[ModelPart]) -> PackageResult:
-            results, seconds, notes = _export_each(kind, found, name, shared, options, staging, stages)
-            found = [part for part in found if part.name in results]
-            places = {file.path.relative_to(staging).as_posix() for part in found for file in shared[part.name].files}
+        def exported(form: Sequence[ModelPart]) -> PackageResult:
+            results, seconds, notes = _export_each(kind, form, name, shared, options, staging, stages)
+            form = [part for part in form if part.name in results]
+            places = {file.path.relative_to(staging).as_posix() for part in form for file in shared[part.name].files}
             restart_after = restart_length(model) if kind == "generate" else 0
-            manifest = _manifest(kind, found, results, sorted(places), restart_after)
+            manifest = _manifest(kind, form, results, sorted(places), restart_after)
             with stages("generate" if kind == "generate" else "comparison"):
                 notes += check_package(model, manifest, staging, lies_in, results, given, options)
-            notes += [f"{part.name}: {note}" for part in found for note in part.notes]
-            notes += write_layouts(model, lies_in, staging, manifest, found)
+            notes += [f"{part.name}: {note}" for part in form for note in part.notes]
+            notes += write_layouts(model, lies_in, staging, manifest, form)
             write_manifest(manifest, staging)
             written = {file.relative_to(staging): file.stat() for file in staging.rglob("*") if file.is_file()}
-            heavy = {(one := written[Path(file)]).st_ino: one.st_size for file in manifest.weights}
+            heavy = {written[Path(file)].st_ino: written[Path(file)].st_size for file in manifest.weights}
             return PackageResult(
                 folder=folder,
                 manifest=manifest,
@@ -206,11 +206,9 @@ def _export_each(
     optional parts that cannot be captured.
     """
     stepwise = STEPWISE.intersection(options.capture.constants) if kind == "generate" else frozenset[str]()
-    notes = [
-        f"{name_of_input} is an input all the same: generation gives it other values in each step"
-        for name_of_input in sorted(stepwise)
-    ]
-    constants = [name_of_input for name_of_input in options.capture.constants if name_of_input not in stepwise]
+    reason = "is an input all the same: generation gives it other values in each step"
+    notes = [f"{input_name} {reason}" for input_name in sorted(stepwise)]
+    constants = [input_name for input_name in options.capture.constants if input_name not in stepwise]
     seconds: dict[str, float] = dict(stages.seconds)
     results: dict[str, ExportResult] = {}
     for part in parts:

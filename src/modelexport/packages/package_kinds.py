@@ -13,18 +13,12 @@ from modelexport.exporting.options import PackageOptions
 from modelexport.files.named_models import named_folder
 from modelexport.files.safetensors_files import INDEX, SINGLE
 from modelexport.format.package_manifest import Kind
+from modelexport.packages import sentence_pipelines as sentences
 from modelexport.packages.diffusion.components_module import MODEL_INDEX, PipelineModules, load_diffusion
 from modelexport.packages.diffusion.diffusion_parts import diffusion_parts, model_parts
 from modelexport.packages.diffusion.observed_calls import observe_example
 from modelexport.packages.generation_parts import can_generate, generation_forms
 from modelexport.packages.model_parts import ModelPart
-from modelexport.packages.sentence_pipelines import (
-    SENTENCE_TRANSFORMER,
-    SentencePipeline,
-    load_pipeline,
-    pipeline_folder,
-    pipeline_parts,
-)
 from modelexport.pytorch.loading import LoadedModel, load_model
 from modelexport.weights.bytes_of_entries import Weights
 
@@ -41,17 +35,16 @@ def load_for_parts(
     Args:
         spec: A folder of a pipeline, or what :func:`modelexport.pytorch.loading.load_model` takes, like the others.
         parts: The kind that is asked for, or ``auto``.
-
-    Raises:
-        ModelLoadError, WeightsError: It cannot be loaded.
     """
     folder = named_folder(spec) or Path(spec)
     linked = any((folder / name).is_file() for name in (SINGLE, INDEX))
     weights: Literal["files", "auto"] = "files" if linked else "auto"
     if parts in ("auto", "pipeline") and (folder / MODEL_INDEX).is_file():
         return load_diffusion(folder, trust_remote_code=trust_remote_code, dtype=dtype), "arguments"
-    if parts in ("auto", "pipeline") and (pipeline := pipeline_folder(spec)) is not None:
-        return load_pipeline(pipeline, trust_remote_code=trust_remote_code, dtype=dtype, weights=weights), "nothing"
+    if parts in ("auto", "pipeline") and (pipeline := sentences.pipeline_folder(spec)) is not None:
+        return sentences.load_pipeline(
+            pipeline, trust_remote_code=trust_remote_code, dtype=dtype, weights=weights
+        ), "nothing"
     loaded = load_model(
         spec, model_class=model_class, trust_remote_code=trust_remote_code, seed=seed, dtype=dtype, weights=weights
     )
@@ -79,12 +72,11 @@ def parts_of(
             raise InputsError(f"{type(model).__name__} is not one model: leave out --parts whole")
         observed, _ = observe_example(model, inputs if isinstance(inputs, Mapping) else None, steps=2)
         return "pipeline", [model_parts(model, diffusion_parts(model, observed), observed.inside)]
-    if parts == "pipeline" or (parts == "auto" and isinstance(model, SentencePipeline)):
-        if not isinstance(model, SentencePipeline):
-            raise InputsError(
-                f"{type(model).__name__} is not a pipeline: give a folder with {SENTENCE_TRANSFORMER} or {MODEL_INDEX}"
-            )
-        return "pipeline", [pipeline_parts(model)]
+    if parts == "pipeline" or (parts == "auto" and isinstance(model, sentences.SentencePipeline)):
+        if not isinstance(model, sentences.SentencePipeline):
+            names = f"{sentences.SENTENCE_TRANSFORMER} or {MODEL_INDEX}"
+            raise InputsError(f"{type(model).__name__} is not a pipeline: give a folder with {names}")
+        return "pipeline", [sentences.pipeline_parts(model)]
     if inputs is None:
         from modelexport.pytorch.inputs.generated_inputs import generate_inputs
 

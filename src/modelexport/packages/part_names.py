@@ -10,10 +10,9 @@ import onnx_ir as ir
 from modelexport.capture.exported_graph import Exported
 from modelexport.exporting.input_output_axis_names import Interface
 from modelexport.graph.size_symbols import SYMBOL
-from modelexport.packages.generation_loop import BATCH, CACHE_POSITION
+from modelexport.packages.generation_loop import BATCH, CACHE_POSITION, PAST_SEQUENCE, SEQUENCE
 
-SEQUENCE, PAST = "sequence", "past_sequence"
-TOTAL = f"{PAST} + {SEQUENCE}"
+TOTAL = f"{PAST_SEQUENCE} + {SEQUENCE}"
 ENCODER = "encoder_sequence"
 
 _CACHE = re.compile(
@@ -56,11 +55,7 @@ def name_generation(exported: Exported) -> Exported:
 
 
 def name_axes(exported: Exported, *, axes: Mapping[tuple[str, int], str]) -> Exported:
-    """Name the inputs, outputs and given axes of a graph that generates, in place.
-
-    Raises:
-        UsageError: An axis has a fixed size.
-    """
+    """Name the inputs, outputs and given axes of a graph that generates, in place."""
     inputs, outputs = _plain_names(exported)
     known = {place: size for place, size in axes.items() if place[0] in inputs.values()}
     return Interface(inputs=inputs, outputs=outputs, axes=known)(exported)
@@ -80,7 +75,9 @@ def name_pipeline(exported: Exported) -> Exported:
         for axis, size in enumerate(shape):
             if not isinstance(size, ir.SymbolicDim) or size.value is None or not SYMBOL.fullmatch(size.value):
                 continue
-            usual = _usual_axes(len(shape))[axis]
+            # Of tokens, of their states, of images and of videos.
+            images = (BATCH, "channels", *("frames", "depth")[: len(shape) - 4], "height", "width")
+            usual = (images if len(shape) > 3 else (BATCH, SEQUENCE, "width"))[axis]
             if size.value not in names:
                 names[size.value] = usual if usual not in names.values() else f"{name}_{usual}"
             axes[name, axis] = names[size.value]
@@ -96,13 +93,6 @@ def _plain_names(exported: Exported) -> tuple[dict[str, str], dict[str, str]]:
     )
 
 
-def _usual_axes(rank: int) -> tuple[str, ...]:
-    """The names of the axes of tokens, of their states, of images and of videos."""
-    if rank <= 3:
-        return (BATCH, SEQUENCE, "width")[:rank]
-    return (BATCH, "channels", *("frames", "depth")[: rank - 4], "height", "width")
-
-
 def _axes(name: str, value: ir.Value, encodes: bool, total: str) -> Iterator[tuple[int, str]]:
     """The dynamic axes of an input with their names; with ``encodes``, inputs not of the decoder are the encoder's."""
     if value.shape is None:
@@ -110,7 +100,7 @@ def _axes(name: str, value: ir.Value, encodes: bool, total: str) -> Iterator[tup
     match = _CACHE.fullmatch(name)
     names: tuple[str, ...] = (BATCH, SEQUENCE)
     if match is not None:
-        names = (BATCH, "heads", ENCODER if match[1] == "cross" else PAST, "width")
+        names = (BATCH, "heads", ENCODER if match[1] == "cross" else PAST_SEQUENCE, "width")
     elif name == "position_ids" and len(value.shape) > len(names):
         names = ("axes", BATCH, SEQUENCE)
     elif name == CACHE_POSITION:

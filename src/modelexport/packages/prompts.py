@@ -33,6 +33,11 @@ TEXTS = (
 
 PROMPT = 5
 """Tokens of the example prompt: a number that the model's own sizes are unlikely to have."""
+PIXEL_MASK = "pixel_attention_mask"
+"""What says which pixels are of an image and not padding."""
+_CHANGES = re.compile("(sliding_window|window_size|chunk_size|original_max_position_embeddings)$")
+"""Settings with a number of tokens after which a model computes something else."""
+_LONGEST = 256
 
 
 def token_inputs(model: nn.Module) -> dict[str, Any]:
@@ -49,11 +54,7 @@ def some_tokens(model: nn.Module, shape: torch.Size) -> torch.Tensor:
 
 
 def vocabulary_of(model: nn.Module) -> int:
-    """The number of tokens that a model knows.
-
-    Raises:
-        InputsError: It takes none.
-    """
+    """The number of tokens that a model knows."""
     size = int(getattr(model.config.get_text_config(), "vocab_size", 0) or 0)
     if size < 2:
         raise InputsError(f"{type(model).__name__} has no vocabulary: a package needs a model that takes tokens")
@@ -76,10 +77,6 @@ class Example:
         return [name for name in self.inputs if name not in ("input_ids", "attention_mask")]
 
 
-PIXEL_MASK = "pixel_attention_mask"
-"""What says which pixels are of an image and not padding."""
-
-
 def has_processor(directory: Path | None) -> bool:
     """Whether a model's folder has what makes the inputs for its images or sounds."""
     return directory is not None and any(directory.glob("*processor_config.json"))
@@ -91,9 +88,6 @@ def example_of(model: nn.Module, given: Mapping[str, Any] | None = None, *, mask
     Args:
         given: What belongs to the image or the sound of one prompt, where it cannot be made.
         masks_pixels: Whether images come from a processor, which says what of them is padding if the model takes that.
-
-    Raises:
-        InputsError: The model does not run with it.
     """
     text = Example(token_inputs(model))
     if others_than_text(model) == [] and not given:
@@ -207,11 +201,6 @@ def example_prompts(
     return rows + prompts_like(model, Example(token_inputs(model)), lengths, seed)
 
 
-_CHANGES = re.compile("(sliding_window|window_size|chunk_size|original_max_position_embeddings)$")
-"""Settings with a number of tokens after which a model computes something else."""
-_LONGEST = 256
-
-
 def _lengths_before_a_change(settings: Mapping[str, Any]) -> tuple[int, ...]:
     """Lengths of prompts whose continuation gets longer than a window, or than what positions were made for."""
     numbers = {**settings, **(settings.get("rope_parameters") or {})}
@@ -220,11 +209,7 @@ def _lengths_before_a_change(settings: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def prompts_like(model: nn.Module, example: Example, lengths: Sequence[int], seed: int) -> list[dict[str, Any]]:
-    """Prompts of one row each: what an example begins with, random tokens after it, and other images or sounds.
-
-    Args:
-        lengths: The number of random tokens of each prompt.
-    """
+    """Prompts of one row each: what an example begins with, random tokens after it, and other images or sounds."""
     random, vocabulary = np.random.default_rng(seed), vocabulary_of(model)
     arrays = {name: as_array(value) for name, value in example.inputs.items() if name != "attention_mask"}
     ids, prompts = arrays.get("input_ids"), []

@@ -16,16 +16,18 @@ from modelexport.measure.columns import AGAINST, RATIO
 from modelexport.measure.costs import cost_at_example
 from modelexport.measure.html_page import Page, Section, write_page
 from modelexport.measure.side_by_side import cost_against, profile_against
-from modelexport.measure.table import NodeFigures, Table
+from modelexport.measure.table import Table
 from modelexport.packages.measured_parts import DECODE, cost_parts, profile_parts, profile_same
 from modelexport.runtime.devices import CPU
 from modelexport.tagged.file import TaggedFile, read_tagged
-from modelexport.tagged.package import read_package
+from modelexport.tagged.package import files_of
 from modelexport.traces.reference_values import reference_path
 from modelexport.verify.against_file import verify_against
 from modelexport.verify.against_reference import verify_reference
 from modelexport.verify.against_report import AgainstReport, Loss
 from modelexport.verify.verify_report import VerifyReport
+
+_TIMES = (columns.SECONDS.name, columns.NODE_SECONDS.name, columns.SHARE.name, AGAINST.name, RATIO.name)
 
 
 def with_errors(table: Table, report: VerifyReport | AgainstReport) -> Table:
@@ -66,9 +68,7 @@ def write_report_page(
     Of a package, each part is on the page.
 
     Args:
-        sizes: Names of dynamic axes to sizes.
         profiled: Also run it, and show the time of its modules.
-        provider: The device on which it is profiled: ``NAME[,option=value...]``.
         against: A file that was made from this one, such as a quantized one: its error by module is on the page instead
             of the verification, and with ``profiled`` its time.
         verified: The verification of the file; without it the file is compared with reference values, if these are
@@ -80,7 +80,7 @@ def write_report_page(
         UsageError: It does not have a dynamic axis named in ``sizes``, or cannot run.
     """
     check_writable(output, alone=True)
-    files = read_package(path).files if Path(path).is_dir() else {"": Path(path)}
+    files = files_of(path)
     tables = cost_parts(path, sizes)
     times = profile_parts(path, sizes=sizes, provider=provider) if profiled else {}
     if against is not None and profiled:
@@ -117,24 +117,17 @@ def _page(
     sections.append(_facts(tagged))
     if measured is None:
         return Page(table, columns.FLOPS.name, sections, part, other)
+    timed = [  # with their seconds alone: cost has its own peak memory
+        replace(node, figures={name: node.figures[name] for name in _TIMES if name in node.figures}, runs=())
+        for node in measured.nodes
+    ]
     table = replace(
         table,
         columns=(*(c for c in measured.columns if c.name in _TIMES), *table.columns),
-        nodes=(*table.nodes, *(_timed_only(measured))),
+        nodes=(*table.nodes, *timed),
         notes=(*table.notes, *measured.notes),
     )
     return Page(table, columns.SECONDS.name, sections, part, other)
-
-
-_TIMES = (columns.SECONDS.name, columns.NODE_SECONDS.name, columns.SHARE.name, AGAINST.name, RATIO.name)
-
-
-def _timed_only(table: Table) -> list[NodeFigures]:
-    """The nodes of a profile, with their seconds alone: cost has its own peak memory."""
-    return [
-        replace(node, figures={name: node.figures[name] for name in _TIMES if name in node.figures}, runs=())
-        for node in table.nodes
-    ]
 
 
 def _facts(tagged: TaggedFile) -> Section:

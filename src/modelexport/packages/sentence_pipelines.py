@@ -17,21 +17,8 @@ from modelexport.core.text import error_line
 from modelexport.errors import ModelLoadError, raised_as
 from modelexport.files.named_models import BERT_TINY, named_folder
 from modelexport.files.safetensors_files import read_header
+from modelexport.packages import sentence_settings as settings
 from modelexport.packages.model_parts import ModelPart
-from modelexport.packages.sentence_settings import (
-    DenseConfig,
-    DropoutConfig,
-    Entry,
-    LayerNormConfig,
-    MaskConfig,
-    NormalizeConfig,
-    PoolingConfig,
-    TransformerConfig,
-    read_if_there,
-    read_model_settings,
-    read_settings,
-    transformer_settings,
-)
 from modelexport.pytorch.loading import LoadedModel, load_model
 from modelexport.pytorch.loading.hugging_face import hub_answers
 
@@ -64,8 +51,8 @@ class SentencePipeline(nn.Module):
         features |= {} if prompt_length is None else {"prompt_length": prompt_length}
         for module in self.children():
             features |= module(features)
-        found = features[self.output]
-        return {self.output: found if self.width is None else found[..., : self.width]}
+        embedding = features[self.output]
+        return {self.output: embedding if self.width is None else embedding[..., : self.width]}
 
 
 class Transformer(nn.Module):
@@ -77,10 +64,10 @@ class Transformer(nn.Module):
 
     def forward(self, features: Features) -> dict[str, torch.Tensor]:
         model: Any = self.auto_model
-        made = (model.get_encoder() if _has_decoder(type(model)) else model)(
+        output = (model.get_encoder() if _has_decoder(type(model)) else model)(
             input_ids=features["input_ids"], attention_mask=features["attention_mask"]
         )
-        return {TOKENS: made.last_hidden_state}
+        return {TOKENS: output.last_hidden_state}
 
 
 class Pooling(nn.Module):
@@ -126,7 +113,7 @@ def _pool(mode: str, tokens: torch.Tensor, mask: torch.Tensor, places: torch.Ten
 class Dense(nn.Module):
     """A linear layer with an activation on a feature; with a residual, the feature is added to the result."""
 
-    def __init__(self, config: DenseConfig, activation: nn.Module) -> None:
+    def __init__(self, config: settings.DenseConfig, activation: nn.Module) -> None:
         super().__init__()
         sizes = config.in_features, config.out_features
         self.linear, self.activation_function = nn.Linear(*sizes, config.bias), activation
@@ -136,21 +123,21 @@ class Dense(nn.Module):
             self.residual = nn.Linear(*sizes, bias=False) if sizes[0] != sizes[1] else nn.Identity()
 
     def forward(self, features: Features) -> dict[str, torch.Tensor]:
-        given = features[self.input]
-        made = self.activation_function(self.linear(given))
-        return {self.output: made if self.residual is None else made + self.residual(given)}
+        feature = features[self.input]
+        output = self.activation_function(self.linear(feature))
+        return {self.output: output if self.residual is None else output + self.residual(feature)}
 
 
 class Normalize(nn.Module):
     """Scales a feature to a length of one."""
 
-    def __init__(self, config: NormalizeConfig) -> None:
+    def __init__(self, config: settings.NormalizeConfig) -> None:
         super().__init__()
         self.input, self.output = config.module_input_name, config.module_output_name or config.module_input_name
 
     def forward(self, features: Features) -> dict[str, torch.Tensor]:
-        given = features.get(self.input)  # without it, sentence-transformers does nothing
-        return {} if given is None else {self.output: nn.functional.normalize(given, p=2, dim=-1)}
+        feature = features.get(self.input)  # without it, sentence-transformers does nothing
+        return {} if feature is None else {self.output: nn.functional.normalize(feature, p=2, dim=-1)}
 
 
 class LayerNorm(nn.Module):
@@ -182,7 +169,7 @@ def is_pipeline(directory: Path) -> bool:
     """Whether a folder holds a pipeline. A cross encoder, which has the same files, is one model with its head."""
     if not (directory / SENTENCE_TRANSFORMER).is_file():
         return False
-    task = (transformer_settings(directory, dict[str, Any]) or {}).get("transformer_task")
+    task = (settings.transformer_settings(directory, dict[str, Any]) or {}).get("transformer_task")
     return task != "sequence-classification"
 
 
@@ -200,7 +187,7 @@ def load_pipeline(
     """
     modules: dict[str, nn.Module] = {}
     loaded: dict[str, LoadedModel] = {}
-    for entry in read_settings(directory / SENTENCE_TRANSFORMER, list[Entry]):
+    for entry in settings.read_settings(directory / SENTENCE_TRANSFORMER, list[settings.Entry]):
         folder = _folder(directory, entry)
         if entry.name in modules:
             raise ModelLoadError(f"{directory / SENTENCE_TRANSFORMER} has two modules {entry.name}: correct it")
@@ -208,34 +195,30 @@ def load_pipeline(
         if isinstance(module, LoadedModel):
             loaded[entry.name], module = module, Transformer(module.model)
         modules |= {} if module is None else {entry.name: module}
-    apart = [(f"{name}.auto_model.", part.weights) for name, part in loaded.items() if part.weights is not None]
-    weights_apart = None
-    if len(apart) == 1:
-        ((prefix, of_part),) = apart
-        weights_apart = dataclasses.replace(
-            of_part,
-            tensors={f"{prefix}{key}": tensor for key, tensor in of_part.tensors.items()},
-            made={f"{prefix}{key}": what for key, what in of_part.made.items()},
+    apart = [
+        dataclasses.replace(
+            part.weights,
+            tensors={f"{name}.auto_model.{key}": tensor for key, tensor in part.weights.tensors.items()},
+            made={f"{name}.auto_model.{key}": what for key, what in part.weights.made.items()},
         )
+        for name, part in loaded.items()
+        if part.weights is not None
+    ]
     pooled = [part for part in modules.values() if isinstance(part, Pooling)]
-    width = read_model_settings(directory).truncate_dim
+    width = settings.read_model_settings(directory).truncate_dim
     prompt = any(not part.include_prompt for part in pooled)
     model = SentencePipeline(modules, SENTENCE if pooled else TOKENS, width if pooled else None, prompt)
+    modes = {name: f" ({', '.join(part.modes)})" for name, part in modules.items() if isinstance(part, Pooling)}
+    classes = ", ".join(f"{type(part).__name__}{modes.get(name, '')}" for name, part in modules.items())
     return LoadedModel(
         model.eval(),
         None,
         directory.resolve().name,
         directory,
         tuple(warning for part in loaded.values() for warning in part.warnings),
-        weights_apart,
-        f"as in sentence-transformers: {', '.join(map(_named, modules.values()))}; --bare: the Transformer alone",
+        apart[0] if len(apart) == 1 else None,
+        f"as in sentence-transformers: {classes}; --bare: the Transformer alone",
     )
-
-
-def _named(module: nn.Module) -> str:
-    """The class of a module, with the modes of a pooling."""
-    how = f" ({', '.join(module.modes)})" if isinstance(module, Pooling) else ""
-    return type(module).__name__ + how
 
 
 def pipeline_parts(model: SentencePipeline) -> list[ModelPart]:
@@ -247,7 +230,7 @@ def pipeline_parts(model: SentencePipeline) -> list[ModelPart]:
     return [ModelPart("model", model, {"input_ids": ids, "attention_mask": mask, **prompt})]
 
 
-def _folder(directory: Path, entry: Entry) -> Path:
+def _folder(directory: Path, entry: settings.Entry) -> Path:
     """The folder of a module, which is the pipeline's or in it."""
     folder = directory / entry.path
     if "\0" in entry.path or not Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(directory)):
@@ -266,9 +249,9 @@ def _module(
     of_library, path = kind.startswith("sentence_transformers."), folder / "config.json"
     match kind.rpartition(".")[2] if of_library else kind:
         case "Transformer":
-            transformer_settings(folder, TransformerConfig)
+            settings.transformer_settings(folder, settings.TransformerConfig)
             # The class that config.json names may have a head, which sentence-transformers leaves out.
-            whole = _class_without_head(read_settings(path, dict[str, Any]).get("model_type"))
+            whole = _class_without_head(settings.read_settings(path, dict[str, Any]).get("model_type"))
             return load_model(
                 str(folder),
                 model_class=None if whole is not None and _has_decoder(whole) else "AutoModel",
@@ -277,21 +260,21 @@ def _module(
                 weights=weights,
             )
         case "Pooling":
-            config = read_settings(path, PoolingConfig)
+            config = settings.read_settings(path, settings.PoolingConfig)
             return Pooling(config.modes, config.include_prompt)
         case "Dense":
-            dense = read_settings(path, DenseConfig)
+            dense = settings.read_settings(path, settings.DenseConfig)
             activation = getattr(nn, dense.activation_function.rpartition(".")[2], None)
             if not (isinstance(activation, type) and issubclass(activation, nn.Module)):
                 raise ModelLoadError(f"{folder} has an activation {dense.activation_function} that torch.nn lacks")
             return _with_weights(folder, dtype, lambda: Dense(dense, activation()))
         case "LayerNorm":
-            dimension = read_settings(path, LayerNormConfig).dimension
+            dimension = settings.read_settings(path, settings.LayerNormConfig).dimension
             return _with_weights(folder, dtype, lambda: LayerNorm(dimension))
         case "Normalize":
-            return Normalize(read_if_there(path, NormalizeConfig()))
+            return Normalize(settings.read_if_there(path, settings.NormalizeConfig()))
         case "Dropout" | "MultiVectorMask" as name:
-            read_if_there(path, DropoutConfig() if name == "Dropout" else MaskConfig())
+            settings.read_if_there(path, settings.DropoutConfig() if name == "Dropout" else settings.MaskConfig())
             return None
     raise ModelLoadError(f"{folder} is a module of the unsupported type {kind}: export its transformer with --bare")
 

@@ -13,6 +13,8 @@ from modelexport.errors import FileFormatError, ModelLoadError
 from modelexport.files.regular_files import read_regular
 
 _T = TypeVar("_T")
+Mode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+Feature = Literal["sentence_embedding", "token_embeddings"]
 
 
 class Config(msgspec.Struct, forbid_unknown_fields=True):
@@ -61,9 +63,6 @@ class TransformerConfig(Config):
     query_expansion: Any = None
 
 
-Mode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
-
-
 class PoolingConfig(Config):
     pooling_mode: Mode | Annotated[list[Mode], msgspec.Meta(min_length=1)] | None = None
     include_prompt: bool = True
@@ -84,9 +83,6 @@ class PoolingConfig(Config):
         older = [name for name in self.__struct_fields__ if name.startswith("pooling_mode_") and getattr(self, name)]
         names = [name.removeprefix("pooling_mode_") for name in older or ["mean_tokens"]]
         return [name if name in get_args(Mode) else name.rpartition("_")[0] for name in names]
-
-
-Feature = Literal["sentence_embedding", "token_embeddings"]
 
 
 class NormalizeConfig(Config):

@@ -23,13 +23,15 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def share_weights(model: nn.Module, source: Weights | None, folder: Path, mode: WeightsMode) -> Weights:
+def share_weights(
+    model: nn.Module, source: Weights | None, folder: Path, mode: WeightsMode, component: str = ""
+) -> Weights:
     """Write or link the weights of a model into a folder, once.
 
     Args:
         source: The places of the entries in the checkpoint. Its files are linked if they contain every entry unchanged.
-        folder: The folder of the package.
         mode: ``link``, ``copy``, or ``auto``: linked if possible.
+        component: The name of the model in its pipeline, which begins the names of its entries.
 
     Returns:
         The place of each entry in the folder.
@@ -44,9 +46,12 @@ def share_weights(model: nn.Module, source: Weights | None, folder: Path, mode: 
         raise OutputError(
             f"{changed} entries are not in the checkpoint unchanged, so it cannot be linked: use --weights copy"
             if changed
-            else "the model has no safetensors files that could be linked: use --weights copy"
+            else f"{component or 'the model'} has no safetensors files that could be linked: use --weights copy"
         )
-    return _written(model, source, folder)
+    names = save_entries(model, source, folder / SINGLE)  # tied entries once
+    file = read_header(folder / SINGLE)
+    places = {key: file.tensors[name] for key, name in names.items()}
+    return Weights(_tensors(places, f"{component}." * bool(component)), {}, (file,), in_memory=source is None)
 
 
 def share_components(
@@ -56,14 +61,10 @@ def share_components(
 
     Args:
         directory: The folder of the pipeline. A component's files are linked if they contain every entry unchanged.
-        folder: The folder of the package.
         mode: As for :func:`share_weights`.
 
     Returns:
         Name of a part to the places of its component's entries.
-
-    Raises:
-        OutputError: A component cannot be linked, and ``mode`` is ``link``.
     """
     shared: dict[str, Weights] = {}
     first: dict[str, Weights] = {}
@@ -77,26 +78,17 @@ def share_components(
         paths = sorted((directory / name).glob("*.safetensors")) if directory is not None else ()
         files = [read_header(path) for path in paths]
         places = find_entries(component, files)
+        source = None
         if places is not None:
             used = {entry.path for entry in places.values()}
             linked = tuple(file for file in files if Path(os.path.realpath(file.path)) in used)
-            first[name] = _moved(Weights(_tensors(places, f"{name}."), {}, linked, in_memory=True), place, mode)
-        elif mode == "link":
-            raise OutputError(
-                f"{name} is not in safetensors files unchanged, so it cannot be linked: use --weights copy"
-            )
-        else:
-            first[name] = _written(component, None, place, f"{name}.")
-        shared[part.name] = first[name]
+            source = Weights(_tensors(places, f"{name}."), {}, linked, in_memory=True)
+        shared[part.name] = first[name] = share_weights(component, source, place, mode, name)
     return shared
 
 
 def _moved(weights: Weights, folder: Path, mode: WeightsMode) -> Weights:
-    """Link the files of weights into a folder; copy them if the mode says so, or if they cannot and need not be linked.
-
-    Raises:
-        OutputError: A file cannot be linked, and the mode is ``link``; or two have one name.
-    """
+    """Link the files of weights into a folder, or copy them: as the mode says, and with ``auto`` as is possible."""
     targets: dict[Path, Path] = {}
     for file in weights.files:
         target = folder / file.path.name
@@ -124,14 +116,6 @@ def _moved(weights: Weights, folder: Path, mode: WeightsMode) -> Weights:
     }
     files = tuple(replace(file, path=targets[Path(os.path.realpath(file.path))]) for file in weights.files)
     return replace(weights, tensors=_tensors(places), files=files)
-
-
-def _written(model: nn.Module, source: Weights | None, folder: Path, prefix: str = "") -> Weights:
-    """Write every entry of a model to one file, tied ones once."""
-    names = save_entries(model, source, folder / SINGLE)
-    file = read_header(folder / SINGLE)
-    places = {key: file.tensors[name] for key, name in names.items()}
-    return Weights(_tensors(places, prefix), {}, (file,), in_memory=source is None)
 
 
 def _tensors(places: Mapping[str, Place], prefix: str = "") -> dict[str, ir.TensorProtocol]:

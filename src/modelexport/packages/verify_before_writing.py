@@ -30,6 +30,8 @@ from modelexport.traces.tolerances import LOGITS, LOGITS_OF_HALF
 
 _NOT_RUN = ("loading", "running")
 """The steps of a check that show that a part does not run here."""
+_PROMPT = "Represent this sentence for searching: "
+_SIDES = ("right", "left")
 
 
 def check_package(
@@ -44,16 +46,10 @@ def check_package(
     """Generate tokens or embed texts in other batches than that of the export, and compare with the library.
 
     Args:
-        folder: Has the files of the package.
-        directory: The folder of the model.
         results: The export of each part. Where one was not to be checked, or has no weights here, nothing is run.
-        given: Inputs of the caller.
 
     Returns:
         Notes, a line each.
-
-    Raises:
-        CheckError: The package does not run, or computes something else.
     """
     notes: list[str] = []
     find: Callable[[], str]
@@ -88,16 +84,11 @@ def check_package(
     )
 
 
-_PROMPT = "Represent this sentence for searching: "
-_SIDES = ("right", "left")
-
-
 def encoding_fault(model: SentencePipeline, file: Path, directory: Path | None, notes: list[str]) -> str:
     """Where embeddings of texts differ, with and without a prompt, together and alone, padded on each side; empty if
     they do not.
 
     Args:
-        file: The graph.
         directory: The folder of the model. With a tokenizer in it, and if sentence-transformers is installed, the
             embeddings are compared with those of ``encode``.
         notes: Gets why they are not.

@@ -26,6 +26,8 @@ from modelexport.traces.array_differences import compare_arrays
 from modelexport.verify.parameters_in_pytorch import verify_parameters
 from modelexport.verify.verify import verify
 
+_NEW_TOKENS = 4
+
 
 class GenerationRun(msgspec.Struct, frozen=True, kw_only=True):
     """The generation from one batch of prompts by both."""
@@ -128,8 +130,7 @@ def _compare(
             reason = reason or f"row {row}: {step.tokens[row]} for {reference.tokens[index][row]}"
     module = None
     if first is not None and (ran := _step_of(model, first.feeds)) is not None:
-        diverging = verify(*ran, package.files[first.part], provider=provider).diverging
-        module = None if diverging is None else diverging.address or "."
+        module = first_wrong_module(*ran, package.files[first.part], provider)
     return GenerationRun(
         name=name,
         prompts=[int(np.shape(prompt.get("input_ids", next(iter(prompt.values()))))[1]) for prompt in prompts],
@@ -163,6 +164,12 @@ def _step_of(model: nn.Module, feeds: Mapping[str, Any]) -> tuple[nn.Module, dic
     return model, inputs | {"use_cache": True}
 
 
+def first_wrong_module(model: nn.Module, inputs: Mapping[str, Any], file: Path, provider: str) -> str | None:
+    """The address of the first module of a part that differs from PyTorch's; ``None`` if none does."""
+    diverging = verify(model, inputs, file, provider=provider).diverging
+    return None if diverging is None else diverging.address or "."
+
+
 def wrong_parameters(model: nn.Module, package: Package) -> list[str]:
     """The initializers of all parts that are missing or differ from the model's entries, after the name of the part."""
     reports = {name: verify_parameters(model, file) for name, file in package.files.items()}
@@ -171,27 +178,18 @@ def wrong_parameters(model: nn.Module, package: Package) -> list[str]:
     ]
 
 
-_NEW_TOKENS = 4
-
-
 def generation_fault(model: nn.Module, manifest: Manifest, folder: Path, given: Mapping[str, Any] | None) -> str:
     """What a package generates otherwise than ``generate``, from all prompts in a batch and from the first and the last
     alone; empty if nothing.
-
-    Args:
-        given: As in :func:`.prompts.example_of`.
     """
     how = manifest.generation
     assert how is not None
     generator = Generator({part.name: folder / part.file for part in manifest.parts}, how)
     prompts = example_prompts(model, None, seed=1, given=given, manifest=manifest)
-    lengths = [
-        int(prompt_inputs["input_ids"].shape[1]) if "input_ids" in prompt_inputs else 1 for prompt_inputs in prompts
-    ]
     alone = [prompts[:1], prompts[-1:]]
-    if how.cache_size:
-        fitting = zip(prompts, lengths, strict=True)
-        prompts = [prompt_inputs for prompt_inputs, length in fitting if length + _NEW_TOKENS - 1 <= how.cache_size]
+    if how.cache_size:  # a decoder, which takes tokens
+        longest = how.cache_size - _NEW_TOKENS + 1
+        prompts = [prompt for prompt in prompts if prompt["input_ids"].shape[1] <= longest]
         alone = [prompts[:1]]
     together = {"padded": [prompts], "equal": [prompts[:1] * 3], "one": []}[how.rows]
     for batch in filter(None, [*together, *alone]):

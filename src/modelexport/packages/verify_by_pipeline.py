@@ -16,7 +16,7 @@ from modelexport.errors import UsageError
 from modelexport.packages.diffusion.components_module import PipelineModules, as_module
 from modelexport.packages.diffusion.diffusion_parts import DiffusionPart, diffusion_parts
 from modelexport.packages.diffusion.observed_calls import Entry, leaves, observe_example, run_pipeline
-from modelexport.packages.verify_by_generation import wrong_parameters
+from modelexport.packages.verify_by_generation import first_wrong_module, wrong_parameters
 from modelexport.pytorch.inputs.named_inputs import under_names
 from modelexport.pytorch.nested_tensors import as_array, copied
 from modelexport.runtime.devices import CPU
@@ -24,7 +24,6 @@ from modelexport.runtime.sessions import input_names, open_session, run_session
 from modelexport.tagged.package import Package, read_package
 from modelexport.traces.array_differences import Difference, Verdict, compare_arrays, compare_outputs, error_of, worst
 from modelexport.traces.tolerances import PIPELINE_RESULT
-from modelexport.verify.verify import verify
 
 
 class PartCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,8 +138,7 @@ def verify_pipeline(
     first = next((index for index, call in enumerate(calls) if call.status != "agree"), None)
     if first is not None:
         part, inputs = ran[first]
-        diverging = verify(part.module(modules), inputs, package.files[part.name], provider=provider).diverging
-        module = None if diverging is None else diverging.address or "."
+        module = first_wrong_module(part.module(modules), inputs, package.files[part.name], provider)
         calls[first] = msgspec.structs.replace(calls[first], module=module)
     pairs = zip(_arrays(observed.result).items(), _arrays(result).values(), strict=True)
     return PipelineReport(

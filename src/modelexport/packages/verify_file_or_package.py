@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from modelexport.verify.verify_report import VerifyReport
     from modelexport.weights.bytes_of_entries import Weights
 
+Report: TypeAlias = (
+    "VerifyReport | AgainstReport | DeviceReport | GenerationReport | PipelineReport | PartReports | StagesReport"
+)
+
 
 @dataclass(frozen=True, repr=False)
 class PartReports(Shown):
@@ -56,14 +60,6 @@ class StagesReport(Shown):
     def _table(self) -> Rows:
         yield "output", "status", "largest difference"
         yield from ((output.name, output.status, output.absolute) for output in self.outputs)
-
-
-Report: TypeAlias = (
-    "VerifyReport | AgainstReport | DeviceReport | GenerationReport | PipelineReport | PartReports | StagesReport"
-)
-
-
-Inputs: TypeAlias = Mapping[str, Any] | Sequence[Any]
 
 
 @overload
@@ -118,7 +114,7 @@ def verify(
 @overload
 def verify(
     model: Any,
-    inputs: Inputs | None,
+    inputs: Mapping[str, Any] | Sequence[Any] | None,
     folder: Source,
     /,
     *,
@@ -212,19 +208,16 @@ def verify(
         from modelexport.devices.kits import verify_results
 
         return verify_results(as_path(first), results, **how)
-    how |= {"provider": provider} if device is None else _told(progress)
+    reporting: dict[str, Any] = {} if progress is None else {"tell": progress}
+    how |= {"provider": provider} if device is None else reporting
     if file is None:
         return _without_model(as_path(first), against, how)
     path = as_path(file)
     if path.is_dir():
-        return _package(first, model_inputs, path, how, progress)
+        return _package(first, model_inputs, path, how, reporting)
     from modelexport.verify.verify import verify as with_model
 
-    return with_model(first, model_inputs, path, **how, **_told(progress))
-
-
-def _told(progress: Callable[[str], None] | None) -> dict[str, Any]:
-    return {} if progress is None else {"tell": progress}
+    return with_model(first, model_inputs, path, **how, **reporting)
 
 
 def _without_model(path: Path, against: Source | None, how: Mapping[str, Any]) -> Report:
@@ -249,9 +242,7 @@ def _without_model(path: Path, against: Source | None, how: Mapping[str, Any]) -
     return verify_against(path, against, **how)
 
 
-def _package(
-    model: Any, inputs: Any, folder: Path, how: dict[str, Any], progress: Callable[[str], None] | None
-) -> Report:
+def _package(model: Any, inputs: Any, folder: Path, how: dict[str, Any], reporting: dict[str, Any]) -> Report:
     from modelexport.packages.sentence_pipelines import SentencePipeline, pipeline_parts
     from modelexport.tagged.package import read_package
 
@@ -285,5 +276,5 @@ def _package(
             f"{folder} has the part {first_few(unknown)}, and the model gives {first_few(parts)}: give the model that "
             "it was exported from"
         )
-    how |= _told(progress)
+    how |= reporting
     return PartReports({name: with_model(model, parts[name], file, **how) for name, file in package.files.items()})

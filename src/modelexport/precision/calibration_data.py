@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import isqrt
 from pathlib import Path
@@ -19,26 +19,28 @@ from modelexport.core.collected_messages import native_errors_to
 from modelexport.core.json_decoding import decode_json
 from modelexport.core.limits import IMAGE_PIXELS, INPUT_BYTES, LINE_CHARACTERS, SETTINGS_BYTES, TEXT_CHARACTERS
 from modelexport.core.missing_extras import missing_extra
-from modelexport.core.text import first_few, nearest
+from modelexport.core.text import error_line, first_few, nearest
 from modelexport.errors import FileFormatError, InputsError
 from modelexport.files.regular_files import open_regular, read_regular
 from modelexport.graph.nodes import required_inputs
 from modelexport.measure.inputs_and_example_sizes import read_feeds
+from modelexport.tagged.file import TaggedFile
 
 Feeds = dict[str, Any]
 """Names of inputs to arrays: what one run takes."""
+
+Runs = Sequence[Mapping[str, Any]]
+"""The inputs of several runs."""
 
 LIMIT = 128
 """Runs that are read from data unless more are asked for."""
 LENGTH = 128
 """Tokens of a text that one run takes, where the file does not fix it."""
+CHANNELS = 3
+"""Of the images that are read: red, green, blue."""
 TOKENIZER, PROCESSOR = "tokenizer.json", "preprocessor_config.json"
 IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM", "TGA", "JPEG2000", "AVIF")
 """The formats that Pillow decodes itself; for others it starts programs, such as Ghostscript for EPS."""
-
-
-_CHANNELS = 3
-"""Of the images that are read: red, green, blue."""
 
 
 class _Processor(msgspec.Struct):
@@ -56,10 +58,24 @@ class _Processor(msgspec.Struct):
         if any(edge < 1 or edge**2 > IMAGE_PIXELS for edge in sizes):
             raise ValueError(f"size is {self.size}, and each number has to be from 1 to {isqrt(IMAGE_PIXELS):,}")
         for name, factors in (("image_mean", self.image_mean), ("image_std", self.image_std)):
-            if len(factors) not in (1, _CHANNELS):
-                raise ValueError(f"{name} has {len(factors)} numbers, and an image has {_CHANNELS} channels")
+            if len(factors) not in (1, CHANNELS):
+                raise ValueError(f"{name} has {len(factors)} numbers, and an image has {CHANNELS} channels")
         if 0 in self.image_std:
             raise ValueError("image_std has a zero, and pixels are divided by it")
+
+
+def given_runs(tagged: TaggedFile, data: Runs | str | Path, processor: str | Path | None) -> Runs:
+    """Inputs for runs of a file, read by :func:`read_data` if ``data`` is a path.
+
+    Raises:
+        FileFormatError: They cannot be read.
+        InputsError: They do not fit, or there are none.
+    """
+    if isinstance(data, str | Path):
+        return read_data(Path(data), tagged.model, Path(processor or tagged.path.parent))
+    if not data:
+        raise InputsError("there are no inputs to measure with")
+    return data
 
 
 def read_data(path: Path, model: ir.Model, beside: Path, *, limit: int = LIMIT) -> list[Feeds]:
@@ -70,10 +86,7 @@ def read_data(path: Path, model: ir.Model, beside: Path, *, limit: int = LIMIT) 
     A folder has images.
 
     Args:
-        path: The file or folder.
-        model: The model that takes them.
         beside: The folder of its tokenizer (``tokenizer.json``) or its image processor (``preprocessor_config.json``).
-        limit: The largest number of runs.
 
     Raises:
         FileFormatError: They cannot be read.
@@ -151,7 +164,10 @@ def _unstacked(arrays: Feeds, model: ir.Model) -> Iterator[Feeds]:
 def _objects(path: Path, model: ir.Model, beside: Path) -> Iterator[Feeds]:
     """The runs of lines that are objects of lists by name, or the tokens of lines that are ``{"text": ...}``."""
     inputs = {value.name or "": value for value in required_inputs(model)}
-    objects = ((number, _object(path, number, line)) for number, line in _lines(path, LINE_CHARACTERS))
+    objects = (
+        (number, decode_json(line, kind=dict[str, Any], damaged=_problem(path, number), then="correct it"))
+        for number, line in _lines(path, LINE_CHARACTERS)
+    )
     for number, described in objects:
         if described.keys() == {"text"} and "text" not in inputs:
             texts = itertools.chain([(number, described)], objects)
@@ -160,28 +176,15 @@ def _objects(path: Path, model: ir.Model, beside: Path) -> Iterator[Feeds]:
         try:
             yield {name: np.asarray(value) for name, value in described.items()}
         except ValueError as error:
-            raise _not_an_object(path, number, error) from error
+            raise FileFormatError(f"{_problem(path, number)} ({error_line(error)})") from error
 
 
-def _object(path: Path, number: int, line: str) -> dict[str, Any]:
-    try:
-        described: dict[str, Any] = decode_json(line, kind=dict[str, Any])
-    except ValueError as error:
-        raise _not_an_object(path, number, error) from error
-    return described
-
-
-def _not_an_object(path: Path, number: int, error: ValueError) -> FileFormatError:
-    reason = " ".join(str(error).split())[:200]
-    return FileFormatError(f"line {number} of {path} is not an object of inputs by name ({reason})")
+def _problem(path: Path, number: int) -> str:
+    return f"line {number} of {path} is not an object of inputs by name"
 
 
 def _lines(path: Path, longest: int) -> Iterator[tuple[int, str]]:
-    """The number and the text of each line that is not empty, read as they are needed.
-
-    Raises:
-        FileFormatError: The file is not text, or a line has more than ``longest`` characters.
-    """
+    """The number and the text of each line that is not empty, read as they are needed."""
     with open_regular(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig") as text:
         try:
             for number in itertools.count(1):
@@ -269,9 +272,6 @@ def _panics_told(failed: str) -> Iterator[None]:
     """Report what the tokenizers library raises as an error of one line.
 
     Its errors have no class of their own, and a panic of its Rust code is not an ``Exception``.
-
-    Raises:
-        FileFormatError: The library failed, or panicked.
     """
     try:
         with Path(os.devnull).open("wb") as nowhere, native_errors_to(nowhere.fileno()):  # a panic writes its stack

@@ -23,6 +23,9 @@ from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.unique_names import free_name
 from modelexport.weights.recorded_transforms import run_operator, since_version, tensor_attributes
 
+MOVES = ("Transpose", "Split", "Slice", "Concat", "Squeeze", "Unsqueeze", "Reshape", "Identity")
+"""Operators whose results have the elements of their first input, or of all inputs of ``Concat``, in another place."""
+
 
 def cut_piece(model: ir.Model, nodes: Sequence[ir.Node]) -> onnx.ModelProto:
     """A model of some nodes of the main graph, which have no nested graphs, with their weights in it.
@@ -41,10 +44,6 @@ def cut_piece(model: ir.Model, nodes: Sequence[ir.Node]) -> onnx.ModelProto:
             bind_tensors({copied: _tensor(value, model.opset_imports)})
             graph.register_initializer(copied)
     return to_proto(ir.Model(graph, ir_version=model.ir_version), {})
-
-
-MOVES = ("Transpose", "Split", "Slice", "Concat", "Squeeze", "Unsqueeze", "Reshape", "Identity")
-"""Operators whose results have the elements of their first input, or of all inputs of ``Concat``, in another place."""
 
 
 def weight_behind(value: ir.Value | None) -> ir.Value | None:
@@ -120,9 +119,6 @@ class Pieces:
         Each node gets the owners of the nodes that it leads to: what quantizes an activation belongs to the call that
         is quantized. A node or an initializer that another piece has brought already (two pieces quantize the same
         activation) is not brought twice.
-
-        Raises:
-            UsageError: The library has changed the version of ONNX's operators.
         """
         graph = self._model.graph
         piece = model_of(changed)
@@ -209,11 +205,7 @@ class Pieces:
 
 
 def import_operators(model: ir.Model, piece: ir.Model) -> None:
-    """Add the sets of operators that a changed piece uses to those of a model.
-
-    Raises:
-        UsageError: It uses another version than the model.
-    """
+    """Add the sets of operators that a changed piece uses to those of a model."""
     used = {node.domain: 1 for node in piece.graph if node.domain}  # a library may forget to import them
     for domain, version in (used | piece.opset_imports).items():
         if (has := model.opset_imports.setdefault(domain, version)) != version:

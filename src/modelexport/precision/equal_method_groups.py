@@ -9,17 +9,16 @@ A group is made of nodes with a constant weight (``MatMul``, ``Gemm``, ``Conv``,
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from typing import Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal, TypeVar
 
 import msgspec
 import onnx
 import onnx_ir as ir
 
-from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.parameter_plans import parameter_plan
-from modelexport.precision.cut_pieces import MOVES, weight_behind
+from modelexport.precision.cut_pieces import weight_behind
 from modelexport.tagged.file import TaggedFile
 
 WEIGHTS: Mapping[str, int] = {
@@ -38,6 +37,7 @@ WEIGHTS: Mapping[str, int] = {
 
 _PRODUCTS = ("MatMul", "FusedMatMul", "Einsum")
 
+T = TypeVar("T")
 Why = Literal["alone", "weight", "attention"]
 
 
@@ -48,12 +48,8 @@ class Group(msgspec.Struct, frozen=True):
     """Names of nodes, in the order of the graph."""
     calls: tuple[str, ...]
     """The addresses of the calls that own them, in the order of the graph."""
-    operators: tuple[str, ...]
-    """The operator of each node."""
     weights: tuple[str, ...]
     """The initializers that they hold, each once."""
-    elements: int
-    """Elements of the weights."""
     why: Why
     """``weight``: they use one parameter; ``attention``: they are the query, key and value of one attention."""
 
@@ -61,35 +57,31 @@ class Group(msgspec.Struct, frozen=True):
 def find_groups(tagged: TaggedFile) -> list[Group]:
     """Every node with a constant weight, together with the nodes that have to get the same method; graph order."""
     nodes = weighted_nodes(tagged.model)
-    joined: dict[ir.Node, ir.Node] = {node: node for node in nodes}
-    why: dict[ir.Node, Why] = {}
-
-    def root(node: ir.Node) -> ir.Node:
-        while joined[node] is not node:
-            node = joined[node]
-        return node
-
-    def join(together: list[ir.Node], reason: Why) -> None:
-        first = root(together[0])
-        for node in together[1:]:
-            if (other := root(node)) is not first:
-                joined[other] = first
-        if len(together) > 1:
-            why[first] = reason
-
     by_weight: dict[str, list[ir.Node]] = defaultdict(list)
     for node, weight in nodes.items():
         plan = parameter_plan(weight)
         for key in plan.keys if plan is not None else [f"\0{weight.name}"]:
             by_weight[key].append(node)
-    for together in by_weight.values():
-        join(together, "weight")
-    for together in _attentions(tagged.model, nodes):
-        join(together, "attention")
-    members: dict[ir.Node, list[ir.Node]] = defaultdict(list)
-    for node in nodes:
-        members[root(node)].append(node)
-    return [_group(together, nodes, why.get(first, "alone")) for first, together in members.items()]
+    attentions = [projections for projections in _attentions(tagged.model, nodes) if len(projections) > 1]
+    of_attentions = {node for projections in attentions for node in projections}
+    groups = []
+    for together in merged([*([node] for node in nodes), *by_weight.values(), *attentions]):
+        why: Why = "alone" if len(together) == 1 else "weight" if of_attentions.isdisjoint(together) else "attention"
+        groups.append(_group(together, nodes, why))
+    return groups
+
+
+def merged(lists: Iterable[Sequence[T]]) -> list[list[T]]:
+    """Lists that have an element in common become one; their elements keep the order in which each came first."""
+    list_of: dict[T, list[T]] = {}
+    for elements in lists:
+        met = {id(list_of[element]): list_of[element] for element in elements if element in list_of}
+        whole = [*dict.fromkeys(element for part in (*met.values(), elements) for element in part)]
+        list_of.update(dict.fromkeys(whole, whole))
+    ordered: dict[int, list[T]] = {}
+    for element, whole in list_of.items():
+        ordered.setdefault(id(whole), []).append(element)
+    return list(ordered.values())
 
 
 def weighted_nodes(model: ir.Model) -> dict[ir.Node, ir.Value]:
@@ -104,32 +96,6 @@ def weighted_nodes(model: ir.Model) -> dict[ir.Node, ir.Value]:
         if weight is not None and tensor is not None and tensor.dtype.is_floating_point() and len(tensor.shape) > 1:
             weights[node] = weight
     return weights
-
-
-def hold_weights(model: ir.Model) -> None:
-    """Make weights initializers that are ``Constant`` nodes, or inputs too (all are up to IR version 3), in place."""
-    graph = model.graph
-    if model.ir_version < _INPUTS_ALONE:
-        graph.inputs[:] = [value for value in graph.inputs if not value.is_initializer()]
-        model.ir_version = _INPUTS_ALONE
-    for node in [node for node in graph if node.op_type in WEIGHTS and len(node.inputs) > WEIGHTS[node.op_type]]:
-        value = node.inputs[WEIGHTS[node.op_type]]
-        while value is not None and (mover := value.producer()) is not None and mover.op_type in MOVES:
-            value = mover.inputs[0]
-        constant = value.producer() if value is not None else None
-        if value is None or constant is None or constant.op_type != "Constant" or value.is_graph_output():
-            continue
-        tensor = ir.convenience.get_const_tensor(value)
-        if tensor is not None and tensor.dtype.is_floating_point() and len(tensor.shape) > 1:
-            held = ir.Value(name=value.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()))
-            bind_tensors({held: tensor})
-            ir.convenience.replace_all_uses_with(value, held)
-            graph.remove(constant, safe=True)
-            graph.register_initializer(held)
-
-
-_INPUTS_ALONE = 4
-"""The IR version from which initializers need not be inputs."""
 
 
 def _attentions(model: ir.Model, weighted: Mapping[ir.Node, ir.Value]) -> Iterator[list[ir.Node]]:
@@ -170,12 +136,9 @@ def _is_fused_attention(node: ir.Node) -> bool:
 def _group(together: list[ir.Node], weights: Mapping[ir.Node, ir.Value], why: Why) -> Group:
     owners = (owner_of(node) for node in together)
     calls = dict.fromkeys(str(call) for owner in owners if owner is not None for call in owner.calls)
-    held = {weights[node].name or "": weights[node] for node in together}
     return Group(
         nodes=tuple(node.name or "" for node in together),
         calls=tuple(calls),
-        operators=tuple(node.op_type for node in together),
-        weights=tuple(held),
-        elements=sum(value.const_value.size for value in held.values() if value.const_value is not None),
+        weights=tuple(dict.fromkeys(weights[node].name or "" for node in together)),
         why=why,
     )

@@ -9,8 +9,9 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.errors import RunError
+from modelexport.precision.calibration_data import Runs
 from modelexport.precision.methods import Method
-from modelexport.precision.quantize import Feeds, calibrate, quantize_model
+from modelexport.precision.quantize import calibrate, quantize_model
 from modelexport.precision.switched_model import Choice, Switched, Unit
 from modelexport.runtime.devices import find_device
 from modelexport.runtime.part_process import PartProcess, write_part
@@ -25,7 +26,7 @@ class OnDevice(Switched):
         tagged: TaggedFile,
         units: Sequence[Unit],
         methods: Sequence[Method],
-        feeds: Feeds,
+        feeds: Runs,
         device: str,
         output: str | None,
     ) -> None:

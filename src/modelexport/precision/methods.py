@@ -32,6 +32,15 @@ KEEP = "keep"
 """The word for no method: the module stays bit for bit what it is."""
 
 Option = int | bool | str
+_MATRICES = ("MatMul", "Gemm", "FusedMatMul")
+_BLOCKS: Mapping[str, Option] = {
+    "algorithm": "rtn",
+    "block": 32,
+    "symmetric": False,
+    "accuracy_level": 4,
+    "embeddings": False,
+}
+_WORDS = {"algorithm": ("rtn", "hqq", "k_quant"), "block": ("16", "32", "64", "128", "256")}
 
 
 class Method(msgspec.Struct, frozen=True, order=True):
@@ -61,8 +70,8 @@ class Row:
     what: str
     apply: Callable[[onnx.ModelProto, Method, Path | None], onnx.ModelProto]
     """Called with a model, the method, and the file of the ranges that calibration measured, if ``needs_data``."""
-    weights: Mapping[str, int] | None = None
-    """Operators to the input that has to be a constant; ``None`` if the method takes every node."""
+    operators: tuple[str, ...] | None = None
+    """The operators whose constant weight it quantizes; ``None`` if it converts every node."""
     options: Mapping[str, Option] = field(default_factory=dict)
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """What an option may be, where not every text or number will do."""
@@ -97,17 +106,14 @@ def parse_method(text: str) -> Method | None:
 
 
 def _value(where: str, default: Option, text: str, choices: tuple[str, ...] | None) -> Option:
-    if isinstance(default, bool):
-        choices = ("true", "false")
+    choices = ("true", "false") if isinstance(default, bool) else choices
     if choices and text not in choices:
         raise UsageError(f"{where} is {' or '.join(choices)}, not '{text}'")
     if isinstance(default, bool):
         return text == "true"
-    if isinstance(default, int):
-        if not text.isdecimal():
-            raise UsageError(f"{where} is a number, not '{text}'")
-        return int(text)
-    return text
+    if isinstance(default, int) and not text.isdecimal():
+        raise UsageError(f"{where} is a number, not '{text}'")
+    return int(text) if isinstance(default, int) else text
 
 
 def apply_method(model: onnx.ModelProto, method: Method, ranges: Path | None = None) -> onnx.ModelProto:
@@ -305,21 +311,11 @@ def _rounded(tensor: ir.TensorProtocol | None) -> ir.TensorProtocol:
     return ir.tensor(clipped.astype(dtype), name=tensor.name)
 
 
-_MATRICES = {"MatMul": 1, "Gemm": 1, "FusedMatMul": 1}
-_BLOCKS: Mapping[str, Option] = {
-    "algorithm": "rtn",
-    "block": 32,
-    "symmetric": False,
-    "accuracy_level": 4,
-    "embeddings": False,
-}
-_WORDS = {"algorithm": ("rtn", "hqq", "k_quant"), "block": ("16", "32", "64", "128", "256")}
-
 METHODS: Mapping[str, Row] = {
     "int8-dynamic": Row(
         "int8 weights, activations quantized at run time",
         _dynamic,
-        {**_MATRICES, "Conv": 1, "Gather": 0, "LSTM": 1, "Attention": 1},
+        (*_MATRICES, "Conv", "Gather", "LSTM", "Attention"),
         {"per_channel": True, "reduce_range": False},
     ),
     "int8-static": Row(

@@ -19,9 +19,6 @@ def excluded(tagged: TaggedFile, selectors: Sequence[str], form: str) -> str:
     """The nodes of the calls that selectors pick, as text for a tool (:data:`FORMS`), with the final line break.
 
     A node of several calls is among them if one of its calls is picked.
-
-    Raises:
-        UsageError: A selector matches nothing, or the modules have no nodes of their own.
     """
     calls = tagged.select(*selectors).inside
     nodes = [

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -14,10 +16,9 @@ import onnx
 import onnx_ir as ir
 
 from modelexport.core.collected_messages import collected
-from modelexport.core.text import short_repr
-from modelexport.errors import CheckError, UsageError
+from modelexport.core.text import error_line, short_repr
+from modelexport.errors import CheckError, UsageError, raised_as
 from modelexport.files.atomic_writing import check_writable, scratch
-from modelexport.files.linked_weights import check_files
 from modelexport.files.map_types import model_of
 from modelexport.files.onnx_models import save_model
 from modelexport.files.path_or_model import Source, as_path
@@ -27,22 +28,21 @@ from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers
 from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.lineage.retagging import RetagReport, write_retagged
-from modelexport.precision.calibration_data import read_data
+from modelexport.precision.calibration_data import Runs, given_runs
 from modelexport.precision.changes_for_devices import apply_changes
 from modelexport.precision.cut_pieces import Pieces, cut_piece, weight_behind
-from modelexport.precision.equal_method_groups import hold_weights, weighted_nodes
+from modelexport.precision.equal_method_groups import weighted_nodes
 from modelexport.precision.methods import Method, apply_method
-from modelexport.precision.newer_operators import raise_version
+from modelexport.precision.prepared_for_quantizers import prepared
 from modelexport.precision.recipes import (
     CHANGES,
     Assignment,
     Recipe,
-    Resolved,
+    can_quantize,
     chosen_recipe,
     encode_recipe,
     is_quantized,
     resolve,
-    takes,
 )
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import open_session, run_session
@@ -51,19 +51,10 @@ from modelexport.tagged.file import TaggedFile, read_tagged
 RECIPE_SUFFIX = ".recipe.yaml"
 """The end of the name of the recipe that is written beside a quantized file."""
 
-Feeds = Sequence[Mapping[str, Any]]
-"""Inputs of a file, one mapping of names to arrays a run."""
 
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What was quantized, what was kept, and the sizes before and after."""
 
-class QuantizeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``quantize`` wrote."""
-
-    __repr__ = short_repr
-
-    path: str
-    files: list[str]
-    """With the recipe that gives this result again."""
-    coverage: documents.Coverage
     methods: dict[str, int]
     """Method or change to the number of nodes of the source that it has replaced."""
     kept: list[str]
@@ -84,6 +75,17 @@ class QuantizeResult(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.methods or self.quantized_before)
 
 
+class QuantizeResult(Outcome, frozen=True, kw_only=True):
+    """What ``quantize`` wrote."""
+
+    __repr__ = short_repr
+
+    path: str
+    files: list[str]
+    """With the recipe that gives this result again."""
+    coverage: documents.Coverage
+
+
 def quantize(
     file: Source,
     output: str | Path,
@@ -92,7 +94,7 @@ def quantize(
     keep: Iterable[str] = (),
     only: Iterable[str] = (),
     recipe: Recipe | str | Path | None = None,
-    data: Feeds | str | Path | None = None,
+    data: Runs | str | Path | None = None,
     processor: str | Path | None = None,
     check_runtime: bool = True,
 ) -> QuantizeResult:
@@ -118,9 +120,7 @@ def quantize(
     check_writable(output, [path])
     rules = chosen_recipe(to, keep, only, recipe)
     tagged = read_tagged(path)
-    feeds = (
-        read_data(Path(data), tagged.model, Path(processor or path.parent)) if isinstance(data, str | Path) else data
-    )
+    feeds = given_runs(tagged, data, processor) if data else None
     result = quantized(tagged, rules, data=feeds, folder=output.parent, check=check_runtime)
     report = write_retagged(
         result.model,
@@ -135,18 +135,8 @@ def quantize(
 
 def result_of(report: RetagReport, result: Quantized) -> QuantizeResult:
     """The result for a file that was written."""
-    return QuantizeResult(
-        path=report.path,
-        files=report.files,
-        coverage=report.coverage,
-        methods=result.methods,
-        kept=result.resolved.kept,
-        joined=result.resolved.joined,
-        bytes_before=result.bytes_before,
-        bytes_after=weights_size(result.model),
-        left=result.left,
-        quantized_before=result.quantized_before,
-    )
+    outcome = msgspec.structs.asdict(result.outcome)
+    return QuantizeResult(path=report.path, files=report.files, coverage=report.coverage, **outcome)
 
 
 @dataclass(frozen=True)
@@ -154,16 +144,11 @@ class Quantized:
     """A quantized model in memory."""
 
     model: ir.Model
-    resolved: Resolved
-    methods: dict[str, int]
-    """Method to the number of nodes of the source that it has replaced."""
-    bytes_before: int
-    left: dict[str, int]
-    quantized_before: int
+    outcome: Outcome
 
 
 def quantized(
-    tagged: TaggedFile, recipe: Recipe, *, data: Feeds | None = None, folder: Path, check: bool = True
+    tagged: TaggedFile, recipe: Recipe, *, data: Runs | None = None, folder: Path, check: bool = True
 ) -> Quantized:
     """Quantize a tagged file in memory; what is kept is compared with what it was.
 
@@ -175,11 +160,7 @@ def quantized(
         UsageError: A selector matches nothing, a method does not exist or has no kernel, or data are needed.
         FileFormatError: A weights file is missing or has changed.
     """
-    check_files(tagged.model)
-    raise_version(tagged.model)
-    hold_weights(tagged.model)
-    infer_types(tagged.model)
-    resolved = resolve(recipe, tagged)
+    resolved = resolve(recipe, prepared(tagged))
     measured = sorted({str(method) for method in resolved.assignment.values() if method.row.needs_data})
     if measured and not data:
         raise UsageError(f"{measured[0]} measures ranges on inputs like those that the model will get: give --data")
@@ -192,14 +173,16 @@ def quantized(
     for name in _replaced(tagged.model, model, resolved.assignment):
         counts[str(resolved.assignment[name])] += 1
     changes = apply_changes(model, tagged, [rule for rule in recipe.rules if rule.method in CHANGES])
-    return Quantized(
-        model=model,
-        resolved=resolved,
+    outcome = Outcome(
         methods={**counts, **changes},
+        kept=resolved.kept,
+        joined=resolved.joined,
         bytes_before=weights_size(tagged.model),
+        bytes_after=weights_size(model),
         left=_left(tagged.model, model),
         quantized_before=sum(is_quantized(node) for node in tagged.model.graph),
     )
+    return Quantized(model, outcome)
 
 
 def _left(before: ir.Model, after: ir.Model) -> dict[str, int]:
@@ -217,34 +200,12 @@ def _left(before: ir.Model, after: ir.Model) -> dict[str, int]:
     return dict(sorted(sizes.items(), key=lambda entry: -entry[1]))
 
 
-def infer_types(model: ir.Model) -> None:
-    """Give every value of the main graph its type, in place, as ONNX Runtime finds it: optimizers leave out many.
-
-    Raises:
-        UsageError: ONNX Runtime cannot load the model.
-    """
-    untyped = {
-        value.name: value for node in model.graph for value in node.outputs if value.name and value.dtype is None
-    }
-    if untyped:
-        copy = copy_of(model)  # its tensors are the model's
-        copy.graph.outputs[:] = [value for node in copy.graph for value in node.outputs if value.name in untyped]
-        for typed in open_session(copy).get_outputs():
-            if (value := untyped.get(typed.name)) is not None and typed.type.startswith("tensor("):
-                value.dtype = ir.DataType[typed.type.removeprefix("tensor(").removesuffix(")").upper()]
-                if value.shape is None and typed.shape:  # it has [] for a scalar and for an unknown rank
-                    value.shape = ir.Shape(typed.shape)
-
-
 def quantize_model(model: ir.Model, assignment: Assignment, *, ranges: Path | None = None) -> ir.Model:
     """A copy of a model in memory, quantized; its nodes have owners.
 
     Args:
         model: A model without local functions, whose nodes have unique names.
         ranges: What :func:`calibrate` measured, for methods that need it.
-
-    Raises:
-        UsageError: A library fails.
     """
     copy = copy_of(model)
     pieces = Pieces(copy)
@@ -264,58 +225,35 @@ def _parts(model: ir.Model, assignment: Assignment) -> list[tuple[Method, list[i
     parts: dict[tuple[Method, str | None], list[ir.Node]] = defaultdict(list)
     for node in model.graph:
         method = assignment.get(node.name or "")
-        if method is not None and takes(method, node, weighted):
-            parts[method, None if method.row.weights is None else weighted[node].name].append(node)
+        if method is not None and can_quantize(method, node, weighted):
+            parts[method, None if method.row.operators is None else weighted[node].name].append(node)
     return [(method, nodes) for (method, _), nodes in parts.items()]
 
 
-def calibrate(model: ir.Model, data: Feeds, folder: Path) -> Path:
-    """Measure the ranges of all values that a method may quantize; returns the file of them.
+def calibrate(model: ir.Model, data: Runs, folder: Path) -> Path:
+    """Measure the ranges of all values that a method may quantize; returns the file of them."""
+    from onnxruntime.quantization import CalibrationMethod, create_calibrator, save_tensors_data
 
-    Args:
-        model: The model before it is quantized.
-        folder: Where files may be written.
-
-    Raises:
-        UsageError: The model does not run with the data.
-    """
-    from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, create_calibrator, save_tensors_data
-
-    class Reader(CalibrationDataReader):
-        def __init__(self) -> None:
-            self._left = iter(data)
-
-        def get_next(self) -> Mapping[str, Any] | None:
-            return next(self._left, None)
+    def fails(error: Exception) -> UsageError:
+        return UsageError(f"the ranges cannot be measured with these data: {error_line(error)}")
 
     source, ranges = folder / "calibrated.onnx", folder / "ranges.json"
     save_model(copy_of(model), source)
-    try:
-        with collected():
-            calibrator = create_calibrator(
-                source,
-                None,  # every floating-point value
-                augmented_model_path=str(folder / "augmented.onnx"),
-                calibrate_method=CalibrationMethod.MinMax,
-                use_external_data_format=(folder / "calibrated.onnx.data").exists(),
-            )
-            calibrator.collect_data(Reader())
-            save_tensors_data(calibrator.compute_data(), ranges)
-    except Exception as error:  # whatever the library raises
-        reason = " ".join(str(error).split())[:300]
-        raise UsageError(f"the ranges cannot be measured with these data: {reason}") from error
+    with collected(), raised_as(fails):
+        calibrator = create_calibrator(
+            source,
+            None,  # every floating-point value
+            augmented_model_path=str(folder / "augmented.onnx"),
+            calibrate_method=CalibrationMethod.MinMax,
+            use_external_data_format=(folder / "calibrated.onnx.data").exists(),
+        )
+        calibrator.collect_data(SimpleNamespace(get_next=partial(next, iter(data), None)))
+        save_tensors_data(calibrator.compute_data(), ranges)
     return ranges
 
 
 def check_kernels(model: ir.Model, assignment: Assignment, folder: Path) -> None:
-    """Refuse methods for which the runtime has no kernels, by one node of each operator.
-
-    Args:
-        folder: Where files may be written.
-
-    Raises:
-        UsageError: It cannot load a quantized node.
-    """
+    """Refuse methods for which the runtime has no kernels, by one node of each operator."""
     probed: dict[tuple[Method, ir.OperatorIdentifier], ir.Node] = {}
     for method, nodes in _parts(model, assignment):
         if method.row.needs_data:
@@ -348,11 +286,7 @@ def _weight(node: ir.Node) -> int:
 
 
 def _replaced(before: ir.Model, after: ir.Model, assignment: Assignment) -> list[str]:
-    """Compare every kept node with its weights; returns the names of the nodes that are no longer there as they were.
-
-    Raises:
-        CheckError: A kept node is not there, or not what it was.
-    """
+    """Compare every kept node with its weights; returns the names of the nodes that have changed."""
     there = {node.name: node for node in after.graph}
     changed: list[str] = []
     for node in before.graph:

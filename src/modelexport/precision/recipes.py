@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -16,7 +16,7 @@ from modelexport.files.regular_files import read_regular
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import nested_graphs
 from modelexport.precision.cut_pieces import weight_behind, weights_behind
-from modelexport.precision.equal_method_groups import WEIGHTS, Group, find_groups
+from modelexport.precision.equal_method_groups import WEIGHTS, find_groups
 from modelexport.precision.methods import KEEP, METHODS, Method, parse_method
 from modelexport.tagged.file import TaggedFile
 
@@ -32,6 +32,12 @@ CHANGES: Mapping[str, str] = {
 
 Assignment = Mapping[str, Method]
 """Names of nodes to their methods. A node that is not in it is kept."""
+_QUANTIZERS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
+_QUANTIZED = frozenset(
+    dtype
+    for dtype in ir.DataType
+    if dtype not in (ir.DataType.UNDEFINED, ir.DataType.STRING, ir.DataType.BOOL) and dtype.bitwidth <= 8
+)
 
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -73,18 +79,7 @@ class Resolved(msgspec.Struct, frozen=True):
 def chosen_recipe(
     to: str | None, keep: Iterable[str] = (), only: Iterable[str] = (), recipe: Recipe | str | Path | None = None
 ) -> Recipe:
-    """The recipe that is given, or the one for a single method.
-
-    Args:
-        to: The method.
-        keep: Selectors of modules that stay what they are.
-        only: Selectors of the modules that get the method; without any, all.
-        recipe: A recipe or the file of one, instead of all these.
-
-    Raises:
-        UsageError: No method is given, or a recipe as well.
-        FileFormatError: The file cannot be read.
-    """
+    """The recipe that is given, or the one for a single method."""
     keep, only = list(keep), list(only)
     if recipe is None and to is not None:
         rules = [Rule(keep[0] if len(keep) == 1 else tuple(keep), KEEP)] if keep else []
@@ -119,12 +114,8 @@ def encode_recipe(recipe: Recipe) -> bytes:
 
 
 def of_parts(recipe: Recipe, parts: Mapping[str, TaggedFile]) -> dict[str, Recipe]:
-    """The rules for each part of a package: those that pick a module in it.
-
-    Raises:
-        UsageError: A selector matches nothing in any part.
-    """
-    found: dict[str, list[Rule]] = {name: [] for name in parts}
+    """The rules for each part of a package: those that pick a module in it."""
+    rules_of: dict[str, list[Rule]] = {name: [] for name in parts}
     for rule in recipe.rules:
         words = {name: [w for w in rule.selectors if _picks(w, tagged)] for name, tagged in parts.items()}
         if missing := set(rule.selectors).difference(*words.values()):
@@ -132,8 +123,8 @@ def of_parts(recipe: Recipe, parts: Mapping[str, TaggedFile]) -> dict[str, Recip
             raise UsageError(f"no part has a module that '{word}' picks{nearest(word, known)}")
         for name, there in words.items():
             if any(not word.startswith("!") for word in there) or there == list(rule.selectors):
-                found[name].append(msgspec.structs.replace(rule, select=tuple(there)))
-    return {name: Recipe(tuple(rules), recipe.notes) for name, rules in found.items()}
+                rules_of[name].append(msgspec.structs.replace(rule, select=tuple(there)))
+    return {name: Recipe(tuple(rules), recipe.notes) for name, rules in rules_of.items()}
 
 
 def _picks(word: str, tagged: TaggedFile) -> bool:
@@ -144,14 +135,11 @@ def _picks(word: str, tagged: TaggedFile) -> bool:
     return True
 
 
-def resolve(recipe: Recipe, tagged: TaggedFile, groups: Sequence[Group] | None = None) -> Resolved:
+def resolve(recipe: Recipe, tagged: TaggedFile) -> Resolved:
     """The method of every node of a file.
 
     A node gets the method of the first rule that picks its call. A node of several calls is kept if one of them is, and
     so is a group (:func:`find_groups`); otherwise the first rule among theirs counts.
-
-    Raises:
-        UsageError: A selector matches nothing, or a method does not exist.
     """
     rules = [rule for rule in recipe.rules if rule.method not in CHANGES]
     if wrong := next((rule for rule in rules if rule.nodes), None):
@@ -175,7 +163,7 @@ def resolve(recipe: Recipe, tagged: TaggedFile, groups: Sequence[Group] | None =
         if owner is not None and not nested_graphs(node) and not is_quantized(node):
             of_node[node.name or ""] = combined({of_call[call] for call in owner.calls})
     joined: list[str] = []
-    for group in find_groups(tagged) if groups is None else groups:
+    for group in find_groups(tagged):
         indices = {of_node[name] for name in group.nodes if name in of_node}
         if len({methods[index] if index < last else None for index in indices}) > 1:
             chosen = combined(indices)
@@ -221,15 +209,11 @@ def _is_dequantized(value: ir.Value | None) -> bool:
     return maker is not None and maker.op_type == "DequantizeLinear"
 
 
-def takes(method: Method, node: ir.Node, weighted: Collection[ir.Node]) -> bool:
-    """Whether a method quantizes a node.
-
-    Args:
-        weighted: The nodes that have a weight (:func:`modelexport.precision.equal_method_groups.weighted_nodes`).
-    """
+def can_quantize(method: Method, node: ir.Node, weighted: Collection[ir.Node]) -> bool:
+    """Whether a method quantizes a node."""
     if nested_graphs(node) or is_quantized(node):
         return False
-    if (operators := method.row.weights) is not None:
+    if (operators := method.row.operators) is not None:
         is_table = node.op_type == "Gather" and "embeddings" in method.row.options and method.option("embeddings")
         return node in weighted and (node.op_type in operators or is_table)
     # A weight whose elements are moved is read where it is used; what computes in half precision is left alone.
@@ -262,11 +246,3 @@ def _hides(numbers: np.ndarray, beyond: np.ndarray) -> bool:
     lowest = beyond.min()
     is_only = lowest < 0 and bool((beyond == lowest).all())
     return is_only and (lowest == np.finfo(np.float32).min or np.unique(numbers).size <= 2)
-
-
-_QUANTIZERS = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
-_QUANTIZED = frozenset(
-    dtype
-    for dtype in ir.DataType
-    if dtype not in (ir.DataType.UNDEFINED, ir.DataType.STRING, ir.DataType.BOOL) and dtype.bitwidth <= 8
-)

@@ -24,15 +24,16 @@ from modelexport.errors import CheckError, InputsError, UsageError
 from modelexport.files.atomic_writing import scratch
 from modelexport.files.path_or_model import Source
 from modelexport.measure.profiles import profile
+from modelexport.precision.calibration_data import Runs, given_runs
 from modelexport.precision.methods import KEEP, Method, parse_method
 from modelexport.precision.metrics_and_bounds import Bound, Metric, find_metric, mean_figure, parse_bound
-from modelexport.precision.newer_operators import read_to_quantize
-from modelexport.precision.quantize import Feeds, quantize, quantized, weights_size
+from modelexport.precision.prepared_for_quantizers import prepared
+from modelexport.precision.quantize import quantize, quantized, weights_size
 from modelexport.precision.recipes import Recipe, Rule
-from modelexport.precision.sensitivity import given_feeds, measure_alone, open_switched
+from modelexport.precision.sensitivity import measure_alone, open_switched
 from modelexport.precision.switched_model import Choice, Switched, Unit, find_units
 from modelexport.runtime.devices import CPU
-from modelexport.tagged.file import TaggedFile
+from modelexport.tagged.file import TaggedFile, read_tagged
 
 Saved = Literal["size", "time"]
 JUDGEMENTS = 3
@@ -167,7 +168,7 @@ class _Runs:
 
     switched: Switched
     metric: Metric
-    feeds: Feeds
+    feeds: Runs
     rights: list[Any] = field(default_factory=list)
     known: dict[tuple[tuple[int, Method], ...], float] = field(default_factory=dict)
 
@@ -187,7 +188,7 @@ def search(
     file: Source,
     *,
     to: Sequence[str],
-    data: Feeds | str | Path,
+    data: Runs | str | Path,
     within: str | None = None,
     budget: int | None = None,
     metric: str = "error",
@@ -229,8 +230,8 @@ def search(
         raise UsageError("a budget is a number of bytes: leave out --for time, or give a bound")
     bound = parse_bound(within) if within is not None else None
     measured = bound.metric if bound is not None else find_metric(metric)
-    tagged = read_to_quantize(file)
-    if len(feeds := given_feeds(tagged, data, processor)) < 2:
+    tagged = prepared(read_tagged(file))
+    if len(feeds := given_runs(tagged, data, processor)) < 2:
         raise InputsError("the data are one run: give two or more, since one half judges what the other half chose")
     choosing, judging = feeds[: len(feeds) // 2], feeds[len(feeds) // 2 :]
     units, kept = _split(tagged, find_units(tagged, methods), list(keep), list(only))
@@ -343,7 +344,7 @@ def _split(
 
 
 def _seconds(
-    tagged: TaggedFile, units: Sequence[Unit], methods: Sequence[Method], feeds: Feeds
+    tagged: TaggedFile, units: Sequence[Unit], methods: Sequence[Method], feeds: Runs
 ) -> dict[tuple[int, Method], float]:
     """The seconds of a run that each unit takes more with each method, from profiles of whole files."""
 
@@ -376,7 +377,7 @@ def _check_unquantized(bound: Bound, runs: _Runs, path: Path, device: str) -> No
         )
 
 
-def _judge(model: ir.Model, switched: Switched, metric: Metric, feeds: Feeds) -> float:
+def _judge(model: ir.Model, switched: Switched, metric: Metric, feeds: Runs) -> float:
     """The mean figure of a quantized model, in a session as users open it."""
     run = switched.opened(model)
     return _figure(metric, [switched.run(inputs) for inputs in feeds], [run(inputs) for inputs in feeds])

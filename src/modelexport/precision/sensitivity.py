@@ -12,22 +12,21 @@ import msgspec
 import numpy as np
 
 from modelexport.core.text import plural
-from modelexport.errors import InputsError, UsageError
+from modelexport.errors import UsageError
 from modelexport.files.atomic_writing import scratch
-from modelexport.files.linked_weights import check_files
 from modelexport.files.path_or_model import Source
 from modelexport.graph.node_owners import owner_of
 from modelexport.measure import columns
 from modelexport.measure.model_explorer import explorer_places
 from modelexport.measure.table import NodeFigures, Table, share_out
-from modelexport.precision.calibration_data import read_data
+from modelexport.precision.calibration_data import Runs, given_runs
 from modelexport.precision.methods import Method, parse_method
 from modelexport.precision.metrics_and_bounds import Metric, find_metric
-from modelexport.precision.newer_operators import read_to_quantize
-from modelexport.precision.quantize import Feeds, calibrate, infer_types
+from modelexport.precision.prepared_for_quantizers import prepared
+from modelexport.precision.quantize import calibrate
 from modelexport.precision.switched_model import Switched, Unit, find_units
 from modelexport.runtime.devices import CPU, find_device
-from modelexport.tagged.file import TaggedFile
+from modelexport.tagged.file import TaggedFile, read_tagged
 
 STEADY = 0.95
 """The rank correlation with the runs before from which another run would not change the order of the modules."""
@@ -58,12 +57,17 @@ class SensitivityReport:
     agreement: float | None
     """The rank correlation of the last run with the mean of those before; ``None`` of one run."""
 
+    def document(self, **options: Any) -> dict[str, Any]:
+        """The table's document, with ``runs``, ``agreement`` and the ``groups`` of modules."""
+        facts = {"runs": self.runs, "agreement": self.agreement, "groups": msgspec.to_builtins(self.units)}
+        return self.table.document(**options) | facts
+
 
 def sensitivity(
     file: Source,
     *,
     to: str,
-    data: Feeds | str | Path,
+    data: Runs | str | Path,
     metric: str = "error",
     output_name: str | None = None,
     processor: str | Path | None = None,
@@ -88,10 +92,10 @@ def sensitivity(
         FileFormatError: The file or the data cannot be read.
         InputsError: The data do not fit.
     """
-    tagged, method, measured = read_to_quantize(file), parse_method(to), find_metric(metric)
+    tagged, method, measured = prepared(read_tagged(file)), parse_method(to), find_metric(metric)
     if method is None:
         raise UsageError("nothing changes if modules are kept: give a method")
-    feeds = given_feeds(tagged, data, processor)
+    feeds = given_runs(tagged, data, processor)
     units = find_units(tagged, [method])
     notes = list[str]()
     with open_switched(tagged, units, [method], feeds, output_name, device) as switched:
@@ -104,7 +108,7 @@ def sensitivity(
         Sensitivity(unit.calls, float(mean[index]), -switched.added[index, method]) for index, unit in enumerate(units)
     ]
     where = f" on {device}, against the unquantized file there," if on_device else ""
-    counted = _runs(losses, feeds)
+    counted = plural(len(losses), "run") if len(losses) == len(feeds) else f"{len(losses)} of {len(feeds)} runs"
     notes.insert(0, f"{measured.name} of {switched.output}{where} with one module in {method}, the mean of {counted}")
     if on_device:
         notes.append(
@@ -117,42 +121,18 @@ def sensitivity(
     return SensitivityReport(_table(tagged, units, losses_of_units, measured, notes), order, len(losses), agreement)
 
 
-def _runs(losses: Any, feeds: Feeds) -> str:
-    return plural(len(losses), "run") if len(losses) == len(feeds) else f"{len(losses)} of {len(feeds)} runs"
-
-
-def given_feeds(tagged: TaggedFile, data: Feeds | str | Path, processor: str | Path | None) -> Feeds:
-    """Inputs, read if ``data`` is a path.
-
-    Raises:
-        FileFormatError: They cannot be read.
-        InputsError: They do not fit, or there are none.
-    """
-    if isinstance(data, str | Path):
-        return read_data(Path(data), tagged.model, Path(processor or tagged.path.parent))
-    if not data:
-        raise InputsError("there are no inputs to measure with")
-    return data
-
-
 def open_switched(
     tagged: TaggedFile,
     units: Sequence[Unit],
     methods: Sequence[Method],
-    feeds: Feeds,
+    feeds: Runs,
     output: str | None,
     device: str = CPU,
 ) -> Switched:
-    """A session in which every unit can have every method; on another device than the processor, one for each choice.
-
-    Raises:
-        UsageError: No module can be quantized, or a library fails.
-    """
-    check_files(tagged.model)
+    """A session in which every unit can have every method; on a device, one for each choice."""
     if not units:
         names = ", ".join(map(str, methods))
         raise UsageError(f"{tagged.path} has no module that {names} can quantize: no node has a weight it is for")
-    infer_types(tagged.model)
     if find_device(device).provider != CPU:
         from modelexport.precision.measured_on_device import OnDevice
 
@@ -166,7 +146,7 @@ def open_switched(
 def measure_alone(
     switched: Switched,
     choices: Sequence[tuple[int, Method]],
-    feeds: Feeds,
+    feeds: Runs,
     metric: Metric,
     steady: float = STEADY,
     tell: Callable[[str], None] = lambda failure: None,

@@ -22,14 +22,16 @@ from modelexport.graph.copies import copy_of, value_like
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, nodes_behind
 from modelexport.precision.cut_pieces import cut_piece, import_operators, weight_behind, weights_behind
-from modelexport.precision.equal_method_groups import find_groups, hold_weights, weighted_nodes
+from modelexport.precision.equal_method_groups import find_groups, merged, weighted_nodes
 from modelexport.precision.methods import Method, apply_method
-from modelexport.precision.recipes import takes
+from modelexport.precision.recipes import can_quantize
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import TaggedFile
 
 Choice = Mapping[int, Method]
 """Positions of units to their methods; the others are kept."""
+
+_CONDITION = ir.TensorType(ir.DataType.BOOL)
 
 
 class Unit(msgspec.Struct, frozen=True):
@@ -42,33 +44,21 @@ class Unit(msgspec.Struct, frozen=True):
 
 def find_units(tagged: TaggedFile, methods: Collection[Method]) -> list[Unit]:
     """The units of a file, of the nodes that one of the methods can quantize; graph order."""
-    hold_weights(tagged.model)
     weighted = weighted_nodes(tagged.model)
     owners = {
         node.name or "": owner.calls
         for node in tagged.model.graph
-        if any(takes(method, node, weighted) for method in methods) and (owner := owner_of(node)) is not None
+        if any(can_quantize(method, node, weighted) for method in methods) and (owner := owner_of(node)) is not None
     }
     by_call: dict[object, list[str]] = defaultdict(list)
     for name, calls in owners.items():
         for call in calls:
             by_call[call].append(name)
     groups = ([name for name in group.nodes if name in owners] for group in find_groups(tagged))
-    units = (sorted(names, key=list(owners).index) for names in _merged([*by_call.values(), *groups]))
     return [
         Unit(tuple(names), tuple(dict.fromkeys(str(call) for name in names for call in owners[name])))
-        for names in sorted(units, key=lambda names: list(owners).index(names[0]))
+        for names in merged([*([name] for name in owners), *by_call.values(), *groups])
     ]
-
-
-def _merged(lists: Iterable[Sequence[str]]) -> list[list[str]]:
-    """Lists that have an element in common become one."""
-    home: dict[str, list[str]] = {}
-    for names in lists:
-        homes = {id(home[name]): home[name] for name in names if name in home}
-        whole = list(dict.fromkeys([*(name for home_of_name in homes.values() for name in home_of_name), *names]))
-        home.update(dict.fromkeys(whole, whole))
-    return list({id(names): names for names in home.values()}.values())
 
 
 class Switched:
@@ -110,7 +100,7 @@ class Switched:
                 held[None] |= float_weights
                 branches: list[tuple[str, ir.Model]] = []
                 for method in methods:
-                    if not takes(method, node, weighted):
+                    if not can_quantize(method, node, weighted):
                         held[method] |= float_weights
                         continue
                     piece = model_of(apply_method(cut_piece(model, [node]), method, ranges))
@@ -148,9 +138,6 @@ class Switched:
         """Open another model as users do, where choices run; returns a function of inputs that gives the output."""
         runs = open_session(model, folder=self._folder, optimized=True, runs_often=True)
         return lambda feeds: run_session(runs, feeds)[self.output]
-
-
-_CONDITION = ir.TensorType(ir.DataType.BOOL)
 
 
 def _switch(index: int, method: Method) -> str:

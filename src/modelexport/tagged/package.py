@@ -76,6 +76,15 @@ def _check_together(package: Package) -> None:
         first, entries = first or part.file, described
 
 
+def files_of(path: str | Path) -> dict[str, Path]:
+    """The file itself under an empty name, or the parts of a package by name.
+
+    Raises:
+        FileFormatError: The path is a folder that is not a package, or a damaged one.
+    """
+    return read_package(path).files if Path(path).is_dir() else {"": Path(path)}
+
+
 def parts_with(path: Path, *modules: str) -> dict[str, Path]:
     """The files in which modules own nodes: the file itself, or parts of a package by name, in their order.
 

@@ -15,6 +15,7 @@ from modelexport.weights.recorded_transforms import apply_transform, compute_pla
 
 Stored = tuple[ParameterPlan, np.ndarray]
 """How an initializer is computed, and its value."""
+_OPPOSITE = {"Add": np.subtract, "Sub": np.add, "Mul": np.divide, "Div": np.multiply}
 
 
 def recover(
@@ -34,14 +35,14 @@ def recover(
         WeightsError: An initializer does more than move elements. Names the entry.
     """
     stored = list(stored)
-    found: dict[str, np.ndarray] = {}
+    recovered: dict[str, np.ndarray] = {}
     for key in keys:
         whole = next((array for plan, array in stored if not plan.steps and plan.keys[0] == key), None)
-        found[key] = _rearranged(key, entries, stored) if whole is None else whole
+        recovered[key] = _rearranged(key, entries, stored) if whole is None else whole
     for plan, array in stored:
-        if plan.steps and transposition(plan.steps) is None and any(key in found for key in plan.inputs()):
-            _check(plan, array, found)
-    return found
+        if plan.steps and transposition(plan.steps) is None and any(key in recovered for key in plan.inputs()):
+            _check(plan, array, recovered)
+    return recovered
 
 
 def _rearranged(key: str, entries: Mapping[str, StateDictEntry], stored: Iterable[Stored]) -> np.ndarray:
@@ -107,15 +108,12 @@ def _inverted(key: str, plan: ParameterPlan, entry: StateDictEntry, array: np.nd
     return array
 
 
-_OPPOSITE = {"Add": np.subtract, "Sub": np.add, "Mul": np.divide, "Div": np.multiply}
-
-
-def _check(plan: ParameterPlan, array: np.ndarray, found: Mapping[str, np.ndarray]) -> None:
+def _check(plan: ParameterPlan, array: np.ndarray, recovered: Mapping[str, np.ndarray]) -> None:
     """Compute an initializer from its entries again; all of them have to be known."""
-    unknown = [key for key in plan.inputs() if key not in found]
+    unknown = [key for key in plan.inputs() if key not in recovered]
     if unknown:
         raise _unrecoverable(plan.inputs()[0])
-    again = compute_planned(plan, found)
+    again = compute_planned(plan, recovered)
     if again.shape != array.shape or again.tobytes() != np.ascontiguousarray(array).tobytes():
         raise _unrecoverable(plan.inputs()[0])
 

@@ -8,9 +8,9 @@ weights, and folding must skip those whose computation cannot be recorded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -40,16 +40,10 @@ _UNREAD_INPUTS = {"Shape": 0, "Size": 0, "EyeLike": 0, "CastLike": 1}
 """ONNX operators to the input of which they read only the shape or the element type."""
 
 
-class HasStateDict(Protocol):
-    """An ``nn.Module``, for code that must not import torch."""
-
-    def state_dict(self) -> Mapping[str, Any]: ...
-
-
-def state_dict_entries(
-    module: HasStateDict, names: Mapping[str, tuple[str, ...]], graph: ir.Model
-) -> dict[str, StateDictEntry]:
-    """Every tensor in a module's ``state_dict``, and whether an output of the unoptimized graph depends on it."""
+def state_dict_entries(module: Any, names: Mapping[str, tuple[str, ...]], graph: ir.Model) -> dict[str, StateDictEntry]:
+    """Every tensor in the ``state_dict`` of an ``nn.Module``, and whether an output of the unoptimized graph depends on
+    it.
+    """
     used = {key for name in _used_initializers(graph) for key in names.get(name, ())}
     return {
         key: StateDictEntry(str(tensor.dtype).removeprefix("torch."), list(tensor.shape), key in used)
@@ -149,23 +143,17 @@ class Computed:
 
     def _constant(self, name: str) -> np.ndarray | None:
         """A value that depends on parameters only by their shapes; ``None`` if it is large or cannot be computed."""
-        pending = [name]
-        while pending:
-            current = pending[-1]
-            if current in self._constants:
-                pending.pop()
-            elif current not in self.source.producer:
-                self._constants[current] = self._given(current)
-            else:
-                node = self.source.nodes[self.source.producer[current]]
-                missing = [n for n in node.inputs if n is not None and n not in self._constants]
-                if missing:
-                    pending.extend(missing)
-                else:
-                    self._constants.update(self._run(node))
-        return self._constants[name]
+        for index in sorted(
+            self._behind(name, lambda value: value in self.source.producer and value not in self._constants)
+        ):
+            node = self.source.nodes[index]
+            for taken in node.inputs:
+                if taken is not None and taken not in self._constants:
+                    self._constants[taken] = self._stored(taken)
+            self._constants.update(self._run(node))
+        return self._constants[name] if name in self._constants else self._stored(name)
 
-    def _given(self, name: str) -> np.ndarray | None:
+    def _stored(self, name: str) -> np.ndarray | None:
         tensor = self.source.initializers.get(name)
         if tensor is None:
             return None
@@ -176,8 +164,7 @@ class Computed:
     def _run(self, node: SourceNode) -> dict[str, np.ndarray | None]:
         nothing = dict.fromkeys(node.outputs, None)
         if node.op[1] == "Constant" and not node.op[0]:
-            array = _constant_value(node)
-            return dict.fromkeys(node.outputs, array)
+            return dict.fromkeys(node.outputs, _constant_value(node))
         inputs = [None if name is None else self._constants[name] for name in node.inputs]
         version = since_version(node.op, self.opsets)
         if version is None or any(v is None and n is not None for v, n in zip(inputs, node.inputs, strict=True)):
@@ -212,7 +199,9 @@ class Computed:
                 steps.append(TransformStep("Constant", attributes={"value": encode_tensor(constant)}))
             return labels[value]
 
-        for index in sorted(self._needed(name)):
+        for index in sorted(
+            self._behind(name, self.recordable.__contains__)
+        ):  # the steps between entries and the value
             node = self.source.nodes[index]
             inputs = [label(value) for value in node.inputs]
             number = len(steps)
@@ -222,13 +211,13 @@ class Computed:
             steps.append(TransformStep(node.op[1], inputs, attributes, version, node.op[0]))
         return ParameterPlan(list(keys), steps)
 
-    def _needed(self, name: str) -> set[int]:
-        """The source nodes between ``state_dict`` entries and a computed value."""
+    def _behind(self, name: str, wanted: Callable[[str], bool]) -> set[int]:
+        """The source nodes behind a value, as far as their outputs are wanted."""
         needed: set[int] = set()
         pending: list[str | None] = [name]
         while pending:
             value = pending.pop()
-            if value in self.recordable and (index := self.source.producer[value]) not in needed:
+            if value is not None and wanted(value) and (index := self.source.producer[value]) not in needed:
                 needed.add(index)
                 pending.extend(self.source.nodes[index].inputs)
         return needed

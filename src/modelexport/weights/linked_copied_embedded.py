@@ -14,15 +14,8 @@ from pathlib import Path
 import onnx_ir as ir
 
 from modelexport.errors import OutputError
+from modelexport.files import onnx_models
 from modelexport.files.linked_weights import clone_or_link, free_place, seal
-from modelexport.files.onnx_models import (
-    SMALLEST_OUTSIDE,
-    fits_inside,
-    inside_file,
-    record_documents,
-    save_with_references,
-    write_data_file,
-)
 from modelexport.files.safetensors_files import SafetensorsFile
 from modelexport.files.untrusted_external_data import sample_digest
 from modelexport.format import documents, keys
@@ -30,6 +23,8 @@ from modelexport.graph.nodes import initializers
 from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.graph.properties import record
 from modelexport.weights.bytes_of_entries import Weights
+
+_Tensors = dict[ir.Value, ir.TensorProtocol]
 
 
 @dataclass
@@ -74,14 +69,14 @@ def save_with_weights(
     summary = WeightsSummary()
     values = {value: value.const_value for value in initializers(model) if value.const_value is not None}
     if mode == "auto":
-        small = fits_inside(sum(tensor.nbytes for tensor in values.values()))
+        small = onnx_models.fits_inside(sum(tensor.nbytes for tensor in values.values()))
         mode = "link" if weights is not None else "embed" if small else "copy"
     linked, to_file, embedded = _divided(values, mode)
     made = weights.made if weights is not None else {}
     for value in (*to_file, *embedded):
         if isinstance(values[value], ir.LazyTensor):
             summary.made[value.name or ""] = made.get(values[value].name or "", "repacked")
-    placed: _Tensors = {value: inside_file(tensor) for value, tensor in embedded.items()}
+    placed: _Tensors = {value: onnx_models.inside_file(tensor) for value, tensor in embedded.items()}
     if linked:
         assert weights is not None
         placed |= _link(model, linked, weights, path, staging, summary)
@@ -91,15 +86,12 @@ def save_with_weights(
         placed |= _leave_out(to_file, data)
         summary.absent_bytes = total
     elif to_file:
-        placed |= write_data_file(to_file, staging, data)
+        placed |= onnx_models.write_data_file(to_file, staging, data)
         record(model, keys.DATA, {data: seal(staging / data)})
         summary.copied_bytes = total
-    record_documents(model, documents or {})
-    save_with_references(model, staging / path.name, placed)
+    onnx_models.record_documents(model, documents or {})
+    onnx_models.save_with_references(model, staging / path.name, placed)
     return summary
-
-
-_Tensors = dict[ir.Value, ir.TensorProtocol]
 
 
 def _divided(values: Mapping[ir.Value, ir.TensorProtocol], mode: str) -> tuple[_Tensors, _Tensors, _Tensors]:
@@ -111,10 +103,14 @@ def _divided(values: Mapping[ir.Value, ir.TensorProtocol], mode: str) -> tuple[_
     for value, tensor in values.items():
         if mode == "link" and isinstance(tensor, ir.ExternalTensor):
             linked[value] = tensor
-        elif mode == "embed" or tensor.nbytes < SMALLEST_OUTSIDE:
+        elif mode == "embed" or tensor.nbytes < onnx_models.SMALLEST_OUTSIDE:
             embedded[value] = tensor
         # With linked or absent weights, constants stay in the model file unless they are large themselves.
-        elif mode == "copy" or parameter_plan(value) is not None or (mode == "link" and not fits_inside(constants)):
+        elif (
+            mode == "copy"
+            or parameter_plan(value) is not None
+            or (mode == "link" and not onnx_models.fits_inside(constants))
+        ):
             to_file[value] = tensor
         else:
             embedded[value] = tensor

@@ -25,10 +25,16 @@ CONFIGURATION, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 """What PEFT puts before the names of the model that it wraps."""
 
-_PART = re.compile(
-    r"(?:(?P<module>.+)\.)?(?:lora_(?P<matrix>[AB])\.(?P<what>weight|bias)|lora_embedding_(?P<table>[AB])"
-    r"|(?P<magnitude>lora_magnitude_vector)(?:\.weight)?)"
-)
+_PARTS = {
+    "lora_A.weight": "a",
+    "lora_B.weight": "b",
+    "lora_B.bias": "bias",
+    "lora_embedding_A": "table_a",
+    "lora_embedding_B": "table_b",
+    "lora_magnitude_vector": "magnitude",
+    "lora_magnitude_vector.weight": "magnitude",
+}
+"""The ends of the names that PEFT gives to the tensors of a module's pair, to what they are."""
 
 _TRAINING = frozenset(
     {
@@ -170,9 +176,9 @@ def read_adapter(folder: str | Path) -> Adapter:
     whole: dict[str, str] = {}
     for key in weights.types:
         name = key.removeprefix(_PREFIX).replace(".base_layer.", ".").replace(".modules_to_save.", ".")
-        found = _PART.fullmatch(name)
-        if found is not None:
-            parts.setdefault(found["module"] or "", {})[_part_name(found)] = key
+        part = next((end for end in _PARTS if f".{name}".endswith(f".{end}")), None)
+        if part is not None:
+            parts.setdefault(name.removesuffix(part).removesuffix("."), {})[_PARTS[part]] = key
         elif "lora_" in name or "token_adapter" in name or "trainable_tokens" in name:
             raise WeightsError(
                 f"{folder} has {key}, which modelexport cannot apply: merge it with PEFT and export that"
@@ -210,14 +216,6 @@ def _read_configuration(folder: Path) -> _Configuration:
             "too: save it with path_initial_model_for_weight_conversion, and give that folder"
         )
     return configuration
-
-
-def _part_name(found: re.Match[str]) -> str:
-    if found["magnitude"]:
-        return "magnitude"
-    if found["table"]:
-        return f"table_{found['table'].lower()}"
-    return "bias" if found["what"] == "bias" else found["matrix"].lower()
 
 
 def _pair(
@@ -329,9 +327,9 @@ def changes(path: Path, entries: Mapping[str, StateDictEntry], adapters: Iterabl
             whole[key] = adapter
         if missing or misfits:
             known = {key.rpartition(".")[0] for key in entries} | entries.keys()
-            said = [f"{path} does not have {first_few(missing, 3)}{nearest(missing[0], known)}"] if missing else []
-            said += [f"shapes differ: {first_few(misfits, 3)}"] if misfits else []
-            raise WeightsError(f"{adapter.path} is for another model: {'; '.join(said)}", missing=missing)
+            problems = [f"{path} does not have {first_few(missing, 3)}{nearest(missing[0], known)}"] if missing else []
+            problems += [f"shapes differ: {first_few(misfits, 3)}"] if misfits else []
+            raise WeightsError(f"{adapter.path} is for another model: {'; '.join(problems)}", missing=missing)
     return Changes(adapters, entries, {key: tuple(found) for key, found in pairs.items()}, whole)
 
 

@@ -32,6 +32,8 @@ from modelexport.weights.packed.known_formats import entry_name
 from modelexport.weights.recorded_transforms import compute_planned
 
 _SIDECAR = ".hierarchy.json"
+_COMPARED = 50
+"""How many surplus names are compared with the missing ones."""
 
 
 class UpdateResult(Written, msgspec.Struct, frozen=True, kw_only=True):
@@ -116,11 +118,7 @@ class WeightsInFile:
 def planned(
     path: Path, model: ir.Model, weights: _InMemory | WeightsInFile, strict: bool = False
 ) -> tuple[dict[ir.Value, ParameterPlan], dict[str, tuple[str, ...]], Callable[[str], np.ndarray]]:
-    """How each initializer is computed, each entry's names, and a function that reads an entry of the new weights.
-
-    Raises:
-        WeightsError, FileFormatError: As :func:`update_weights`.
-    """
+    """How each initializer is computed, each entry's names, and a function that reads an entry of the new weights."""
     check_weights(model)  # missing files are allowed: their weights are replaced
     if not is_tagged(model):
         named = [value for value in initializers(model) if value.name in weights.types]
@@ -182,19 +180,15 @@ def _check_recorded(
     plans: Mapping[ir.Value, ParameterPlan],
     told_lost: Collection[str],
 ) -> None:
-    """Refuse a file in which another tool has quantized, packed or folded parameters, or merged them with constants.
-
-    Raises:
-        WeightsError: An initializer, or a lost entry, cannot be computed. Lists them all.
-    """
+    """Refuse a file in which another tool has quantized, packed or folded parameters, or merged them with constants."""
     changed = [value.name or "" for value, plan in plans.items() if not plan.recorded]
     there = {key for plan in plans.values() for key in plan.keys}
     lost = [key for key, entry in entries.items() if entry.used and (key not in there or key in told_lost)]
     if changed or lost:
         lists = {"changed": changed, "lost": lost}
-        told = " and ".join(f"{word} {first_few(names)}" for word, names in lists.items() if names)
+        problems = " and ".join(f"{word} {first_few(names)}" for word, names in lists.items() if names)
         raise WeightsError(
-            f"another tool has {told} in {path}: put the weights into the file that it was made from, with "
+            f"another tool has {problems} in {path}: put the weights into the file that it was made from, with "
             "`modelexport update-weights`, and run the tool on that again",
             missing=[*changed, *lost],
         )
@@ -225,18 +219,14 @@ def check_fit(
     weights: _InMemory | WeightsInFile,
     strict: bool = False,
 ) -> None:
-    """Compare keys, shapes and types, and the names of tied parameters with each other.
-
-    Raises:
-        WeightsError: Something does not fit.
-    """
-    given = weights.types
-    missing = [names[0] for names in groups if not any(name in given for name in names)]
+    """Compare keys, shapes and types, and the names of tied parameters with each other."""
+    types = weights.types
+    missing = [names[0] for names in groups if not any(name in types for name in names)]
     # If entries are missing, surplus ones show a misspelled name.
-    surplus = [key for key in given if key not in entries] if strict or missing else []
+    surplus = [key for key in types if key not in entries] if strict or missing else []
     misshapen = [
         key
-        for key, found in given.items()
+        for key, found in types.items()
         if (entry := entries.get(key)) is not None and found != (entry.dtype, entry.shape)
     ]
     untied = [] if misshapen else [key for names in groups for key in _differing(names, weights)]
@@ -245,7 +235,7 @@ def check_fit(
         # Comparing each with each takes long, and nobody reads more.
         "surplus": [f"{key}{nearest(key, missing)}" for key in surplus[:_COMPARED]] + surplus[_COMPARED:],
         "of another shape or type": [
-            f"{key}: {_type(*given[key])} instead of {_type(entries[key].dtype, entries[key].shape)}"
+            f"{key}: {_type(*types[key])} instead of {_type(entries[key].dtype, entries[key].shape)}"
             for key in misshapen
         ],
         "tied in the module and different in these weights": untied,
@@ -262,16 +252,12 @@ def check_fit(
 
 def _differing(names: tuple[str, ...], weights: _InMemory | WeightsInFile) -> list[str]:
     """The names of a tied parameter whose tensor differs from that of the first name in the weights."""
-    given = [name for name in names if name in weights.types]
-    if len(given) < 2:
+    known_names = [name for name in names if name in weights.types]
+    if len(known_names) < 2:
         return []
-    first = weights.read(given[0]).tobytes()
-    return [name for name in given[1:] if weights.read(name).tobytes() != first]
+    first = weights.read(known_names[0]).tobytes()
+    return [name for name in known_names[1:] if weights.read(name).tobytes() != first]
 
 
 def _type(dtype: str, shape: Sequence[int]) -> str:
     return f"{dtype}{list(shape)}"
-
-
-_COMPARED = 50
-"""How many surplus names are compared with the missing ones."""

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from modelexport.cli.model_argument import Loading, ModelChoice
-from modelexport.cli.printing import fitting_depth, format_headings, left_out, print_json
-from modelexport.cli.progress import LINE
+from modelexport.cli.printing import document_of_parts, fitting_depth, format_headings, left_out, print_json
+from modelexport.cli.progress import stages_on_line
 from modelexport.cli.shared_options import DEVICE, FILE_OR_FOLDER, parsed_sizes
 from modelexport.core.declared_options import argument, option
 from modelexport.errors import UsageError
@@ -84,11 +84,10 @@ def cost(
     shown: Shown,
 ) -> None:
     """Show the cost of each module: parameters, operations, bytes, memory."""
-    from modelexport.core.timed_stages import Stages
     from modelexport.packages.measured_parts import cost_parts
 
     sizes = parsed_sizes(size)
-    with Stages(LINE.tell)("cost"):
+    with stages_on_line()("cost"):
         tables = cost_parts(file, sizes, formulas=formulas)
     show(tables, "flops", selectors, shown)
 
@@ -115,15 +114,14 @@ def profile(
         raise UsageError("give --against or --against-torch, not both")
     if beside.against_torch is not None and file.is_dir():
         raise UsageError(f"{file} is a folder: give --against-torch with a file of the whole model")
-    import msgspec
-
-    from modelexport.core.timed_stages import Stages
     from modelexport.measure import side_by_side as comparing
     from modelexport.packages.measured_parts import profile_parts, profile_same
     from modelexport.runtime.devices import find_device
+    from modelexport.tagged.file import read_tagged
+    from modelexport.tagged.package import files_of
 
     if selectors:
-        _chosen(_tagged_parts(file), selectors)  # before the work, not after it
+        _chosen({name: read_tagged(part) for name, part in files_of(file).items()}, selectors)  # before the work
     device = find_device(how.provider)
     if device.compiles and not file.is_dir():
         if compared:
@@ -131,11 +129,11 @@ def profile(
         from modelexport.devices.times_alone import time_calls_alone
 
         where: dict[str, Any] = {"inputs": inputs, "sizes": parsed_sizes(size), "seed": loading.seed}
-        table = time_calls_alone(file, device=how.provider, tell=Stages(LINE.tell).tell, **where)
+        table = time_calls_alone(file, device=how.provider, tell=stages_on_line().tell, **where)
         show({"": table}, "seconds_alone", selectors, shown)
         return
     running = dataclasses.asdict(how)
-    stages = Stages(LINE.tell)
+    stages = stages_on_line()
     given: Any = inputs
     if beside.against_torch is not None:
         loaded, example = ModelChoice(beside.against_torch, inputs, loading).of_file(file).load(stages)
@@ -148,19 +146,14 @@ def profile(
     if beside.against is not None:
         with stages(f"run {beside.against.name}"):
             others = profile_same(beside.against, measured, **running)
-        measured = {name: comparing.profile_against(one, others[name]) for name, one in measured.items()}
+        measured = {name: comparing.profile_against(part, others[name]) for name, part in measured.items()}
     elif beside.against_torch is not None:
         from modelexport.pytorch.calls.call_times import time_calls
 
         with stages("run PyTorch"):
             seconds = time_calls(loaded.model, example, runs=how.runs, warmup=how.warmup)
-        measured = {name: comparing.profile_beside(one, seconds, "PyTorch") for name, one in measured.items()}
-    more = {
-        name: {"run": msgspec.to_builtins(one.facts)}
-        | ({"against": msgspec.to_builtins(one.against)} if one.against is not None else {})
-        for name, one in measured.items()
-    }
-    show({name: one.table for name, one in measured.items()}, "seconds", selectors, shown, more)
+        measured = {name: comparing.profile_beside(part, seconds, "PyTorch") for name, part in measured.items()}
+    show({name: part.table for name, part in measured.items()}, "seconds", selectors, shown, measured)
 
 
 def report(
@@ -174,11 +167,10 @@ def report(
     provider: str = DEVICE,
 ) -> None:
     """Write the tree of FILE, its coverage, its verification and its cost to one page."""
-    from modelexport.core.timed_stages import Stages
     from modelexport.packages.report_page import write_report_page
     from modelexport.runtime.devices import find_device
 
-    stages = Stages(LINE.tell)
+    stages = stages_on_line()
     if (device := find_device(provider)).compiles:
         raise UsageError(
             f"ONNX Runtime has no times of nodes on {device}: `modelexport profile --device` cuts calls out"
@@ -195,13 +187,13 @@ def show(
     main: str,
     selectors: Sequence[str],
     shown: Shown,
-    more: Mapping[str, dict[str, Any]] | None = None,
+    results: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the tables of a file or of the parts of a package in all the ways that were asked for.
 
     Args:
         tables: Of a file under an empty name, or of parts by name.
-        more: What JSON has beside the tables.
+        results: What the tables are of, by the same names, if their documents have more than the tables.
     """
     from modelexport.cli import show_table
 
@@ -220,11 +212,10 @@ def show(
         write_page(shown.html, *(Page(table, main, part=name) for name, table in tables.items()))
     if shown.as_json:
         documents = {
-            name: tables[name].document(shown.by, depth=shown.depth, only=only, sort=shown.sort)
-            | (more or {}).get(name, {})
+            name: (results or tables)[name].document(by=shown.by, depth=shown.depth, only=only, sort=shown.sort)
             for name, only in chosen.items()
         }
-        print_json(documents[""] if "" in tables else {"parts": documents})
+        print_json(document_of_parts(documents))
     elif shown.as_csv:
         listed = {name: tables[name].rows(shown.by, depth=shown.depth, only=only) for name, only in chosen.items()}
         if shown.sort is not None:
@@ -246,21 +237,8 @@ def _fitted(table: Table, main: str, only: Selection | None, shown: Shown) -> st
     return "\n".join([show_table.format_table(table, main, only=only, **how), *([more] if more else [])])
 
 
-def _tagged_parts(file: Path) -> dict[str, TaggedFile]:
-    """A file under an empty name, or the parts of a package by name."""
-    from modelexport.tagged.file import read_tagged
-    from modelexport.tagged.package import read_package
-
-    files = read_package(file).files if file.is_dir() else {"": file}
-    return {name: read_tagged(path) for name, path in files.items()}
-
-
 def _chosen(tables: Mapping[str, Table | TaggedFile], selectors: Sequence[str]) -> dict[str, Selection | None]:
-    """The tables or files that have any of the calls that selectors pick, with those; all without selectors.
-
-    Raises:
-        UsageError: Selectors match nothing in any of them.
-    """
+    """The tables or files that have any of the calls that selectors pick, with those; all without selectors."""
     from modelexport.core.selectors import select_calls
     from modelexport.tagged.file import TaggedFile
 

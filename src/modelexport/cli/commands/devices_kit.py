@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from modelexport.cli.printing import print_json, print_result
-from modelexport.cli.progress import LINE
+from modelexport.cli.progress import stages_on_line
 from modelexport.cli.shared_options import FILE, JSON
 from modelexport.core.declared_options import option
 from modelexport.core.text import plural
@@ -17,11 +17,11 @@ def devices(as_json: bool = JSON) -> None:
     from modelexport.cli.show_devices import format_devices
     from modelexport.runtime.devices import find_devices
 
-    found = find_devices()
+    devices_here = find_devices()
     if as_json:
-        print_json({"devices": found})
+        print_json({"devices": devices_here})
     else:
-        print(format_devices(found))
+        print(format_devices(devices_here))
 
 
 def kit(
@@ -40,9 +40,8 @@ def kit(
 
     On the other machine: `python runner.py`; then here `modelexport verify FILE --results results.json`.
     """
-    from modelexport.core.timed_stages import Stages
     from modelexport.devices.kits import write_kit
 
-    result = write_kit(file, output, modules=modules, inputs=inputs, seed=seed, tell=Stages(LINE.tell).tell)
-    told = f"{result.path}: {plural(len(result.parts), 'part')}; on the other machine: python runner.py [PROVIDER]"
-    print_result(result, lambda: told, as_json=as_json)
+    result = write_kit(file, output, modules=modules, inputs=inputs, seed=seed, tell=stages_on_line().tell)
+    text = f"{result.path}: {plural(len(result.parts), 'part')}; on the other machine: python runner.py [PROVIDER]"
+    print_result(result, lambda: text, as_json=as_json)

@@ -11,7 +11,7 @@ import typer
 from modelexport.cli.model_argument import Loading, ModelChoice, load_for_package
 from modelexport.cli.name_and_axis_options import NameOptions, read_interface
 from modelexport.cli.printing import print_result
-from modelexport.cli.progress import LINE
+from modelexport.cli.progress import stages_on_line
 from modelexport.cli.shared_options import INPUTS, JSON, MODEL
 from modelexport.core.declared_options import option
 from modelexport.core.timed_stages import Stages
@@ -51,7 +51,7 @@ def export(
     from modelexport.cli import show_export
 
     options.check_together()
-    stages = Stages(LINE.tell)
+    stages = stages_on_line()
     result, about = _export_file(choice, output, names, options, stages)
     if report:
         _write_page(result.path, result.path.with_suffix(".html"), stages, result.verified)
@@ -102,7 +102,7 @@ def _export_folder(choice: ModelChoice, folder: Path, options: Options, *, repor
 
     options.check_together(package=True)
     check_package_folder(folder, [Path(choice.model)])
-    stages = Stages(LINE.tell)
+    stages = stages_on_line()
     loaded, example = load_for_package(choice, options.package.parts or "auto", stages)
     options.quantized.check_model(loaded.model)
     with only_new_garbage():

@@ -38,11 +38,11 @@ def update_weights(
     if weights is None:
         raise UsageError("give WEIGHTS.safetensors, or --adapter DIR")
     result = update_package(file, weights, output) if file.is_dir() else run(file, weights, output, strict=strict)
-    told = (
+    text = (
         f"{result.path}: {result.used} entries in {result.replaced} initializers, {result.transformed} of them "
         f"transformed; {result.unused} entries not used, {result.kept} constants kept"
     )
-    print_result(result, lambda: told, as_json=as_json)
+    print_result(result, lambda: text, as_json=as_json)
 
 
 def _adapt(

@@ -8,10 +8,9 @@ from typing import Literal
 
 from modelexport.cli.model_argument import Loading, ModelChoice
 from modelexport.cli.printing import print_result
-from modelexport.cli.progress import LINE
+from modelexport.cli.progress import stages_on_line
 from modelexport.cli.shared_options import INPUTS, JSON, MODEL
 from modelexport.core.declared_options import option
-from modelexport.core.timed_stages import Stages
 from modelexport.exporting.options import LevelOptions
 
 HierarchyView = Literal["static", "traced", "compare"]
@@ -34,7 +33,7 @@ def hierarchy(
     from modelexport.pytorch.hierarchy_overview import hierarchy as run
 
     runs = trace or mode != "static"
-    stages = Stages(LINE.tell)
+    stages = stages_on_line()
     loaded, example = choice.load(stages, make_inputs=runs)
     with stages("trace"):
         overview = run(loaded.model, example if runs else None, **dataclasses.asdict(levels), timed=runs and as_json)
@@ -55,7 +54,7 @@ def inputs(
     """Show the example inputs that MODEL is run with, or save them."""
     from modelexport.cli.show_hierarchy_and_inputs import format_inputs
 
-    stages = Stages(LINE.tell)
+    stages = stages_on_line()
     _, example = ModelChoice(model, spec, loading).load(stages)
     from modelexport.pytorch.inputs.example_inputs import describe_inputs, save_inputs
 
@@ -69,10 +68,10 @@ def internals(model: str = MODEL, inputs: Path | None = INPUTS, *, loading: Load
     """Show what PyTorch's own exporters record about MODEL's modules; nothing is written."""
     from modelexport.cli.show_internals import format_internals
 
-    stages = Stages(LINE.tell)
+    stages = stages_on_line()
     loaded, example = ModelChoice(model, inputs, loading).load(stages)
     from modelexport.capture.internals.both_exporters import study
 
     with stages("export"):
-        found = study(loaded.model, example, loaded.name)
-    print_result(found, lambda: format_internals(found), as_json=as_json)
+        records = study(loaded.model, example, loaded.name)
+    print_result(records, lambda: format_internals(records), as_json=as_json)

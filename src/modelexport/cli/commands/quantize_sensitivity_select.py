@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import Any, Literal
 import typer
 
 from modelexport.cli.commands.cost_profile_report import ONLY, Shown, show
-from modelexport.cli.printing import print_json
-from modelexport.cli.progress import LINE
+from modelexport.cli.printing import document_of_parts, print_result
+from modelexport.cli.progress import stages_on_line
 from modelexport.cli.shared_options import DEVICE, FILE, FILE_OR_FOLDER, JSON, SELECTORS, parsed_bytes
 from modelexport.core.declared_options import option
 from modelexport.errors import UsageError
 
 Saved = Literal["size", "time"]
+COMPARED = option(None, "The output that is compared; by default the first.", flag="--compare", metavar="NAME")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +55,7 @@ class Within:
     save: Saved = option("size", "Choose the smallest file, or the quickest, that keeps the bound.", flag="--for")
     budget: str | None = option(None, "The least error with weights of this size: 25MB.", metavar="SIZE")
     metric: str = option("error", "The error for --budget, as --within names it.", metavar="METRIC")
-    compared: str | None = option(
-        None, "The output that is compared; by default the first.", flag="--compare", metavar="NAME"
-    )
+    output_name: str | None = COMPARED
     provider: str = DEVICE
 
 
@@ -73,7 +73,6 @@ def quantize(
 ) -> None:
     """Quantize modules of FILE by ONNX Runtime's quantizers; all others stay bit for bit what they are."""
     from modelexport.cli import show_changed
-    from modelexport.core.timed_stages import Stages
     from modelexport.packages.changed_packages import quantize_package
     from modelexport.precision.quantize import quantize as run
 
@@ -84,7 +83,7 @@ def quantize(
         "processor": calibration.processor,
         "check_runtime": runtime_check,
     }
-    stages = Stages(LINE.tell)
+    stages = stages_on_line()
     if bounds.within is not None or bounds.budget is not None:
         _search(file, output, rules, bounds, how | {"stages": stages}, as_json=as_json)
         return
@@ -93,10 +92,8 @@ def quantize(
     how |= {"to": rules.to[0] if rules.to else None, "recipe": rules.recipe}
     with stages(f"quantize to {how['to'] or rules.recipe}"):
         results = quantize_package(file, output, **how) if file.is_dir() else {"": run(file, output, **how)}
-    if as_json:
-        print_json({"parts": results} if file.is_dir() else results[""])
-    else:
-        print(show_changed.format_quantized(results, file, output, calibration.data))
+    text = show_changed.format_quantized(results, file, output, calibration.data)
+    print_result(document_of_parts(results), lambda: text, as_json=as_json)
     if not any(result.changed for result in results.values()):
         raise typer.Exit(1)
 
@@ -109,25 +106,14 @@ def _search(file: Path, output: Path, rules: Rules, bounds: Within, how: dict[st
         raise UsageError("a recipe says which method a module gets: give --recipe, or --within or --budget")
     if how["data"] is None:
         raise UsageError("a search measures errors on inputs like those that the model will get: give --data")
-    found, written = quantize_within(
-        file,
-        output,
-        to=rules.to,
-        within=bounds.within,
-        budget=parsed_bytes(bounds.budget) if bounds.budget is not None else None,
-        metric=bounds.metric,
-        save=bounds.save,
-        output_name=bounds.compared,
-        device=bounds.provider,
-        **how,
-    )
-    if as_json:
-        print_json({"search": found, "written": written or None})
-    else:
-        print(show_changed.format_search(found))
-        if written:
-            print(show_changed.format_quantized(written, file, output, how["data"]))
-    if not found.met:
+    how |= dataclasses.asdict(bounds)
+    how["device"] = how.pop("provider")
+    how["budget"] = parsed_bytes(bounds.budget) if bounds.budget is not None else None
+    result, written = quantize_within(file, output, to=rules.to, **how)
+    texts = [show_changed.format_search(result)]
+    texts += [show_changed.format_quantized(written, file, output, how["data"])] if written else []
+    print_result({"search": result, "written": written or None}, lambda: "\n".join(texts), as_json=as_json)
+    if not result.met:
         raise typer.Exit(1)
 
 
@@ -136,9 +122,7 @@ class Measured:
     """How the change is measured"""
 
     metric: str = option("error", "error, cosine, kl, top1, or file.py:function.", metavar="METRIC")
-    compared: str | None = option(
-        None, "The output that is compared; by default the first.", flag="--compare", metavar="NAME"
-    )
+    output_name: str | None = COMPARED
     every_run: bool = option(False, "Use all inputs, also when further ones would not change the order.")
     provider: str = DEVICE
 
@@ -153,9 +137,6 @@ def sensitivity(
     shown: Shown,
 ) -> None:
     """Show how much the output of FILE changes when one module alone is quantized."""
-    import msgspec
-
-    from modelexport.core.timed_stages import Stages
     from modelexport.packages.changed_packages import graph_of
     from modelexport.precision.sensitivity import COLUMNS, STEADY
     from modelexport.precision.sensitivity import sensitivity as measure
@@ -167,19 +148,18 @@ def sensitivity(
     graph = graph_of(file)
     if selectors:
         read_tagged(graph).select(*selectors)  # before the work, not after it
-    with Stages(LINE.tell)("measure"):
-        found = measure(
+    with stages_on_line()("measure"):
+        report = measure(
             graph,
             to=to,
             data=calibration.data,
             metric=measured.metric,
-            output_name=measured.compared,
+            output_name=measured.output_name,
             processor=calibration.processor or (file if file.is_dir() else None),
             steady=2.0 if measured.every_run else STEADY,
             device=measured.provider,
         )
-    facts = {"runs": found.runs, "agreement": found.agreement, "groups": msgspec.to_builtins(found.units)}
-    show({"": found.table}, "sensitivity", selectors, shown, {"": facts})
+    show({"": report.table}, "sensitivity", selectors, shown, {"": report})
 
 
 def select(

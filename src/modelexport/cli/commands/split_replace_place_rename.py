@@ -91,11 +91,7 @@ class Instead:
     identity: bool = option(False, "Make the module return its input.", flag="--with-identity")
 
     def substitute(self) -> Substitute:
-        """What the options describe.
-
-        Raises:
-            UsageError: They do not go together.
-        """
+        """What the options describe."""
         from modelexport.surgery.substitutes import CustomOperator, FromModel, Identity
 
         if sum([self.model is not None, self.operator is not None, self.identity]) != 1:
@@ -186,5 +182,5 @@ def rename(
 
     renamed = run(file, output, values=values)
     also = f" and {plural(len(renamed.values), 'value')}" if values else ""
-    told = f"{renamed.path}: {plural(len(renamed.renamed), 'node')}{also} renamed"
-    print_result(renamed, lambda: told, as_json=as_json)
+    text = f"{renamed.path}: {plural(len(renamed.renamed), 'node')}{also} renamed"
+    print_result(renamed, lambda: text, as_json=as_json)

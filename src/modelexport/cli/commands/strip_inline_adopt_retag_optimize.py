@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from modelexport.cli.printing import print_parts, print_result
-from modelexport.cli.progress import LINE
+from modelexport.cli.progress import stages_on_line
 from modelexport.cli.shared_options import FILE, JSON, OUTPUT
 from modelexport.core.declared_options import argument, option
 from modelexport.errors import UsageError
@@ -77,9 +77,8 @@ def optimize(
 ) -> None:
     """Run another package's optimizer, quantizer or converter on FILE, and restore the tags in the result."""
     from modelexport.cli import show_changed
-    from modelexport.core.timed_stages import Stages
     from modelexport.lineage.optimize_tools import optimize_file as run
 
-    with Stages(LINE.tell)(tool):
+    with stages_on_line()(tool):
         report = run(file, tool, output)
     print_result(report, lambda: show_changed.format_retag(report), as_json=as_json)

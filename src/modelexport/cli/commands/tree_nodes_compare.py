@@ -8,7 +8,14 @@ from typing import Any
 
 import typer
 
-from modelexport.cli.printing import fitting_depth, format_headings, left_out, named_files, print_json, print_parts
+from modelexport.cli.printing import (
+    document_of_parts,
+    fitting_depth,
+    format_headings,
+    left_out,
+    print_parts,
+    print_result,
+)
 from modelexport.cli.shared_options import FILE, FILE_OR_FOLDER, JSON, SELECTORS
 from modelexport.core.declared_options import argument, option
 from modelexport.core.text import nearest
@@ -37,34 +44,31 @@ def tree(
     from modelexport.graph.node_owners import owned_operators
     from modelexport.tagged.file import read_tagged
     from modelexport.tagged.file_overview import format_overview, overview
+    from modelexport.tagged.package import files_of
     from modelexport.tagged.tree_and_nodes import format_tree, tree_rows, untagged_operators
 
     documents: dict[str, dict[str, Any]] = {}
     texts: dict[str, str] = {}
     faults: list[str] = []
-    for name, part in named_files(file).items():
-        found = read_tagged(part, checked=not check)
-        operators = list(owned_operators(found.model))
+    for name, part in files_of(file).items():
+        tagged = read_tagged(part, checked=not check)
+        operators = list(owned_operators(tagged.model))
         untagged = untagged_operators(operators)
-        rows = tree_rows(operators, found.calls, found.tags.__getitem__)
+        rows = tree_rows(operators, tagged.calls, tagged.tags.__getitem__)
         levels = [row.depth for row in rows if row.nodes]
         to = depth if as_json else fitting_depth(levels, depth)
         shown = [row for row in rows if to is None or row.depth <= to]
-        own = changed_files(found.model) if check else []
-        faults += own
-        documents[name] = {"path": str(part), "coverage": found.coverage, "tree": shown, "untagged": untagged}
-        documents[name] |= {"weights": own} if check else {}
+        faults_of_part = changed_files(tagged.model) if check else []
+        faults += faults_of_part
+        documents[name] = {"path": str(part), "coverage": tagged.coverage, "tree": shown, "untagged": untagged}
+        documents[name] |= {"weights": faults_of_part} if check else {}
         more = left_out(levels, to) if depth is None else ""
-        texts[name] = "\n".join([format_tree(shown, found.coverage, untagged), *([more] if more else [])])
-        if found.found is not None and len(found.calls) == 1:
-            facts = overview(found)
+        texts[name] = "\n".join([format_tree(shown, tagged.coverage, untagged), *([more] if more else [])])
+        if tagged.found is not None and len(tagged.calls) == 1:
+            facts = overview(tagged)
             documents[name]["file"], texts[name] = facts, format_overview(facts, str(part))
-    if as_json:
-        print_json({"parts": documents} if file.is_dir() else documents[""])
-    else:
-        print(format_headings(texts))
-        for fault in dict.fromkeys(faults):
-            print(fault)
+    text = "\n".join([format_headings(texts), *dict.fromkeys(faults)])
+    print_result(document_of_parts(documents), lambda: text, as_json=as_json)
     if faults:
         raise typer.Exit(1)
 
@@ -95,6 +99,7 @@ def compare(
     """Show how two files differ, module by module. The exit status is 0 even if they do, except with --fail-on."""
     from modelexport.cli import show_comparison
     from modelexport.measure.change_checks import ASPECTS, check_changes
+    from modelexport.tagged.package import files_of
 
     asked = [aspect.strip() for aspect in fail_on.split(",") if aspect.strip()]
     aspects = [aspect for aspect in ASPECTS if aspect in asked]
@@ -103,7 +108,7 @@ def compare(
         raise UsageError(f"--fail-on takes {', '.join(ASPECTS)}, not {', '.join(unknown)}{near}")
     if markdown and as_json:
         raise UsageError("give --markdown or --json, not both")
-    one, other = named_files(first), named_files(second)
+    one, other = files_of(first), files_of(second)
     if one.keys() != other.keys():
         names = [", ".join(files).strip() or "one file" for files in (one, other)]
         raise UsageError(f"{first} and {second} have different parts: {names[0]}, and {names[1]}; compare two files")
@@ -111,11 +116,9 @@ def compare(
         name: check_changes(one[name], other[name], aspects, values=values, modules=selectors, inputs=inputs)
         for name in one
     }
-    if as_json:
-        documents = {name: show_comparison.changes_document(report) for name, report in reports.items()}
-        print_json({"parts": documents} if first.is_dir() else documents[""])
-    else:
-        show = show_comparison.format_markdown if markdown else show_comparison.format_changes
-        print(format_headings({name: show(report) for name, report in reports.items()}))
+    documents = {name: show_comparison.changes_document(report) for name, report in reports.items()}
+    show = show_comparison.format_markdown if markdown else show_comparison.format_changes
+    text = format_headings({name: show(report) for name, report in reports.items()})
+    print_result(document_of_parts(documents), lambda: text, as_json=as_json)
     if any(report.failed for report in reports.values()):
         raise typer.Exit(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ import typer
 
 from modelexport.cli.model_argument import Loading, ModelChoice, load_for_package, read_sizes
 from modelexport.cli.printing import format_headings, print_json
-from modelexport.cli.progress import LINE
+from modelexport.cli.progress import stages_on_line
 from modelexport.cli.shared_options import DEVICE, FILE, INPUTS
 from modelexport.core.declared_options import option
 from modelexport.errors import UsageError
@@ -106,16 +106,16 @@ def verify(
     """Compare FILE module by module: with MODEL, with OTHER, with the values that `export --reference` stored, or with
     what it should compute on a device."""
     _check_options(file, other, inputs, extent, on_device, loading, shown)
-    found = _compared(file, other, inputs, extent, on_device, loading)
+    report = _compared(file, other, inputs, extent, on_device, loading)
     if shown.html is not None or shown.as_csv:
-        _show_errors(file, found, shown.html, as_csv=shown.as_csv)
+        _show_errors(file, report, shown.html, as_csv=shown.as_csv)
     if not shown.as_csv:
-        document, text = _shown(found, verbose=shown.verbose)
+        document, text = _shown(report, verbose=shown.verbose)
         if shown.as_json:
             print_json(document)
         else:
             print(text)
-    if not found.agrees:
+    if not report.agrees:
         raise typer.Exit(1)
 
 
@@ -128,7 +128,7 @@ def _check_options(
     loading: Loading,
     shown: Shown,
 ) -> None:
-    if sum(one is not None for one in (other.model, other.against, other.results)) > 1:
+    if sum(source is not None for source in (other.model, other.against, other.results)) > 1:
         raise UsageError("give one of --model, --against and --results")
     alone = (on_device.named or other.results is not None) and other.model is None and other.against is None
     if ((other.against is None and not alone) or file.is_dir()) and other.bound is not None:
@@ -152,26 +152,20 @@ def _check_options(
 def _compared(
     file: Path, other: Other, inputs: Path | None, extent: Extent, on_device: OnDevice, loading: Loading
 ) -> Report:
-    from modelexport.core.timed_stages import Stages
     from modelexport.packages.verify_file_or_package import verify as run
 
-    stages = Stages(LINE.tell)
-    how: dict[str, Any] = {"provider": on_device.provider}
-    if not file.is_dir():
-        how["modules"] = extent.modules
+    stages = stages_on_line()
+    how: dict[str, Any] = {"provider": on_device.provider, "modules": () if file.is_dir() else extent.modules}
     if other.model is None:
         if other.against is not None:
-            how |= {"against": other.against, "seed": loading.seed}
-            how |= {} if other.data is None else {"data": other.data}
-            how |= {} if other.bound is None else {"bound": other.bound}
+            how |= {"against": other.against, "seed": loading.seed, "data": other.data}
         elif other.results is not None:
             how = {"results": other.results, "inputs": inputs}
-            how |= {} if other.bound is None else {"bound": other.bound}
         elif on_device.named and not file.is_dir():
             how = {"device": on_device.provider, "modules": extent.modules, "inputs": inputs, "seed": loading.seed}
-            how |= {"limit": on_device.limit, "keep": not on_device.fresh, "progress": stages.tell}
-            how |= {"fix": on_device.output}
-            how |= {} if other.bound is None else {"bound": other.bound}
+            how |= {"limit": on_device.limit, "keep": not on_device.fresh, "fix": on_device.output}
+            how["progress"] = stages.tell
+        how["bound"] = other.bound
         with stages("verify"):
             alone: Report = run(file, **how)
         return alone
@@ -187,8 +181,8 @@ def _compared(
     how["weights"] = loaded.weights
     with stages("verify"):
         if extent.weights_sample is None:
-            found: Report = run(loaded.model, example, file, perturb=extent.perturb, progress=stages.tell, **how)
-            return found
+            report: Report = run(loaded.model, example, file, perturb=extent.perturb, progress=stages.tell, **how)
+            return report
         from modelexport.verify.sampled_calls import verify_sample
 
         return verify_sample(loaded.model, example, file, count=extent.weights_sample, seed=loading.seed, **how)
@@ -207,8 +201,8 @@ def _package(folder: Path, choice: ModelChoice, extent: Extent, stages: Stages, 
         loaded, example = choice.load(stages, make_inputs=False)
         how["new_tokens"] = extent.new_tokens
         if can_generate(loaded.model):
-            given, seed = read_sizes(choice, loaded), choice.loading.seed
-            example = example_prompts(loaded.model, loaded.directory, seed=seed, given=given, manifest=manifest)
+            sizes, seed = read_sizes(choice, loaded), choice.loading.seed
+            example = example_prompts(loaded.model, loaded.directory, seed=seed, given=sizes, manifest=manifest)
     else:
         loaded, example = load_for_package(choice, kind, stages)
         if hasattr(loaded.model, "pipeline"):
@@ -220,26 +214,33 @@ def _package(folder: Path, choice: ModelChoice, extent: Extent, stages: Stages, 
     return report
 
 
-def _shown(found: Any, *, verbose: bool) -> tuple[Any, str]:
+def _shown(report: Any, *, verbose: bool) -> tuple[Any, str]:
     """A report as a document and as text."""
+    import msgspec
+
     from modelexport.cli import show_changed, show_devices, show_package, show_verification
 
-    ways: dict[str, tuple[Callable[[Any], Any], Callable[[Any], str]]] = {
-        "VerifyReport": (
-            show_verification.verify_document,
-            lambda report: show_verification.format_verify(report, verbose=verbose),
-        ),
-        "AgainstReport": (show_verification.against_document, show_verification.format_losses),
-        "DeviceReport": (show_devices.device_document, show_devices.format_device),
-        "GenerationReport": (show_package.report_document, show_package.format_generation),
-        "PipelineReport": (show_package.report_document, show_package.format_pipeline),
-        "StagesReport": (lambda report: report.outputs, lambda report: show_changed.format_chain(report.outputs)),
-    }
-    if (way := ways.get(type(found).__name__)) is not None:
-        return way[0](found), way[1](found)
-    documents = {name: show_verification.verify_document(report) for name, report in found.parts.items()}
-    texts = {name: show_verification.format_verify(report, verbose=verbose) for name, report in found.parts.items()}
-    return {"parts": documents}, format_headings(texts)
+    match type(report).__name__:
+        case "PartReports":
+            parts = {name: _shown(part, verbose=verbose) for name, part in report.parts.items()}
+            texts = {name: text for name, (_, text) in parts.items()}
+            return {"parts": {name: document for name, (document, _) in parts.items()}}, format_headings(texts)
+        case "StagesReport":
+            return report.outputs, show_changed.format_chain(report.outputs)
+        case "VerifyReport":
+            facts: dict[str, Any] = {"verdict": report.verdict, "agrees": report.agrees, "diverging": report.diverging}
+            text = show_verification.format_verify(report, verbose=verbose)
+        case "AgainstReport":
+            ranked = [call.address for call in report.ranked]
+            facts = {"verdict": report.verdict, "agrees": report.agrees, "ranked": ranked}
+            text = show_verification.format_losses(report)
+        case "DeviceReport":
+            facts = {"verdict": "agree" if report.agrees else "differ", "agrees": report.agrees}
+            text = show_devices.format_device(report)
+        case kind:
+            show = show_package.format_generation if kind == "GenerationReport" else show_package.format_pipeline
+            facts, text = {"agrees": report.agrees}, show(report)
+    return facts | msgspec.structs.asdict(report), text
 
 
 def _show_errors(file: Path, report: Any, html: Path | None, *, as_csv: bool) -> None:

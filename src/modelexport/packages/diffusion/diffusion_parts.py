@@ -117,11 +117,7 @@ def _with_forward(cls: type, part: DiffusionPart) -> type:
 
 
 def diffusion_parts(modules: PipelineModules, observed: Observed) -> list[DiffusionPart]:
-    """The parts of a pipeline, in the order in which they run; the encoder of an autoencoder that only decodes last.
-
-    Args:
-        observed: One run.
-    """
+    """The parts of a pipeline, in the order in which they run; the encoder of an autoencoder that only decodes last."""
     by_entry: dict[Entry, list[ObservedCall]] = {}
     for call in observed.calls:
         by_entry.setdefault(call.entry, []).append(call)

@@ -22,6 +22,13 @@ from modelexport.pytorch.nested_tensors import copied
 
 Change = Callable[[str, Any], Any]
 """From the dotted name of a leaf and the leaf to what takes its place."""
+_ROWS = 2
+"""Prompts of the example run: a capture would treat a batch of one as fixed."""
+_LATENTS = ((15, 21), (14, 22), (16, 24), None)
+"""Sizes of the example latents, the first that a pipeline accepts. A model that halves odd sizes is captured as code
+that accepts all; one that divides an image into patches refuses them. ``None``: the pipeline's own size."""
+_SIZES = ("height", "width")
+_PROMPTS = ("a cat on a red mat", "two small boats at sea in the evening")
 
 
 def rebuilt(value: Any, change: Change, name: str = "") -> Any:
@@ -86,14 +93,6 @@ class ObservedCall:
 Handler = Callable[[Entry, dict[str, Any], Callable[[], Any]], Any]
 """From an entry, its arguments and a function that runs the model to the result."""
 
-_ROWS = 2
-"""Prompts of the example run: a capture would treat a batch of one as fixed."""
-_LATENTS = ((15, 21), (14, 22), (16, 24), None)
-"""Sizes of the example latents, the first that a pipeline accepts. A model that halves odd sizes is captured as code
-that accepts all; one that divides an image into patches refuses them. ``None``: the pipeline's own size."""
-_SIZES = ("height", "width")
-_PROMPTS = ("a cat on a red mat", "two small boats at sea in the evening")
-
 
 def _methods(component: nn.Module) -> list[str]:
     """``forward``, and the public methods that every module does not have."""
@@ -135,9 +134,6 @@ def observe_example(
 
     Args:
         given: Arguments that replace or complete them.
-
-    Raises:
-        InputsError: The pipeline fails, needs an argument that is not known, or takes no such argument.
     """
     pipeline, given = modules.pipeline, dict(given or {})
     parameters = inspect.signature(pipeline.__call__).parameters
@@ -222,11 +218,7 @@ class Observed:
 
 
 def observe(modules: PipelineModules, arguments: Mapping[str, Any], *, seed: int = 0) -> Observed:
-    """Run a pipeline, and record what it calls its models with and what they return.
-
-    Raises:
-        InputsError: The pipeline fails with these arguments.
-    """
+    """Run a pipeline, and record what it calls its models with and what they return."""
     calls: list[ObservedCall] = []
     inside: dict[str, None] = {}
     ran: list[bool] = [False]
@@ -237,8 +229,8 @@ def observe(modules: PipelineModules, arguments: Mapping[str, Any], *, seed: int
         if not busy[0]:
             inside[address] = None
 
-    def record(entry: Entry, given: dict[str, Any], run: Callable[[], Any]) -> Any:
-        kept = copied(given)
+    def record(entry: Entry, arguments: dict[str, Any], run: Callable[[], Any]) -> Any:
+        kept = copied(arguments)
         outer, busy[0], ran[0] = busy[0], True, False
         try:
             output = run()

@@ -33,7 +33,7 @@ def _find(settings: Mapping[str, Any], checkpoint: Reader) -> dict[str, Scheme]:
             f"the checkpoint has AWQ numbers of {bits} bits in version {version}: modelexport reads 4 bits in version "
             "gemm"
         )
-    found = {}
+    schemes = {}
     for layer in checkpoint.layers("qweight"):
         shape = checkpoint.places[f"{layer}.qweight"].shape
         columns, words = shape if len(shape) == 2 else (0, 0)
@@ -42,8 +42,8 @@ def _find(settings: Mapping[str, Any], checkpoint: Reader) -> dict[str, Scheme]:
         checkpoint.check(f"{layer}.qzeros", (columns // size, words), "int32")
         checkpoint.check(f"{layer}.scales", (columns // size, words * 8), *FLOATS)
         roles = ("qweight", "qzeros", "scales")
-        found[layer] = Scheme(format="awq", rows=words * 8, columns=columns, bits=_BITS, group=size, roles=roles)
-    return found
+        schemes[layer] = Scheme(format="awq", rows=words * 8, columns=columns, bits=_BITS, group=size, roles=roles)
+    return schemes
 
 
 def _numbers(words: np.ndarray) -> np.ndarray:

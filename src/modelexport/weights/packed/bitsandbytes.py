@@ -12,10 +12,10 @@ Specification: ``QuantState`` and ``dequantize_4bit`` in ``bitsandbytes/function
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from modelexport.errors import WeightsError
@@ -45,11 +45,8 @@ def _find(settings: Mapping[str, Any], checkpoint: Reader) -> dict[str, Scheme]:
 
 def _scheme(layer: str, checkpoint: Reader, table: str) -> Scheme:
     state = _state(layer, checkpoint.read(f"{layer}.{_STATE}{table}"))
-    try:
-        (rows, columns), block, nested = map(int, state["shape"]), int(state["blocksize"]), "nested_blocksize" in state
-    except (KeyError, TypeError, ValueError) as error:
-        raise WeightsError(f"{layer}.{_STATE}{table} lacks sizes: copy or download the checkpoint again") from error
-    if block < 1 or rows * columns % 2:
+    (rows, columns), block, nested = state.shape, state.blocksize, state.nested_blocksize
+    if rows * columns % 2:
         raise WeightsError(f"{layer}.{_STATE}{table} has impossible sizes: copy or download the checkpoint again")
     blocks = -(-rows * columns // block)
     checkpoint.check(f"{layer}.weight", (rows * columns // 2, 1), "uint8")
@@ -59,7 +56,7 @@ def _scheme(layer: str, checkpoint: Reader, table: str) -> Scheme:
         raise WeightsError(f"{layer}.weight.quant_map is not the table of {table}: save the checkpoint again")
     roles = ["weight", "weight.absmax", f"{_STATE}{table}"]
     if nested:
-        checkpoint.check(f"{layer}.weight.nested_absmax", (-(-blocks // int(state["nested_blocksize"])),), "float32")
+        checkpoint.check(f"{layer}.weight.nested_absmax", (-(-blocks // nested),), "float32")
         checkpoint.check(f"{layer}.weight.nested_quant_map", (256,), "float32")
         roles += ["weight.nested_absmax", "weight.nested_quant_map"]
     return Scheme(
@@ -67,12 +64,21 @@ def _scheme(layer: str, checkpoint: Reader, table: str) -> Scheme:
     )
 
 
-def _state(layer: str, array: np.ndarray) -> dict[str, Any]:
+class _State(msgspec.Struct):
+    """What ``quant_state`` says."""
+
+    shape: tuple[int, int]
+    blocksize: Annotated[int, msgspec.Meta(ge=1)]
+    nested_blocksize: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    nested_offset: float = 0.0
+
+
+def _state(layer: str, array: np.ndarray) -> _State:
     try:
-        return dict(json.loads(array.astype(np.uint8).tobytes()))
-    except (ValueError, TypeError, RecursionError) as error:
+        return msgspec.json.decode(array.astype(np.uint8).tobytes(), type=_State)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise WeightsError(
-            f"{layer} has a quant_state that is not JSON: copy or download the checkpoint again"
+            f"{layer} has a damaged quant_state ({error}): copy or download the checkpoint again"
         ) from error
 
 
@@ -81,8 +87,8 @@ def _scales(scheme: Scheme, tensors: Tensors) -> np.ndarray:
     if "weight.nested_absmax" not in tensors:
         return absmax
     state = _state("the layer", tensors[f"{_STATE}{scheme.variant}"])
-    outer = np.repeat(tensors["weight.nested_absmax"], int(state["nested_blocksize"]))[: absmax.size]
-    result: np.ndarray = tensors["weight.nested_quant_map"][absmax] * outer + np.float32(state["nested_offset"])
+    outer = np.repeat(tensors["weight.nested_absmax"], state.nested_blocksize or 1)[: absmax.size]
+    result: np.ndarray = tensors["weight.nested_quant_map"][absmax] * outer + np.float32(state.nested_offset)
     return result
 
 

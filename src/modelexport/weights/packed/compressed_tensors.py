@@ -34,12 +34,12 @@ from modelexport.weights.packed.scheme import (
 
 def _find(settings: Mapping[str, Any], checkpoint: Reader) -> dict[str, Scheme]:
     widths = _widths(settings)
-    found = {}
+    schemes = {}
     for layer in checkpoint.layers("weight_packed"):
         checkpoint.check(f"{layer}.weight_shape", (2,), "int64", "int32")
         rows, columns = map(int, checkpoint.read(f"{layer}.weight_shape"))
-        found[layer] = _scheme(layer, checkpoint, rows, columns, widths)
-    return found
+        schemes[layer] = _scheme(layer, checkpoint, rows, columns, widths)
+    return schemes
 
 
 def _widths(settings: Mapping[str, Any]) -> dict[int, list[int]]:

@@ -41,11 +41,8 @@ def _find(settings: Mapping[str, Any], checkpoint: Reader) -> dict[str, Scheme]:
         raise WeightsError(
             f"the checkpoint has the GPTQ format {named!r}: convert it to gptq or gptq_v2, which modelexport reads"
         )
-    single = bool(settings.get("dynamic"))
-    found = {}
-    for layer in checkpoint.layers("qweight"):
-        found[layer] = _scheme(layer, checkpoint, bits, group, _VERSIONS[named], single)
-    return found
+    how = bits, group, _VERSIONS[named], bool(settings.get("dynamic"))
+    return {layer: _scheme(layer, checkpoint, *how) for layer in checkpoint.layers("qweight")}
 
 
 def _scheme(layer: str, checkpoint: Reader, bits: int, group: int, version: str, single: bool) -> Scheme:
@@ -86,14 +83,10 @@ def _zero_points(scheme: Scheme, tensors: Tensors) -> np.ndarray:
     return unpack(bytes_of_words(words.view(np.int32)), scheme.bits, scheme.rows).T
 
 
-def _scales(scheme: Scheme, tensors: Tensors) -> np.ndarray:
-    return tensors["scales"].T
-
-
 FORMAT = Format(
     find=_find,
     codes=Part(("qweight",), _codes),
-    scales=Part(("scales",), _scales),
+    scales=Part(("scales",), lambda scheme, tensors: tensors["scales"].T),
     zero_points=Part(("qzeros",), _zero_points),
     groups=Part(("g_idx",), lambda scheme, tensors: tensors["g_idx"].astype(np.int32)),
 )

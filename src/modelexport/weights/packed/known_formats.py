@@ -21,6 +21,8 @@ FORMATS: Mapping[str, Format] = {
     "torchao": torchao.FORMAT,
     "bitsandbytes": bitsandbytes.FORMAT,
 }
+_DOTTED = re.compile(r"(?:^|\.)(weight\.(?:absmax|nested_absmax|nested_quant_map|quant_state\..+))$")
+"""The names of bitsandbytes."""
 
 
 def find_packed(settings: Mapping[str, Any], files: Sequence[SafetensorsFile]) -> dict[str, Scheme]:
@@ -38,13 +40,13 @@ def find_packed(settings: Mapping[str, Any], files: Sequence[SafetensorsFile]) -
     def read(name: str) -> np.ndarray:
         return places[name].tensor(name).numpy().copy()
 
-    found = FORMATS[method].find(settings, Reader(places, read, _notes(files)))
-    if not found:
+    schemes = FORMATS[method].find(settings, Reader(places, read, _notes(files)))
+    if not schemes:
         raise WeightsError(
             f"config.json says that the checkpoint is quantized by {method}, and it has no such weights: download both "
             "again"
         )
-    return found
+    return schemes
 
 
 def packed_names(layer: str, scheme: Scheme, names: Collection[str]) -> list[str]:
@@ -57,12 +59,8 @@ def packed_names(layer: str, scheme: Scheme, names: Collection[str]) -> list[str
 
 def entry_name(name: str) -> str:
     """The name that a tensor of a checkpoint has in a ``state_dict``, where parameters have no dots in their names."""
-    found = _DOTTED.search(name)
-    return name if found is None else name[: found.start(1)] + found[1].replace(".", "_")
-
-
-_DOTTED = re.compile(r"(?:^|\.)(weight\.(?:absmax|nested_absmax|nested_quant_map|quant_state\..+))$")
-"""The names of bitsandbytes."""
+    dotted = _DOTTED.search(name)
+    return name if dotted is None else name[: dotted.start(1)] + dotted[1].replace(".", "_")
 
 
 def _notes(files: Sequence[SafetensorsFile]) -> dict[str, str]:

@@ -52,19 +52,20 @@ def block_size(scheme: Scheme) -> int:
 
 
 def packing(scheme: Scheme, block: int, dtype: str) -> Packing:
-    return Packing(**{name: getattr(scheme, name) for name in scheme.__struct_fields__}, block=block, dtype=dtype)
+    return Packing(**msgspec.structs.asdict(scheme), block=block, dtype=dtype)
 
 
 def roles_of(operator: str, scheme: Scheme) -> tuple[str, ...]:
     """The roles of an operator's inputs, in order; none if the weight has no such part."""
     known = FORMATS[scheme.format]
-    part = {"Codes": known.codes, "Scales": known.scales, "ZeroPoints": known.zero_points, "Order": known.groups}[
-        operator
-    ]
-    roles = tuple(role for role in part.roles if role in scheme.roles) if part is not None else ()
-    if operator == "Codes" and known.groups is not None:
-        roles += tuple(role for role in known.groups.roles if role in scheme.roles)
-    return roles if operator != "Order" or scheme.ordered else ()
+    parts = {
+        "Codes": (known.codes, known.groups),
+        "Scales": (known.scales,),
+        "ZeroPoints": (known.zero_points,),
+        "Order": (known.groups,) if scheme.ordered else (),
+    }
+    roles = (role for part in parts[operator] if part is not None for role in part.roles)
+    return tuple(role for role in roles if role in scheme.roles)
 
 
 def result_type(operator: str, wanted: Packing) -> tuple[ir.DataType, tuple[int, ...]]:
@@ -111,18 +112,13 @@ def is_unchanged(operator: str, wanted: Packing, dtype: ir.DataType) -> bool:
 
 
 def run(operator: str, attributes: Mapping[str, Any], inputs: Sequence[np.ndarray]) -> np.ndarray:
-    """The result of an operator.
-
-    Raises:
-        FileFormatError: The attributes are not those of a packed weight.
-        WeightsError: The inputs are not what the attributes say.
-    """
+    """The result of an operator."""
     try:
         wanted = msgspec.convert(dict(attributes), Packing, strict=False)
         roles = roles_of(operator, wanted)
     except (msgspec.ValidationError, KeyError) as error:
         raise FileFormatError(f"{operator} is not an operator for this packed weight: export the file again") from error
-    result = _COMPUTED[operator](wanted, dict(zip(roles, inputs, strict=True)))
+    result = _computed(operator, wanted, dict(zip(roles, inputs, strict=True)))
     dtype, shape = result_type(operator, wanted)
     return np.ascontiguousarray(result.reshape(shape).astype(dtype.numpy(), copy=False))
 
@@ -153,11 +149,7 @@ def _codes(wanted: Packing, tensors: Tensors) -> np.ndarray:
 
 
 def _order(wanted: Packing, tensors: Tensors) -> np.ndarray | None:
-    """The order of the columns; ``None`` if it is their own.
-
-    Raises:
-        WeightsError: The columns have to be sorted, and the file has no node that does it.
-    """
+    """The order of the columns; ``None`` if it is their own."""
     part = FORMATS[wanted.format].groups
     if part is None or not set(part.roles) <= set(tensors):
         return None
@@ -172,12 +164,6 @@ def _order(wanted: Packing, tensors: Tensors) -> np.ndarray | None:
     return None
 
 
-def _ordered(wanted: Packing, tensors: Tensors) -> np.ndarray:
-    order = _order(wanted, tensors)
-    assert order is not None, "only ordered weights have this part"
-    return order
-
-
 def _by_block(wanted: Packing, part: Part, tensors: Tensors) -> np.ndarray:
     values = part.compute(wanted, tensors)
     if is_table(wanted):
@@ -185,15 +171,17 @@ def _by_block(wanted: Packing, part: Part, tensors: Tensors) -> np.ndarray:
     return np.repeat(values, wanted.group // wanted.block, axis=1) if wanted.block else values.T
 
 
-def _scales(wanted: Packing, tensors: Tensors) -> np.ndarray:
-    return _by_block(wanted, FORMATS[wanted.format].scales, tensors)
-
-
-def _zero_points(wanted: Packing, tensors: Tensors) -> np.ndarray:
-    part = FORMATS[wanted.format].zero_points
-    assert part is not None, "a table has no zero points"
-    values = _by_block(wanted, part, tensors)
+def _computed(operator: str, wanted: Packing, tensors: Tensors) -> np.ndarray:
+    known = FORMATS[wanted.format]
+    match operator:
+        case "Codes":
+            return _codes(wanted, tensors)
+        case "Scales":
+            return _by_block(wanted, known.scales, tensors)
+        case "Order":
+            order = _order(wanted, tensors)
+            assert order is not None, "only ordered weights have this part"
+            return order
+    assert known.zero_points is not None, "a table has no zero points"
+    values = _by_block(wanted, known.zero_points, tensors)
     return pack(values, wanted.bits) if wanted.block else values
-
-
-_COMPUTED = {"Codes": _codes, "Scales": _scales, "ZeroPoints": _zero_points, "Order": _ordered}

@@ -13,6 +13,11 @@ from modelexport.errors import WeightsError
 from modelexport.files.safetensors_files import Place
 from modelexport.format.dtypes import dtype_name
 
+Tensors = Mapping[str, np.ndarray]
+"""The tensors of a weight by their roles."""
+FLOATS = ("float16", "bfloat16", "float32")
+"""Types of scales."""
+
 
 class Scheme(msgspec.Struct, frozen=True, kw_only=True):
     """One weight of ``rows`` outputs and ``columns`` inputs, each number in ``bits`` bits."""
@@ -29,10 +34,6 @@ class Scheme(msgspec.Struct, frozen=True, kw_only=True):
     """What else the format distinguishes: its version, or the name of a table."""
     ordered: bool = False
     """Whether the columns of a group are not consecutive (activation order): a tensor tells the group of each."""
-
-
-Tensors = Mapping[str, np.ndarray]
-"""The tensors of a weight by their roles."""
 
 
 @dataclass(frozen=True)
@@ -59,19 +60,15 @@ class Reader:
         return [name.removesuffix(f".{role}") for name in self.places if name.endswith(f".{role}")]
 
     def check(self, name: str, shape: Sequence[int], *dtypes: str) -> None:
-        """Refuse a checkpoint without this tensor, or in which it has another shape or type.
-
-        Raises:
-            WeightsError: It has none.
-        """
+        """Refuse a checkpoint without this tensor, or in which it has another shape or type."""
         place = self.places.get(name)
         if place is None:
             raise WeightsError(f"the checkpoint lacks {name}: copy or download it again", missing=[name])
-        found = dtype_name(place.dtype)
-        if place.shape != tuple(shape) or (dtypes and found not in dtypes):
-            wanted = f"{' or '.join(dtypes) or found}{list(shape)}"
+        dtype = dtype_name(place.dtype)
+        if place.shape != tuple(shape) or (dtypes and dtype not in dtypes):
+            wanted = f"{' or '.join(dtypes) or dtype}{list(shape)}"
             raise WeightsError(
-                f"{name} is {found}{list(place.shape)} and should be {wanted}: the files of the checkpoint do not fit "
+                f"{name} is {dtype}{list(place.shape)} and should be {wanted}: the files of the checkpoint do not fit "
                 "its quantization_config; download both again",
                 misshapen=[name],
             )
@@ -97,16 +94,8 @@ class Format:
     """Roles of tensors from which nothing is computed: sizes, fixed tables."""
 
 
-FLOATS = ("float16", "bfloat16", "float32")
-"""Types of scales."""
-
-
 def whole_groups(layer: str, columns: int, group: int) -> int:
-    """The size of a group, ``-1`` meaning all columns.
-
-    Raises:
-        WeightsError: It does not divide the columns.
-    """
+    """The size of a group, ``-1`` meaning all columns."""
     size = columns if group == -1 else group
     if size < 1 or columns % size:
         raise WeightsError(
@@ -117,24 +106,16 @@ def whole_groups(layer: str, columns: int, group: int) -> int:
 
 
 def setting(settings: Mapping[str, Any], name: str, kind: type) -> Any:
-    """A value of ``quantization_config``.
-
-    Raises:
-        WeightsError: It is absent, or not of this type.
-    """
+    """A value of ``quantization_config``."""
     value = settings.get(name)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        found = f"is {value!r}" if name in settings else "is missing"
-        raise WeightsError(f"{name} {found} in the quantization_config of config.json: download the checkpoint again")
+        problem = f"is {value!r}" if name in settings else "is missing"
+        raise WeightsError(f"{name} {problem} in the quantization_config of config.json: download the checkpoint again")
     return value
 
 
 def with_groups(scheme: Scheme, layer: str, checkpoint: Reader, role: str) -> Scheme:
-    """The scheme with the tensor that tells the group of each column, if the checkpoint has one.
-
-    Raises:
-        WeightsError: The groups are not of the size that the scheme says.
-    """
+    """The scheme with the tensor that tells the group of each column, if the checkpoint has one."""
     if (name := f"{layer}.{role}") not in checkpoint.places:
         return scheme
     checkpoint.check(name, (scheme.columns,), "int32", "int64")
@@ -151,11 +132,7 @@ def consecutive(scheme: Scheme, groups: np.ndarray) -> bool:
 
 
 def order_of(layer: str, scheme: Scheme, groups: np.ndarray) -> np.ndarray:
-    """The columns sorted by their groups: ``int64[columns]``.
-
-    Raises:
-        WeightsError: The groups are not of the size that the scheme says.
-    """
+    """The columns sorted by their groups: ``int64[columns]``."""
     counts = np.bincount(groups[groups >= 0], minlength=scheme.columns // scheme.group)
     if len(counts) * scheme.group != scheme.columns or (counts != scheme.group).any():
         raise WeightsError(f"{layer} does not have {scheme.group} columns in each group: download the checkpoint again")

@@ -24,7 +24,7 @@ _INTEGERS = {"int4": 4, "int8": 8}
 
 
 def _find(settings: Mapping[str, Any], checkpoint: Reader) -> dict[str, Scheme]:
-    found = {}
+    schemes = {}
     for layer in checkpoint.layers("_weight_qdata"):
         try:
             described = json.loads(checkpoint.notes[f"{layer}.weight"])
@@ -34,8 +34,8 @@ def _find(settings: Mapping[str, Any], checkpoint: Reader) -> dict[str, Scheme]:
             raise WeightsError(
                 f"the metadata of the file do not describe {layer}.weight: save the checkpoint again"
             ) from error
-        found[layer] = _scheme(layer, checkpoint, kind, data, block)
-    return found
+        schemes[layer] = _scheme(layer, checkpoint, kind, data, block)
+    return schemes
 
 
 def _scheme(layer: str, checkpoint: Reader, kind: str, data: Mapping[str, Any], block: Any) -> Scheme:
@@ -43,7 +43,8 @@ def _scheme(layer: str, checkpoint: Reader, kind: str, data: Mapping[str, Any], 
     active = data.get("act_quant_kwargs") or data.get("activation_quantization")
     active = active or any(name.startswith(f"{layer}._weight_act_") for name in checkpoint.places)
     shape = checkpoint.places[f"{layer}._weight_qdata"].shape
-    if bits is None or active or len(shape) != 2 or not _is_block(block):
+    is_block = isinstance(block, list) and len(block) == 2 and block[0] == 1 and type(block[1]) is int
+    if bits is None or active or len(shape) != 2 or not is_block:
         raise WeightsError(
             f"{layer}.weight is a {kind} of torchao{' with quantized activations' if active else ''}: modelexport "
             "reads weight-only Int8Tensor and IntxUnpackedToInt8Tensor of int4 and int8, by group and by channel"
@@ -59,21 +60,13 @@ def _scheme(layer: str, checkpoint: Reader, kind: str, data: Mapping[str, Any], 
     return Scheme(format="torchao", rows=rows, columns=columns, bits=bits, group=size, roles=tuple(roles))
 
 
-def _is_block(block: Any) -> bool:
-    return isinstance(block, list) and len(block) == 2 and block[0] == 1 and type(block[1]) is int
-
-
 def _name(value: Any) -> str:
     """A type as the metadata spell it: ``int4`` or ``torch.int4``, alone or as the ``_data`` of an object."""
     return str(value.get("_data") if isinstance(value, dict) else value).removeprefix("torch.")
 
 
 def _unsigned(name: str, signed: np.ndarray, bits: int) -> np.ndarray:
-    """The numbers plus half their range.
-
-    Raises:
-        WeightsError: One is not a whole number of that many bits.
-    """
+    """The numbers plus half their range."""
     numbers = signed.astype(np.float32) + 2 ** (bits - 1)
     if ((numbers < 0) | (numbers >= 2**bits) | (numbers != np.rint(numbers))).any():
         raise WeightsError(f"{name} has numbers that are not integers of {bits} bits: save the checkpoint again")
