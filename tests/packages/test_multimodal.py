@@ -174,7 +174,7 @@ def test_a_model_whose_images_a_package_does_not_take_says_so_and_is_exported_fo
     assert "input_ids" in part.inputs
     assert [note for note in part.notes if note.startswith("takes text only: Qwen3VL")]
     with pytest.raises(InputsError, match=r"depends on the places.*leave out --inputs"):
-        next(generation_forms(model, given={"image_grid_thw": torch.tensor([[1, 4, 4]])}))
+        next(generation_forms(model, user_inputs={"image_grid_thw": torch.tensor([[1, 4, 4]])}))
 
 
 @pytest.mark.parametrize("grid", [(1, 4, 4), (1, 4, 8), (1, 6, 2)])
@@ -273,7 +273,7 @@ def test_what_each_token_repeats_of_the_prompt_is_part_of_the_state() -> None:
         "aspect_ratio_mask": torch.ones(1, 1, 1, dtype=torch.long),
         "cross_attention_mask": torch.ones(1, 6, 1, 1, dtype=torch.long),
     }
-    prefill, decode = next(generation_forms(mllama(), given=given))
+    prefill, decode = next(generation_forms(mllama(), user_inputs=given))
     assert given.keys() <= prefill.inputs.keys()
     assert decode.inputs["past_key_values"]["cross_attention_mask"].shape == (2, 1, 1, 1)
 

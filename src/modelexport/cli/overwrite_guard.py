@@ -96,7 +96,7 @@ def guarded(marks: Mapping[str, Read | Written], values: dict[str, Any]) -> Iter
 @contextlib.contextmanager
 def _folders_made(outputs: Iterable[Path | str]) -> Iterator[None]:
     """The folders that outputs lie in are there; those that were made go again if the command writes nothing there."""
-    made: list[Path] = []
+    new_folders: list[Path] = []
     try:
         for folder in [Path(output).parent for output in outputs]:
             for above in [above for above in (*reversed(folder.parents), folder) if not above.exists()]:
@@ -104,10 +104,10 @@ def _folders_made(outputs: Iterable[Path | str]) -> Iterator[None]:
                     above.mkdir()
                 except OSError as error:
                     raise NotWrittenError(f"cannot make the folder {above}: {error.strerror or error}") from error
-                made.append(above)
+                new_folders.append(above)
         yield
     finally:
-        for folder in reversed(made):
+        for folder in reversed(new_folders):
             with contextlib.suppress(OSError):  # it holds what was written
                 folder.rmdir()
 

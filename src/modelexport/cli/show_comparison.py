@@ -27,9 +27,9 @@ _NUMBER = "\0"
 
 def format_comparison(comparison: FileComparison) -> str:
     """The comparison as text: facts, the calls in only one file, the calls that differ, and a summary line."""
-    one, other = comparison.first, comparison.second
-    parts = [_files(one, other), _operators(one.operators, other.operators)]
-    for facts, only in ((one, comparison.only_in_first), (other, comparison.only_in_second)):
+    first, other = comparison.first, comparison.second
+    parts = [_files(first, other), _operators(first.operators, other.operators)]
+    for facts, only in ((first, comparison.only_in_first), (other, comparison.only_in_second)):
         parts.append(_section(f"only in {facts.path}", [*_only(only)]))
     parts.append(_section("calls that differ", _changes(comparison.changed)))
     retagged = [change for change in comparison.changed if change.source_module or change.tag]
@@ -43,12 +43,12 @@ def format_comparison(comparison: FileComparison) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _files(one: FileFacts, other: FileFacts) -> str:
+def _files(first: FileFacts, other: FileFacts) -> str:
     """The facts of both files, one on each line; settings and packages only if they differ."""
-    rows = [("", one.path, other.path)]
-    rows += list(zip(_LINES, _fact_cells(one), _fact_cells(other), strict=True))
+    rows = [("", first.path, other.path)]
+    rows += list(zip(_LINES, _fact_cells(first), _fact_cells(other), strict=True))
     for kind in ("settings", "environment"):
-        left, right = (_values(getattr(facts, kind)) for facts in (one, other))
+        left, right = (_values(getattr(facts, kind)) for facts in (first, other))
         if not left or not right:
             continue
         rows += [
@@ -98,8 +98,8 @@ def _size(count: int) -> str:
     return f"{count / 1e6:,.1f} MB" if count >= 1e5 else f"{count:,} bytes"
 
 
-def _operators(one: Mapping[str, int], other: Mapping[str, int]) -> str:
-    pairs = [(name, one.get(name, 0), other.get(name, 0)) for name in sorted({*one, *other})]
+def _operators(first: Mapping[str, int], other: Mapping[str, int]) -> str:
+    pairs = [(name, first.get(name, 0), other.get(name, 0)) for name in sorted({*first, *other})]
     rows = [(name, f"{a:,}", f"{b:,}", f"{b - a:+,}") for name, a, b in pairs if a != b]
     if not rows:
         return ""

@@ -120,8 +120,8 @@ def format_csv(tables: Mapping[str, tuple[Table, Sequence[Row]]]) -> str:
     return text.getvalue()
 
 
-def _numbers(table: Table, names: Sequence[str], own: Mapping[str, Any], total: Mapping[str, Any]) -> list[Any]:
-    mine, inside = table.numbers(own), table.numbers(total)
+def _numbers(table: Table, names: Sequence[str], alone: Mapping[str, Any], total: Mapping[str, Any]) -> list[Any]:
+    mine, inside = table.numbers(alone), table.numbers(total)
     return [side.get(name, "") for name in names for side in (mine, inside)]
 
 

@@ -44,7 +44,7 @@ def can_generate(model: nn.Module) -> bool:
 def generation_forms(
     model: nn.Module,
     asked: PackageOptions = _AS_IT_IS,
-    given: Mapping[str, Any] | None = None,
+    user_inputs: Mapping[str, Any] | None = None,
     weights: Weights | None = None,
     directory: Path | None = None,
 ) -> Iterator[list[ModelPart]]:
@@ -55,7 +55,7 @@ def generation_forms(
     Args:
         asked: Whether the cache of a decoder has a fixed number of positions, and whether prompts have a graph of their
             own, without a cache as its input.
-        given: What belongs to the image or the sound of one prompt, where it cannot be made or has another size:
+        user_inputs: What belongs to the image or the sound of one prompt, where it cannot be made or has another size:
             ``image_grid_thw``, ``[1, 3]``; for a model with an encoder what this takes.
         weights: The places of the weights of a model that was built without them, to compare it with its parts.
         directory: The model's folder. Its processor, if there is one, gives a mask of pixels to a model that takes it.
@@ -70,11 +70,11 @@ def generation_forms(
     if model.config.is_encoder_decoder:
         if asked.static_cache is not None:
             raise InputsError(f"{name} has an encoder: leave out --static-cache, which decoders have")
-        yield _encoder_decoder_parts(model, given)
+        yield _encoder_decoder_parts(model, user_inputs)
         return
     special = asked.static_cache is not None or asked.separate_prefill
     with with_weights(model, weights):
-        example = prompts.example_of(model, given, masks_pixels=prompts.has_processor(directory))
+        example = prompts.example_of(model, user_inputs, masks_pixels=prompts.has_processor(directory))
     modality, reason = None, ""
     if not special and (delegation := find_delegation(model, example.inputs)) is not None:
         with with_weights(model, weights):
@@ -94,8 +94,8 @@ def generation_forms(
                 yield from other_state_parts(model, state) if state is not None else []
         except CaptureError as error:
             reason = reason or error.reason
-    if given:
-        raise InputsError(f"{reason or f'{name} makes its own inputs'}: leave out --inputs ({', '.join(given)})")
+    if user_inputs:
+        raise InputsError(f"{reason or f'{name} makes its own inputs'}: leave out --inputs ({', '.join(user_inputs)})")
     others = " and ".join(multimodal.PLURALS.get(kind, kind) for kind in prompts.others_than_text(model))
     reason = reason if example.beside else ""
     no_example = f"{name} also takes {others}, of which no example can be made: give one with --inputs"
@@ -226,11 +226,11 @@ def _drawn(layer: Any, length: int, generator: torch.Generator) -> tuple[torch.T
     )
 
 
-def _encoder_decoder_parts(model: nn.Module, given: Mapping[str, Any] | None) -> list[ModelPart]:
+def _encoder_decoder_parts(model: nn.Module, user_inputs: Mapping[str, Any] | None) -> list[ModelPart]:
     """The encoder with the keys and values of its states, and the decoder, whose cache has them from the beginning."""
     from transformers import DynamicCache, EncoderDecoderCache
 
-    inputs = prompts.encoder_inputs(model, given)
+    inputs = prompts.encoder_inputs(model, user_inputs)
     step = record_calls(model, inputs, 2)[1].arguments
     cache = step.get("past_key_values")
     decoder, cross = (keys_and_values(getattr(cache, f"{side}_attention_cache", None)) for side in ("self", "cross"))

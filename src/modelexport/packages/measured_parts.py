@@ -46,33 +46,33 @@ def _open(tagged: TaggedFile, *inputs: str) -> list[str]:
 def generation_feeds(
     generator: Generator,
     uses: Mapping[str, TaggedFile],
-    given: Mapping[str, Any],
+    user_inputs: Mapping[str, Any],
     sizes: Mapping[str, int],
     provider: str,
     seed: int,
 ) -> PartFeeds:
     """What the parts get in the first step, and the decoder in the second, after a prompt as long as its cache."""
-    random_prompt = _prompts(generator, uses, given, sizes, provider, seed)
+    random_prompt = _prompts(generator, uses, user_inputs, sizes, provider, seed)
     token_input = generator.how.tokens
     asked = sizes.get(SEQUENCE) if SEQUENCE in _open(uses[DECODE], *TOKENS) else None
     first = random_prompt(asked or int("encoder" in uses))
     length = first[token_input].shape[1]
     cached = sizes.get(PAST_SEQUENCE, length)
-    second = first if cached == length or given else random_prompt(cached)
+    second = first if cached == length or user_inputs else random_prompt(cached)
     *_, prefill = generator.steps(first, 1)
     before = [part for part in uses if part not in (PREFILL, DECODE)]
-    feeds: PartFeeds = {part: (dict(generator.taken[part]), _source(given, "random")) for part in before}
+    feeds: PartFeeds = {part: (dict(generator.taken[part]), _source(user_inputs, "random")) for part in before}
     *_, decode = generator.steps(second, 2)
     for name, ran, prompt, text in ((PREFILL, prefill, first, ""), (DECODE, decode, second, "the step after ")):
         tokens = f"a random prompt of {plural(prompt[token_input].shape[1], 'token')}"
-        feeds[name] = dict(ran.feeds), _source(given, text + tokens)
+        feeds[name] = dict(ran.feeds), _source(user_inputs, text + tokens)
     return feeds
 
 
 def _prompts(
     generator: Generator,
     uses: Mapping[str, TaggedFile],
-    given: Mapping[str, Any],
+    user_inputs: Mapping[str, Any],
     sizes: Mapping[str, int],
     provider: str,
     seed: int,
@@ -89,11 +89,11 @@ def _prompts(
             shapes = [value.shape for value in encoder.model.graph.inputs if value.shape]
             rows = {str(shape[0]) for shape in shapes}
             axes = {symbol: sizes.get(symbol, batch if symbol in rows else _PROMPT) for symbol in _open(encoder)}
-            drawn = random_feeds(encoder, encoder.path, axes, given=given, provider=provider, seed=seed)
+            drawn = random_feeds(encoder, encoder.path, axes, given=user_inputs, provider=provider, seed=seed)
             times = batch if all(isinstance(shape[0], int) for shape in shapes) else 1
             encoded |= {name: np.concatenate([array] * times) for name, array in drawn.items()}
     places: list[int] = []
-    if "embedding" in uses and token_input not in given:
+    if "embedding" in uses and token_input not in user_inputs:
         places = _placeholders(generator, encoded, vocabulary, batch)
 
     def prompt(length: int) -> dict[str, Any]:
@@ -107,10 +107,10 @@ def _prompts(
         if places:
             ids[np.isin(ids, places)] = next(token for token in range(1, vocabulary) if token not in places)
             ids[:, 1 : len(places) + 1] = places
-        values = {**encoded, token_input: np.asarray(given.get(token_input, ids))}
+        values = {**encoded, token_input: np.asarray(user_inputs.get(token_input, ids))}
         if token_input == "input_ids":
             values["attention_mask"] = np.ones_like(values[token_input])
-        return values | {name: np.asarray(array) for name, array in given.items()}
+        return values | {name: np.asarray(array) for name, array in user_inputs.items()}
 
     return prompt
 
@@ -133,22 +133,22 @@ def _placeholders(generator: Generator, encoded: Mapping[str, Any], vocabulary: 
     return tokens[:1] * (min((len(array) for array in features.values()), default=0) // batch)
 
 
-def chained_feeds(uses: Mapping[str, PartUse], given: Mapping[str, Any], provider: str, seed: int) -> PartFeeds:
+def chained_feeds(uses: Mapping[str, PartUse], user_inputs: Mapping[str, Any], provider: str, seed: int) -> PartFeeds:
     """What each part gets where they run one after the other."""
-    values, feeds_of_parts = dict(given), {}
+    values, feeds_of_parts = dict(user_inputs), {}
     for name, use in uses.items():
         tagged = use.tagged
         feeds = random_feeds(tagged, tagged.path, use.sizes, given=values, provider=provider, seed=seed)
-        before = [name for name in feeds if name in values and name not in given]
+        before = [name for name in feeds if name in values and name not in user_inputs]
         text = f"random, and {', '.join(before)} of parts before it" if before else "random"
-        feeds_of_parts[name] = feeds, _source(given, text)
+        feeds_of_parts[name] = feeds, _source(user_inputs, text)
         values |= feeds
         values |= run_session(open_session(tagged.path, provider=provider, optimized=True), feeds)
     return feeds_of_parts
 
 
-def _source(given: Mapping[str, Any], text: str) -> str:
-    return f"given ({', '.join(given)}), else {text}" if given else text
+def _source(user_inputs: Mapping[str, Any], text: str) -> str:
+    return f"given ({', '.join(user_inputs)}), else {text}" if user_inputs else text
 
 
 @dataclass(frozen=True)
@@ -210,13 +210,13 @@ def profile_parts(
     if not path.is_dir():
         return {"": profile(path, inputs, sizes=sizes, **how)}
     uses = uses_of(path, sizes or {})
-    given = read_feeds(inputs, seed) if isinstance(inputs, Path) else dict(inputs or {})
+    user_inputs = read_feeds(inputs, seed) if isinstance(inputs, Path) else dict(inputs or {})
     if DECODE in uses:
         generator = Generator.of(read_package(path), provider=provider)
         tagged = {name: use.tagged for name, use in uses.items()}
-        feeds_of_parts = generation_feeds(generator, tagged, given, sizes or {}, provider, seed)
+        feeds_of_parts = generation_feeds(generator, tagged, user_inputs, sizes or {}, provider, seed)
     else:
-        feeds_of_parts = chained_feeds(uses, given, provider, seed)
+        feeds_of_parts = chained_feeds(uses, user_inputs, provider, seed)
     profiles = {}
     for name, (feeds, source) in feeds_of_parts.items():
         measured = profile(uses[name].tagged, feeds, inputs_from=source, **how)

@@ -60,7 +60,7 @@ class State:
     """The arguments of the first call in ``generate``, and of what it encodes before."""
     step: Mapping[str, Any]
     """The arguments of the second call."""
-    given: Mapping[str, tuple[int | str, ...]]
+    input_sizes: Mapping[str, tuple[int | str, ...]]
     """Name of a tensor that the first call takes, images included, to its sizes."""
     carried: tuple[str, ...]
     """What each step takes again: the last column of what the first call took, such as a mask of images."""
@@ -71,7 +71,7 @@ class State:
     @property
     def of_text(self) -> list[str]:
         """What the first call takes for each token."""
-        return [name for name, sizes in self.given.items() if sizes[1:2] == (SEQUENCE,)]
+        return [name for name, sizes in self.input_sizes.items() if sizes[1:2] == (SEQUENCE,)]
 
     @property
     def is_keys_and_values(self) -> bool:

@@ -50,7 +50,7 @@ _ROWS: Mapping[Rows, tuple[str, ...]] = {
 class Form:
     """How prompts and tokens run."""
 
-    told: str
+    what: str
     prefill: int | None = None
     """The tokens of a first part: 0 for any number; ``None``: there is none."""
     padding: int = 0
@@ -63,7 +63,7 @@ def _run(
     state: State,
     model: nn.Module,
     began: Mapping[str, Any],
-    given: Mapping[str, Any],
+    inputs: Mapping[str, Any],
     cache: Any,
     held: Mapping[str, torch.Tensor],
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -71,12 +71,12 @@ def _run(
 
     Args:
         began: The arguments of such a call in ``generate``.
-        given: Those that are inputs; what the call did not have is left out.
+        inputs: Those that are inputs; what the call did not have is left out.
         cache: The state.
         held: The tensors of modules.
     """
     flags = {name: value for name, value in began.items() if isinstance(value, bool) and name != "return_dict"}
-    taken = {name: value for name, value in given.items() if began.get(name) is not None}
+    taken = {name: value for name, value in inputs.items() if began.get(name) is not None}
     passed = {} if cache is None else {state.argument: cache}
     with growing(), ExitStack() as stack:
         for name, (path, attribute) in state.held.items():
@@ -134,12 +134,12 @@ def other_state_parts(model: nn.Module, state: State, notes: tuple[str, ...] = (
         CaptureError: There is none.
     """
     reasons, padding = [], _padding(model, state)
-    forms = [] if padding is None else [Form(told="the prompt at once", prefill=0, padding=padding)]
+    forms = [] if padding is None else [Form(what="the prompt at once", prefill=0, padding=padding)]
     if not state.example.beside:
         forms += [
-            Form(told="every token by itself, and padding keeps the state", holds=True),
-            Form(told="every token by itself"),
-            Form(told="every token by itself, the first without a state", prefill=1),
+            Form(what="every token by itself, and padding keeps the state", holds=True),
+            Form(what="every token by itself"),
+            Form(what="every token by itself, the first without a state", prefill=1),
         ]
     for rows, batches in _LENGTHS.items():
         references = [
@@ -152,7 +152,7 @@ def other_state_parts(model: nn.Module, state: State, notes: tuple[str, ...] = (
             reason = next(filter(None, differences), "")
             if not reason:
                 right_forms.append(parts)
-            reasons.append(f"{form.told}: {reason}")
+            reasons.append(f"{form.what}: {reason}")
         if right_forms:
             return right_forms
     problem = f"no loop over its tokens computes what {type(model).__name__}.generate does ({'; '.join(reasons[:3])})"
@@ -203,7 +203,7 @@ def _prompt_inputs(state: State, length: int) -> dict[str, torch.Tensor]:
     began, head = state.prompt, state.example.head
     at = torch.arange(length)
     at = torch.where(at < head, at, head + (at - head) % (began["input_ids"].shape[1] - head))
-    repeated = {name: began[name][:, at] if name in state.of_text else began[name] for name in state.given}
+    repeated = {name: began[name][:, at] if name in state.of_text else began[name] for name in state.input_sizes}
     mask = torch.ones_like(repeated["input_ids"])
     mask[0, 0] = int(length == 1)
     known = {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
@@ -217,7 +217,7 @@ def _parts(model: nn.Module, state: State, form: Form, rows: Rows, notes: tuple[
         axes = {
             (name, axis): size
             for name in inputs
-            for axis, size in enumerate(state.given[name])
+            for axis, size in enumerate(state.input_sizes[name])
             if size == BATCH or (size == SEQUENCE and not form.prefill)
         }
         first = with_forward(model, partial(_run_prompt, state, form.padding))
@@ -241,7 +241,7 @@ def _parts(model: nn.Module, state: State, form: Form, rows: Rows, notes: tuple[
         axes |= {(f"{PAST}.{name}", axis): size for axis, size in enumerate(sizes) if isinstance(size, str)}
     step = with_forward(model, partial(_run_step, state, form.holds))
     if form.prefill != 0:
-        notes += (f"a prompt runs token by token, as the model's code does: {form.told}",)
+        notes += (f"a prompt runs token by token, as the model's code does: {form.what}",)
     if state.example.beside:
         notes += (f"a prompt has an image or a sound, which its first part takes: {', '.join(state.example.beside)}",)
     notes += _ROWS.get(rows, ())

@@ -124,7 +124,7 @@ def export_package(
         model = as_module(model)
     check_package_folder(folder, [] if lies_in is None else [lies_in])
     with stages("parts"):
-        given = inputs if isinstance(inputs, Mapping) else None
+        user_inputs = inputs if isinstance(inputs, Mapping) else None
         kind, all_forms = parts_of(model, options.package, inputs, options.weights.to_check, lies_in)
         forms = iter(all_forms)
         best = next(forms)
@@ -146,7 +146,7 @@ def export_package(
             restart_after = restart_length(model) if kind == "generate" else 0
             manifest = _manifest(kind, form, results, sorted(places), restart_after)
             with stages("generate" if kind == "generate" else "comparison"):
-                notes += check_package(model, manifest, staging, lies_in, results, given, options)
+                notes += check_package(model, manifest, staging, lies_in, results, user_inputs, options)
             notes += [f"{part.name}: {note}" for part in form for note in part.notes]
             notes += write_layouts(model, lies_in, staging, manifest, form)
             write_manifest(manifest, staging)

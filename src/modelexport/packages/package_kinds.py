@@ -63,8 +63,8 @@ def parts_of(
     """
     parts = asked.parts or "auto"
     if parts == "generate" or (parts == "auto" and can_generate(model)):
-        given = inputs if isinstance(inputs, Mapping) else None
-        return "generate", generation_forms(model, asked, given, weights, directory)
+        user_inputs = inputs if isinstance(inputs, Mapping) else None
+        return "generate", generation_forms(model, asked, user_inputs, weights, directory)
     if asked.static_cache is not None or asked.separate_prefill:
         raise InputsError("--static-cache and --separate-prefill are for a model that generates: leave them out")
     if isinstance(model, PipelineModules):

@@ -68,7 +68,7 @@ class Example:
     inputs: Mapping[str, torch.Tensor]
     head: int = 0
     """How many tokens a prompt begins with in any case: those up to its last placeholder."""
-    given: Collection[str] = ()
+    user_inputs: Collection[str] = ()
     """The inputs that were given, so that others cannot be drawn."""
 
     @property
@@ -82,17 +82,19 @@ def has_processor(directory: Path | None) -> bool:
     return directory is not None and any(directory.glob("*processor_config.json"))
 
 
-def example_of(model: nn.Module, given: Mapping[str, Any] | None = None, *, masks_pixels: bool = False) -> Example:
+def example_of(
+    model: nn.Module, user_inputs: Mapping[str, Any] | None = None, *, masks_pixels: bool = False
+) -> Example:
     """An example of what a model takes for prompts.
 
     Args:
-        given: What belongs to the image or the sound of one prompt, where it cannot be made.
+        user_inputs: What belongs to the image or the sound of one prompt, where it cannot be made.
         masks_pixels: Whether images come from a processor, which says what of them is padding if the model takes that.
     """
     text = Example(token_inputs(model))
-    if others_than_text(model) == [] and not given:
+    if others_than_text(model) == [] and not user_inputs:
         return text
-    of_one_prompt = {name: torch.as_tensor(value) for name, value in (given or {}).items()}
+    of_one_prompt = {name: torch.as_tensor(value) for name, value in (user_inputs or {}).items()}
     spec = {name: {"value": torch.cat([value, value]).tolist()} for name, value in of_one_prompt.items()}
     with collected():
         inputs = generate_inputs(model, spec=spec, grids=True)
@@ -153,15 +155,17 @@ def placeholder_of(config: Any, kind: str) -> int | None:
     return next((value for value in values if isinstance(value, int)), None)
 
 
-def encoder_inputs(model: nn.Module, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def encoder_inputs(model: nn.Module, user_inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Example inputs of a model's encoder, in a batch of two.
 
     Args:
-        given: Those of one row, where they cannot be made.
+        user_inputs: Those of one row, where they cannot be made.
     """
-    if given:
+    if user_inputs:
         return {
-            name: torch.cat([value, value]) for name, entry in given.items() if (value := torch.as_tensor(entry)).ndim
+            name: torch.cat([value, value])
+            for name, entry in user_inputs.items()
+            if (value := torch.as_tensor(entry)).ndim
         }
     if model.main_input_name == "input_ids":
         inputs = token_inputs(model)
@@ -177,22 +181,22 @@ def example_prompts(
     directory: Path | None,
     *,
     seed: int = 0,
-    given: Mapping[str, Any] | None = None,
+    user_inputs: Mapping[str, Any] | None = None,
     manifest: Manifest | None = None,
 ) -> list[dict[str, Any]]:
     """Prompts of different lengths: text tokenized with the model's own tokenizer, or random tokens, with images.
 
     Args:
-        given: As in :func:`example_of`; for a model with an encoder what this takes.
+        user_inputs: As in :func:`example_of`; for a model with an encoder what this takes.
         manifest: Of a package, which may take text only.
     """
     if model.config.is_encoder_decoder and model.main_input_name != "input_ids":
-        first_row = {name: value[:1] for name, value in encoder_inputs(model, given).items()}
-        example = Example(first_row, given=given or ())
+        first_row = {name: value[:1] for name, value in encoder_inputs(model, user_inputs).items()}
+        example = Example(first_row, user_inputs=user_inputs or ())
         return [prompts_like(model, example, (0,), seed + index)[0] for index in range(4)]
     parts = manifest.parts if manifest is not None else ()
     masked = any(PIXEL_MASK in part.inputs for part in parts) if parts else has_processor(directory)
-    example = example_of(model, given, masks_pixels=masked)
+    example = example_of(model, user_inputs, masks_pixels=masked)
     past = _lengths_before_a_change(model.config.get_text_config(decoder=True).to_dict())
     if example.beside and (manifest is None or any(name in part.inputs for part in parts for name in example.beside)):
         return prompts_like(model, example, (5, *past, 2, 9), seed)
@@ -224,7 +228,7 @@ def prompts_like(model: nn.Module, example: Example, lengths: Sequence[int], see
                 prompt[name] = np.concatenate([array[:1, : example.head], after], axis=1)
             else:
                 of_one_prompt = array[: len(array) // len(ids)] if ids is not None else array
-                drawn = np.issubdtype(of_one_prompt.dtype, np.floating) and name not in example.given
+                drawn = np.issubdtype(of_one_prompt.dtype, np.floating) and name not in example.user_inputs
                 prompt[name] = (
                     random.standard_normal(of_one_prompt.shape).astype(of_one_prompt.dtype) if drawn else of_one_prompt
                 )

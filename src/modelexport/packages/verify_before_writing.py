@@ -40,7 +40,7 @@ def check_package(
     folder: Path,
     directory: Path | None,
     results: Mapping[str, ExportResult],
-    given: Mapping[str, Any] | None,
+    user_inputs: Mapping[str, Any] | None,
     options: Options,
 ) -> list[str]:
     """Generate tokens or embed texts in other batches than that of the export, and compare with the library.
@@ -55,7 +55,7 @@ def check_package(
     find: Callable[[], str]
     if manifest.generation is not None:
         does, kind = "generate", "a prompt"
-        find = lambda: generation_fault(model, manifest, folder, given)  # noqa: E731
+        find = lambda: generation_fault(model, manifest, folder, user_inputs)  # noqa: E731
     elif isinstance(model, SentencePipeline):
         does, kind = "compute", "a text"
         find = lambda: encoding_fault(model, folder / manifest.parts[0].file, directory, notes)  # noqa: E731

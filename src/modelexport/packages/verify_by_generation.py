@@ -178,14 +178,14 @@ def wrong_parameters(model: nn.Module, package: Package) -> list[str]:
     ]
 
 
-def generation_fault(model: nn.Module, manifest: Manifest, folder: Path, given: Mapping[str, Any] | None) -> str:
+def generation_fault(model: nn.Module, manifest: Manifest, folder: Path, user_inputs: Mapping[str, Any] | None) -> str:
     """What a package generates otherwise than ``generate``, from all prompts in a batch and from the first and the last
     alone; empty if nothing.
     """
     how = manifest.generation
     assert how is not None
     generator = Generator({part.name: folder / part.file for part in manifest.parts}, how)
-    prompts = example_prompts(model, None, seed=1, given=given, manifest=manifest)
+    prompts = example_prompts(model, None, seed=1, user_inputs=user_inputs, manifest=manifest)
     alone = [prompts[:1], prompts[-1:]]
     if how.cache_size:  # a decoder, which takes tokens
         longest = how.cache_size - _NEW_TOKENS + 1

@@ -91,7 +91,7 @@ def verify_pipeline(
     """
     modules = model if isinstance(model, PipelineModules) else as_module(model)
     package = read_package(folder)
-    observed, given = observe_example(modules, arguments, steps=steps, seed=seed)
+    observed, user_inputs = observe_example(modules, arguments, steps=steps, seed=seed)
     parts = {part.entry: part for part in diffusion_parts(modules, observed)}
     names = [part.name for part in parts.values()]
     parts = _in_package(modules, package, parts)
@@ -130,7 +130,7 @@ def verify_pipeline(
         outputs = compare(part, inputs, run(), alone.output if alone is not None and alone.entry == entry else None)
         return part.result({name: torch.from_numpy(np.array(array)) for name, array in outputs.items()})
 
-    result = run_pipeline(modules, given, answer, parts.keys(), seed=seed)
+    result = run_pipeline(modules, user_inputs, answer, parts.keys(), seed=seed)
     used = {call.part for call in calls}
     for part in parts.values():
         if part.name not in used:  # it runs on its example inputs

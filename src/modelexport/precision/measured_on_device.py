@@ -74,9 +74,9 @@ class OnDevice(Switched):
         Raises:
             RunError: The device does not run it.
         """
-        if (found := self.run(feeds, {})) is None:
+        if (output := self.run(feeds, {})) is None:
             raise RunError(f"{self._tagged.path} does not run on {self._process.device}: {self.failure}")
-        return found
+        return output
 
     def opened(self, model: ir.Model) -> Callable[[Mapping[str, Any]], Any]:
         """As :meth:`Switched.opened`, on the device; the function returns ``None`` if that does not run the model."""

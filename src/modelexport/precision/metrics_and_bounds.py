@@ -33,10 +33,10 @@ class Metric:
     """Losses to this power add up over modules whose errors are independent."""
     unit: str = ""
 
-    def loss(self, right: Any, found: Any) -> float:
+    def loss(self, right: Any, computed: Any) -> float:
         """How far the figure is from that of equal arrays; infinite if it is not a number."""
         ideal = self.measure(right, right) if self.ideal is None else self.ideal
-        lost = abs(self.measure(right, found) - ideal)
+        lost = abs(self.measure(right, computed) - ideal)
         return float("inf") if np.isnan(lost) else lost
 
 
@@ -57,9 +57,11 @@ class Bound:
         return bool(compare(figure, self.limit))
 
 
-def mean_figure(metric: Metric, right: Sequence[Any], found: Sequence[Any]) -> float:
+def mean_figure(metric: Metric, right: Sequence[Any], computed: Sequence[Any]) -> float:
     """The mean of a metric over runs."""
-    return float(np.mean([metric.measure(array, other_array) for array, other_array in zip(right, found, strict=True)]))
+    return float(
+        np.mean([metric.measure(array, other_array) for array, other_array in zip(right, computed, strict=True)])
+    )
 
 
 def parse_bound(text: str) -> Bound:
@@ -101,7 +103,7 @@ def find_metric(name: str) -> Metric:
         measure = getattr(module, function)
     except Exception as error:  # whatever the file raises
         raise UsageError(f"{name} cannot be loaded: {type(error).__name__}: {error}") from error
-    return Metric(name, lambda right, found: _number(name, measure(right, found)), ideal=None)
+    return Metric(name, lambda right, computed: _number(name, measure(right, computed)), ideal=None)
 
 
 def _number(name: str, figure: Any) -> float:
@@ -111,18 +113,18 @@ def _number(name: str, figure: Any) -> float:
         raise UsageError(f"{name} returned {type(figure).__name__}, and not a number") from error
 
 
-def _cosine(right: Any, found: Any) -> float:
+def _cosine(right: Any, computed: Any) -> float:
     """The mean cosine of the vectors along the last axis."""
-    first, second = (array.astype(np.float64).reshape(-1, array.shape[-1]) for array in (right, found))
+    first, second = (array.astype(np.float64).reshape(-1, array.shape[-1]) for array in (right, computed))
     sizes = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
     equal = (first == second).all(axis=1)
     with np.errstate(all="ignore"):
         return float(np.mean(np.where(equal, 1.0, (first * second).sum(axis=1) / sizes)))
 
 
-def _kl(right: Any, found: Any) -> float:
+def _kl(right: Any, computed: Any) -> float:
     """The mean Kullback-Leibler divergence, in nats, of the distributions whose logits are along the last axis."""
-    first, second = (_log_softmax(array.astype(np.float64)) for array in (right, found))
+    first, second = (_log_softmax(array.astype(np.float64)) for array in (right, computed))
     return float(np.mean((np.exp(first) * (first - second)).sum(axis=-1)))
 
 
@@ -131,9 +133,9 @@ def _log_softmax(logits: Any) -> Any:
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
-def _top1(right: Any, found: Any) -> float:
+def _top1(right: Any, computed: Any) -> float:
     """The share of places whose largest element along the last axis is the same."""
-    return float(np.mean(right.argmax(axis=-1) == found.argmax(axis=-1)))
+    return float(np.mean(right.argmax(axis=-1) == computed.argmax(axis=-1)))
 
 
 METRICS = {

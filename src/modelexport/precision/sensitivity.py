@@ -163,11 +163,11 @@ def measure_alone(
         right = switched.kept(inputs)
         losses.append([])
         for index, method in choices:
-            found = switched.run(inputs, {index: method}) if (index, method) not in failed else None
-            if found is None and (index, method) not in failed:
+            computed = switched.run(inputs, {index: method}) if (index, method) not in failed else None
+            if computed is None and (index, method) not in failed:
                 failed.add((index, method))
                 tell(f"{', '.join(switched.units[index].calls)} in {method} does not run: {switched.failure}")
-            losses[-1].append(float("inf") if found is None else metric.loss(right, found))
+            losses[-1].append(float("inf") if computed is None else metric.loss(right, computed))
         if len(losses) > 1:
             agreement = rank_correlation(np.mean(losses[:-1], axis=0), losses[-1])
             if agreement >= steady:

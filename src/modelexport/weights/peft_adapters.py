@@ -330,7 +330,7 @@ def changes(path: Path, entries: Mapping[str, StateDictEntry], adapters: Iterabl
             problems = [f"{path} does not have {first_few(missing, 3)}{nearest(missing[0], known)}"] if missing else []
             problems += [f"shapes differ: {first_few(misfits, 3)}"] if misfits else []
             raise WeightsError(f"{adapter.path} is for another model: {'; '.join(problems)}", missing=missing)
-    return Changes(adapters, entries, {key: tuple(found) for key, found in pairs.items()}, whole)
+    return Changes(adapters, entries, {key: tuple(pairs_of_key) for key, pairs_of_key in pairs.items()}, whole)
 
 
 def _bias_of(key: str) -> str:

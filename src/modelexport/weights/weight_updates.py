@@ -226,8 +226,8 @@ def check_fit(
     surplus = [key for key in types if key not in entries] if strict or missing else []
     misshapen = [
         key
-        for key, found in types.items()
-        if (entry := entries.get(key)) is not None and found != (entry.dtype, entry.shape)
+        for key, given_type in types.items()
+        if (entry := entries.get(key)) is not None and given_type != (entry.dtype, entry.shape)
     ]
     untied = [] if misshapen else [key for names in groups for key in _differing(names, weights)]
     lists = {

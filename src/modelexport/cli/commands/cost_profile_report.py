@@ -134,15 +134,15 @@ def profile(
         return
     running = dataclasses.asdict(how)
     stages = stages_on_line()
-    given: Any = inputs
+    run_inputs: Any = inputs
     if beside.against_torch is not None:
         loaded, example = ModelChoice(beside.against_torch, inputs, loading).of_file(file).load(stages)
         from modelexport.pytorch.inputs.named_inputs import feeds
         from modelexport.runtime.sessions import open_file, session_options
 
-        given = feeds(example, open_file(file, session_options("none", how.provider)))
+        run_inputs = feeds(example, open_file(file, session_options("none", how.provider)))
     with stages(f"run {file.name}"):
-        measured = profile_parts(file, given, sizes=parsed_sizes(size), seed=loading.seed, **running)
+        measured = profile_parts(file, run_inputs, sizes=parsed_sizes(size), seed=loading.seed, **running)
     if beside.against is not None:
         with stages(f"run {beside.against.name}"):
             others = profile_same(beside.against, measured, **running)

@@ -108,13 +108,15 @@ def compare(
         raise UsageError(f"--fail-on takes {', '.join(ASPECTS)}, not {', '.join(unknown)}{near}")
     if markdown and as_json:
         raise UsageError("give --markdown or --json, not both")
-    one, other = files_of(first), files_of(second)
-    if one.keys() != other.keys():
-        names = [", ".join(files).strip() or "one file" for files in (one, other)]
+    first_files, second_files = files_of(first), files_of(second)
+    if first_files.keys() != second_files.keys():
+        names = [", ".join(files).strip() or "one file" for files in (first_files, second_files)]
         raise UsageError(f"{first} and {second} have different parts: {names[0]}, and {names[1]}; compare two files")
     reports = {
-        name: check_changes(one[name], other[name], aspects, values=values, modules=selectors, inputs=inputs)
-        for name in one
+        name: check_changes(
+            first_files[name], second_files[name], aspects, values=values, modules=selectors, inputs=inputs
+        )
+        for name in first_files
     }
     documents = {name: show_comparison.changes_document(report) for name, report in reports.items()}
     show = show_comparison.format_markdown if markdown else show_comparison.format_changes

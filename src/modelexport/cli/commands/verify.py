@@ -202,7 +202,7 @@ def _package(folder: Path, choice: ModelChoice, extent: Extent, stages: Stages, 
         how["new_tokens"] = extent.new_tokens
         if can_generate(loaded.model):
             sizes, seed = read_sizes(choice, loaded), choice.loading.seed
-            example = example_prompts(loaded.model, loaded.directory, seed=seed, given=sizes, manifest=manifest)
+            example = example_prompts(loaded.model, loaded.directory, seed=seed, user_inputs=sizes, manifest=manifest)
     else:
         loaded, example = load_for_package(choice, kind, stages)
         if hasattr(loaded.model, "pipeline"):

@@ -190,9 +190,9 @@ def _outputs(output: Any, inputs: set[str]) -> dict[str, str]:
     }
 
 
-def _named(paths: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
+def _named(paths: Sequence[str], usual: Mapping[str, str]) -> dict[str, str]:
     """Names of the shortest ends of dotted paths that tell them apart; an end is not only a number."""
-    names = {path: given.get(path, path.replace(".", "_")) for path in paths}
+    names = {path: usual.get(path, path.replace(".", "_")) for path in paths}
     ends = {path: path.rpartition(".")[2] for path in paths}
     counts = Counter([*ends.values(), *names.values()])
     return {

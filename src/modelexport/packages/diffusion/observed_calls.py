@@ -128,14 +128,14 @@ def _answering(component: nn.Module, entry: Entry, running: list[str], handler: 
 
 
 def observe_example(
-    modules: PipelineModules, given: Mapping[str, Any] | None = None, *, steps: int, seed: int = 0
+    modules: PipelineModules, user_inputs: Mapping[str, Any] | None = None, *, steps: int, seed: int = 0
 ) -> tuple[Observed, dict[str, Any]]:
     """Run a pipeline with example arguments: two rows, images that are not square. Returns the arguments as well.
 
     Args:
-        given: Arguments that replace or complete them.
+        user_inputs: Arguments that replace or complete them.
     """
-    pipeline, given = modules.pipeline, dict(given or {})
+    pipeline, user_inputs = modules.pipeline, dict(user_inputs or {})
     parameters = inspect.signature(pipeline.__call__).parameters
     scale = int(getattr(pipeline, "vae_scale_factor", 0) or 1)
     known: dict[str, Any] = {
@@ -146,7 +146,7 @@ def observe_example(
         "output_type": "np",
         "use_resolution_binning": False,
     }
-    for name in given:
+    for name in user_inputs:
         if name not in parameters:
             raise InputsError(
                 f"{type(pipeline).__name__} takes no argument {name}{nearest(name, list(parameters))}: "
@@ -155,14 +155,14 @@ def observe_example(
     plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     for name, parameter in parameters.items():
         needed = parameter.default is parameter.empty and parameter.kind in plain
-        if needed and name not in {*known, *_SIZES, *given}:
+        if needed and name not in {*known, *_SIZES, *user_inputs}:
             raise InputsError(
                 f"{type(pipeline).__name__} needs the argument {name}: give it in a JSON file with --inputs"
             )
     failure: InputsError | None = None
     for latents in _LATENTS:
         sizes = dict(zip(_SIZES, [size * scale for size in latents], strict=True)) if latents else {}
-        arguments = {name: value for name, value in {**known, **sizes}.items() if name in parameters} | given
+        arguments = {name: value for name, value in {**known, **sizes}.items() if name in parameters} | user_inputs
         try:
             return observe(modules, arguments, seed=seed), arguments
         except InputsError as error:
