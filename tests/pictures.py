@@ -1,7 +1,8 @@
 """The pictures in docs/images, taken of what the programs write: python tests/pictures.py [NAME ...]
 
 Terminal output is an SVG by rich, what a browser shows is a PNG by Chromium (see browser.py). Without names all are
-made, in about three minutes. Those of Netron and Model Explorer are made by hand: docs/encodings.md, docs/measure.md.
+made, in about three minutes; `device` needs onnxruntime-qnn (`PYTHONPATH=.venv/qnn`). Those of Netron and Model
+Explorer are made by hand: docs/encodings.md, docs/measure.md.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from browser import browser
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 COLUMNS = 100
+WIDE = {"device": 144}
+"""Names of pictures to other numbers of columns."""
 TERMINALS = {
     "export": (
         "modelexport export bert-tiny -o bert.onnx --verify",
@@ -38,6 +41,7 @@ TERMINALS = {
     "cost": ("modelexport cost bert.onnx --depth 2",),
     "profile": ("modelexport profile bert.onnx --by class --sort seconds",),
     "compare": ("modelexport compare bert.onnx opset18.onnx",),
+    "device": ("modelexport verify bert.onnx --device qnn --fix -o fixed.onnx",),
 }
 """Name of a picture to the commands whose output it shows."""
 SVG = """\
@@ -66,13 +70,13 @@ def run(line: str) -> None:
     subprocess.run(command(line), check=True, stdout=subprocess.DEVNULL)
 
 
-def on_a_terminal(line: str) -> str:
+def on_a_terminal(line: str, columns: int) -> str:
     """What a command prints on a terminal, with its colours."""
     reading, writing = pty.openpty()
-    fcntl.ioctl(writing, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))
+    fcntl.ioctl(writing, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {
         "TERM": "xterm-256color",
-        "COLUMNS": str(COLUMNS),
+        "COLUMNS": str(columns),
     }
     with subprocess.Popen(command(line), stdout=writing, stderr=subprocess.DEVNULL, env=environment):
         os.close(writing)
@@ -87,9 +91,12 @@ def on_a_terminal(line: str) -> str:
 
 
 def terminal(name: str) -> None:
-    console = Console(record=True, width=COLUMNS, file=StringIO(), highlight=False)
+    columns = WIDE.get(name, COLUMNS)
+    console = Console(record=True, width=columns, file=StringIO(), highlight=False)
     for index, line in enumerate(TERMINALS[name]):
-        console.print(*[""] * bool(index), Text(f"$ {line}", "bold"), Text.from_ansi(on_a_terminal(line)), sep="\n")
+        console.print(
+            *[""] * bool(index), Text(f"$ {line}", "bold"), Text.from_ansi(on_a_terminal(line, columns)), sep="\n"
+        )
     picture = console.export_svg(title="", theme=MONOKAI, code_format=SVG, unique_id=name)
     (IMAGES / f"{name}.svg").write_text(picture, encoding="utf-8")
 
