@@ -155,7 +155,7 @@ def test_an_operator_that_falls_back_is_tried_in_other_ways(file: Path) -> None:
     assert (fallback.operator, len(fallback.nodes), fallback.calls) == (
         "LayerNormalization", 2, ["blocks.0.norm", "blocks.1.norm"],
     )  # fmt: skip
-    assert fallback.example.endswith("FLOAT[1, 5, 8], FLOAT[8], FLOAT[8] -> FLOAT[1, 5, 8]")
+    assert fallback.example.endswith("FLOAT[1,5,8], FLOAT[8], FLOAT[8] -> FLOAT[1,5,8]")
     assert [remedy.change for remedy in fallback.remedies if remedy.helps] == ["definition"]
     in_vain = {remedy.change: remedy.result for remedy in fallback.remedies if not remedy.helps}
     assert in_vain == {"opset 17": "not there either", "opset 21": "not there either"}
@@ -217,6 +217,7 @@ def test_a_device_that_crashes_or_hangs_does_so_for_one_part(
         ("openvino", "the device openvino needs the package onnxruntime-openvino: pip install onnxruntime-openvino"),
         ("nnapi", "needs the package onnxruntime-android"),
         ("cpu,threads=2", "the device cpu has no option 'threads'"),
+        ("cpu,", "'' in the device 'cpu,' is not an option"),
         ("cpu,threads", "'threads' in the device 'cpu,threads' is not an option: write NAME,option=value"),
     ],
 )

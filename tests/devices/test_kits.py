@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
 from commands import run
 from modelexport import export, verify
+from modelexport.errors import UsageError
 
 
 class Model(torch.nn.Module):
@@ -20,6 +24,41 @@ class Model(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(torch.tanh(self.first(x)))
+
+
+def test_results_that_are_not_those_of_the_file_are_refused_in_one_line(tmp_path: Path) -> None:
+    file, other, kit = tmp_path / "model.onnx", tmp_path / "other.onnx", tmp_path / "kit"
+    for path, size in ((file, 4), (other, 4)):
+        export(Model(), {"x": torch.randn(2, size)}, path)
+    assert run("kit", file, "-o", kit, "--module", "last").returncode == 0
+    subprocess.run([sys.executable, "-I", kit / "runner.py"], check=True)
+    right = json.loads((kit / "results.json").read_text())
+    assert verify(file, results=kit / "results.json").agrees
+    damaged = tmp_path / "results.json"
+
+    def refused(change: Callable[[Any], None], model: Path = file, **how: Any) -> str:
+        results = json.loads(json.dumps(right))
+        change(results)
+        damaged.write_text(json.dumps(results))
+        with pytest.raises(UsageError) as raised:
+            verify(model, results=damaged, **how)
+        assert "\n" not in str(raised.value)
+        return str(raised.value)
+
+    again = "run the runner of the kit again"
+    assert "was made from another file" in refused(lambda results: None, other)
+    assert f"nothing of the whole file: {again}, to its end" in refused(lambda results: results["parts"].clear())
+    damage = f"the results of the whole file are damaged: {again}"
+    assert refused(lambda results: results["parts"]["."].update(errors={})) == damage
+    assert refused(lambda results: results["parts"]["."].update(errors={"linear": -0.5})) == damage
+    assert "it has no name of a provider" in refused(lambda results: results["device"].update(provider="<script>"))
+    assert "missing required field `kit`" in refused(lambda results: results.clear())
+    assert "nan is not a bound" in refused(lambda results: None, bound=float("nan"))
+    with pytest.raises(UsageError, match="is not a regular file but a folder"):
+        verify(file, results=tmp_path)
+    damaged.write_text(json.dumps(right | {"parts": {".": {"status": "crashed", "message": "one\ntwo\x1b[31m"}}}))
+    report = verify(file, results=damaged)
+    assert (report.agrees, report.whole.status, report.whole.reason) == (False, "crashed", "one\\ntwo\\x1b[31m")
 
 
 def test_a_kit_gives_the_report_of_the_machine_where_it_was_run(tmp_path: Path) -> None:
@@ -62,7 +101,7 @@ def test_a_kit_gives_the_report_of_the_machine_where_it_was_run(tmp_path: Path) 
         "last": "off",
     }, "a part that crashes alone runs as a part of the whole"
 
-    document = {"kit": {"file": "m", "digest": "0", "seed": 0}, "device": {"name": "", "provider": ""}, "parts": {}}
+    document = {"kit": {"file": "m", "digest": "0", "seed": 0}, "device": {"name": "", "provider": "P"}, "parts": {}}
     for content, message in (("{}", "is not a file of results"), (json.dumps(document), "was made from another file")):
         (kit / "results.json").write_text(content)
         done = run("verify", file, "--results", kit / "results.json")

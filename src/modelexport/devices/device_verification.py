@@ -17,9 +17,11 @@ from modelexport.devices.device_report import (
     DeviceReport,
 )
 from modelexport.devices.fixes import find_fix
-from modelexport.devices.judged_pieces import BOUND
+from modelexport.devices.judged_pieces import BOUND, check_bound
 from modelexport.devices.part_runs import PartRuns
 from modelexport.devices.wrong_modules import check
+from modelexport.errors import UsageError
+from modelexport.files.atomic_writing import check_writable
 from modelexport.files.path_or_model import Source
 from modelexport.measure.inputs_and_example_sizes import make_feeds
 from modelexport.runtime.devices import CPU, find_device
@@ -54,12 +56,17 @@ def verify_device(
         tell: Called with the name of each piece that is run.
 
     Raises:
-        UsageError: This machine does not have the device, or a module does not exist.
+        UsageError: This machine does not have the device, or a module does not exist, or a number makes no sense.
         FileFormatError: The file is missing or has no tags.
         InputsError: The inputs do not fit.
         OutputError: The changed file cannot be written.
     """
+    check_bound(bound)
+    if not limit > 0:
+        raise UsageError(f"{limit:g} is not a limit: give seconds")
     on, tagged = find_device(device), read_tagged(file)
+    if fix is not None:
+        check_writable(fix, [tagged.path])
     chosen = tagged.select(*modules).calls if modules else ()
     feeds, source = make_feeds(tagged, tagged.path, inputs, {}, provider=CPU, seed=seed)
     with PartRuns(on, limit=limit, keep=keep) as runs:

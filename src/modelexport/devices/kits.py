@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,8 +14,9 @@ import msgspec
 from modelexport.core.json_decoding import decode_json
 from modelexport.core.limits import SETTINGS_BYTES
 from modelexport.core.result_display import Written
+from modelexport.core.text import on_one_line, shortened
 from modelexport.devices.device_report import DeviceReport
-from modelexport.devices.judged_pieces import BOUND
+from modelexport.devices.judged_pieces import BOUND, check_bound
 from modelexport.devices.pieces import Piece, Pieces
 from modelexport.devices.wrong_modules import check
 from modelexport.errors import FileFormatError, UsageError
@@ -26,11 +28,11 @@ from modelexport.runtime import part_runner
 from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.runtime.devices import CPU, Device, described
 from modelexport.runtime.part_process import PartResult, write_part
-from modelexport.surgery.extraction import file_stem
 from modelexport.tagged.file import TaggedFile, read_tagged
 
 _RUNNERS = {"runner.py": Path(part_runner.__file__)}
 _RUNNERS |= {name: Path(__file__).with_name(name) for name in ("runner.mjs", "index.html")}
+_AGAIN = "run the runner of the kit again"
 _OF_OTHERS = "was made from another file or with other inputs: run a kit of this file, or give its --inputs"
 
 
@@ -90,7 +92,7 @@ def write_kit(
     with checked_and_written(output, [tagged.path], make=True, check=False) as staging:
         (staging / "values").mkdir()
         seen = {tagged.nodes}
-        parts.append(_write(pieces.whole(), staging, "whole"))
+        parts.append(_write(pieces.whole(), staging, "part0"))
         for call in calls:
             tell(str(call))
             try:
@@ -101,7 +103,7 @@ def write_kit(
                 skipped += [str(call)] if call.path else []
             elif piece.nodes not in seen:  # else a call inside it is all of it
                 seen.add(piece.nodes)
-                parts.append(_write(piece, staging, file_stem(call)))
+                parts.append(_write(piece, staging, f"part{len(parts)}"))
         made_from = KitOf(tagged.path.name, _digest(tagged, feeds), seed)
         kit = {"kit": made_from, "parts": parts}
         (staging / "kit.json").write_bytes(msgspec.json.format(msgspec.json.encode(kit), indent=1))
@@ -119,9 +121,12 @@ def verify_results(
         FileFormatError: The results cannot be read, or are of a kit of another file.
         UsageError: As :func:`.device_verification.verify_device`.
     """
+    check_bound(bound)
     content = read_regular(results, SETTINGS_BYTES)
     damaged = f"{results} is not a file of results"
-    read = decode_json(content, kind=KitResults, damaged=damaged, then="run the runner of the kit again")
+    read = decode_json(content, kind=KitResults, damaged=damaged, then=_AGAIN)
+    if not re.fullmatch(r"\w+", read.device.provider):
+        raise FileFormatError(f"{damaged} (it has no name of a provider): {_AGAIN}")
     tagged = read_tagged(file)
     feeds, source = make_feeds(tagged, tagged.path, inputs, {}, provider=CPU, seed=read.kit.seed)
     if _digest(tagged, feeds) != read.kit.digest:
@@ -144,10 +149,13 @@ class _Elsewhere:
         Raises:
             UsageError: The kit does not have it.
         """
-        if piece.name not in self._parts:
-            part = piece.name if piece.name != "." else "the whole file"
-            raise UsageError(f"the results have nothing of {part}: run the runner of the kit again, to its end")
-        return self._parts[piece.name]
+        part = piece.name if piece.name != "." else "the whole file"
+        if (result := self._parts.get(piece.name)) is None:
+            raise UsageError(f"the results have nothing of {part}: {_AGAIN}, to its end")
+        negative = any(error is not None and error < 0 for error in result.errors.values())
+        if result.status == "ran" and (negative or result.errors.keys() != piece.outputs.keys()):
+            raise FileFormatError(f"the results of {part} are damaged: {_AGAIN}")
+        return msgspec.structs.replace(result, message=shortened(on_one_line(result.message), 600))
 
 
 def _write(piece: Piece, folder: Path, stem: str) -> dict[str, Any]:

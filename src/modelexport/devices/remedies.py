@@ -50,7 +50,7 @@ def _result(piece: Piece, model: ir.Model, runs: Runs, bound: float) -> str:
     except UsageError as error:
         return shortened(str(error), 100)
     if result.status != "ran":
-        return f"{result.status}: {shortened(result.message, 100)}"
+        return f"{result.status}: {shortened(result.message.removeprefix('[ONNXRuntimeError] : '), 100)}"
     status, _ = judge(changed, result, runs.device, bound)
     if status not in ("agree", "rounding"):
         return f"is off by {result.error:.2g}"

@@ -27,7 +27,7 @@ from modelexport.devices.wrong_spans import smallest_span
 from modelexport.errors import UsageError
 from modelexport.graph.node_owners import owner_of
 from modelexport.runtime.devices import CPU
-from modelexport.runtime.part_process import PartResult
+from modelexport.runtime.part_process import PartResult, dynamic_axes
 from modelexport.tagged.file import TaggedFile
 
 _REASONS = 3
@@ -222,7 +222,9 @@ class _Check:
         return []
 
     def notes(self) -> Iterator[str]:
-        device = self._runs.device
+        device, whole = self._runs.device, self._pieces.whole()
+        if bound := [f"{name} {list(whole.inputs[name].shape)}" for name in dynamic_axes(whole.model, whole.inputs)]:
+            yield f"dynamic axes had the sizes of the inputs, as devices that compile need: {', '.join(bound)}"
         if device.simulated:
             yield f"{device.name} is a simulator here: its times tell nothing about the device"
         if self._result.nodes and device.provider != CPU and device.provider not in self._result.nodes:
@@ -238,7 +240,7 @@ def is_owned(node: ir.Node, call: ModuleCall) -> bool:
 def _shapes(values: Iterable[ir.Value | None]) -> str:
     """The types and shapes of values."""
     known = (value for value in values if value is not None)
-    return ", ".join(f"{value.dtype or '?'}{list(value.shape) if value.shape is not None else ''}" for value in known)
+    return ", ".join(f"{value.dtype or '?'}{value.shape if value.shape is not None else ''}" for value in known)
 
 
 def _reasons(log: Iterable[str], operator: str, names: Sequence[str]) -> Iterator[str]:

@@ -30,10 +30,11 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
         if isinstance(error, FileNotFoundError):
             raise FileFormatError(f"there is no file {path}{_near(path)}") from error
         raise FileFormatError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise FileFormatError(f"{path} is not a regular file but {_kind(mode)}: give a file")
     with os.fdopen(descriptor, "rb") as file:
-        mode = os.fstat(file.fileno()).st_mode
-        if not stat.S_ISREG(mode):
-            raise FileFormatError(f"{path} is not a regular file but {_kind(mode)}: give a file")
         yield file
 
 

@@ -10,7 +10,7 @@ import select
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -190,7 +190,7 @@ def write_part(
 def with_sizes(model: ir.Model, inputs: Mapping[str, Any]) -> ir.Model:
     """A copy of a model, with the sizes of inputs in the place of dynamic axes."""
     copy = copy_of(model)
-    if not dynamic_axes(model):
+    if not dynamic_axes(model, inputs):
         return copy
     for value in inputs_and_results(copy):
         if value.is_graph_input() and value.name in inputs:
@@ -200,10 +200,10 @@ def with_sizes(model: ir.Model, inputs: Mapping[str, Any]) -> ir.Model:
     return copy
 
 
-def dynamic_axes(model: ir.Model) -> dict[str, list[str]]:
-    """Names of inputs with dynamic axes to their sizes and symbols."""
-    shapes = {value.name or "": value.shape or () for value in model.graph.inputs}
-    return {name: list(map(str, shape)) for name, shape in shapes.items() if not all(isinstance(n, int) for n in shape)}
+def dynamic_axes(model: ir.Model, inputs: Collection[str]) -> list[str]:
+    """The names of those inputs that have dynamic axes."""
+    values = (value for value in model.graph.inputs if value.name in inputs)
+    return [value.name or "" for value in values if value.shape is None or not value.shape.is_static()]
 
 
 def _write_value(folder: Path, values: str, name: str, array: Any) -> dict[str, Any]:

@@ -87,6 +87,8 @@ def quantize(
     if bounds.within is not None or bounds.budget is not None:
         _search(file, output, rules, bounds, how | {"stages": stages}, as_json=as_json)
         return
+    if bounds.provider != Within.provider:
+        raise UsageError("--device is where a search runs: give --within or --budget")
     if len(rules.to) > 1:
         raise UsageError("several --to are for a search: give --within or --budget, or a recipe with --recipe")
     how |= {"to": rules.to[0] if rules.to else None, "recipe": rules.recipe}

@@ -141,6 +141,8 @@ def _check_options(
         raise UsageError("--weights-sample and --perturb go with --model")
     if shown.as_csv and shown.as_json:
         raise UsageError("give --csv or --json, not both")
+    if other.results is not None and (on_device.named or extent.modules):
+        raise UsageError("--results has its own device and modules: leave out --device and --module")
     if on_device.fix != (on_device.output is not None) or (on_device.fix and not on_device.named):
         raise UsageError("--fix goes with --device, and with -o OUT.onnx for the changed file")
     if file.is_dir() and (shown.as_csv or shown.html is not None):
