@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from modelexport.capture.patches import private, usable
+from modelexport.capture.repairs.recurrent import layer_by_layer
 
 _MASK = "modelexport_mask"
 _FROM_OUTSIDE = "the lengths of a packed sequence are not known"
@@ -84,37 +85,28 @@ def _run(
     train: bool,
     bidirectional: bool,
 ) -> Any:
-    states = [hx] if isinstance(hx, torch.Tensor) else list(hx)
-    directions = 2 if bidirectional else 1
-    each = len(params) // (layers * directions)
     lengths = mask.sum(0)
     step = torch.arange(mask.shape[0], device=mask.device).unsqueeze(1)
-    backward = torch.where(mask, lengths - 1 - step, step)
-    steps = _padded(data, mask)
-    ends: list[list[Any]] = [[] for _ in states]
-    for number in range(layers):
-        made = []
-        for direction in range(directions):
-            index = number * directions + direction
-            first = [one[index : index + 1] for one in states]
-            given = _at(steps, backward) if direction else steps
-            weights = params[index * each : (index + 1) * each]
-            output = _layer(layer, given, first, weights, biases, train)[0]
-            ends[0].append(_at(output, lengths.unsqueeze(0) - 1))
-            if len(states) == 2:
-                ends[1].append(_last_cell(layer, given, mask, first, weights, biases, train))
-            made.append(_at(output, backward) if direction else output)
-        steps = torch.cat(made, -1)
-        if number + 1 < layers:
-            steps = torch.dropout(steps, dropout, train)
-    return _packed(steps, mask), *(torch.cat(end) for end in ends)
+    reverse = torch.where(mask, lengths - 1 - step, step)
+
+    def run(steps: Any, first: list[Any], weights: Sequence[Any], backward: bool) -> tuple[Any, ...]:
+        inputs = _at(steps, reverse) if backward else steps
+        output = _layer(layer, inputs, first, weights, biases)[0]
+        last = [_at(output, lengths.unsqueeze(0) - 1)]
+        if len(first) == 2:
+            last.append(_last_cell(layer, inputs, mask, first, weights, biases))
+        return _at(output, reverse) if backward else output, *last
+
+    states = [hx] if isinstance(hx, torch.Tensor) else list(hx)
+    steps, *last = layer_by_layer(run, _padded(data, mask), states, params, layers, 2 if bidirectional else 1)
+    return _packed(steps, mask), *last
 
 
 def _at(steps: Any, places: Any) -> Any:
     return steps.gather(0, places.unsqueeze(-1).expand(-1, -1, steps.shape[-1]))
 
 
-def _last_cell(layer: Callable[..., Any], given: Any, mask: Any, first: list[Any], weights: Any, *flags: bool) -> Any:
+def _last_cell(layer: Callable[..., Any], steps: Any, mask: Any, first: list[Any], weights: Any, biases: bool) -> Any:
     """The cells of an LSTM at the end of each sequence: behind it, gates keep them as they are.
 
     Only this is computed a second time, and only in a file that has a use for it.
@@ -122,13 +114,13 @@ def _last_cell(layer: Callable[..., Any], given: Any, mask: Any, first: list[Any
     hidden = weights[0].shape[0] // 4
     gates = weights[0].new_zeros((4, hidden))
     gates[0], gates[1] = -_CLOSED, _CLOSED
-    ended = torch.cat([given, (~mask).to(given.dtype).unsqueeze(-1)], -1)
+    ended = torch.cat([steps, (~mask).to(steps.dtype).unsqueeze(-1)], -1)
     weights = [torch.cat([weights[0], gates.reshape(-1, 1)], 1), *weights[1:]]
-    return _layer(layer, ended, first, weights, *flags)[2]
+    return _layer(layer, ended, first, weights, biases)[2]
 
 
-def _layer(layer: Callable[..., Any], given: Any, first: list[Any], weights: Any, biases: bool, train: bool) -> Any:
-    return layer(given, first if len(first) == 2 else first[0], list(weights), biases, 1, 0.0, train, False, False)
+def _layer(layer: Callable[..., Any], steps: Any, first: list[Any], weights: Any, biases: bool) -> Any:
+    return layer(steps, first if len(first) == 2 else first[0], list(weights), biases, 1, 0.0, False, False, False)
 
 
 def unless_packed(check: Callable[..., None]) -> Callable[..., None]:

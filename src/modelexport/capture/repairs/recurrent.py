@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 import torch
 from onnxscript import opset18 as op
@@ -16,10 +15,37 @@ from modelexport.capture.patches import private, usable
 from modelexport.capture.repairs.translation_constants import ints
 from modelexport.pytorch.private_torch import schema_of
 
-_END = np.iinfo(np.int64).max
+
+def layer_by_layer(
+    run: Callable[..., tuple[Any, ...]],
+    steps: Any,
+    states: Sequence[Any],
+    params: Sequence[Any],
+    layers: int,
+    ways: int,
+) -> tuple[Any, ...]:
+    """What a recurrent layer of several layers and directions gives at each step, and its last states.
+
+    Args:
+        run: Computes one layer in one direction from its steps, its first states, its parameters and whether it goes
+            backward; gives the same.
+        ways: The number of directions.
+    """
+    each = len(params) // (layers * ways)
+    last: list[Sequence[Any]] = []
+    for layer in range(layers):
+        outputs = []
+        for way in range(ways):
+            index = layer * ways + way
+            first = [state[index : index + 1] for state in states]
+            output, *ends = run(steps, first, params[index * each : (index + 1) * each], bool(way))
+            outputs.append(output)
+            last.append(ends)
+        steps = torch.cat(outputs, -1)
+    return steps, *map(torch.cat, zip(*last, strict=True))
 
 
-def lstm(
+def projected_lstm(
     input: Any,
     hx: Sequence[Any],
     params: Sequence[Any],
@@ -30,38 +56,39 @@ def lstm(
     bidirectional: bool,
     batch_first: bool,
 ) -> Any:
-    """Torchlib takes the fifth parameter of a layer with ``proj_size`` for the first of the next layer.
+    """``nn.LSTM`` with ``proj_size``: torchlib takes the fifth parameter of a layer for the first of the next one.
 
-    ONNX has no projection. A layer without one whose recurrent weights are those of the projected state, ``W P``, makes
-    the same states before they are projected, except in the first step, whose state is given projected: that step is
-    written out. No issue of torch.onnx is known; https://github.com/k2-fsa/icefall/pull/621 works around the same gap.
+    ONNX has no projection. A layer without one whose recurrent weights are those of the projected state, ``R P``, makes
+    the same states before they are projected, but for the first step, whose state is given projected. Its share of that
+    step comes as further columns of the input, which are zero in all other steps.
     """
+    ways = 2 if bidirectional else 1
+    if len(params) == (4 if has_biases else 2) * num_layers * ways:
+        return NotImplemented
+
+    def run(steps: Any, states: Sequence[Any], weights: Sequence[Any], backward: bool) -> tuple[Any, Any, Any]:
+        (state, cell), (of_input, of_state, *biases, projection) = states, weights
+        only_first = torch.cat([state, state.new_zeros(steps.shape[0] - 1, *state.shape[1:])])
+        both = torch.cat([steps.flip(0) if backward else steps, only_first], -1)
+        plain = [torch.cat([of_input, of_state], 1), of_state @ projection, *biases]
+        begun = [torch.zeros_like(cell), cell]
+        output, last, last_cell = torch.lstm(both, begun, plain, has_biases, 1, 0.0, False, False, False)
+        output = (output.flip(0) if backward else output) @ projection.mT
+        return output, last @ projection.mT, last_cell
+
+    output, *last = layer_by_layer(run, input.transpose(0, 1) if batch_first else input, hx, params, num_layers, ways)
+    return output.transpose(0, 1) if batch_first else output, *last
+
+
+def lstm(input: Any, hx: Sequence[Any], params: Sequence[Any], *options: Any) -> Any:
+    """Torchlib reads widths from the states, whose sizes are symbols where they are arguments of the model."""
     _set_width(hx[0], params[1].shape[1])
     _set_width(hx[1], params[0].shape[0] // 4)
-    directions = 2 if bidirectional else 1
-    each = len(params) // (num_layers * directions)
-    if each == (4 if has_biases else 2):
-        return aten_lstm(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
-    given = op.Transpose(input, perm=[1, 0, 2]) if batch_first else input
-    states: list[Any] = []
-    cells: list[Any] = []
-    for layer in range(num_layers):
-        made = []
-        for direction in range(directions):
-            index = layer * directions + direction
-            weights = params[index * each : (index + 1) * each]
-            first = [op.Squeeze(op.Slice(one, ints(index), ints(index + 1), ints(0)), ints(0)) for one in hx]
-            output, state, cell = _projected(given, first[0], first[1], weights, reverse=bool(direction))
-            made.append(output)
-            states.append(op.Unsqueeze(state, ints(0)))
-            cells.append(op.Unsqueeze(cell, ints(0)))
-        given = made[0] if directions == 1 else op.Concat(*made, axis=-1)
-    output = op.Transpose(given, perm=[1, 0, 2]) if batch_first else given
-    return output, op.Concat(*states, axis=0), op.Concat(*cells, axis=0)
+    return aten_lstm(input, hx, params, *options)
 
 
 def gru(input: Any, hx: Any, params: Sequence[Any], *options: Any) -> Any:
-    """Torchlib reads the width from the state, whose sizes are symbols where it is an argument of the model."""
+    """The same."""
     _set_width(hx, params[1].shape[1])
     return aten_gru(input, hx, params, *options)
 
@@ -70,51 +97,6 @@ def _set_width(state: Any, width: int) -> None:
     """Write the size that the weights tell into the shape of a state; PyTorch has refused others."""
     if state.shape is not None and not isinstance(state.shape[2], int):
         state.shape = ir.Shape([*state.shape.dims[:2], width])
-
-
-def _projected(x: Any, state: Any, cell: Any, weights: Sequence[Any], *, reverse: bool) -> tuple[Any, Any, Any]:
-    """One layer in one direction: what it gives at each step, and the last state and cell."""
-    w, r, projection = weights[0], weights[1], weights[-1]
-    biases = weights[2:4] if len(weights) == 5 else ()
-    hidden = r.shape[0] // 4
-    first, rest = (ints(-1), ints(_END)), (ints(0), ints(-1))
-    if not reverse:
-        first, rest = (ints(0), ints(1)), (ints(1), ints(_END))
-    step = op.Squeeze(op.Slice(x, *first, ints(0)), ints(0))
-    gates = op.Add(op.MatMul(step, _turned(w)), op.MatMul(state, _turned(r)))
-    for bias in biases:
-        gates = op.Add(gates, bias)
-    i, f, g, o = (op.Slice(gates, ints(k * hidden), ints((k + 1) * hidden), ints(-1)) for k in range(4))
-    cell = op.Add(op.Mul(op.Sigmoid(f), cell), op.Mul(op.Sigmoid(i), op.Tanh(g)))
-    plain = op.Mul(op.Sigmoid(o), op.Tanh(cell))
-    given = [
-        op.Slice(x, *rest, ints(0)),
-        op.Unsqueeze(_reordered(w, hidden), ints(0)),
-        op.Unsqueeze(_reordered(op.MatMul(r, projection), hidden), ints(0)),
-        op.Unsqueeze(op.Concat(*(_reordered(bias, hidden) for bias in biases), axis=0), ints(0)) if biases else None,
-        None,
-        op.Unsqueeze(plain, ints(0)),
-        op.Unsqueeze(cell, ints(0)),
-    ]
-    y, last, last_cell = op.LSTM(*given, hidden_size=hidden, direction="reverse" if reverse else "forward")
-    both = [op.Unsqueeze(plain, ints(0)), op.Squeeze(y, ints(1))]
-    steps = op.Concat(*(reversed(both) if reverse else both), axis=0)
-    turned = _turned(projection)
-    # Of a sequence of one step nothing is left, for which the operator has no last state.
-    alone = op.Equal(op.Shape(x, start=0, end=1), ints(1))
-    last = op.Where(alone, plain, op.Squeeze(last, ints(0)))
-    last_cell = op.Where(alone, cell, op.Squeeze(last_cell, ints(0)))
-    return op.MatMul(steps, turned), op.MatMul(last, turned), last_cell
-
-
-def _turned(matrix: Any) -> Any:
-    return op.Transpose(matrix, perm=[1, 0])
-
-
-def _reordered(weights: Any, hidden: int) -> Any:
-    """PyTorch has the gates as i, f, g, o, ONNX as i, o, f, g."""
-    parts = [op.Slice(weights, ints(k * hidden), ints((k + 1) * hidden), ints(0)) for k in (0, 3, 1, 2)]
-    return op.Concat(*parts, axis=0)
 
 
 def rnn(activation: str) -> Callable[..., Any]:
