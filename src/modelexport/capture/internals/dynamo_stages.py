@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import onnx_ir as ir
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from modelexport.capture.internals.internals_report import Stage, key_facts
+from modelexport.capture.patches import replaced
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.properties import properties_of, text_of
 from modelexport.pytorch.nested_tensors import run_arguments
@@ -31,15 +32,27 @@ def look_at_dynamo(model: nn.Module, inputs: Any, stages: list[Stage]) -> None:
         Exception: Any exception of the exporter.
     """
     args, kwargs = run_arguments(inputs)
-    if is_pretrained(model) and not args:
-        translated = _from_transformers(model, kwargs, stages)
-    else:
-        captured = torch.export.export(model, args, kwargs, strict=False)
-        stages.append(_fx_stage("captured", captured.graph_module))
-        program = torch.onnx.export(captured, (), dynamo=True, optimize=False, verbose=False)
-        assert program is not None
-        translated = program.model
-    stages.append(_decomposed(translated))
+
+    def recording(decompose: Callable[..., Any]) -> Callable[..., Any]:
+        def run_decompositions(program: torch.export.ExportedProgram, *args: Any, **options: Any) -> Any:
+            stages.append(_fx_stage("captured", _graphs(program.graph_module)))
+            return decompose(program, *args, **options)
+
+        return run_decompositions
+
+    with replaced({"decompose": recording}):
+        if is_pretrained(model) and not args:
+            from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
+
+            translated: ir.Model = OnnxExporter().export(model, kwargs, OnnxConfig(optimize=False)).program
+        else:
+            captured = torch.export.export(model, args, kwargs, strict=False)
+            program = torch.onnx.export(captured, (), dynamo=True, optimize=False, verbose=False)
+            assert program is not None
+            translated = program.model
+    # The graph that was translated is found by the FX nodes of the ONNX nodes.
+    fx_nodes = (node.meta["node"] for node in all_nodes(translated) if "node" in node.meta)
+    stages.append(_fx_stage("decomposed", {fx_node.graph for fx_node in fx_nodes}))
     stages.append(_onnx_stage("translated", translated))
     optimised = torch.onnx.ONNXProgram(translated, None)
     if is_pretrained(model):
@@ -53,68 +66,31 @@ def look_at_dynamo(model: nn.Module, inputs: Any, stages: list[Stage]) -> None:
     stages.append(_onnx_stage("optimised", optimised.model))
 
 
-def _from_transformers(model: nn.Module, kwargs: dict[str, Any], stages: list[Stage]) -> ir.Model:
-    from transformers.exporters.exporter_dynamo import DynamoExporter
-    from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
-
-    class Recording(DynamoExporter):
-        """Records the exported program when it is passed to the other exporter, before it is changed in place."""
-
-        def export_program(self, *args: Any, **options: Any) -> Any:
-            made = super().export_program(*args, **options)
-            stages.append(_fx_stage("captured", made[0].graph_module))
-            return made
-
-    class Exporter(OnnxExporter, Recording):
-        pass
-
-    program: ir.Model = Exporter().export(model, kwargs, OnnxConfig(optimize=False)).program
-    return program
+def _graphs(module: torch.fx.GraphModule) -> list[torch.fx.Graph]:
+    return [part.graph for part in module.modules() if isinstance(part, torch.fx.GraphModule)]
 
 
-def _decomposed(model: ir.Model) -> Stage:
-    """The stage of the FX graph that was translated, found through the FX nodes of the ONNX nodes."""
-    fx_nodes = (node.meta["node"] for node in all_nodes(model) if "node" in node.meta)
-    graphs = {fx_node.graph for fx_node in fx_nodes}
-    return _stage_of([node for graph in graphs for node in graph.nodes], "decomposed")
-
-
-def _fx_stage(name: str, module: torch.fx.GraphModule) -> Stage:
-    graphs = [part.graph for part in module.modules() if isinstance(part, torch.fx.GraphModule)]
-    return _stage_of([node for graph in graphs for node in graph.nodes], name)
-
-
-def _stage_of(nodes: list[torch.fx.Node], name: str) -> Stage:
-    found: dict[str, list[int | None]] = defaultdict(list)
-    for key in TEXT:
-        found[key] = []
+def _fx_stage(name: str, graphs: Iterable[torch.fx.Graph]) -> Stage:
+    sizes: dict[str, list[int | None]] = defaultdict(list, {key: [] for key in TEXT})
     calls: set[tuple[str, str]] = set()
-    computing = [node for node in nodes if node.op in ("call_function", "call_module", "call_method")]
+    computing = [node for graph in graphs for node in graph.nodes if node.op.startswith("call_")]
     for node in computing:
         for key, value in node.meta.items():
-            found[key].append(len(str(value).encode()) if key in TEXT else None)
+            sizes[key].append(len(str(value).encode()) if key in TEXT else None)
         # The keys number the calls of a module, the values name it; keys are spelled differently in nested graphs.
         for key, (path, _) in (node.meta.get("nn_module_stack") or {}).items():
             calls.add((path, key.partition("@")[2]))
     located = sum(bool(node.meta.get("nn_module_stack")) for node in computing)
-    return Stage(name, "FX", len(computing), located, len(calls), key_facts(found))
+    return Stage(name, "FX", len(computing), located, len(calls), key_facts(sizes))
 
 
 def _onnx_stage(name: str, model: ir.Model) -> Stage:
-    found: dict[str, list[int | None]] = defaultdict(list)
-    calls: set[str] = set()
+    sizes: dict[str, list[int | None]] = defaultdict(list)
     nodes = list(all_nodes(model))
-    located = 0
     for node in nodes:
         for key, text in properties_of(node).items():
-            found[key].append(len(key.encode()) + len(text.encode()))
-        scopes = list(_scopes(node))
-        located += bool(scopes)
-        calls.update(scopes)
-    return Stage(name, "ONNX", len(nodes), located, len(calls), key_facts(found))
-
-
-def _scopes(node: ir.Node) -> Iterator[str]:
-    """The paths of the modules that a node ran in; the last of its name scopes is the FX node's own name."""
-    if scopes := text_of(node, NAME_SCOPES):
-        yield from map(str, ast.literal_eval(scopes)[:-1])
+            sizes[key].append(len(key.encode()) + len(text.encode()))
+    # The paths of the modules that a node ran in; the last of its name scopes is the FX node's own name.
+    scopes = [ast.literal_eval(text_of(node, NAME_SCOPES) or "[]")[:-1] for node in nodes]
+    calls = {str(scope) for of_node in scopes for scope in of_node}
+    return Stage(name, "ONNX", len(nodes), sum(map(bool, scopes)), len(calls), key_facts(sizes))

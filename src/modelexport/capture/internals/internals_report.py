@@ -94,16 +94,16 @@ def quality(scopes: Iterable[str | None], root: str) -> Quality:
     Args:
         root: The scope of the root; full hierarchies begin with it.
     """
-    names = list(scopes)
-    given = [name for name in names if name]
-    full = sum(name == root or name.startswith(f"{root}/") for name in given)
-    plain = sum("::" not in name for name in given)
-    return Quality(len(names) - len(given), plain, len(given) - full - plain, full, len(set(given)))
+    all_scopes = list(scopes)
+    names = [name for name in all_scopes if name]
+    full = sum(name == root or name.startswith(f"{root}/") for name in names)
+    plain = sum("::" not in name for name in names)
+    return Quality(len(all_scopes) - len(names), plain, len(names) - full - plain, full, len(set(names)))
 
 
-def key_facts(found: Mapping[str, list[int | None]]) -> dict[str, KeyFacts]:
+def key_facts(sizes_by_key: Mapping[str, list[int | None]]) -> dict[str, KeyFacts]:
     """Sum up, for each key, the bytes of each node's record; ``None`` is a value that is not text."""
     return {
         key: KeyFacts(len(sizes), None if None in sizes else sum(size or 0 for size in sizes))
-        for key, sizes in sorted(found.items())
+        for key, sizes in sorted(sizes_by_key.items())
     }

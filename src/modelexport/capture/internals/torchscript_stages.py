@@ -56,11 +56,9 @@ def look_at_torchscript(model: nn.Module, inputs: Any, stages: list[Stage], scop
             scopes.by_path = {path: names.get(module) for path, module in model.named_modules()}
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
-        tracing = tracing_state()
-        if tracing is not None:
-            graph = tracing.graph()
-            scopes.captured = {node.scopeName() for node in _nodes(graph)}
-            stages.append(_stage("captured", graph))
+        if (tracing := tracing_state()) is not None:
+            scopes.captured = {node.scopeName() for node in _nodes(tracing.graph())}
+            stages.append(_stage("captured", tracing.graph()))
 
     tensors = _by_position(model, *run_arguments(inputs))
     handles = (model.register_forward_pre_hook(before), model.register_forward_hook(after))
@@ -69,7 +67,7 @@ def look_at_torchscript(model: nn.Module, inputs: Any, stages: list[Stage], scop
     try:
         stages_seen = {
             "translated": lambda make: _watched(make, lambda graph: stages.append(_stage("translated", graph))),
-            "optimised": lambda make: _watched(make, lambda made: stages.append(_stage("optimised", made[0]))),
+            "optimised": lambda make: _watched(make, lambda result: stages.append(_stage("optimised", result[0]))),
         }
         with replaced(stages_seen):
             torch.onnx.export(model, tensors, file, dynamo=False, verbose=False)
@@ -83,23 +81,23 @@ def look_at_torchscript(model: nn.Module, inputs: Any, stages: list[Stage], scop
 def _by_position(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
     """Replace ``forward`` by one that takes the tensors in the arguments by position and returns only tensors."""
     forward = model.forward
-    given = {id(tensor): tensor for _, tensor in tensors_in((args, kwargs))}
+    inputs = {id(tensor): tensor for _, tensor in tensors_in((args, kwargs))}
 
     def by_position(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        positional, named = copied((args, kwargs), dict(zip(given, tensors, strict=True)))
+        positional, named = copied((args, kwargs), dict(zip(inputs, tensors, strict=True)))
         return tuple(tensor for _, tensor in output_tensors(forward(*positional, **named)))
 
     model.forward = by_position
-    return tuple(given.values())
+    return tuple(inputs.values())
 
 
 def _watched(function: Callable[..., Any], see: Callable[[Any], None]) -> Callable[..., Any]:
-    """The function, whose results are seen."""
+    """The function, whose results are passed to another one as well."""
 
     def watched(*args: Any, **kwargs: Any) -> Any:
-        made = function(*args, **kwargs)
-        see(made)
-        return made
+        result = function(*args, **kwargs)
+        see(result)
+        return result
 
     return watched
 
@@ -120,13 +118,13 @@ def _traced_calls(block: Any) -> int:
 def _stage(name: str, graph: Any) -> Stage:
     nodes = list(_nodes(graph))
     scopes = [node.scopeName() for node in nodes]
-    found: dict[str, list[int | None]] = {
+    sizes: dict[str, list[int | None]] = {
         "scope": [len(scope.encode()) for scope in scopes if scope],
         "source range": [len(text.encode()) for node in nodes if (text := node.sourceRange())],
     }
     # Scopes do not number the calls of a module. Each call has a node that contains it, until the graph is flattened.
     calls = _traced_calls(graph) or len({part for scope in scopes if scope for part in _chain(scope)})
-    return Stage(name, "TorchScript", len(nodes), len(found["scope"]), calls, key_facts(found))
+    return Stage(name, "TorchScript", len(nodes), len(sizes["scope"]), calls, key_facts(sizes))
 
 
 def _written(model: ir.Model) -> Stage:
@@ -134,7 +132,7 @@ def _written(model: ir.Model) -> Stage:
     nodes = list(all_nodes(model))
     names = [node.name or "" for node in nodes]
     placed = [name for name in names if name.startswith("/")]
-    found: dict[str, list[int | None]] = {
+    sizes: dict[str, list[int | None]] = {
         "doc_string": [len(node.doc_string.encode()) for node in nodes if node.doc_string],
         "metadata_props": [
             sum(len(f"{key}{text}".encode()) for key, text in properties.items())
@@ -144,7 +142,7 @@ def _written(model: ir.Model) -> Stage:
         "name": [len(name.encode()) for name in names if name],
     }
     calls = {part for name in placed for part in _chain(name.rpartition("/")[0])}
-    return Stage("written", "ONNX", len(nodes), len(placed), len(calls), key_facts(found))
+    return Stage("written", "ONNX", len(nodes), len(placed), len(calls), key_facts(sizes))
 
 
 def _chain(scope: str) -> Iterator[str]:
