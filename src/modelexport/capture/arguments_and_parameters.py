@@ -6,7 +6,7 @@ import inspect
 import keyword
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import nn
 
 from modelexport.pytorch.inputs.prepared_inputs import arguments_by_name, has_names_for, is_constant
 from modelexport.pytorch.nested_tensors import (
+    Inputs,
     NamedTensors,
     copied,
     input_tensors,
@@ -24,7 +25,7 @@ from modelexport.pytorch.nested_tensors import (
 from modelexport.pytorch.private_torch import tree_leaves
 
 
-def by_name(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def by_name(model: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Example inputs by name, so that the graph's inputs get those names; unchanged if they cannot be named.
 
     Unchanged as well if a hook of the model takes positional arguments: PyTorch gives it no others.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -23,10 +23,8 @@ from modelexport.core.collected_messages import collected
 from modelexport.graph.size_conditions import SizeCondition, renamed, simplified
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.inputs.other_sizes import dynamic_axes, given_sizes, inputs_of_file, symbol_sizes, with_sizes
-from modelexport.pytorch.nested_tensors import run_arguments, tensors_in
+from modelexport.pytorch.nested_tensors import Inputs, run_arguments, tensors_in
 from modelexport.pytorch.private_torch import FakeTensorMode, tree_map
-
-Inputs = Mapping[str, Any] | Sequence[Any]
 
 
 def conditions_by_running(model: nn.Module, inputs: Inputs, graph: ir.Model) -> tuple[SizeCondition, ...]:

@@ -75,13 +75,13 @@ from modelexport.graph.size_symbols import rename_sizes
 from modelexport.pytorch.calls.call_recorder import CallRecorder
 from modelexport.pytorch.calls.traced_tree import trace_calls, untouched
 from modelexport.pytorch.inputs.generated_inputs import check_inputs
-from modelexport.pytorch.nested_tensors import NamedTensors, run_arguments
+from modelexport.pytorch.nested_tensors import Inputs, NamedTensors, run_arguments
 from modelexport.pytorch.pretrained import is_pretrained
 
 
 def capture_by_dynamo(
     model: nn.Module,
-    inputs: Mapping[str, Any] | Sequence[Any],
+    inputs: Inputs,
     *,
     dynamic: bool = False,
     opset: int | None = None,
@@ -189,7 +189,7 @@ def _answering(ask: Callable[[], bool], asked: list[bool], says_so: bool) -> Cal
     return is_in_onnx_export
 
 
-def _lacks_calls(seen: Sequence[TracedCall], model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> bool:
+def _lacks_calls(seen: Sequence[TracedCall], model: nn.Module, inputs: Inputs) -> bool:
     """Whether a run of the model makes calls that its capture did not."""
     made = trace_calls(model, *run_arguments(inputs)).calls
     return not {one.call for one in made} <= {one.call for one in seen}
@@ -212,7 +212,7 @@ def _bound(
 
 def _with_owners(
     model: nn.Module,
-    inputs: Mapping[str, Any] | Sequence[Any],
+    inputs: Inputs,
     translated: ir.Model,
     output_names: tuple[str, ...] | None,
     program: torch.export.ExportedProgram | None,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -20,7 +18,7 @@ from modelexport.core.collected_messages import collected
 from modelexport.core.text import chained
 from modelexport.errors import CaptureError, UsageError
 from modelexport.pytorch.calls.traced_tree import untouched
-from modelexport.pytorch.nested_tensors import run_arguments
+from modelexport.pytorch.nested_tensors import Inputs, run_arguments
 from modelexport.pytorch.private_torch import DynamicOutputShapeException
 
 
@@ -57,7 +55,7 @@ DIFFERENTIATES = (
 )
 
 
-def differentiates(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> bool:
+def differentiates(model: nn.Module, inputs: Inputs) -> bool:
     """Whether a run of the model reads what PyTorch keeps for derivatives."""
     read: list[torch.Tensor] = []
 

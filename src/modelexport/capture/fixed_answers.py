@@ -7,7 +7,7 @@ if the answer is the other one, a graph may take the one of the example. So it m
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -18,13 +18,11 @@ from modelexport.capture.arguments_and_parameters import variable_inputs
 from modelexport.capture.value_decisions import READS_VALUES, WRITES_TEXT, Site, asks, selects, site_of
 from modelexport.core.collected_messages import collected
 from modelexport.pytorch.calls.traced_tree import untouched
-from modelexport.pytorch.nested_tensors import run_arguments
+from modelexport.pytorch.nested_tensors import Inputs, run_arguments
 from modelexport.pytorch.private_torch import tensor_leaves
 
 
-def fixed_answers(
-    model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], constants: Collection[str], *, dynamic: bool
-) -> dict[Site, bool]:
+def fixed_answers(model: nn.Module, inputs: Inputs, constants: Collection[str], *, dynamic: bool) -> dict[Site, bool]:
     """Places of the model's code to the truth of what they ask, where it is always the same.
 
     Runs the model, and once more for each place that asks of values which vary. It is as before afterwards.

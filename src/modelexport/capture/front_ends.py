@@ -25,6 +25,7 @@ from modelexport.graph.narrow_to_float32 import compute_in_float32
 from modelexport.pytorch.calls.traced_tree import has_narrow_weights
 from modelexport.pytorch.inputs.other_sizes import fix_broadcast_axes
 from modelexport.pytorch.inputs.prepared_inputs import AUTO, prepare_inputs
+from modelexport.pytorch.nested_tensors import Inputs
 from modelexport.runtime.wider_integers import compute_in_wider_integers
 
 _T = TypeVar("_T")
@@ -110,7 +111,7 @@ def _offered(errors: Sequence[Exception]) -> tuple[str, ...]:
 
 def capture(
     model: nn.Module,
-    inputs: Mapping[str, Any] | Sequence[Any],
+    inputs: Inputs,
     frontend: str,
     *,
     constants: Collection[str] = (),
@@ -136,7 +137,7 @@ def capture(
 def _capture_by(
     frontend: str,
     model: nn.Module,
-    inputs: Mapping[str, Any] | Sequence[Any],
+    inputs: Inputs,
     *,
     constants: Collection[str],
     **options: Any,
@@ -158,9 +159,7 @@ def _capture_by(
     raise failure from failure.__cause__
 
 
-def _capture_with(
-    frontend: str, model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], constants: list[str], **options: Any
-) -> Exported:
+def _capture_with(frontend: str, model: nn.Module, inputs: Inputs, constants: list[str], **options: Any) -> Exported:
     with scripts_converted(model, inputs) as captured:
         exported = _captured(FRONT_ENDS[frontend], captured, inputs, constants=constants, **options)
     if not has_narrow_weights(model):
@@ -176,9 +175,7 @@ def _asks_for_values(error: BaseException) -> bool:
     return any(isinstance(one, (*DECISIONS, DecisionError)) for one in chained(error))
 
 
-def _captured(
-    front_end: Callable[..., Exported], model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], **options: Any
-) -> Exported:
+def _captured(front_end: Callable[..., Exported], model: nn.Module, inputs: Inputs, **options: Any) -> Exported:
     """Capture a model; once more, with its questions answered, if Python asks of values."""
     try:
         return front_end(model, inputs, **options)

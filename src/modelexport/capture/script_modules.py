@@ -17,12 +17,12 @@ from modelexport.capture.arguments_and_parameters import with_parameters
 from modelexport.capture.patches import private, usable
 from modelexport.core.collected_messages import collected
 from modelexport.pytorch.calls.traced_tree import untouched
-from modelexport.pytorch.nested_tensors import copied, run_arguments
+from modelexport.pytorch.nested_tensors import Inputs, copied, run_arguments
 from modelexport.pytorch.private_torch import tree_leaves
 
 
 @contextlib.contextmanager
-def scripts_converted(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> Iterator[nn.Module]:
+def scripts_converted(model: nn.Module, inputs: Inputs) -> Iterator[nn.Module]:
     """Inside, the scripted parts of a model are converted, as far as that can be; gives the model to capture."""
     scripted = list(_outermost(model))
     if not scripted:
@@ -52,9 +52,7 @@ def _outermost(model: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Modul
         yield from _outermost(part, f"{path}.{name}" if path else name)
 
 
-def _arguments_of(
-    model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], modules: set[nn.Module]
-) -> dict[nn.Module, list[tuple[Any, ...]]]:
+def _arguments_of(model: nn.Module, inputs: Inputs, modules: set[nn.Module]) -> dict[nn.Module, list[tuple[Any, ...]]]:
     """What each of the modules is called with in a run."""
     found: dict[nn.Module, list[tuple[Any, ...]]] = {}
 

@@ -43,7 +43,7 @@ from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.graph.nodes import all_nodes
 from modelexport.pytorch.calls.call_recorder import CallRecorder
 from modelexport.pytorch.calls.traced_tree import Changed, trace_calls, untouched
-from modelexport.pytorch.nested_tensors import NamedTensors, copied, output_tensors
+from modelexport.pytorch.nested_tensors import Inputs, NamedTensors, copied, output_tensors
 from modelexport.pytorch.pretrained import is_pretrained
 from modelexport.pytorch.private_torch import in_trace, version_of
 
@@ -52,7 +52,7 @@ _INPUT = "modelexport.input."
 
 def capture_by_tracing(
     model: nn.Module,
-    inputs: Mapping[str, Any] | Sequence[Any],
+    inputs: Inputs,
     *,
     dynamic: bool = False,
     opset: int | None = None,

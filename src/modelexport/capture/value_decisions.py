@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import FrameType
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from modelexport.capture.patches import private
 from modelexport.core.collected_messages import collected
 from modelexport.pytorch.calls.traced_tree import untouched
-from modelexport.pytorch.nested_tensors import input_tensors, run_arguments
+from modelexport.pytorch.nested_tensors import Inputs, input_tensors, run_arguments
 from modelexport.pytorch.private_torch import tensor_leaves, tracing_state, version_of
 
 
@@ -257,7 +257,7 @@ def _is_data(tensor: torch.Tensor) -> bool:
     return bool(tensor.is_floating_point() or tensor.is_complex()) and tensor.dim() > 0
 
 
-def inputs_read(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> list[str]:
+def inputs_read(model: nn.Module, inputs: Inputs) -> list[str]:
     """The arguments, other than floating-point ones, whose values a model reads in Python. It is as before afterwards.
 
     Nothing where the model does not run.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import onnx
 
@@ -28,10 +28,12 @@ from modelexport.weights.linked_copied_embedded import WeightsSummary
 if TYPE_CHECKING:
     from torch import nn
 
+    from modelexport.pytorch.nested_tensors import Inputs
+
 
 def _check_written(
     model: nn.Module,
-    inputs: Mapping[str, Any] | Sequence[Any],
+    inputs: Inputs,
     path: Path,
     hierarchy: documents.Hierarchy,
     weights: WeightsSummary,
@@ -73,7 +75,7 @@ def _with_weights(
 
 def _check_sizes(
     model: nn.Module,
-    inputs: Mapping[str, Any] | Sequence[Any],
+    inputs: Inputs,
     path: Path,
     options: Options,
     exported: Exported,
@@ -105,7 +107,7 @@ def _invalid(path: Path) -> str:
 
 def _check_on_others(
     model: nn.Module,
-    inputs: Mapping[str, Any] | Sequence[Any],
+    inputs: Inputs,
     path: Path,
     hierarchy: documents.Hierarchy,
     passed: FileCheck,
@@ -136,7 +138,7 @@ def told_of_presumed(lines: Sequence[str]) -> str:
 
 def run_checks(
     model: nn.Module,
-    inputs: Mapping[str, Any] | Sequence[Any],
+    inputs: Inputs,
     staged: Path,
     path: Path,
     hierarchy: documents.Hierarchy,

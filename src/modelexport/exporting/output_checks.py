@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from onnxruntime import InferenceSession
     from torch import nn
 
+    from modelexport.pytorch.nested_tensors import Inputs
     from modelexport.traces.trace import Trace
     from modelexport.verify.compared_runs import Compared
     from modelexport.verify.model_and_file import Sides
@@ -38,7 +39,7 @@ class FileCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The largest error of any output: the norm of the difference over the norm of the output."""
 
 
-def check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], path: Path) -> FileCheck:
+def check_outputs(model: nn.Module, inputs: Inputs, path: Path) -> FileCheck:
     """Compare what a file computes in ONNX Runtime with what the model returns; float64 tells a fault from rounding.
 
     Args:
@@ -91,7 +92,7 @@ def check_outputs(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], p
 
 def _right_in_float64(
     sides: Sides,
-    inputs: Mapping[str, Any] | Sequence[Any],
+    inputs: Inputs,
     path: Path,
     truth: Trace,
     compared: Compared,
@@ -128,7 +129,7 @@ def _not_run(sides: Sides, step: CheckStep, error: str) -> FileCheck:
     return FileCheck(status="skipped", step=step, reason=reason)
 
 
-def _wrong_without_keys(sides: Sides, inputs: Mapping[str, Any] | Sequence[Any], runs: InferenceSession) -> str:
+def _wrong_without_keys(sides: Sides, inputs: Inputs, runs: InferenceSession) -> str:
     """What is wrong where masks leave no key to a query and PyTorch has finite numbers; empty if nothing.
 
     ONNX Runtime's run, which is quick, is compared first; float64 decides. What the file keeps is not changed.

@@ -116,12 +116,16 @@ def tensor_specs(tensors: NamedTensors) -> tuple[TensorSpec, ...]:
     )
 
 
+Inputs = Mapping[str, Any] | Sequence[Any]
+"""Example inputs of a model: keyword arguments of its ``forward``, or positional ones."""
+
+
 def arguments_of(inputs: Any) -> Any:
     """Example inputs; a tensor is the only argument, as for ``torch.onnx.export``."""
     return (inputs,) if isinstance(inputs, torch.Tensor) else inputs
 
 
-def run_arguments(inputs: Mapping[str, Any] | Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def run_arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Example inputs as positional and keyword arguments: copies, since a run may write into them."""
     own = copied(arguments_of(inputs))
     return ((), dict(own)) if isinstance(own, Mapping) else (tuple(own), {})

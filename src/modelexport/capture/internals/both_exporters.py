@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable
 
 from torch import nn
 
@@ -13,10 +12,10 @@ from modelexport.core.collected_messages import collected
 from modelexport.core.text import error_line, raised_first
 from modelexport.pytorch.calls.module_tree_of_model import module_tree
 from modelexport.pytorch.calls.traced_tree import trace_calls, untouched
-from modelexport.pytorch.nested_tensors import run_arguments
+from modelexport.pytorch.nested_tensors import Inputs, run_arguments
 
 
-def study(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], name: str | None = None) -> Internals:
+def study(model: nn.Module, inputs: Inputs, name: str | None = None) -> Internals:
     """What PyTorch's exporters record about a model's modules at each stage. Neither export is kept.
 
     The model's state is restored afterwards, except parameters that a module overwrites in place when it runs.

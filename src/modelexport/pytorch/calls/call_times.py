@@ -5,9 +5,8 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
 
 import torch
 from torch import nn
@@ -16,7 +15,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.core.collected_messages import collected
 from modelexport.errors import InputsError
 from modelexport.pytorch.calls.traced_tree import untouched
-from modelexport.pytorch.nested_tensors import run_arguments
+from modelexport.pytorch.nested_tensors import Inputs, run_arguments
 
 
 class _Clock:
@@ -45,9 +44,7 @@ class _Clock:
         return enter, leave
 
 
-def time_calls(
-    model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], *, runs: int = 10, warmup: int = 2
-) -> dict[ModuleCall, int]:
+def time_calls(model: nn.Module, inputs: Inputs, *, runs: int = 10, warmup: int = 2) -> dict[ModuleCall, int]:
     """Nanoseconds of each call itself, without the calls inside it: the median of several runs.
 
     Args:

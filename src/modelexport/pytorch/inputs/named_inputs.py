@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import onnxruntime
 
 from modelexport.core.text import plural
 from modelexport.errors import InputsError
-from modelexport.pytorch.nested_tensors import as_array, tensors_in
+from modelexport.pytorch.nested_tensors import Inputs, as_array, tensors_in
 from modelexport.runtime.sessions import input_names
 
 
-def feeds(inputs: Mapping[str, Any] | Sequence[Any], runs: onnxruntime.InferenceSession) -> dict[str, Any]:
+def feeds(inputs: Inputs, runs: onnxruntime.InferenceSession) -> dict[str, Any]:
     """The tensors in example inputs by the names of a file's inputs: matched by name, or by order if names differ.
 
     Raises:
@@ -23,7 +23,7 @@ def feeds(inputs: Mapping[str, Any] | Sequence[Any], runs: onnxruntime.Inference
     return under_names(inputs, input_names(runs))
 
 
-def under_names(inputs: Mapping[str, Any] | Sequence[Any], wanted: Sequence[str]) -> dict[str, Any]:
+def under_names(inputs: Inputs, wanted: Sequence[str]) -> dict[str, Any]:
     """The same for a list of names. More may be given than the file takes: exporters omit inputs without effect.
 
     Raises:

@@ -17,10 +17,8 @@ import torch
 from modelexport.graph.nodes import required_inputs
 from modelexport.graph.size_conditions import broken, conditions_of, fitting, sizes_against
 from modelexport.graph.size_symbols import SYMBOL, put_size
-from modelexport.pytorch.nested_tensors import tensors_in
+from modelexport.pytorch.nested_tensors import Inputs, tensors_in
 from modelexport.pytorch.private_torch import tree_map
-
-Inputs = Mapping[str, Any] | Sequence[Any]
 
 WAYS: Mapping[str, Callable[[int], int]] = {
     "other sizes": lambda size: size + max(size // 8, min(size, 8)),

@@ -18,10 +18,8 @@ from modelexport.core.collected_messages import collected
 from modelexport.core.text import nearest
 from modelexport.errors import UsageError
 from modelexport.pytorch.calls.module_tree_of_model import check_has_forward
-from modelexport.pytorch.nested_tensors import arguments_of, input_tensors, run_arguments, tensors_in
+from modelexport.pytorch.nested_tensors import Inputs, arguments_of, input_tensors, run_arguments, tensors_in
 from modelexport.pytorch.pretrained import is_pretrained
-
-Inputs = Mapping[str, Any] | Sequence[Any]
 
 AUTO = "auto"
 """In the place of an argument's name: whichever the model cannot be captured without."""

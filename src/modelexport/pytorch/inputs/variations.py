@@ -21,10 +21,9 @@ import torch
 
 from modelexport.graph.nodes import READ_SIZES_ONLY, nested_graphs
 from modelexport.pytorch.inputs.other_sizes import inputs_of_file, other_sizes
-from modelexport.pytorch.nested_tensors import tensors_in
+from modelexport.pytorch.nested_tensors import Inputs, tensors_in
 from modelexport.pytorch.private_torch import tree_map
 
-Inputs = Mapping[str, Any] | Sequence[Any]
 Change = Callable[[str, torch.Tensor], torch.Tensor]
 PADDED = "padded masks"
 """What the variation is called in which masks have zeros, and those that are like it begin with."""

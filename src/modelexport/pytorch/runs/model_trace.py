@@ -24,6 +24,7 @@ from modelexport.pytorch.calls.calls_in_branches import Bodies
 from modelexport.pytorch.calls.traced_tree import has_narrow_weights, untouched
 from modelexport.pytorch.dispatch_modes import OperationMode
 from modelexport.pytorch.nested_tensors import (
+    Inputs,
     NamedTensors,
     as_array,
     as_stored,
@@ -40,7 +41,6 @@ from modelexport.traces.ties_and_choices import chosen_axis
 from modelexport.traces.trace import Choice, Content, Index, Place, SeenTensor, Trace
 from modelexport.weights.bytes_of_entries import Weights
 
-Inputs = Mapping[str, Any] | Sequence[Any]
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 _WIDE = {**dict.fromkeys(_NARROW, torch.float64), torch.complex64: torch.complex128, torch.complex32: torch.complex128}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,12 +9,10 @@ from torch import nn
 
 from modelexport.core.collected_messages import collected
 from modelexport.pytorch.calls.traced_tree import untouched
-from modelexport.pytorch.nested_tensors import as_array, as_stored, has_elements, output_tensors, run_arguments
+from modelexport.pytorch.nested_tensors import Inputs, as_array, as_stored, has_elements, output_tensors, run_arguments
 
 
-def returned_by(
-    model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], *, as_exported: bool = True, nudged: bool = False
-) -> list[Any]:
+def returned_by(model: nn.Module, inputs: Inputs, *, as_exported: bool = True, nudged: bool = False) -> list[Any]:
     """The tensors in what a model returns, in order. It runs in evaluation mode, and is restored afterwards.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -15,7 +15,7 @@ from torch import nn
 from modelexport.core.collected_messages import collected
 from modelexport.pytorch.calls.traced_tree import as_exported, untouched
 from modelexport.pytorch.inputs.variations import padded_at_the_end
-from modelexport.pytorch.nested_tensors import output_tensors, run_arguments
+from modelexport.pytorch.nested_tensors import Inputs, output_tensors, run_arguments
 from modelexport.traces.tolerances import REPEATED
 
 Changed = Literal["mask", "fused", "autocast"]
@@ -31,7 +31,7 @@ class Unrepeatable(msgspec.Struct, frozen=True, kw_only=True):
     """The name of an output or a buffer."""
 
 
-def find_unrepeatable(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Unrepeatable]:
+def find_unrepeatable(model: nn.Module, inputs: Inputs) -> list[Unrepeatable]:
     """Run a model twice on the same inputs, with different random numbers; its state is restored afterwards.
 
     If it draws numbers, and the outputs are the same, it runs with more of them: a choice between two may be the same.
@@ -107,9 +107,7 @@ def _another_way(name: str, right: torch.Tensor, without: Mapping[Changed, Mappi
     return next(kinds, "fused")
 
 
-def _hidden(
-    model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any], before: Mapping[str, torch.Tensor]
-) -> list[str]:
+def _hidden(model: nn.Module, inputs: Inputs, before: Mapping[str, torch.Tensor]) -> list[str]:
     """The outputs that PyTorch's fused operator changes where a mask hides padding, as the example's may not do."""
     if not any(isinstance(module, nn.TransformerEncoderLayer | nn.TransformerEncoder) for module in model.modules()):
         return []
@@ -124,7 +122,7 @@ def _hidden(
     return [name for name, tensor in plain.items() if name in fused and not _close(tensor, fused[name])]
 
 
-def is_random(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> bool:
+def is_random(model: nn.Module, inputs: Inputs) -> bool:
     """Whether a model's outputs for the same inputs change from run to run; its state is restored afterwards."""
     with untouched(model), collected():
         before = {name: buffer.clone() for name, buffer in model.named_buffers() if not buffer.is_meta}
@@ -137,7 +135,7 @@ def is_random(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> bo
 
 def _run_with_others(
     model: nn.Module,
-    inputs: Mapping[str, Any] | Sequence[Any],
+    inputs: Inputs,
     buffers: Mapping[str, torch.Tensor],
     first: Mapping[str, torch.Tensor],
     seeds: Iterable[int],
@@ -166,7 +164,7 @@ def _generator_states(model: nn.Module) -> list[Any]:
     return [random.getstate(), pickle.dumps(np.random.get_state()), *(state.numpy().tobytes() for state in states)]
 
 
-def _run(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> dict[str, torch.Tensor]:
+def _run(model: nn.Module, inputs: Inputs) -> dict[str, torch.Tensor]:
     args, kwargs = run_arguments(inputs)  # anew, since a run may write into them
     return dict(output_tensors(model(*args, **kwargs)))
 
