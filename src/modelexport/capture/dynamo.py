@@ -43,8 +43,7 @@ from modelexport.capture.failure_hints import (
     translated_node,
     way_out,
 )
-from modelexport.capture.floored_sizes import floor_quotients_of_sizes
-from modelexport.capture.numbers_in_double import compute_numbers_in_double
+from modelexport.capture.numbers_of_python import compute_numbers_in_double, floor_quotients_of_sizes
 from modelexport.capture.once.decomposed_calls import decomposed_once
 from modelexport.capture.once.signatures import parsed_once, signed_once
 from modelexport.capture.opset_conversion import convert_to_opset, translated_opset
@@ -142,8 +141,9 @@ def capture_by_dynamo(
         with contextlib.suppress(CaptureError):
             others: Any = {"constants": constants, "stack_traces": stack_traces, "form": form, "presumed": presumed}
             return capture_by_dynamo(model, inputs, dynamic=dynamic, opset=opset, says_so=False, **others)
-    if captured is not model:
-        _without_prefix(translated, "model.")
+    if captured is not model:  # the parameters have the names that they have in the model itself
+        for value in list(translated.graph.initializers.values()):
+            value.name = (value.name or "").removeprefix("model.")
     try:
         exported = _with_owners(
             model, inputs, translated, output_names, programs[-1].exported_program, recorder, watcher
@@ -191,8 +191,8 @@ def _answering(ask: Callable[[], bool], asked: list[bool], says_so: bool) -> Cal
 
 def _lacks_calls(seen: Sequence[TracedCall], model: nn.Module, inputs: Inputs) -> bool:
     """Whether a run of the model makes calls that its capture did not."""
-    made = trace_calls(model, *run_arguments(inputs)).calls
-    return not {one.call for one in made} <= {one.call for one in seen}
+    calls = trace_calls(model, *run_arguments(inputs)).calls
+    return not {traced.call for traced in calls} <= {traced.call for traced in seen}
 
 
 def _bound(
@@ -246,12 +246,6 @@ def _with_owners(
     returned = _returned(seen, translated)
     values = {**watcher.graph_inputs(translated), **owners.values, **returned}
     return Exported(translated, calls, state_dict_names(model), values, output_names, "dynamo")
-
-
-def _without_prefix(model: ir.Model, prefix: str) -> None:
-    """Name the parameters of a model that was captured inside another module as the model does."""
-    for value in list(model.graph.initializers.values()):
-        value.name = (value.name or "").removeprefix(prefix)
 
 
 class _TensorWatcher:
@@ -309,11 +303,9 @@ def _returned(calls: Sequence[TracedCall], model: ir.Model) -> dict[Port, str]:
 
 @contextlib.contextmanager
 def _annotated(call: ModuleCall) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        if call == ROOT:
-            # Lets the bodies of torch.cond keep TorchDynamo's record of their modules.
-            stack.enter_context(torch.fx.traceback.preserve_node_meta())
-        stack.enter_context(torch.fx.traceback.annotate({ADDRESS_KEY: call.address}))
+    # Around the root, lets the bodies of torch.cond keep TorchDynamo's record of their modules.
+    preserved = torch.fx.traceback.preserve_node_meta() if call == ROOT else contextlib.nullcontext()
+    with preserved, torch.fx.traceback.annotate({ADDRESS_KEY: call.address}):
         yield
 
 

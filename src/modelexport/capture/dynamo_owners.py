@@ -85,15 +85,15 @@ class FxOwners:
             for fx_node in fx_nodes.values()
             if (ports := (fx_node.meta.get("custom") or {}).get(PORTS_KEY))
         }
-        made_by = Counter(port for ports in marks.values() for port, _ in ports)
+        counts = Counter(port for ports in marks.values() for port, _ in ports)
         for marked, ports in marks.items():
             for port, item in ports:
                 fx_node = self._given_instead(marked, port)
-                name, made = fx_node.name, fx_node.meta.get("val")
-                if item is None and isinstance(made, torch.Tensor):
-                    if self._fits(made, port):
+                name, result = fx_node.name, fx_node.meta.get("val")
+                if item is None and isinstance(result, torch.Tensor):
+                    if self._fits(result, port):
                         self.values[port] = renamed.get(name, name)
-                elif item is not None and isinstance(made, (list, tuple)) and made_by[port] == 1:
+                elif item is not None and isinstance(result, (list, tuple)) and counts[port] == 1:
                     items = [user.name for user in fx_node.users if user.args[1:] == (item,)]
                     value = items[0] if items else f"{name}__{item}"
                     self.values[port] = renamed.get(value, value)
@@ -104,30 +104,28 @@ class FxOwners:
         Before an operation that computes in another type there is a conversion, too, which gives no tensor of PyTorch.
         """
         (user,) = node.users if len(node.users) == 1 else (node,)
-        return user if self._is_inserted_conversion(user) and _dtype_of(user) == self._dtype_at(port) else node
+        spec, tensor = self._spec(port), user.meta.get("val")
+        is_inserted = user.target is torch.ops.aten._to_copy.default and self._call_of(user) is None
+        if not is_inserted or spec is None or not isinstance(tensor, torch.Tensor):
+            return node
+        return user if str(tensor.dtype).removeprefix("torch.") == spec.dtype else node
 
-    def _fits(self, made: torch.Tensor, port: Port) -> bool:
+    def _fits(self, tensor: torch.Tensor, port: Port) -> bool:
         """Whether a value has the shape of PyTorch's tensor at a boundary, as far as it is known.
 
         A node that writes into a view is decomposed into the result and what it makes of the tensor behind the view.
         """
         spec = self._spec(port)
-        known = [] if spec is None else [(a, b) for a, b in zip(made.shape, spec.shape, strict=False)]
-        sizes = all(a == b for a, b in known if isinstance(a, int) and isinstance(b, int))
-        return spec is None or (made.ndim == len(spec.shape) and sizes)
-
-    def _dtype_at(self, port: Port) -> str | None:
-        """The type that PyTorch's tensor has at a boundary."""
-        spec = self._spec(port)
-        return None if spec is None else spec.dtype
+        if spec is None:
+            return True
+        pairs = list(zip(tensor.shape, spec.shape, strict=False))
+        sizes = all(a == b for a, b in pairs if isinstance(a, int) and isinstance(b, int))
+        return tensor.ndim == len(spec.shape) and sizes
 
     def _spec(self, port: Port) -> TensorSpec | None:
         traced = self.traced.get(port.call)
         specs = () if traced is None else traced.inputs if port.side == "inputs" else traced.outputs
         return specs[port.position] if port.position < len(specs) else None
-
-    def _is_inserted_conversion(self, node: torch.fx.Node) -> bool:
-        return node.target is torch.ops.aten._to_copy.default and self._call_of(node) is None
 
     def _read_owners(self, graph: torch.fx.Graph) -> dict[torch.fx.Node, Owner]:
         """The owner of each node of a graph, whose nodes are in the order in which they ran.
@@ -166,9 +164,9 @@ class FxOwners:
         traced = self.traced.get(call)
         if traced is None or traced.exit is None:
             return None
-        made = [self.traced.get(owners[source].call) for source in node.all_input_nodes if source in owners]
-        later = [one for one in made if one is not None and one.enter is not None and one.enter > traced.exit]
-        return max(later, key=lambda one: one.enter or 0).call if later else None
+        sources = [self.traced.get(owners[source].call) for source in node.all_input_nodes if source in owners]
+        later = [(s.enter, s.call) for s in sources if s is not None and s.enter is not None and s.enter > traced.exit]
+        return max(later, key=operator.itemgetter(0))[1] if later else None
 
     def _call_of(self, fx_node: torch.fx.Node) -> ModuleCall | None:
         stack = fx_node.meta.get("nn_module_stack")
@@ -196,11 +194,6 @@ class FxOwners:
         return self.nested[identity]
 
 
-def _dtype_of(node: torch.fx.Node) -> str | None:
-    made = node.meta.get("val")
-    return str(made.dtype).removeprefix("torch.") if isinstance(made, torch.Tensor) else None
-
-
 def annotated_call(node: torch.fx.Node) -> ModuleCall | None:
     """The call that ran while a node was captured, as the hooks annotated it."""
     annotation = node.meta.get("custom") or {}
@@ -209,8 +202,8 @@ def annotated_call(node: torch.fx.Node) -> ModuleCall | None:
 
 def is_annotated(graph: torch.fx.Graph) -> bool:
     """Whether hooks ran while a graph was captured; true for a graph without operations."""
-    made = [node for node in graph.nodes if node.op == "call_function"]
-    return not made or any(ADDRESS_KEY in (node.meta.get("custom") or {}) for node in made)
+    operations = [node for node in graph.nodes if node.op == "call_function"]
+    return not operations or any(ADDRESS_KEY in (node.meta.get("custom") or {}) for node in operations)
 
 
 def _fx_graphs(graph: ir.Graph | ir.Function) -> list[torch.fx.Graph]:

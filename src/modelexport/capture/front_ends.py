@@ -93,7 +93,10 @@ def _none_passes(errors: Sequence[Exception]) -> Exception:
             others += f"; the front end {way} failed {'for the same reason' if same else f'too: {_reason(error)}'}"
     if isinstance(first, CaptureError):
         combined: Exception = CaptureError(
-            f"{first.problem}{others}", address=first.address, reason=first.reason, constants=_offered(errors)
+            f"{first.problem}{others}",
+            address=first.address,
+            reason=first.reason,
+            constants=next((e.constants for e in errors if isinstance(e, CaptureError) and e.constants), ()),
         )
     elif isinstance(first, CheckError):
         runs = first.exit_status == CheckError.exit_status
@@ -102,11 +105,6 @@ def _none_passes(errors: Sequence[Exception]) -> Exception:
         return first
     combined.__cause__ = first
     return combined
-
-
-def _offered(errors: Sequence[Exception]) -> tuple[str, ...]:
-    """The constants with which a front end can capture the model: those of the first that offers any."""
-    return next((one.constants for one in errors if isinstance(one, CaptureError) and one.constants), ())
 
 
 def capture(
@@ -172,7 +170,7 @@ def _capture_with(frontend: str, model: nn.Module, inputs: Inputs, constants: li
 
 
 def _asks_for_values(error: BaseException) -> bool:
-    return any(isinstance(one, (*DECISIONS, DecisionError)) for one in chained(error))
+    return any(isinstance(cause, (*DECISIONS, DecisionError)) for cause in chained(error))
 
 
 def _captured(front_end: Callable[..., Exported], model: nn.Module, inputs: Inputs, **options: Any) -> Exported:

@@ -36,7 +36,7 @@ from modelexport.capture.repairs.untraceable import translatable
 from modelexport.capture.supported_opsets import TRACED_OPSETS
 from modelexport.capture.torchscript_owners import assign_owners, name_after_owners
 from modelexport.capture.value_decisions import NoDecisions, Site
-from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, TensorSpec, TracedCall
+from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, TensorSpec
 from modelexport.core.collected_messages import collected
 from modelexport.errors import CaptureError, UsageError
 from modelexport.graph.hidden_weights import bind_tensors
@@ -78,7 +78,11 @@ def capture_by_tracing(
         UsageError: The exporter does not write this opset.
     """
     require("torchscript")
-    _check_traced_opset(opset)
+    if opset is not None and opset not in TRACED_OPSETS:
+        raise UsageError(
+            f"the TorchScript exporter writes opsets {TRACED_OPSETS[0]} to {TRACED_OPSETS[-1]}, not {opset}: "
+            f"choose one of these, or the front end dynamo"
+        )
     args, kwargs = by_name(model, inputs)
     overwritten: Changed = []
     own_args, own_kwargs = copied((args, kwargs))
@@ -93,7 +97,7 @@ def capture_by_tracing(
     file = io.BytesIO()
     failed: CaptureError | None = None
     kept = untouched(model, runs=False, changed=overwritten)  # modes, as one that sees writes, disturb a trace
-    with kept, traced.recorder.attached(), collected(), nothing_merged(), translatable():
+    with kept, traced.recorder.attached(), collected(), replaced(_NOTHING_MERGED), translatable():
         try:
             torch.onnx.export(
                 traced,
@@ -135,14 +139,6 @@ def _typed(proto: onnx.ModelProto, *, dynamic: bool) -> ir.Model:
             value.shape = None
         model = ir.from_proto(onnx.shape_inference.infer_shapes(ir.to_proto(model)))
     return model
-
-
-def _check_traced_opset(opset: int | None) -> None:
-    if opset is not None and opset not in TRACED_OPSETS:
-        raise UsageError(
-            f"the TorchScript exporter writes opsets {TRACED_OPSETS[0]} to {TRACED_OPSETS[-1]}, not {opset}: "
-            f"choose one of these, or the front end dynamo"
-        )
 
 
 def _forget_invented_sizes(model: ir.Model) -> None:
@@ -271,22 +267,22 @@ class _Traced(nn.Module):
             for port, value in zip(self._ports, outputs[len(self._returned) :], strict=True)
             if value.is_graph_input() or ((node := value.producer()) is not None and node.graph is graph)
         }
-        calls = CallTree(tuple(self._with_known_sizes(traced, values) for traced in seen))
+        calls = [
+            dataclasses.replace(
+                traced,
+                inputs=tuple(self._specs(traced.call, "inputs", traced.inputs, values)),
+                outputs=tuple(self._specs(traced.call, "outputs", traced.outputs, values)),
+            )
+            for traced in seen
+        ]
         names = {port: value.name or "" for port, value in values.items()}
-        return Exported(model, calls, state_dict_names(self.model), names, output_names, "torchscript")
+        return Exported(model, CallTree(tuple(calls)), state_dict_names(self.model), names, output_names, "torchscript")
 
     def _input_names(self, output_names: Sequence[str]) -> list[str]:
         """The names that `dynamo` uses: transformers' exporter keeps dots and renames inputs named like outputs."""
         if is_pretrained(self.model):
             return [f"input.{name}" if name in output_names else name for name, _ in self.given]
         return [_plain(name) for name, _ in self.given]
-
-    def _with_known_sizes(self, traced: TracedCall, values: Mapping[Port, ir.Value]) -> TracedCall:
-        return dataclasses.replace(
-            traced,
-            inputs=tuple(self._specs(traced.call, "inputs", traced.inputs, values)),
-            outputs=tuple(self._specs(traced.call, "outputs", traced.outputs, values)),
-        )
 
     def _specs(
         self, call: ModuleCall, side: Side, specs: Sequence[TensorSpec], values: Mapping[Port, ir.Value]
@@ -300,10 +296,8 @@ class _Traced(nn.Module):
             position += 1
             value = values.get(port)
             known = value.shape if value is not None and value.shape is not None else [None] * len(spec.shape)
-            sizes = (
-                size if isinstance(size, int) else str(size) if _is_named(size) else _plain(f"{spec.name}_{axis}")
-                for axis, size in enumerate(known)
-            )
+            symbols = [size.value if isinstance(size, ir.SymbolicDim) else size for size in known]
+            sizes = (_plain(f"{spec.name}_{axis}") if size is None else size for axis, size in enumerate(symbols))
             yield dataclasses.replace(spec, shape=tuple(sizes)) if self._open else spec
 
     def _insert_parameters(self, graph: ir.Graph, given: int) -> None:
@@ -323,10 +317,6 @@ def _plain(name: str) -> str:
     return re.sub(r"\W", "_", name)
 
 
-def _is_named(size: object) -> bool:
-    return isinstance(size, ir.SymbolicDim) and size.value is not None
-
-
 def _explained(error: Exception, recorder: CallRecorder, hint: str) -> CaptureError:
     """The error in one line: what failed, the call, the model's own line of code, the first line of the reason."""
     translated = _translated_in(error, recorder)
@@ -344,23 +334,6 @@ def _translated_in(error: Exception, recorder: CallRecorder) -> ModuleCall | Non
         if scope is not None:
             return recorder.seen[int(scope[1])].call
     return None
-
-
-@contextmanager
-def nothing_merged() -> Iterator[None]:
-    """Keep the exporter's passes from merging nodes of different calls.
-
-    - Equal nodes are not merged. Our own optimizer does that, and records all owners.
-    - Nodes before and after a value that a call gets or returns are not fused, such as two transpositions of which only
-      one is in the call.
-    - When the exporter fails, it does not print its graph, which bypasses ``sys.stdout``.
-    """
-    with replaced({"merging": lambda _: lambda graph: False, "fusing": _between_boundaries, "log": lambda _: _silent}):
-        yield
-
-
-def _silent(*lines: Any) -> None:
-    pass
 
 
 def _between_boundaries(peephole: Callable[..., Any]) -> Callable[..., None]:
@@ -386,3 +359,17 @@ def _boundary(graph: Any, value: Any) -> Any:
     boundary.output().setType(value.type())
     value.replaceAllUsesAfterNodeWith(boundary, boundary.output())
     return boundary
+
+
+_NOTHING_MERGED: Mapping[str, Callable[[Any], Any]] = {
+    "merging": lambda _: lambda graph: False,
+    "fusing": _between_boundaries,
+    "log": lambda _: lambda *lines: None,
+}
+"""What keeps the exporter's passes from merging nodes of different calls.
+
+- Equal nodes are not merged. Our own optimizer does that, and records all owners.
+- Nodes before and after a value that a call gets or returns are not fused, such as two transpositions of which only one
+  is in the call.
+- When the exporter fails, it does not print its graph, which bypasses ``sys.stdout``.
+"""

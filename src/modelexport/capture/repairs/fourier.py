@@ -10,8 +10,8 @@ import onnx_ir as ir
 import torch
 from onnxscript.function_libs.torch_lib.ops.fft import aten__fft_r2c
 
+from modelexport.capture.numbers_of_python import node_like
 from modelexport.graph.nodes import all_nodes
-from modelexport.graph.properties import copy_facts
 
 
 def rolled(self: Any, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Any:
@@ -54,13 +54,13 @@ def half_the_frequencies(n: Any, d: float = 1.0, **options: Any) -> Any:
 
 def spectrum(self: Any, dim: Sequence[int], normalization: int, onesided: bool) -> Any:
     """Torchlib's ``rfft`` without the lengths of axes: with them ONNX infers that half a spectrum has a whole one's."""
-    found = aten__fft_r2c(self, dim, normalization, onesided)
-    node = found.producer()
+    result = aten__fft_r2c(self, dim, normalization, onesided)
+    node = result.producer()
     while node is not None and node.op_type in ("DFT", "Div", "Squeeze"):
         if node.op_type == "DFT":
             node.replace_input_with(1, None)
         node = node.inputs[0].producer()
-    return found
+    return result
 
 
 def windows_added(grad: Any, input_size: Any, dim: int, size: int, step: int) -> Any:
@@ -106,10 +106,9 @@ def hide_sizes_of_transforms(model: ir.Model) -> Iterator[ir.Node]:
         axis = ir.convenience.get_const_tensor(place_given) if place_given is not None else None
         place = int(axis.numpy().item()) if axis is not None else node.attributes.get_int("axis", 1)
         assert node.graph is not None
-        first, last = (ir.node("Constant", [], {"value_ints": [number]}) for number in (0, place))
-        end = ir.node("Shape", node.inputs[:1], {"start": place, "end": place + 1})
-        whole = ir.node("Slice", [node.inputs[0], first.outputs[0], end.outputs[0], last.outputs[0]])
+        first, last = (node_like("Constant", [], {"value_ints": [number]}, node) for number in (0, place))
+        end = node_like("Shape", node.inputs[:1], {"start": place, "end": place + 1}, node)
+        whole = node_like("Slice", [node.inputs[0], first.outputs[0], end.outputs[0], last.outputs[0]], {}, node)
         node.graph.insert_before(node, [first, last, end, whole])
-        copy_facts(node, first, last, end, whole)
         node.replace_input_with(0, whole.outputs[0])
         yield node

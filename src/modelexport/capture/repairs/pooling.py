@@ -12,9 +12,9 @@ import onnx_ir as ir
 import torch
 from onnxscript.function_libs.torch_lib.ops import nn as torchlib
 
+from modelexport.capture.numbers_of_python import node_like
 from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.graph.nodes import all_nodes
-from modelexport.graph.properties import copy_facts
 
 
 def _windows(size: int, out: int) -> tuple[Any, Any]:
@@ -33,8 +33,8 @@ def adaptive_max_pool(self: Any, output_size: Sequence[int]) -> Any:
     """torch.onnx does not translate it if the output's size does not divide the input's or the indices are used."""
     sizes = _sizes(self, output_size)
     if not all(isinstance(size, int) for size, _ in sizes):
-        told = ", ".join(str(size) for size, _ in sizes)
-        raise ValueError(f"adaptive pooling of dynamic axes ({told}): export fixed sizes")
+        shown = ", ".join(str(size) for size, _ in sizes)
+        raise ValueError(f"adaptive pooling of dynamic axes ({shown}): export fixed sizes")
     inside = []
     for size, out in sizes:
         starts, ends = _windows(size, out)
@@ -125,17 +125,11 @@ def max_pools() -> dict[Callable[..., Any], Callable[..., Any]]:
     Its padding counts for nothing, and zeros count. Runtimes compare with the number zero, which -0.0 is not, bit by
     bit. https://github.com/onnx/optimizer/pull/318 corrects the same rule in another tool.
     """
-    aten = torch.ops.aten
-    known = {
-        aten.max_pool1d.default: "aten_max_pool1d",
-        aten.max_pool1d_with_indices.default: "aten_max_pool1d_with_indices",
-        aten.max_pool2d.default: "aten_max_pool2d",
-        aten.max_pool2d_with_indices.default: "aten_max_pool2d_with_indices",
-        aten.max_pool3d.default: "aten_max_pool3d",
-        aten.max_pool3d_with_indices.default: "aten_max_pool3d_with_indices",
-    }
+    names = [f"max_pool{axes}d{suffix}" for axes in (1, 2, 3) for suffix in ("", "_with_indices")]
     return {
-        operator: _after_pads(getattr(torchlib, name)) for operator, name in known.items() if hasattr(torchlib, name)
+        getattr(torch.ops.aten, name).default: _after_pads(getattr(torchlib, f"aten_{name}"))
+        for name in names
+        if hasattr(torchlib, f"aten_{name}")
     }
 
 
@@ -156,8 +150,7 @@ def _after_pads(pool: Callable[..., Any]) -> Callable[..., Any]:
 def _pad_with_negative_zero(pad: ir.Node, dtype: ir.DataType) -> None:
     """Change the constant of a ``Pad`` in place, so that it still belongs to the call that pads."""
     zero = ir.tensor(np.array(-0.0, dtype=dtype.numpy()))
-    node = ir.Node("", "Constant", [], [ir.AttrTensor("value", zero)])
-    copy_facts(pad, node)
+    node = node_like("Constant", [], {"value": zero}, pad)
     value = node.outputs[0]
     value.name = f"{pad.outputs[0].name}_zero"
     bind_tensors({value: zero})

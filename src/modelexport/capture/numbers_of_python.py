@@ -1,10 +1,13 @@
-"""Computes what Python computes from sizes in float64, as Python does, and rounds it where it meets a tensor.
+"""What Python computes from sizes, as Python does: quotients are rounded down, and fractions are in float64.
 
-torch.onnx computes it in float32, in which the product of 100 and 0.57 is 57, and Python's is below it.
+torch.onnx writes ``Div``, which rounds towards zero, and float32, in which the product of 100 and 0.57 is 57 and not
+below it.
 """
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -56,11 +59,40 @@ def compute_numbers_in_double(model: ir.Model) -> None:
             if user not in of_numbers and not _is_of_numbers(user.meta.get("node")) and user.op_type != "Cast"
         ]
         if users:
-            rounded = _new_node("Cast", [value], {"to": ir.DataType.FLOAT}, node)
+            rounded = node_like("Cast", [value], {"to": ir.DataType.FLOAT}, node)
             node.graph.insert_after(node, rounded)  # type: ignore[union-attr]
             rounded.outputs[0].type, rounded.outputs[0].shape = ir.TensorType(ir.DataType.FLOAT), value.shape
             for user, index in users:
                 user.replace_input_with(index, rounded.outputs[0])
+
+
+def floor_quotients_of_sizes(model: ir.Model) -> None:
+    """Let ``a // b`` of sizes be ``(a - a % b) / b`` where ``a`` may be negative, in place: ``-(-n // 4)``.
+
+    Args:
+        model: A translated graph whose nodes refer to their FX nodes.
+    """
+    for node in list(all_nodes(model)):
+        fx_node = node.meta.get("node")
+        if fx_node is None or fx_node.target is not operator.floordiv or node.op_type != "Div":
+            continue
+        dividend, divisor = node.inputs
+        if not _may_be_negative(fx_node.args[0]) or dividend is None or divisor is None:
+            continue
+        rest = node_like("Mod", [dividend, divisor], {}, node)
+        whole = node_like("Sub", [dividend, rest.outputs[0]], {}, node)
+        for result in (*rest.outputs, *whole.outputs):
+            result.type, result.shape = dividend.type, dividend.shape
+        node.graph.insert_before(node, [rest, whole])  # type: ignore[union-attr]
+        node.replace_input_with(0, whole.outputs[0])
+
+
+def _may_be_negative(argument: object) -> bool:
+    """Whether a size, or what is computed from sizes, may be below zero."""
+    size = argument.meta.get("val") if isinstance(argument, torch.fx.Node) else argument
+    if isinstance(size, torch.SymInt):
+        return bool(size.node.shape_env.bound_sympy(size.node.expr).lower < 0)
+    return not isinstance(size, int) or size < 0
 
 
 def _is_of_numbers(fx_node: torch.fx.Node | None) -> bool:
@@ -79,18 +111,19 @@ def _in_double(value: ir.Value, node: ir.Node, fx_node: torch.fx.Node) -> ir.Val
     """A value in float32 as a node in float64 takes it; a constant is the number that Python has."""
     constant = ir.convenience.get_const_tensor(value)
     if constant is None:
-        made = _new_node("Cast", [value], {"to": ir.DataType.DOUBLE}, node)
+        wide = node_like("Cast", [value], {"to": ir.DataType.DOUBLE}, node)
     else:
         rounded = constant.numpy()
-        numbers = [one for one in fx_node.args if isinstance(one, float) and np.float32(one) == rounded]
+        numbers = [number for number in fx_node.args if isinstance(number, float) and np.float32(number) == rounded]
         exact = np.full(rounded.shape, numbers[0]) if numbers else rounded.astype(np.float64)
-        made = _new_node("Constant", [], {"value": ir.tensor(exact)}, node)
-    node.graph.insert_before(node, made)  # type: ignore[union-attr]
-    made.outputs[0].type, made.outputs[0].shape = ir.TensorType(ir.DataType.DOUBLE), value.shape
-    return made.outputs[0]
+        wide = node_like("Constant", [], {"value": ir.tensor(exact)}, node)
+    node.graph.insert_before(node, wide)  # type: ignore[union-attr]
+    wide.outputs[0].type, wide.outputs[0].shape = ir.TensorType(ir.DataType.DOUBLE), value.shape
+    return wide.outputs[0]
 
 
-def _new_node(op_type: str, inputs: list[ir.Value], attributes: dict[str, Any], beside: ir.Node) -> ir.Node:
-    made = ir.node(op_type, inputs, attributes)
-    copy_facts(beside, made)
-    return made
+def node_like(op_type: str, inputs: Sequence[ir.Value | None], attributes: dict[str, Any], other: ir.Node) -> ir.Node:
+    """A new node that was made for the same FX node as another one, and has its metadata."""
+    node = ir.node(op_type, inputs, attributes)
+    copy_facts(other, node)
+    return node
