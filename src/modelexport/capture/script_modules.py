@@ -28,10 +28,10 @@ def scripts_converted(model: nn.Module, inputs: Inputs) -> Iterator[nn.Module]:
     if not scripted:
         yield model
         return
-    given = _arguments_of(model, inputs, {module for _, module in scripted})
+    calls = _calls_of(model, inputs, {module for _, module in scripted})
     with contextlib.ExitStack() as stack:
         for path, module in scripted:
-            converted = _converted(module, given.get(module, []))
+            converted = _converted(module, calls.get(module, []))
             if converted is None:
                 continue
             if not path:
@@ -52,13 +52,13 @@ def _outermost(model: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Modul
         yield from _outermost(part, f"{path}.{name}" if path else name)
 
 
-def _arguments_of(model: nn.Module, inputs: Inputs, modules: set[nn.Module]) -> dict[nn.Module, list[tuple[Any, ...]]]:
-    """What each of the modules is called with in a run."""
-    found: dict[nn.Module, list[tuple[Any, ...]]] = {}
+def _calls_of(model: nn.Module, inputs: Inputs, modules: set[nn.Module]) -> dict[nn.Module, list[tuple[Any, ...]]]:
+    """The arguments of each call of the modules in a run."""
+    calls: dict[nn.Module, list[tuple[Any, ...]]] = {}
 
     def note(module: nn.Module, args: tuple[Any, ...]) -> None:
         if module in modules:
-            found.setdefault(module, []).append(copied(args))
+            calls.setdefault(module, []).append(copied(args))
 
     args, kwargs = run_arguments(inputs)
     if isinstance(model, torch.jit.ScriptModule):
@@ -70,24 +70,18 @@ def _arguments_of(model: nn.Module, inputs: Inputs, modules: set[nn.Module]) -> 
             model(*args, **kwargs)
     finally:
         handle.remove()
-    return found
+    return calls
 
 
 def _with_defaults(
     module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
 ) -> tuple[Any, ...] | None:
     """Every argument of a scripted ``forward`` by position; ``None`` where one is missing."""
-    found: list[Any] = []
-    for position, parameter in enumerate(module.forward.schema.arguments[1:]):
-        if position < len(args):
-            found.append(args[position])
-        elif parameter.name in (kwargs or {}):
-            found.append((kwargs or {})[parameter.name])
-        elif parameter.has_default_value():
-            found.append(parameter.default_value)
-        else:
-            return None
-    return tuple(found)
+    parameters = module.forward.schema.arguments[1:]
+    names = [parameter.name for parameter in parameters]
+    defaults = {one.name: one.default_value for one in parameters if one.has_default_value()}
+    bound = {**defaults, **dict(zip(names, args, strict=False)), **(kwargs or {})}
+    return tuple(bound[name] for name in names) if bound.keys() >= {*names} else None
 
 
 def _converted(module: nn.Module, calls: Sequence[tuple[Any, ...]]) -> nn.Module | None:

@@ -1,14 +1,12 @@
 """Equal calls are decomposed once: the first of them; the others get a copy of what became of it.
 
 ``torch.onnx`` decomposes what was captured by ``ExportedProgram.run_decompositions``, which traces every node again.
-Each call that is equal to an earlier one (:mod:`.equal_calls`) is one node of
-the operator ``modelexport::repeat`` during that step, and is replaced by copies of the first one's nodes after it. The
-copies have the annotations that the call's own nodes had.
+Each call that is equal to an earlier one (:mod:`.equal_calls`) is one node of the operator ``modelexport::repeat``
+during that step, and is replaced by copies of the first one's nodes after it. These have the annotations of the call.
 """
 
 from __future__ import annotations
 
-import functools
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -57,27 +55,21 @@ def decomposed_once(
 
     def run_decompositions(program: ExportedProgram, *args: Any, **kwargs: Any) -> ExportedProgram:
         classes = find_repeats(program.graph, calls, address_key) if usable("memory") else []
-        return _decomposed(program, functools.partial(whole, program, *args, **kwargs), classes)
+        if classes:
+            graph = program.graph_module.graph
+            copies = [region for equal in classes for region in equal[1:]]
+            program.graph_module.graph = _reduced(graph, classes)
+            try:
+                result = whole(program, *args, **kwargs)
+                _rebuild(result, copies, [which for which, equal in enumerate(classes) for _ in equal[1:]])
+                return result
+            except _CopyError:
+                program.graph_module.graph = graph
+        result = whole(program, *args, **kwargs)
+        _rebuild(result, (), ())
+        return result
 
     return run_decompositions
-
-
-def _decomposed(
-    program: ExportedProgram, decompose: Callable[[], ExportedProgram], classes: Sequence[tuple[Region, ...]]
-) -> ExportedProgram:
-    if classes:
-        graph = program.graph_module.graph
-        copies = [region for equal in classes for region in equal[1:]]
-        program.graph_module.graph = _reduced(graph, classes)
-        try:
-            result = decompose()
-            _rebuild(result, copies, [which for which, equal in enumerate(classes) for _ in equal[1:]])
-            return result
-        except _CopyError:
-            program.graph_module.graph = graph
-    result = decompose()
-    _rebuild(result, (), ())
-    return result
 
 
 def _reduced(graph: torch.fx.Graph, classes: Sequence[tuple[Region, ...]]) -> torch.fx.Graph:

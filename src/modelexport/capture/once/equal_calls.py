@@ -67,15 +67,11 @@ def find_repeats(graph: torch.fx.Graph, calls: Sequence[TracedCall], address_key
     regions = _regions(graph, calls, address_key)
     written = _writes(graph)
     order = {node: index for index, node in enumerate(graph.nodes)}
-    by_length: dict[int, int] = defaultdict(int)
-    for region in regions.values():
-        by_length[len(region.nodes)] += 1
+    by_length = Counter(len(region.nodes) for region in regions.values())
     keys: dict[ModuleCall, Hashable] = {}
     for call, region in regions.items():
-        if by_length[len(region.nodes)] > 1 and _is_pure(region, written, order):
-            key = _key(region)
-            if key is not None:
-                keys[call] = key
+        if by_length[len(region.nodes)] > 1 and _is_pure(region, written, order) and (key := _key(region)) is not None:
+            keys[call] = key
     return [tuple(regions[call] for call in equal) for equal in _outermost(calls, keys)]
 
 
@@ -89,7 +85,7 @@ def _regions(graph: torch.fx.Graph, calls: Sequence[TracedCall], address_key: st
     nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
     first: dict[ModuleCall, int] = {}
     last: dict[ModuleCall, int] = {}
-    count: dict[ModuleCall, int] = defaultdict(int)
+    count: Counter[ModuleCall] = Counter()
     nameless = [0]
     for index, node in enumerate(nodes):
         address = (node.meta.get("custom") or {}).get(address_key)
@@ -184,20 +180,12 @@ def _key(region: Region) -> Hashable | None:
     references: dict[torch.fx.Node, Hashable] = {node: ("inside", index) for node, index in region.position.items()}
     references |= {node: ("outside", index) for index, node in enumerate(region.inputs)}
     try:
-        return (
-            tuple(
-                (
-                    node.op,
-                    node.target,
-                    _comparable(node.args, references),
-                    _comparable(node.kwargs, references),
-                    _made(node),
-                )
-                for node in region.nodes
-            ),
-            tuple(map(_made, region.inputs)),
-            region.outputs,
-        )
+        nodes = [
+            (node.op, node.target, *(_comparable(given, references) for given in (node.args, node.kwargs)))
+            for node in region.nodes
+        ]
+        values = [_described(node.meta.get("val")) for node in (*region.nodes, *region.inputs)]
+        return tuple(nodes), tuple(values), region.outputs
     except _NotComparableError:
         return None
 
@@ -228,11 +216,6 @@ def _comparable(value: Any, references: Mapping[torch.fx.Node, Hashable]) -> Has
     ):
         return (type(value).__name__, repr(value))  # as text: 0.0 and -0.0 are equal numbers, and nan is not
     raise _NotComparableError
-
-
-def _made(node: torch.fx.Node) -> Hashable:
-    """What is known of the value of a node before it is computed."""
-    return _described(node.meta.get("val"))
 
 
 def _described(value: Any) -> Hashable:

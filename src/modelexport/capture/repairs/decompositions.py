@@ -6,6 +6,7 @@ They are handed over to ``ExportedProgram.run_decompositions``, which every way 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -34,20 +35,15 @@ from modelexport.capture.repairs import (
 from modelexport.capture.repairs.complex_numbers import complex_decompositions
 from modelexport.capture.repairs.singular_values import eigenvalues, singular_values
 from modelexport.capture.shared_memory import views_made_again
-from modelexport.pytorch.private_torch import written_by
+from modelexport.pytorch.private_torch import tensor_leaves, written_by
 
 Decompositions = dict[Any, Callable[..., Any]]
 
 
 def scatter_with(self: Any, dim: int, index: Any, src: Any, reduce: str) -> Any:
-    """``scatter(reduce=...)``, which nothing translates, as ``scatter_reduce``, which is."""
-    names = {"add": "sum", "multiply": "prod"}
-    return torch.scatter_reduce(self, dim, index, src, names[reduce], include_self=True)
-
-
-def scatter_number_with(self: Any, dim: int, index: Any, value: float, reduce: str) -> Any:
-    """The same of one number."""
-    return scatter_with(self, dim, index, torch.full_like(index, value, dtype=self.dtype), reduce)
+    """``scatter(reduce=...)`` of a tensor or a number, which nothing translates, as ``scatter_reduce``, which is."""
+    source = src if isinstance(src, torch.Tensor) else torch.full_like(index, src, dtype=self.dtype)
+    return torch.scatter_reduce(self, dim, index, source, {"add": "sum", "multiply": "prod"}[reduce])
 
 
 def scatter_reduced(self: Any, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True) -> Any:
@@ -112,18 +108,17 @@ def batch_normalized(
     """Batch normalization in training mode, for which torchlib takes the running statistics as well."""
     if not training:
         return NotImplemented
-    own = private("definitions")[torch.ops.aten._native_batch_norm_legit_functional.default]
-    return own(input, weight, bias, mean, variance, training, momentum, eps)
+    definition = private("definitions")[torch.ops.aten._native_batch_norm_legit_functional.default]
+    return definition(input, weight, bias, mean, variance, training, momentum, eps)
 
 
-def randn(size: Any, *, generator: Any = None, **options: Any) -> Any:
-    """Random numbers of a generator: ONNX has no generators."""
-    return torch.randn(size, **options)
+def without_generator(draw: Callable[..., Any]) -> Callable[..., Any]:
+    """``rand`` and ``randn`` of a generator: ONNX has no generators."""
 
+    def drawn(size: Any, *, generator: Any = None, **options: Any) -> Any:
+        return draw(size, **options)
 
-def rand(size: Any, *, generator: Any = None, **options: Any) -> Any:
-    """The same of evenly distributed ones."""
-    return torch.rand(size, **options)
+    return drawn
 
 
 def embedding_bag(
@@ -148,17 +143,23 @@ def embedding_bag(
     inside = (positions >= starts.unsqueeze(1)) & (positions < ends.unsqueeze(1))
     if padding_idx is not None:
         inside = inside & (indices != padding_idx % weight.shape[0])
-    found = weight[indices]
+    rows = weight[indices]
     if per_sample_weights is not None:
-        found = found * per_sample_weights.unsqueeze(1)
+        rows = rows * per_sample_weights.unsqueeze(1)
     sizes = inside.sum(1)
     if mode == 2:
-        largest = torch.where(inside.unsqueeze(2), found, float("-inf")).amax(1)
+        largest = torch.where(inside.unsqueeze(2), rows, float("-inf")).amax(1)
         result = torch.where(sizes.unsqueeze(1) > 0, largest, 0)
     else:
-        result = inside.to(weight.dtype) @ found
+        result = inside.to(weight.dtype) @ rows
         result = result / sizes.clamp(min=1).unsqueeze(1) if mode == 1 else result
     return result, positions, sizes, sizes.clone()
+
+
+def _overloads(function: Callable[..., Any], *names: str) -> Decompositions:
+    """All overloads of some operators to a function, without those that write into an argument."""
+    packets = [getattr(torch.ops.aten, name) for name in names]
+    return {getattr(one, name): function for one in packets for name in one.overloads() if not name.endswith("out")}
 
 
 def decompositions() -> Decompositions:
@@ -166,7 +167,7 @@ def decompositions() -> Decompositions:
     aten, prims = torch.ops.aten, torch.ops.prims
     return {
         aten.scatter.reduce: scatter_with,
-        aten.scatter.value_reduce: scatter_number_with,
+        aten.scatter.value_reduce: scatter_with,
         aten.scatter_reduce.two: scatter_reduced,
         aten.copy.default: copied,
         aten.diagonal_scatter.default: diagonal_written,
@@ -188,22 +189,11 @@ def decompositions() -> Decompositions:
         aten.embedding_bag.padding_idx: embedding_bag,
         aten.embedding_bag.default: embedding_bag,
         aten.randperm.default: random_order,
-        aten.randn.generator: randn,
-        aten.rand.generator: rand,
-        aten.hamming_window.default: fourier.hamming_window,
-        aten.hamming_window.periodic: fourier.hamming_window,
-        aten.hamming_window.periodic_alpha: fourier.hamming_window,
-        aten.hamming_window.periodic_alpha_beta: fourier.hamming_window,
-        aten.__lshift__.Tensor: integers.shifted_left,
-        aten.__lshift__.Scalar: integers.shifted_left,
-        aten.bitwise_left_shift.Tensor: integers.shifted_left,
-        aten.bitwise_left_shift.Tensor_Scalar: integers.shifted_left,
-        aten.bitwise_left_shift.Scalar_Tensor: integers.shifted_left,
-        aten.__rshift__.Tensor: integers.shifted_right,
-        aten.__rshift__.Scalar: integers.shifted_right,
-        aten.bitwise_right_shift.Tensor: integers.shifted_right,
-        aten.bitwise_right_shift.Tensor_Scalar: integers.shifted_right,
-        aten.bitwise_right_shift.Scalar_Tensor: integers.shifted_right,
+        aten.randn.generator: without_generator(torch.randn),
+        aten.rand.generator: without_generator(torch.rand),
+        **_overloads(fourier.hamming_window, "hamming_window"),
+        **_overloads(integers.shifted_left, "__lshift__", "bitwise_left_shift"),
+        **_overloads(integers.shifted_right, "__rshift__", "bitwise_right_shift"),
         aten.rsub.Scalar: integers.taken_from,
         aten.relu.default: integers.without_negative,
         aten.sort.stable: sorting.stable,
@@ -216,10 +206,8 @@ def decompositions() -> Decompositions:
         aten.amin.default: sorting.of_all(torch.amin),
         aten.cummax.default: sorting.running(torch.amax),
         aten.cummin.default: sorting.running(torch.amin),
-        aten.searchsorted.Tensor: sorting.search,
-        aten.searchsorted.Scalar: sorting.search,
-        aten.bucketize.Tensor: sorting.bucket,
-        aten.bucketize.Scalar: sorting.bucket,
+        **_overloads(sorting.search, "searchsorted"),
+        **_overloads(sorting.bucket, "bucketize"),
         aten.cross_entropy_loss.default: losses.cross_entropy,
         aten.multilabel_margin_loss.default: losses.multilabel_margin_loss,
         aten.rrelu.default: losses.rrelu,
@@ -250,8 +238,8 @@ def decompositions() -> Decompositions:
         aten.prod.default: special_functions.product,
         aten.log1p.default: exponentials.log_plus_one,
         aten.expm1.default: exponentials.exponential_minus_one,
-        aten.logaddexp.default: exponentials.log_of_sum,
-        aten.logaddexp2.default: exponentials.binary_log_of_sum,
+        aten.logaddexp.default: exponentials.log_of_sum(math.e, torch.exp),
+        aten.logaddexp2.default: exponentials.log_of_sum(2, torch.exp2),
         aten.logcumsumexp.default: exponentials.running_log_of_sum,
         aten.erfc.default: exponentials.error_complement,
         aten.special_erfcx.default: exponentials.scaled_error_complement,
@@ -289,8 +277,8 @@ def with_decompositions(decompose: Callable[..., ExportedProgram]) -> Callable[.
             table.update(complex_decompositions(table))
         with replaced({"autocast": _interpreting, "gradients": _interpreting}):
             result = decompose(program, table, **options)
-        for made, captured in list(views_made_again(program.graph, result.graph)):
-            _annotate_as(made, captured)
+        for view, captured in list(views_made_again(program.graph, result.graph)):
+            _annotate_as(view, captured)
         _annotate_outputs(program, result)
         _write_known_sizes(result)
         return result
@@ -339,10 +327,11 @@ def _refuse_written_constants(program: ExportedProgram) -> None:
     Raises:
         RuntimeError: An operator writes into a constant.
     """
-    kinds = {spec.arg.name for spec in program.graph_signature.input_specs if spec.kind is InputKind.CONSTANT_TENSOR}
+    inputs = program.graph_signature.input_specs
+    constants = {spec.arg.name for spec in inputs if spec.kind is InputKind.CONSTANT_TENSOR}
     for node in program.graph.nodes:
-        for given in written_by(node.target, node.args, node.kwargs):
-            if isinstance(given, torch.fx.Node) and given.name in kinds:
+        for argument in written_by(node.target, node.args, node.kwargs):
+            if isinstance(argument, torch.fx.Node) and argument.name in constants:
                 raise RuntimeError(
                     f"{node.target} writes into the data of a parameter or a constant, which no file keeps; "
                     "compute a new tensor instead"
@@ -391,11 +380,6 @@ _INTERNAL = "_torchdynamo_disable"
 
 
 def _has_complex(program: ExportedProgram) -> bool:
-    for module in program.graph_module.modules():
-        if isinstance(module, torch.fx.GraphModule):
-            for node in module.graph.nodes:
-                value = node.meta.get("val")
-                values = value if isinstance(value, (list, tuple)) else (value,)
-                if any(isinstance(one, torch.Tensor) and one.is_complex() for one in values):
-                    return True
-    return False
+    graphs = [part.graph for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
+    values = tensor_leaves([node.meta.get("val") for graph in graphs for node in graph.nodes])
+    return any(value.is_complex() for value in values)

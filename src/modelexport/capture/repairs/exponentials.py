@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,18 +25,15 @@ def exponential_minus_one(self: Any) -> Any:
     return torch.where(torch.abs(self) < 1, small, power - 1)
 
 
-def log_of_sum(self: Any, other: Any) -> Any:
-    """``logaddexp``: no power is above one."""
-    apart = torch.abs(self - other)
-    larger = torch.maximum(self, other)
-    return torch.where(self == other, larger + math.log(2), larger + torch.log1p(torch.exp(-apart)))
+def log_of_sum(base: float, power: Callable[[Any], Any]) -> Callable[..., Any]:
+    """``logaddexp`` and ``logaddexp2``: no power is above one."""
 
+    def added(self: Any, other: Any) -> Any:
+        apart, larger = torch.abs(self - other), torch.maximum(self, other)
+        more = torch.log1p(power(-apart)) / math.log(base)
+        return larger + torch.where(self == other, math.log(2) / math.log(base), more)
 
-def binary_log_of_sum(self: Any, other: Any) -> Any:
-    """``logaddexp2``."""
-    apart = torch.abs(self - other)
-    larger = torch.maximum(self, other)
-    return torch.where(self == other, larger + 1, larger + torch.log1p(torch.exp2(-apart)) / math.log(2))
+    return added
 
 
 def running_log_of_sum(self: Any, dim: int) -> Any:

@@ -67,8 +67,7 @@ def covariance(input: Any, *, correction: int = 1, fweights: Any = None, aweight
     if fweights is None and aweights is None:
         x = x - x.mean(1, keepdim=True)
         return (x @ x.mH / max(x.shape[1] - correction, 0)).squeeze()
-    weights = [one for one in (fweights, aweights) if one is not None]
-    weight = weights[0] * weights[1] if len(weights) == 2 else weights[0]
+    weight = fweights if aweights is None else aweights if fweights is None else fweights * aweights
     total = weight.sum()
     norm = total - correction * (1 if aweights is None else (weight * aweights).sum() / total)
     x = x - ((x * weight).sum(1) / total).unsqueeze(1)
@@ -77,14 +76,15 @@ def covariance(input: Any, *, correction: int = 1, fweights: Any = None, aweight
 
 def correlation(input: Any) -> Any:
     """``torch.corrcoef``."""
-    found = covariance(input)
-    if found.dim() == 0:
-        return found / found
-    deviation = found.diagonal().real.sqrt() if found.is_complex() else found.diagonal().sqrt()
-    found = found / deviation[:, None] / deviation
-    if found.is_complex():
-        return torch.complex(found.real.clamp(-1, 1), found.imag.clamp(-1, 1))
-    return found.clamp(-1, 1)
+    together = covariance(input)
+    if together.dim() == 0:
+        return together / together
+    variance = together.diagonal()
+    deviation = (variance.real if variance.is_complex() else variance).sqrt()
+    shares = together / deviation[:, None] / deviation
+    if shares.is_complex():
+        return torch.complex(shares.real.clamp(-1, 1), shares.imag.clamp(-1, 1))
+    return shares.clamp(-1, 1)
 
 
 def combinations(input: Any, r: int = 2, with_replacement: bool = False) -> Any:
@@ -112,19 +112,14 @@ _REWRITTEN: Mapping[Any, Callable[..., Any]] = {
 
 def difference(input: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Any:
     """``torch.diff``."""
-    parts = [one for one in (prepend, input, append) if one is not None]
-    x = torch.cat([one if one.dim() else one.expand(_of_one(input.shape, dim)) for one in parts], dim)
+    parts = [part for part in (prepend, input, append) if part is not None]
+    one_row = input.narrow(dim, 0, 1).shape
+    x = torch.cat([part if part.dim() else part.expand(one_row) for part in parts], dim)
     for _ in range(min(n, x.shape[dim])):
         size = x.shape[dim]
         after, before = x.narrow(dim, 1, size - 1), x.narrow(dim, 0, size - 1)
         x = after ^ before if x.dtype == torch.bool else after - before
     return x
-
-
-def _of_one(shape: Any, dim: int) -> list[int]:
-    sizes = list(shape)
-    sizes[dim] = 1
-    return sizes
 
 
 def bilinear(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
@@ -141,16 +136,16 @@ def running_sum(input: Any, dim: int, **kwargs: Any) -> Any:
 
 def floored_quotient(input: Any, other: Any) -> Any:
     """``torch.floor_divide``, which is truncated; also of sizes, which are scalars of a trace and may be negative."""
-    found = quotients.floored_quotient(input, other)
-    if found is not NotImplemented:
-        return found
+    quotient = quotients.floored_quotient(input, other)
+    if quotient is not NotImplemented:
+        return quotient
     return torch.div(input, other, rounding_mode="floor") if input.dim() else (input - input % other) // other
 
 
 def remainder(input: Any, other: Any) -> Any:
     """``torch.remainder``, for which the quotient is rounded."""
-    found = quotients.remainder(input, other)
-    return torch.remainder(input, other) if found is NotImplemented else found
+    rest = quotients.remainder(input, other)
+    return torch.remainder(input, other) if rest is NotImplemented else rest
 
 
 def any_of(input: Any, *args: Any, **kwargs: Any) -> Any:
