@@ -55,7 +55,9 @@ class CallRecorder:
         self._counts: Counter[str] = Counter()
         self._first = 0
         self._bodies = 0
-        self._suspended = self._observing = False
+        self._suspended = False
+        self.observing = False
+        """Whether what runs is the recorder, and not the model."""
         self._working: set[int] = set()
         self._step = 0
         self._outer_error = sys.exception()
@@ -109,11 +111,6 @@ class CallRecorder:
         """The innermost call that has begun and not ended. It is still set when torch.export has failed."""
         return self.seen[self._running[-1][0]].call if self._running and not self._suspended else None
 
-    @property
-    def observing(self) -> bool:
-        """Whether what runs is the recorder, and not the model."""
-        return self._observing
-
     @contextmanager
     def body(self) -> Iterator[None]:
         """Number the calls inside apart from others: they are in the body of a branch or loop."""
@@ -141,7 +138,7 @@ class CallRecorder:
 
     def note_work(self) -> None:
         """Note that the running calls computed something."""
-        if self._first and not (self._suspended or self._observing):
+        if self._first and not (self._suspended or self.observing):
             self._working.update(position for position, _ in self._running)
 
     def numbers(self) -> dict[ModuleCall, ModuleCall | None]:
@@ -149,16 +146,14 @@ class CallRecorder:
 
         A file numbers them after the others, in the order of the bodies, and has no call that computes nothing.
         """
-        counts: Counter[str] = Counter(one.call.path for one in self.seen if one.call.index < _CALLS_OF_A_BODY)
-        found: dict[ModuleCall, ModuleCall | None] = {}
-        inside = [(i, one.call) for i, one in enumerate(self.seen) if one.call.index >= _CALLS_OF_A_BODY]
-        for position, call in sorted(inside, key=lambda one: one[1].index // _CALLS_OF_A_BODY):
-            if position in self._working:
-                found[call] = ModuleCall(call.path, counts[call.path])
-                counts[call.path] += 1
-            else:
-                found[call] = None
-        return found
+        calls = [traced.call for traced in self.seen]
+        counts: Counter[str] = Counter(call.path for call in calls if call.index < _CALLS_OF_A_BODY)
+        numbers: dict[ModuleCall, ModuleCall | None] = {}
+        inside = [(position, call) for position, call in enumerate(calls) if call.index >= _CALLS_OF_A_BODY]
+        for position, call in sorted(inside, key=lambda placed: placed[1].index // _CALLS_OF_A_BODY):
+            numbers[call] = ModuleCall(call.path, counts[call.path]) if position in self._working else None
+            counts[call.path] += position in self._working
+        return numbers
 
     def _hooks(self, path: str) -> tuple[Callable[..., None], Callable[..., None]]:
         # By path, not by module: torch.export passes proxies to the hooks for modules that have several names.
@@ -200,25 +195,20 @@ class CallRecorder:
 
     def _described(self, call: ModuleCall, side: Side, given: NamedTensors, held_by: object) -> tuple[TensorSpec, ...]:
         """The tensors that a call gets or returns."""
-        with (
-            self._observed(),
-            DisableTorchFunction(),
-        ):  # torch.export has four modes that would see each question for a shape
-            tensors = self._recorded(given, call, held_by)
-            self._watch(call, side, tensors)
-            return tensor_specs(tensors)
-
-    @contextmanager
-    def _observed(self) -> Iterator[None]:
-        """Inside, operations are not those of the model."""
-        self._observing = True
+        self.observing = True
         try:
-            yield
+            with DisableTorchFunction():  # torch.export has four modes that would see each question for a shape
+                tensors = self._recorded(given, call, held_by)
+                self._watch(call, side, tensors)
+                return tensor_specs(tensors)
         finally:
-            self._observing = False
+            self.observing = False
 
     def _recorded(self, tensors: NamedTensors, call: ModuleCall, held_by: object) -> NamedTensors:
-        tensors = _dense(tensors)
+        """Those that can be compared: nested ones cannot, nor those of a call inside of ``torch.func``."""
+        if peek_interpreter_stack() is not None:
+            return []
+        tensors = [(name, tensor) for name, tensor in tensors if has_elements(tensor)]
         if self._apart is None or call == ROOT:
             return tensors
         apart = {id(tensor) for tensor in tensors_held(held_by, self._apart)}
@@ -227,10 +217,3 @@ class CallRecorder:
     def _next_step(self) -> int:
         self._step += 1
         return self._step - 1
-
-
-def _dense(tensors: NamedTensors) -> NamedTensors:
-    """The tensors that can be compared: nested ones cannot, nor those of a call inside of ``torch.func``."""
-    if peek_interpreter_stack() is not None:
-        return []
-    return [(name, tensor) for name, tensor in tensors if has_elements(tensor)]

@@ -129,16 +129,11 @@ def _builtin_iter(value: Any) -> Iterator[Any]:
 
 def _restore_container(container: Any, before: Any) -> None:
     now = list(_builtin_iter(container))
-    if isinstance(container, set):
-        if len(now) != len(before) or {id(one) for one in now} != {id(one) for one in before}:
-            set.clear(container)
-            set.update(container, before)
-    elif len(now) != len(before) or any(one is not other for one, other in zip(now, before, strict=True)):
-        if isinstance(container, list):
-            list.__setitem__(container, slice(None), before)
-        else:
-            deque.clear(container)
-            deque.extend(container, before)
+    if len(now) == len(before) and all(map(operator.is_, now, before)):
+        return
+    kind: Any = next(kind for kind in (list, set, deque) if isinstance(container, kind))
+    kind.clear(container)
+    (set.update if kind is set else kind.extend)(container, before)
 
 
 def _restore_mapping(entries: dict[Any, Any], before: Mapping[Any, Any]) -> None:
@@ -150,16 +145,9 @@ def _restore_mapping(entries: dict[Any, Any], before: Mapping[Any, Any]) -> None
     ):
         return
     kind = OrderedDict if isinstance(entries, OrderedDict) else dict
-    for key in list(dict.keys(entries)):
-        if key not in before:
-            kind.__delitem__(entries, key)
+    kind.clear(entries)
     for key, value in before.items():
-        if dict.get(entries, key, entries) is not value:
-            kind.__setitem__(entries, key, value)
-    if list(dict.keys(entries)) != list(before):
-        for key, value in before.items():
-            kind.__delitem__(entries, key)
-            kind.__setitem__(entries, key, value)
+        kind.__setitem__(entries, key, value)
 
 
 def _same_memory(tensor: torch.Tensor, data: torch.Tensor) -> bool:

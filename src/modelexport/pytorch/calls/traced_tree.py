@@ -123,29 +123,39 @@ def as_exported(model: nn.Module, *, but: str = "") -> Iterator[None]:
         but: One of these that is as users have it: ``mask``, ``fused`` or ``autocast``.
     """
     with ExitStack() as stack:
-        for what, made in (("mask", masks_kept()), ("fused", nothing_fused()), ("autocast", nothing_cast(model))):
-            if what != but:
-                stack.enter_context(made)
-        stack.enter_context(experts_at_once(model))
-        stack.enter_context(frequencies_of_length(model))
-        yield
+        if but != "mask":
+            stack.enter_context(masks_kept())
+        if but != "fused":
+            # In evaluation mode ``nn.MultiheadAttention`` and ``nn.TransformerEncoder`` have a fused operator, which works
+            # on nested tensors where a mask hides padding.
+            stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+            torch.backends.mha.set_fastpath_enabled(False)
+        if but != "autocast" and not has_narrow_weights(model):
+            # The types that it casts to are those that few runtimes have. A model that has weights of such types may be
+            # able to use them only under autocast.
+            for device in filter(torch.is_autocast_enabled, ("cpu", "cuda")):
+                stack.enter_context(torch.autocast(device, enabled=False))
+            stack.enter_context(attribute_set(torch.autocast, "__enter__", lambda self: self))
+            stack.enter_context(attribute_set(torch.autocast, "__exit__", lambda self, *raised: False))
+        modules = list(model.modules())
+        # Models of transformers compute all experts at once, not in a loop over those that were chosen.
+        for module in modules if any(hasattr(part, "has_gate") for part in modules) else ():  # experts have that
+            if "eager" in getattr(module, "get_experts_implementation", dict)().values():
+                from transformers.exporters.exporter_onnx import use_experts_implementation
 
-
-@contextmanager
-def frequencies_of_length(model: nn.Module) -> Iterator[None]:
-    """Inside, rotary embeddings of transformers that scale with the length compute their frequencies in every run.
-
-    Theirs decide by the length in Python, and keep the frequencies of the longest text so far. The result is the same
-    for the first text, and for one that grows.
-    """
-    with ExitStack() as stack:
-        for module in model.modules():
+                stack.enter_context(use_experts_implementation(module, "grouped_mm"))
+        for module in modules:
             if "dynamic" in str(getattr(module, "rope_type", "")) and hasattr(type(module).forward, "__wrapped__"):
                 stack.enter_context(attribute_set(module, "forward", partial(_rotary, module)))
         yield
 
 
 def _rotary(module: Any, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None) -> Any:
+    """``forward`` of a rotary embedding of transformers that scales with the length: its frequencies are of each run.
+
+    Its own decides by the length in Python, and keeps the frequencies of the longest text so far. The result is the
+    same for the first text, and for one that grows.
+    """
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     layer = {} if layer_type is None else {"layer_type": layer_type}
@@ -163,58 +173,16 @@ def _rotary(module: Any, x: torch.Tensor, position_ids: torch.Tensor, layer_type
 
 
 @contextmanager
-def experts_at_once(model: nn.Module) -> Iterator[None]:
-    """Inside, models of transformers compute all experts at once, not in a loop over those that were chosen."""
-    with ExitStack() as stack:
-        modules = list(model.modules())
-        for module in modules if any(hasattr(one, "has_gate") for one in modules) else ():  # experts have that
-            if "eager" in getattr(module, "get_experts_implementation", dict)().values():
-                from transformers.exporters.exporter_onnx import use_experts_implementation
-
-                stack.enter_context(use_experts_implementation(module, "grouped_mm"))
-        yield
-
-
-@contextmanager
 def masks_kept() -> Iterator[None]:
-    """Inside, transformers does not leave out an attention mask that hides nothing: what it asks before it does."""
+    """Inside, transformers keeps attention masks that hide nothing, because ``is_torchdynamo_exporting`` is true."""
     masking = sys.modules.get("transformers.masking_utils")
     with attribute_set(masking, "is_torchdynamo_exporting", lambda: True) if masking else nullcontext():
         yield
 
 
-@contextmanager
-def nothing_fused() -> Iterator[None]:
-    """Inside, ``nn.MultiheadAttention`` and ``nn.TransformerEncoder`` compute step by step, as they are exported.
-
-    In evaluation mode they have a fused operator, on nested tensors where a mask hides padding.
-    """
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-
-
-@contextmanager
-def nothing_cast(model: nn.Module) -> Iterator[None]:
-    """Inside, ``torch.autocast`` changes nothing: the types that it casts to are those that few runtimes have.
-
-    Not if the model has weights of such types, which it may be able to use only under autocast.
-    """
-    with ExitStack() as stack:
-        if not has_narrow_weights(model):
-            for device in filter(torch.is_autocast_enabled, ("cpu", "cuda")):
-                stack.enter_context(torch.autocast(device, enabled=False))
-            stack.enter_context(attribute_set(torch.autocast, "__enter__", lambda self: self))
-            stack.enter_context(attribute_set(torch.autocast, "__exit__", lambda self, *raised: False))
-        yield
-
-
 def has_narrow_weights(model: nn.Module) -> bool:
     """Whether a model is in half precision, at least in part; others convert to it and back."""
-    return any(one.dtype in (torch.float16, torch.bfloat16) for one in model.parameters())
+    return any(parameter.dtype in (torch.float16, torch.bfloat16) for parameter in model.parameters())
 
 
 class Guard(OperationMode):
@@ -232,16 +200,11 @@ class Guard(OperationMode):
     def before(self, func: Any, args: Any, kwargs: Any) -> None:
         """Copy the parameters that an operation may write to."""
         for value in tree_leaves(written_by(func, args, kwargs)):
-            if isinstance(value, torch.Tensor) and (place := memory_of(value)) is not None:
-                self._copy(place)
-
-    def _copy(self, place: int) -> None:
-        if place in self._copied:
-            return
-        self._copied.add(place)
-        for tensor in self._tensors:
-            if memory_of(tensor) == place:
-                self._changed.append((tensor.data, tensor.detach().clone()))
+            place = memory_of(value) if isinstance(value, torch.Tensor) else None
+            if place is not None and place not in self._copied:
+                self._copied.add(place)
+                written = [tensor for tensor in self._tensors if memory_of(tensor) == place]
+                self._changed.extend((tensor.data, tensor.detach().clone()) for tensor in written)
 
 
 @contextmanager
@@ -263,10 +226,8 @@ def _model_kept(model: nn.Module, changed: Changed) -> Iterator[None]:
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether tensors are equal; NaN equals NaN."""
-    if torch.equal(one, other):
-        return True
-    numbers = one.is_floating_point() or one.is_complex()
-    return bool(numbers and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True))
+    has_nan = one.is_floating_point() or one.is_complex()
+    return bool(torch.equal(one, other) or (has_nan and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)))
 
 
 def _has_values(tensor: torch.Tensor) -> bool:
@@ -275,8 +236,7 @@ def _has_values(tensor: torch.Tensor) -> bool:
 
 @contextmanager
 def run_as_python(*, bodies: bool = False) -> Iterator[None]:
-    """Inside, what ``torch.compile`` made runs as the Python code that it was made from: its calls and operations are
-    seen, and nothing is compiled.
+    """Inside, what ``torch.compile`` compiled runs as its Python code: its calls and operations are seen.
 
     PyTorch compiles the branches of ``torch.cond``, and the bodies of its other operators with nested graphs, when they
     run. That stays as it is, so that modules that are called inside a branch are not recorded as calls of the run.
@@ -285,10 +245,6 @@ def run_as_python(*, bodies: bool = False) -> Iterator[None]:
         bodies: These run as Python, too, for a caller who tells their calls from others
             (:class:`modelexport.pytorch.calls.calls_in_branches.Bodies`).
     """
-    if bodies:
-        with torch.compiler.set_stance("force_eager"):
-            yield
-        return
     whole = operator_utilities.setup_compilation_env
 
     @contextmanager
@@ -297,7 +253,7 @@ def run_as_python(*, bodies: bool = False) -> Iterator[None]:
             yield backend
 
     with (
-        attribute_set(operator_utilities, "setup_compilation_env", compiling),
+        attribute_set(operator_utilities, "setup_compilation_env", whole if bodies else compiling),
         torch.compiler.set_stance("force_eager"),
     ):
         yield

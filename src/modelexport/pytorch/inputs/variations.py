@@ -12,7 +12,6 @@ the graph, not by names. A model may refuse a variation; that is not a fault of 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -66,37 +65,25 @@ def beyond_example(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) 
     Args:
         kept: As in :func:`telling_inputs`.
     """
-    names = {name: tensor for name, tensor in tensors_in(inputs) if name not in kept}
-    rows, own = rows_of_ids(model), inputs_of_file(inputs, model)
-    plain = {name: rows[own[name]] for name in names if own.get(name) in rows}
-    positive = {name for name, tensor in names.items() if _has_one_sign(tensor)}
-    if positive:
-        yield "numbers of both signs", changed(inputs, [lambda name, t: _signed(t) if name in positive else t])
+    tensors = {name: tensor for name, tensor in tensors_in(inputs) if name not in kept}
+    rows = _rows_by_name(inputs, model, tensors)
+    positive = {name for name, tensor in tensors.items() if _has_one_sign(tensor)}
+    masks = [name for name, tensor in tensors.items() if tensor.is_floating_point() and is_mask(tensor)]
+    counts = {name for name, tensor in tensors.items() if _counts(tensor) and name not in rows}
+    long = {name for name, tensor in tensors.items() if tensor.shape and tensor.shape[-1] > 3}
+    special = {name: ids for name, count in rows.items() if name in long and (ids := _ids_compared(model, count))}
     yield from with_hidden_rows(inputs, kept)
-    masks = [name for name, tensor in names.items() if tensor.is_floating_point() and is_mask(tensor)]
-    if masks:
-        yield (
-            f"{PADDED} of numbers",
-            changed(inputs, [lambda name, t: _padded(t, masks.index(name)) if name in masks else t]),
-        )
-    counts = {name for name, tensor in names.items() if _counts(tensor) and name not in plain}
-    if counts:
-        yield "larger integers", changed(inputs, [lambda name, t: _larger(t) if name in counts else t])
-    special = {name: ids for name, count in plain.items() if (ids := _ids_compared(model, count))}
-    special = {name: ids for name, ids in special.items() if names[name].shape and names[name].shape[-1] > 3}
-    if special:
-        yield (
-            "ids that are compared with",
-            changed(inputs, [lambda name, t: _with_ids(t, special[name]) if name in special else t]),
-        )
+    changes: list[tuple[str, Collection[str], Change]] = [
+        ("numbers of both signs", positive, lambda name, t: _signed(t)),
+        (f"{PADDED} of numbers", masks, lambda name, t: _padded(t, masks.index(name))),
+        ("larger integers", counts, lambda name, t: _larger(t)),
+        ("ids that are compared with", special, lambda name, t: _with_ids(t, special[name])),
+    ]
+    yield from ((what, changed(inputs, [_only(names, change)])) for what, names, change in changes if names)
 
 
 def with_hidden_rows(inputs: Inputs, kept: Collection[str] = ()) -> Iterator[tuple[str, Inputs]]:
-    """Masks with a first row that hides all: a query without keys, or a text without tokens.
-
-    Args:
-        kept: As in :func:`telling_inputs`.
-    """
+    """Masks with a first row that hides all: a query without keys, or a text without tokens."""
     tensors = {name: tensor for name, tensor in tensors_in(inputs) if name not in kept}
     hidden = {name: number for name, tensor in tensors.items() if (number := _hidden_by(tensor)) is not None}
 
@@ -111,35 +98,24 @@ def with_hidden_rows(inputs: Inputs, kept: Collection[str] = ()) -> Iterator[tup
 
 
 def magnified(inputs: Inputs, kept: Collection[str] = ()) -> Iterator[tuple[str, Inputs]]:
-    """Numbers that overflow in formulas such as ``log(exp(x))``, also in float64; not those of masks.
-
-    Args:
-        kept: As in :func:`telling_inputs`.
-    """
-    names = [name for name, tensor in tensors_in(inputs) if name not in kept and tensor.is_floating_point()]
-    tensors = dict(tensors_in(inputs))
-    if names := [name for name in names if _hidden_by(tensors[name]) is None]:
-        yield (
-            "numbers a thousand times as large",
-            changed(inputs, [lambda name, t: torch.where(t.abs() < _HUGE, 1000 * t, t) if name in names else t]),
-        )
+    """Numbers that overflow in formulas such as ``log(exp(x))``, also in float64; not those of masks."""
+    numbers = [(name, t) for name, t in tensors_in(inputs) if name not in kept and t.is_floating_point()]
+    if names := [name for name, tensor in numbers if _hidden_by(tensor) is None]:
+        larger = _only(names, lambda name, t: torch.where(t.abs() < _HUGE, 1000 * t, t))
+        yield "numbers a thousand times as large", changed(inputs, [larger])
 
 
 def uniform(inputs: Inputs, kept: Collection[str] = ()) -> Iterator[tuple[str, Inputs]]:
-    """The same number everywhere: little is selected of these, or all. So of masks.
-
-    Args:
-        kept: As in :func:`telling_inputs`.
-    """
+    """The same number everywhere: little is selected of these, or all. So of masks."""
     fills: dict[str, Callable[..., Any]] = {"smallest": torch.amin, "largest": torch.amax, "zero": torch.zeros_like}
-    masks = {name for name, tensor in tensors_in(inputs) if is_mask(tensor)}
-    ordered = {name for name, tensor in tensors_in(inputs) if tensor.numel() and not tensor.is_complex()}
-    numbers = ordered - {*masks, *kept}
+    tensors = {name: tensor for name, tensor in tensors_in(inputs) if name not in kept}
+    masks = {name for name, tensor in tensors.items() if is_mask(tensor)}
+    numbers = {name for name, tensor in tensors.items() if tensor.numel() and not tensor.is_complex()} - masks
     for what, fill in fills.items():
-        yield f"the {what} number everywhere", changed(inputs, [partial(_filled, fill, numbers)])
-    if masks - {*kept}:
-        yield "masks of ones", changed(inputs, [partial(_filled, torch.ones_like, masks - {*kept})])
-        yield f"{PADDED}, all", changed(inputs, [partial(_filled, torch.zeros_like, masks - {*kept})])
+        yield f"the {what} number everywhere", changed(inputs, [_filled(fill, numbers)])
+    if masks:
+        yield "masks of ones", changed(inputs, [_filled(torch.ones_like, masks)])
+        yield f"{PADDED}, all", changed(inputs, [_filled(torch.zeros_like, masks)])
 
 
 def _changes(inputs: Inputs, model: ir.Model, kept: Collection[str]) -> Iterator[tuple[str, Change]]:
@@ -147,35 +123,45 @@ def _changes(inputs: Inputs, model: ir.Model, kept: Collection[str]) -> Iterator
     tensors = dict(tensors_in(inputs))
     masks = [name for name in names if not _has_fractions(tensors[name]) and is_mask(tensors[name])]
     if masks:
-        yield PADDED, lambda name, t: _padded(t, masks.index(name)) if name in masks else t
-    rows, own = rows_of_ids(model), inputs_of_file(inputs, model)
-    plain = {name: rows[own[name]] for name in names if own.get(name) in rows}
-    if plain:
-        order = list(plain)
-        yield "whole vocabulary", lambda name, t: _drawn(t, plain[name], order.index(name)) if name in plain else t
-    numbers = [name for name in names if name not in masks and name not in plain]
+        yield PADDED, _only(masks, lambda name, t: _padded(t, masks.index(name)))
+    rows = _rows_by_name(inputs, model, names)
+    if rows:
+        order = list(rows)
+        yield "whole vocabulary", _only(rows, lambda name, t: _drawn(t, rows[name], order.index(name)))
+    numbers = [name for name in names if name not in masks and name not in rows]
     if numbers:
         again = {name: _equal_before(name, numbers, tensors) for name in numbers}
-        yield "other numbers", lambda name, t: _rolled(_reversed(t), again[name]) if name in numbers else t
+        yield "other numbers", _only(numbers, lambda name, t: _rolled(_reversed(t), again[name]))
     if any(nested_graphs(node) for node in model.graph):
-        for factor in (-3, 3):  # one of them changes a sum's sign, whatever is added to it
-            yield f"{factor} times the inputs", partial(_times, factor, kept)
-    elif signed := {name for name, tensor in tensors_in(inputs) if name in numbers and _has_both_signs(tensor)}:
-        yield "larger and smaller numbers", lambda name, t: _spread(t) if name in signed else t
+        floats = {name for name in names if tensors[name].is_floating_point()}
+        yield "-3 times the inputs", _only(floats, lambda name, t: -3 * t)
+        yield "3 times the inputs", _only(floats, lambda name, t: 3 * t)  # one of them changes any sum's sign
+    elif signed := {name for name in numbers if _has_both_signs(tensors[name])}:
+        yield "larger and smaller numbers", _only(signed, lambda name, t: _spread(t))
+
+
+def _only(names: Collection[str], change: Change) -> Change:
+    """A change of the tensors of these names alone."""
+    return lambda name, tensor: change(name, tensor) if name in names else tensor
+
+
+def _rows_by_name(inputs: Inputs, model: ir.Model, names: Iterable[str]) -> dict[str, int]:
+    """The tensors in inputs that select rows of a weight of a file, to the number of rows."""
+    rows, own = rows_of_ids(model), inputs_of_file(inputs, model)
+    return {name: rows[own[name]] for name in names if own.get(name) in rows}
 
 
 def changed(inputs: Inputs, changes: Sequence[Change]) -> Inputs:
     """Inputs with each tensor changed, one change after the other."""
     names = {id(tensor): name for name, tensor in tensors_in(inputs)}
 
-    def one(value: Any) -> Any:
-        if id(value) in names:
-            name = names[id(value)]
+    def with_changes(value: Any) -> Any:
+        if (name := names.get(id(value))) is not None:
             for change in changes:
                 value = change(name, value)
         return value
 
-    others: Inputs = tree_map(one, inputs)
+    others: Inputs = tree_map(with_changes, inputs)
     return others
 
 
@@ -272,12 +258,8 @@ def _has_fractions(tensor: torch.Tensor) -> bool:
     return bool(tensor.is_floating_point() or tensor.is_complex())
 
 
-def _filled(fill: Callable[..., Any], names: Collection[str], name: str, tensor: torch.Tensor) -> torch.Tensor:
-    return fill(tensor).to(tensor.dtype).expand(tensor.shape).clone() if name in names else tensor
-
-
-def _times(factor: int, kept: Collection[str], name: str, tensor: torch.Tensor) -> torch.Tensor:
-    return factor * tensor if tensor.is_floating_point() and name not in kept else tensor
+def _filled(fill: Callable[..., Any], names: Collection[str]) -> Change:
+    return _only(names, lambda name, tensor: fill(tensor).to(tensor.dtype).expand(tensor.shape).clone())
 
 
 def is_mask(tensor: torch.Tensor) -> bool:

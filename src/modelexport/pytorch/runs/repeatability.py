@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -43,49 +44,28 @@ def find_unrepeatable(model: nn.Module, inputs: Inputs) -> list[Unrepeatable]:
     Returns:
         Outputs that differ or are empty, and buffers that a run changes. Empty if the model does not run.
     """
-
-    def run() -> dict[str, torch.Tensor]:
-        return {name: tensor.clone() for name, tensor in _run(model, inputs).items()}
-
     found: list[Unrepeatable] = []
     with untouched(model, masks=False), collected():
-        before = {name: buffer.clone() for name, buffer in model.named_buffers() if not buffer.is_meta}
+        runs = _Runs(model, inputs)
         try:
-            with as_exported(model):
-                torch.manual_seed(1)
-                state = _generator_states(model)
-                first = run()
-                draws = _generator_states(model) != state
-            found += [
-                Unrepeatable(kind="buffer", where=name)
-                for name, buffer in model.named_buffers()
-                if name in before and not _same(before[name], buffer)
-            ]
-            _put_back(model, before)
-            torch.manual_seed(2)
-            plain = run()
+            first = runs.run(1, as_exported(model))
+            draws = runs.drew
+            found += [Unrepeatable(kind="buffer", where=name) for name in runs.changed_buffers()]
+            plain = runs.run(2)
             second, without = plain, dict[Changed, dict[str, torch.Tensor]]()
             if not _all_same(first, plain):
-                _put_back(model, before)
-                with as_exported(model):
-                    torch.manual_seed(2)
-                    second = run()
-                for kind in get_args(Changed):
-                    _put_back(model, before)
-                    with as_exported(model, but=kind):
-                        torch.manual_seed(2)
-                        without[kind] = run()
-            hidden = _hidden(model, inputs, before)
+                second = runs.run(2, as_exported(model))
+                without = {kind: runs.run(2, as_exported(model, but=kind)) for kind in get_args(Changed)}
+            hidden = _hidden(runs, inputs)
             other = second
             if draws and _all_same(first, second):
-                with as_exported(model):
-                    other = _run_with_others(model, inputs, before, first, _MORE_SEEDS)
+                other = _first_other(first, (runs.run(seed, as_exported(model)) for seed in _MORE_SEEDS))
         except Exception:  # capture reports why a model does not run
             return []
     if not first:
         found.append(Unrepeatable(kind="no output", where="."))
     found += [Unrepeatable(kind="empty output", where=name) for name, tensor in first.items() if not tensor.numel()]
-    if not any(one.kind == "buffer" for one in found):
+    if not any(behavior.kind == "buffer" for behavior in found):
         found += [
             Unrepeatable(kind="random", where=name)
             for name, tensor in first.items()
@@ -96,9 +76,39 @@ def find_unrepeatable(model: nn.Module, inputs: Inputs) -> list[Unrepeatable]:
             for name, tensor in second.items()
             if name in plain and not _close(tensor, plain[name])
         ]
-        told = {one.where for one in found}
-        found += [Unrepeatable(kind="fused", where=name) for name in hidden if name not in told]
+        named = {behavior.where for behavior in found}
+        found += [Unrepeatable(kind="fused", where=name) for name in hidden if name not in named]
     return found
+
+
+class _Runs:
+    """Runs of a model, each from the same buffers and from a seed."""
+
+    def __init__(self, model: nn.Module, inputs: Inputs) -> None:
+        self.model, self._inputs = model, inputs
+        self._buffers = {name: buffer.clone() for name, buffer in model.named_buffers() if not buffer.is_meta}
+        self.drew = False
+        """Whether the last run drew numbers."""
+
+    def run(
+        self, seed: int, around: AbstractContextManager[Any] | None = None, inputs: Inputs | None = None
+    ) -> dict[str, torch.Tensor]:
+        """The outputs of a run, by name."""
+        for name, buffer in self.model.named_buffers():
+            if name in self._buffers and self._buffers[name].shape == buffer.shape:
+                buffer.copy_(self._buffers[name])
+        args, kwargs = run_arguments(self._inputs if inputs is None else inputs)  # anew: a run may write into them
+        with around or nullcontext():
+            torch.manual_seed(seed)
+            before = _generator_states(self.model)
+            outputs = {name: tensor.clone() for name, tensor in output_tensors(self.model(*args, **kwargs))}
+            self.drew = _generator_states(self.model) != before
+        return outputs
+
+    def changed_buffers(self) -> list[str]:
+        """The buffers that the last run changed."""
+        kept = self._buffers
+        return [name for name, now in self.model.named_buffers() if name in kept and not _same(kept[name], now)]
 
 
 def _another_way(name: str, right: torch.Tensor, without: Mapping[Changed, Mapping[str, torch.Tensor]]) -> Changed:
@@ -107,45 +117,31 @@ def _another_way(name: str, right: torch.Tensor, without: Mapping[Changed, Mappi
     return next(kinds, "fused")
 
 
-def _hidden(model: nn.Module, inputs: Inputs, before: Mapping[str, torch.Tensor]) -> list[str]:
+def _hidden(runs: _Runs, inputs: Inputs) -> list[str]:
     """The outputs that PyTorch's fused operator changes where a mask hides padding, as the example's may not do."""
-    if not any(isinstance(module, nn.TransformerEncoderLayer | nn.TransformerEncoder) for module in model.modules()):
+    layers = nn.TransformerEncoderLayer | nn.TransformerEncoder
+    if not any(isinstance(module, layers) for module in runs.model.modules()):
         return []
     padded = padded_at_the_end(inputs)
-    _put_back(model, before)
-    torch.manual_seed(2)
-    fused = {name: tensor.clone() for name, tensor in _run(model, padded).items()}
-    _put_back(model, before)
-    with as_exported(model):
-        torch.manual_seed(2)
-        plain = _run(model, padded)
+    fused, plain = runs.run(2, None, padded), runs.run(2, as_exported(runs.model), padded)
     return [name for name, tensor in plain.items() if name in fused and not _close(tensor, fused[name])]
 
 
 def is_random(model: nn.Module, inputs: Inputs) -> bool:
     """Whether a model's outputs for the same inputs change from run to run; its state is restored afterwards."""
     with untouched(model), collected():
-        before = {name: buffer.clone() for name, buffer in model.named_buffers() if not buffer.is_meta}
-        torch.manual_seed(1)
-        state = _generator_states(model)
-        first = {name: tensor.clone() for name, tensor in _run(model, inputs).items()}
-        seeds = (2,) if _generator_states(model) == state else (2, *_MORE_SEEDS)
-        return not _all_same(first, _run_with_others(model, inputs, before, first, seeds))
+        runs = _Runs(model, inputs)
+        first = runs.run(1)
+        seeds = (2, *_MORE_SEEDS) if runs.drew else (2,)
+        return not _all_same(first, _first_other(first, map(runs.run, seeds)))
 
 
-def _run_with_others(
-    model: nn.Module,
-    inputs: Inputs,
-    buffers: Mapping[str, torch.Tensor],
-    first: Mapping[str, torch.Tensor],
-    seeds: Iterable[int],
+def _first_other(
+    first: Mapping[str, torch.Tensor], others: Iterable[dict[str, torch.Tensor]]
 ) -> dict[str, torch.Tensor]:
-    """The outputs of the first run with other random numbers in which they are not the first ones, or of the last."""
+    """The outputs of the first run in which they are not those of another one, or of the last run."""
     outputs: dict[str, torch.Tensor] = {}
-    for seed in seeds:
-        _put_back(model, buffers)
-        torch.manual_seed(seed)
-        outputs = _run(model, inputs)
+    for outputs in others:
         if not _all_same(first, outputs):
             break
     return outputs
@@ -162,17 +158,6 @@ def _generator_states(model: nn.Module) -> list[Any]:
     states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
     states += [generator.get_state() for generator in own]
     return [random.getstate(), pickle.dumps(np.random.get_state()), *(state.numpy().tobytes() for state in states)]
-
-
-def _run(model: nn.Module, inputs: Inputs) -> dict[str, torch.Tensor]:
-    args, kwargs = run_arguments(inputs)  # anew, since a run may write into them
-    return dict(output_tensors(model(*args, **kwargs)))
-
-
-def _put_back(model: nn.Module, before: Mapping[str, torch.Tensor]) -> None:
-    for name, buffer in model.named_buffers():
-        if name in before and before[name].shape == buffer.shape:
-            buffer.copy_(before[name])
 
 
 def _all_same(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> bool:
