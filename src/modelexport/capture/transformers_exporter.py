@@ -20,7 +20,10 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from modelexport.capture.patches import private, usable
 from modelexport.capture.repairs.attention import ATTENTION
+from modelexport.core.collected_messages import collected
 from modelexport.core.replaced_attributes import attribute_set
+from modelexport.core.text import error_line
+from modelexport.errors import UsageError, raised_as
 from modelexport.pytorch.nested_tensors import copied
 from modelexport.pytorch.pretrained import is_pretrained
 
@@ -89,9 +92,10 @@ def export_around_pretrained(
 ) -> Any:
     """Export a module with a model of transformers inside; what ``torch.onnx.export`` gives."""
     from transformers.exporters import exporter_onnx
+    from transformers.exporters.exporter_dynamo import reset_model_state
     from transformers.exporters.utils import apply_fx_node_fixes, apply_patches
 
-    with _prepared(model), apply_patches("onnx"):
+    with reset_model_state(model), apply_patches("onnx"):
         with torch.no_grad(), apply_patches("dynamo"), _attention_of_torch():
             program = torch.export.export(model, copied(args), copied(kwargs), dynamic_shapes=shapes, strict=False)
         apply_fx_node_fixes("onnx", program.graph_module)
@@ -137,10 +141,17 @@ def changed_caches() -> Callable[[object], bool]:
     return is_changed
 
 
-@contextlib.contextmanager
-def _prepared(model: nn.Module) -> Iterator[None]:
-    from transformers.exporters.exporter_dynamo import reset_model_state
+def apply_fusions(model: ir.Model, provider: str) -> None:
+    """Fuse nodes of any graph into operators of ONNX Runtime's own, in place.
 
-    register_caches(model)
-    with reset_model_state(model):
-        yield
+    Args:
+        provider: ``cpu`` or ``cuda``.
+
+    Raises:
+        UsageError: The fusions do not take the graph.
+    """
+    from transformers.exporters.onnxruntime_fusions import fuse_for_onnxruntime
+
+    refused = f"the graph cannot be fused for ort-{provider}"
+    with collected(), raised_as(lambda error: UsageError(f"{refused}: {error_line(error)}; leave out --fuse")):
+        fuse_for_onnxruntime(model, provider)

@@ -112,13 +112,13 @@ class FoldParameters(ir.passes.InPlacePass):
                 value.graph.initializers.pop(value.name or "")
         return True
 
-    def _tensor(self, value: ir.Value) -> ir.TensorProtocol | None:
-        return self._tensors.get(value, value.const_value)
+    def _tensor(self, value: ir.Value | None) -> ir.TensorProtocol | None:
+        return None if value is None else self._tensors.get(value, value.const_value)
 
     def _is_small(self, node: ir.Node) -> bool:
         """Whether no input is large, or the node transposes one that nothing else uses, which adds no bytes."""
-        tensors = [(value, self._tensor(value)) for value in node.inputs if value is not None]
-        large = [value for value, tensor in tensors if tensor is not None and tensor.size > _LARGEST_INPUT]
+        tensors = {value: self._tensor(value) for value in node.inputs if value is not None}
+        large = [value for value, tensor in tensors.items() if tensor is not None and tensor.size > _LARGEST_INPUT]
         alone = node.op_identifier() == ("", "Transpose", "") and all(len(value.consumers()) == 1 for value in large)
         return not large or alone
 
@@ -127,7 +127,7 @@ class FoldParameters(ir.passes.InPlacePass):
         version = since_version(node.op_identifier(), opsets)
         if version is None:
             return None
-        tensors = [None if value is None else self._tensor(value) for value in node.inputs]
+        tensors = [self._tensor(value) for value in node.inputs]
         arrays = [None if tensor is None else tensor.numpy() for tensor in tensors]
         attributes = tensor_attributes(node.attributes)
         try:

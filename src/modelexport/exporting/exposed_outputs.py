@@ -42,17 +42,17 @@ def expose(exported: Exported, selectors: Sequence[str], tags: Tags) -> Exported
 def _returned(exported: Exported, call: ModuleCall) -> Iterator[tuple[str, ir.Value]]:
     """The tensors that a call returns: the name as an output, and the value."""
     graph = exported.model.graph
-    made = [*graph.inputs, *graph.initializers.values(), *(v for n in all_nodes(exported.model) for v in n.outputs)]
-    values = {value.name: value for value in made}
+    results = (value for node in all_nodes(exported.model) for value in node.outputs)
+    values = {value.name: value for value in (*graph.inputs, *graph.initializers.values(), *results)}
     ports = sorted(port for port in exported.values if port.call == call and port.side == "outputs")
-    found = [(port, values[exported.values[port]]) for port in ports if exported.values[port] in values]
-    if call == ROOT or not found or any(value.graph is not graph for _, value in found):
+    returned = [(port, values[exported.values[port]]) for port in ports if exported.values[port] in values]
+    if call == ROOT or not returned or any(value.graph is not graph for _, value in returned):
         why = "returns what the file returns" if call == ROOT else "returns no tensor outside of branches and loops"
         raise UsageError(f"{call} cannot be exposed, since it {why}: leave it out with '!{call}'")
     specs = exported.calls[call].outputs
-    for port, value in found:
+    for port, value in returned:
         name = specs[port.position].name if port.position < len(specs) else str(port.position)
-        yield (call.address if len(found) == 1 else f"{call.address}:{name}"), value
+        yield (call.address if len(returned) == 1 else f"{call.address}:{name}"), value
 
 
 def _copied(graph: ir.Graph, value: ir.Value, call: ModuleCall) -> ir.Value:

@@ -110,21 +110,19 @@ def _pack_projections(attention: ir.Node) -> Iterator[Sequence[ir.Node]]:
     """Compute the projections of one value that an attention reads as one product, and split it."""
     graph = attention.graph
     assert graph is not None
-    found: dict[tuple[object, ...], list[ir.Node]] = defaultdict(list)
+    by_kind: dict[tuple[object, ...], list[ir.Node]] = defaultdict(list)
     for value in attention.inputs[:3]:
         projection = _projection(value)
-        if projection is not None and projection not in found[_kind(projection)]:
-            found[_kind(projection)].append(projection)
-    for siblings in found.values():
+        if projection is not None and projection not in by_kind[_kind(projection)]:
+            by_kind[_kind(projection)].append(projection)
+    for siblings in by_kind.values():
         if len(siblings) < 2:
             continue
         order = {node: index for index, node in enumerate(graph)}
         first = min(siblings, key=order.__getitem__)
-        rows_first = first.attributes.get_int("transB", 0)
-        sizes = [_width(node) for node in siblings]
-        joined = ir.node("Concat", [node.inputs[1] for node in siblings], attributes={"axis": 0 if rows_first else 1})
-        both = [sum(sizes), _inside(first)]
-        joined.outputs[0].shape = ir.Shape(both if rows_first else both[::-1])
+        sizes, inside, axis = [_sizes(node)[0] for node in siblings], _sizes(first)[1], _sizes(first)[2]
+        joined = ir.node("Concat", [node.inputs[1] for node in siblings], attributes={"axis": axis})
+        joined.outputs[0].shape = ir.Shape([inside, sum(sizes)] if axis else [sum(sizes), inside])
         joined.outputs[0].type = first.outputs[0].type
         product = ir.node(
             first.op_type, [first.inputs[0], joined.outputs[0]], attributes=dict(first.attributes), domain=first.domain
@@ -162,25 +160,18 @@ def _projection(value: ir.Value | None) -> ir.Node | None:
 
 def _kind(node: ir.Node) -> tuple[object, ...]:
     """What products have in common that can be computed as one."""
-    attributes = sorted((name, str(one.value)) for name, one in node.attributes.items())
+    attributes = sorted((name, str(attribute.value)) for name, attribute in node.attributes.items())
     weight = node.inputs[1]
-    return node.inputs[0], node.op_identifier(), str(attributes), _inside(node), weight and weight.dtype
+    return node.inputs[0], node.op_identifier(), str(attributes), _sizes(node)[1], weight and weight.dtype
 
 
-def _inside(node: ir.Node) -> int:
-    """The length of the axis that a product sums over."""
-    return _weight_sizes(node)[1 if node.attributes.get_int("transB", 0) else 0]
-
-
-def _width(node: ir.Node) -> int:
-    return _weight_sizes(node)[0 if node.attributes.get_int("transB", 0) else 1]
-
-
-def _weight_sizes(node: ir.Node) -> tuple[int, ...]:
-    weight = node.inputs[1]
+def _sizes(product: ir.Node) -> tuple[int, int, int]:
+    """The columns that a product gives, how many numbers it sums for each, and the axis of the weight that it gives."""
+    weight = product.inputs[1]
     assert weight is not None
     assert weight.shape is not None
-    return weight.shape.numpy()
+    axis = 0 if product.attributes.get_int("transB", 0) else 1
+    return weight.shape.numpy()[axis], weight.shape.numpy()[1 - axis], axis
 
 
 def _attend_to_written(attentions: Sequence[ir.Node]) -> None:
@@ -212,10 +203,7 @@ def _written(last: ir.Value, before: ir.Node) -> tuple[ir.Value, ir.Value]:
     graph = before.graph
     assert graph is not None
     largest = ir.node("ReduceMax", [last], attributes={"keepdims": 0})
-    one = ir.Value(name=f"{last.name}_one", const_value=ir.tensor(np.array(1, dtype=np.int32), name=f"{last.name}_one"))
-    one.shape, one.type = ir.Shape([]), ir.TensorType(ir.DataType.INT32)
-    graph.register_initializer(one)
-    count = ir.node("Add", [largest.outputs[0], one])
+    count = ir.node("Add", [largest.outputs[0], _constant(graph, f"{last.name}_one", np.array(1, dtype=np.int32))])
     wide = ir.node("Cast", [count.outputs[0]], attributes={"to": ir.DataType.INT64.value})
     row = ir.node("Reshape", [wide.outputs[0], _constant(graph, f"{last.name}_row", [1])])
     graph.insert_before(before, [largest, count, wide, row])
@@ -242,12 +230,12 @@ def _take_lengths_from_mask(model: ir.Model) -> None:
     lengths = [node for node in readers if _axis_read(node) == _PAST_AXIS]
     if not lengths or any(_axis_read(node) not in (0, _PAST_AXIS) for node in readers):
         return
-    found = _total_and_new(graph, str((_dims(caches[0]) or ())[_PAST_AXIS]))
-    if found is None:
+    counted = _total_and_new(graph, str((_dims(caches[0]) or ())[_PAST_AXIS]))
+    if counted is None:
         return
     sizes = [
         ir.node("Shape", [value], attributes={"start": axis, "end": axis + 1}, name=f"size_of_{value.name}")
-        for value, axis in found
+        for value, axis in counted
     ]
     difference = ir.node("Sub", [node.outputs[0] for node in sizes])
     for node in (*sizes, difference):
@@ -297,20 +285,17 @@ def _dims(value: ir.Value) -> tuple[int | str, ...] | None:
 
 def _merged(reshape: ir.Node) -> tuple[int | str, ...] | None:
     """The sizes of a merge of heads, if they are known: its own, or those that its constant target gives."""
-    own = _dims(reshape.outputs[0])
-    if own is not None:
-        return own
+    declared = _dims(reshape.outputs[0])
+    if declared is not None:
+        return declared
     target, value = reshape.inputs[1], reshape.inputs[0]
     dims = _dims(value) if value is not None else None
     if target is None or target.const_value is None or dims is None or len(dims) != _HEAD_AXES:
         return None
-    if (
-        target.const_value.numpy().tolist() != [0, 0, -1]
-        or not isinstance(dims[2], int)
-        or not isinstance(dims[3], int)
-    ):
+    rows, tokens, heads, width = dims
+    if target.const_value.numpy().tolist() != [0, 0, -1] or not isinstance(heads, int) or not isinstance(width, int):
         return None
-    return dims[0], dims[1], dims[2] * dims[3]
+    return rows, tokens, heads * width
 
 
 _HEAD_AXES = 4
@@ -324,8 +309,10 @@ def _take_place(old: ir.Value, new: ir.Value, *, named: bool = True) -> None:
         old.name, new.name = None, name
 
 
-def _constant(graph: ir.Graph, name: str, numbers: Sequence[int]) -> ir.Value:
-    value = ir.Value(name=name, const_value=ir.tensor(np.array(numbers, dtype=np.int64), name=name))
-    value.shape, value.type = ir.Shape([len(numbers)]), ir.TensorType(ir.DataType.INT64)
+def _constant(graph: ir.Graph, name: str, numbers: Sequence[int] | np.ndarray) -> ir.Value:
+    """A new initializer; a list is one of int64."""
+    tensor = ir.tensor(numbers if isinstance(numbers, np.ndarray) else np.array(numbers, dtype=np.int64), name=name)
+    value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype))
+    value.shape = ir.Shape(tensor.shape.numpy())
     graph.register_initializer(value)
     return value

@@ -156,8 +156,8 @@ def _kept(names: Sequence[str], patterns: Sequence[str]) -> list[int]:
 def _symbols(exported: Exported, axes: Mapping[tuple[str, int], str]) -> dict[str, str]:
     """The symbols of the capture to the requested names."""
     inputs = {value.name or "": value for value in exported.model.graph.inputs}
-    found: dict[str, str] = {}
-    asked: dict[str, str] = {}
+    symbols: dict[str, str] = {}
+    first: dict[str, str] = {}
     _check_text(axes.values())
     for (name, axis), symbol in axes.items():
         if name not in inputs:
@@ -171,12 +171,11 @@ def _symbols(exported: Exported, axes: Mapping[tuple[str, int], str]) -> dict[st
                 f"axis {axis} of {name} cannot be dynamic as {symbol}: {_what_fixes(exported, name, axis, size)}; "
                 f"give an example in which it is larger, or do not name this axis"
             )
-        if found.setdefault(size, symbol) != symbol:
-            raise UsageError(
-                f"axis {axis} of {name} cannot be {symbol}: it always has the same size as {asked[size]}, {found[size]}"
-            )
-        asked.setdefault(size, f"axis {axis} of {name}")
-    return {size: symbol for size, symbol in found.items() if SYMBOL.fullmatch(size)}
+        if symbols.setdefault(size, symbol) != symbol:
+            same = f"{first[size]}, {symbols[size]}"
+            raise UsageError(f"axis {axis} of {name} cannot be {symbol}: it always has the same size as {same}")
+        first.setdefault(size, f"axis {axis} of {name}")
+    return {size: symbol for size, symbol in symbols.items() if SYMBOL.fullmatch(size)}
 
 
 def _what_fixes(exported: Exported, name: str, axis: int, size: int | None) -> str:

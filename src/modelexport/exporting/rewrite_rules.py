@@ -71,10 +71,9 @@ def exact_constants(rules: Iterable[RewriteRule]) -> Iterator[None]:
             value._rel_tol, value._abs_tol = relative, absolute
 
 
-def root_operator(rule: RewriteRule) -> ir.OperatorIdentifier | None:
-    """The operator that a rule's pattern ends in; ``None`` for a pattern that matches any operator."""
-    identifier: ir.OperatorIdentifier | None = rule._target_pattern.output_nodes[0].op_identifier()
-    return identifier
+def root_operator(rule: RewriteRule) -> Any:
+    """The identifier of the operator that a rule's pattern ends in; ``None`` if that may be any operator."""
+    return rule._target_pattern.output_nodes[0].op_identifier()
 
 
 class RewritePass(ir.passes.InPlacePass):
@@ -96,7 +95,7 @@ class RewritePass(ir.passes.InPlacePass):
 
 
 class _Dispatch:
-    """Combines many rules in one; after a rewrite its name and flags are those of the rule that matched."""
+    """Combines many rules in one."""
 
     def __init__(self, rules: Sequence[RewriteRule], keep: frozenset[str]) -> None:
         self._rules = rules
@@ -148,18 +147,9 @@ class _Dispatch:
             if rule.graph_post_visitor:
                 rule.graph_post_visitor()
 
-    @property
-    def name(self) -> str | None:
-        name: str | None = self._applied.name
-        return name
-
-    @property
-    def remove_nodes(self) -> bool:
-        return bool(self._applied.remove_nodes)
-
-    @property
-    def as_function(self) -> bool:
-        return bool(self._applied.as_function)
+    def __getattr__(self, name: str) -> Any:
+        """The name and the flags of the rule that was applied last."""
+        return getattr(self._applied, name)
 
 
 class _Part:

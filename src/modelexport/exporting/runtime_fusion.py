@@ -12,7 +12,7 @@ import msgspec
 import onnx
 import onnx_ir as ir
 
-from modelexport.capture.transformers_fusions import apply_fusions
+from modelexport.capture.transformers_exporter import apply_fusions
 from modelexport.core.calls import CallTree, ModuleCall, Port
 from modelexport.core.module_tree import ModuleTree
 from modelexport.exporting.fused_decoders import ATTENTION, CONTRIBUTED, is_attention, tidy_fused
@@ -80,7 +80,7 @@ def fuse_graph(model: ir.Model, target: FuseFor, *, row: str | None = None) -> M
     apply_fusions(model, target.removeprefix("ort-"))
     if row is not None:
         replace_symbol(model, "1", row)
-    rotated = [found for node in list(all_nodes(model)) if (found := _rotate_before_attention(node, before))]
+    rotated = [keys for node in list(all_nodes(model)) if (keys := _rotate_before_attention(node, before))]
     packed = tidy_fused(model)
     model.opset_imports.update({node.domain: 1 for node in all_nodes(model) if node.domain == CONTRIBUTED})
     fill_types(model)
@@ -111,7 +111,6 @@ def _rotate_before_attention(node: ir.Node, before: SourceGraph) -> ir.Value | N
     if positions is None or query is None or key is None or (query.shape is not None and query.shape[0] == 1):
         return None
     cos, sin = node.inputs[_COS : _COS + 2]
-    outputs = []
     for index, value, heads in ((0, query, "num_heads"), (1, key, "kv_num_heads")):
         rotation = ir.node(
             "RotaryEmbedding",
@@ -122,23 +121,19 @@ def _rotate_before_attention(node: ir.Node, before: SourceGraph) -> ir.Value | N
             },
             domain=CONTRIBUTED,
         )
-        outputs.append(rotation.outputs[0])
-        outputs[-1].shape, outputs[-1].type = value.shape, value.type
+        rotated = rotation.outputs[0]
+        rotated.shape, rotated.type = value.shape, value.type
         assert node.graph is not None
         node.graph.insert_before(node, rotation)
-        node.replace_input_with(index, outputs[-1])
+        node.replace_input_with(index, rotated)
     for index in (_COS, _COS + 1, _POSITIONS):
         node.replace_input_with(index, None)
     for name in ("do_rotary", "rotary_interleaved"):
         node.attributes.pop(name, None)
-    outputs[1].name = _rotated_keys(node, before)
-    return outputs[1] if outputs[1].name else None
-
-
-def _rotated_keys(attention: ir.Node, before: SourceGraph) -> str | None:
-    """The value that the graph appended to the cache that an attention updates now."""
-    update = before.producer.get(attention.outputs[1].name or "")
-    return None if update is None or len(before.nodes[update].inputs) < 2 else before.nodes[update].inputs[1]
+    # The value that the graph appended to the cache that the attention updates now.
+    update = before.producer.get(node.outputs[1].name or "")
+    rotated.name = None if update is None or len(before.nodes[update].inputs) < 2 else before.nodes[update].inputs[1]
+    return rotated if rotated.name else None
 
 
 def describe_fusion(
@@ -199,17 +194,11 @@ def _unfused(model: ir.Model) -> Iterator[tuple[str, str]]:
     """The calls whose attention is not GroupQueryAttention, and the reason as far as the graph shows it."""
     for node in all_nodes(model):
         owner = owner_of(node)
-        if owner is not None and (_is_other_attention(node) or _weighs_values(node)):
+        is_other = node.domain == CONTRIBUTED and node.op_type in _OTHER_ATTENTIONS
+        uses = node.outputs[0].uses() if node.op_type == "Softmax" else ()
+        weighs_values = any(user.op_type in ("MatMul", "FusedMatMul") and index == 0 for user, index in uses)
+        if owner is not None and (is_other or weighs_values):
             yield owner.call.address, _reason(model)
-
-
-def _is_other_attention(node: ir.Node) -> bool:
-    return node.domain == CONTRIBUTED and node.op_type in _OTHER_ATTENTIONS
-
-
-def _weighs_values(node: ir.Node) -> bool:
-    uses = node.outputs[0].uses() if node.op_type == "Softmax" else ()
-    return any(user.op_type in ("MatMul", "FusedMatMul") and index == 0 for user, index in uses)
 
 
 def _reason(model: ir.Model) -> str:

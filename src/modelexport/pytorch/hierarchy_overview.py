@@ -100,15 +100,14 @@ def static_calls(tree: ModuleTree, apart: Collection[str]) -> CallTree:
     """
     calls: dict[str, TracedCall] = {}
     for module in tree:
-        holder = module.parent
-        while holder is not None and holder in apart and holder:
-            holder = tree[holder].parent
-        if module.parent is None or module.path not in apart:
-            parent = None if holder is None else calls[holder]
-            depth = 0 if parent is None else parent.depth + 1
-            calls[module.path] = TracedCall(
-                ModuleCall(module.path), None if parent is None else parent.call, depth, None, None
-            )
+        caller = module.parent
+        while caller is not None and caller in apart and caller:
+            caller = tree[caller].parent
+        if caller is None:
+            calls[module.path] = TracedCall(ModuleCall(module.path), None, 0, None, None)
+        elif module.path not in apart:
+            parent = calls[caller]
+            calls[module.path] = TracedCall(ModuleCall(module.path), parent.call, parent.depth + 1, None, None)
     return CallTree(tuple(calls.values()))
 
 

@@ -24,22 +24,23 @@ class _Clock:
     def __init__(self) -> None:
         self.own: dict[ModuleCall, int] = {}
         self._counts: Counter[str] = Counter()
-        self._running: list[tuple[ModuleCall, int, int]] = []
-        """Each running call, when it began, and the time of the calls inside it so far."""
+        self._began: list[int] = []
+        self._inside = [0]
+        """The time of the calls inside each running call so far, and of those around which none runs."""
 
     def hooks(self, path: str) -> tuple[Callable[..., None], Callable[..., None]]:
+        calls: list[ModuleCall] = []
+
         def enter(module: nn.Module, args: object) -> None:
-            call = ModuleCall(path, self._counts[path])
+            calls.append(ModuleCall(path, self._counts[path]))
             self._counts[path] += 1
-            self._running.append((call, time.perf_counter_ns(), 0))
+            self._inside.append(0)
+            self._began.append(time.perf_counter_ns())
 
         def leave(module: nn.Module, args: object, output: object) -> None:
-            ended = time.perf_counter_ns()
-            call, began, inside = self._running.pop()
-            self.own[call] = ended - began - inside
-            if self._running:
-                above, above_began, above_inside = self._running[-1]
-                self._running[-1] = (above, above_began, above_inside + ended - began)
+            taken = time.perf_counter_ns() - self._began.pop()
+            self.own[calls.pop()] = taken - self._inside.pop()
+            self._inside[-1] += taken
 
         return enter, leave
 

@@ -126,8 +126,8 @@ def as_exported(model: nn.Module, *, but: str = "") -> Iterator[None]:
         if but != "mask":
             stack.enter_context(masks_kept())
         if but != "fused":
-            # In evaluation mode ``nn.MultiheadAttention`` and ``nn.TransformerEncoder`` have a fused operator, which works
-            # on nested tensors where a mask hides padding.
+            # ``nn.MultiheadAttention`` and ``nn.TransformerEncoder`` have a fused operator for evaluation; where a mask
+            # hides padding it works on nested tensors.
             stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
             torch.backends.mha.set_fastpath_enabled(False)
         if but != "autocast" and not has_narrow_weights(model):

@@ -40,12 +40,12 @@ def load_from_factory(spec: str) -> LoadedModel:
             raise ModelLoadError(f"{place} has no {attribute}: {hint}") from error
         if not callable(factory):
             raise ModelLoadError(f"{spec} is {_article(factory)}, not a callable: name one that returns the module")
-        own = file or Path(getattr(module, "__file__", None) or place)
-        made = factory if isinstance(factory, torch.nn.Module) else _run(factory, f"{spec} failed", own)
-    model, given = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-    inputs = arguments_of(given)
+        source = file or Path(getattr(module, "__file__", None) or place)
+        returned = factory if isinstance(factory, torch.nn.Module) else _run(factory, f"{spec} failed", source)
+    model, example = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
+    inputs = arguments_of(example)
     if not isinstance(model, torch.nn.Module):
-        raise ModelLoadError(f"{spec} returned {_article(made)}: return the torch.nn.Module, or it and its inputs")
+        raise ModelLoadError(f"{spec} returned {_article(returned)}: return the torch.nn.Module, or it and its inputs")
     if inputs is not None and not isinstance(inputs, dict | tuple):
         raise ModelLoadError(
             f"{spec} returned {_article(inputs)} as inputs: return a dict of keyword arguments or a tuple of arguments"
@@ -62,16 +62,14 @@ def _run(call: Callable[[], Any], failed: str, file: Path | None) -> Any:
     try:
         return call()
     except (Exception, SystemExit) as error:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in (__file__, "<string>")]
-        frames = [f for f in frames if not f.filename.startswith("<frozen") and f.filename != importlib.__file__]
-        own = [frame for frame in frames if Path(frame.filename) == file] or frames
-        where = ""
+        not_of_user = (__file__, importlib.__file__, "<string>", "<frozen")
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(not_of_user)]
+        places = [(f.filename, f.lineno) for f in [f for f in frames if Path(f.filename) == file] or frames]
+        reason = error
         if isinstance(error, SyntaxError) and error.filename:
-            where = f" ({Path(error.filename).name}, line {error.lineno})"
-        elif own:
-            where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})"
-        reason = error_line(SyntaxError(error.msg)) if isinstance(error, SyntaxError) else error_line(error)
-        raise ModelLoadError(f"{failed}: {reason}{where}") from error
+            places, reason = [(error.filename, error.lineno)], SyntaxError(error.msg)
+        where = f" ({Path(places[-1][0]).name}, line {places[-1][1]})" if places else ""
+        raise ModelLoadError(f"{failed}: {error_line(reason)}{where}") from error
 
 
 @contextmanager

@@ -42,9 +42,7 @@ def load_hugging_face(
         settings = _packing(spec, config)
         files = None if weights == "memory" and settings is None else _checkpoint(spec, directory, local_only)
         if files is None and (weights == "files" or settings is not None):
-            what = (
-                "packed weights can only be read" if settings is not None else "weights can only be linked or streamed"
-            )
+            what = "weights can only be linked or streamed" if settings is None else "packed weights can only be read"
             raise ModelLoadError(f"{spec} has no safetensors files: {what} from those")
         if files is not None:
             stay = weights == "files" or (weights == "auto" and sum(file.size for file in files) > LARGE)

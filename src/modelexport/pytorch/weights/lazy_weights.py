@@ -132,24 +132,16 @@ def _unpack_later(state_dict: dict[str, torch.Tensor], layer: str, scheme: Schem
 
 def _keep_packed(model: nn.Module) -> None:
     """Exchange each linear layer whose weight would be computed from packed tensors for one that has these."""
-    made: dict[nn.Module, QuantizedLinear] = {}
+    layers: dict[nn.Module, QuantizedLinear] = {}
     for path, module in list(model.named_modules(remove_duplicate=False)):
-        weight: Any = dict(module.named_parameters(recurse=False)).get("weight")
-        while isinstance(weight, _Recorded) and weight.origin[0] is torch.Tensor.to:
-            moved: Any = weight.origin[1]
-            weight = moved[0]
-        if (
-            not isinstance(weight, _Recorded)
-            or weight.origin[0] is not dequantized
-            or not path
-            or not is_linear(module)
-        ):
-            continue
-        if module not in made:
-            found: Any = weight.origin[1]
-            scheme, tensors = found[0], found[1]
-            made[module] = QuantizedLinear(scheme, dict(zip(scheme.roles, tensors, strict=True)), module.bias)
-        model.set_submodule(path, made[module])
+        origin: Any = getattr(dict(module.named_parameters(recurse=False)).get("weight"), "origin", (None,))
+        while origin[0] is torch.Tensor.to:
+            origin = origin[1][0].origin
+        if origin[0] is dequantized and path and is_linear(module):
+            if module not in layers:
+                scheme, tensors, _ = origin[1]
+                layers[module] = QuantizedLinear(scheme, dict(zip(scheme.roles, tensors, strict=True)), module.bias)
+            model.set_submodule(path, layers[module])
 
 
 def fill_weights(model: nn.Module, weights: Weights) -> None:

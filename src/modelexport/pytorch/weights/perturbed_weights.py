@@ -6,7 +6,6 @@ import zlib
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from math import sqrt
-from typing import Any
 
 import torch
 from torch import nn
@@ -22,22 +21,27 @@ def entries_of(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def indistinct(model: nn.Module, keys: Collection[str]) -> set[str]:
     """The entries that are constant or nearly zero, or have the values of another that they are not tied to."""
-    found: set[str] = set()
+    equal_or_constant: set[str] = set()
     seen: dict[tuple[int, int], list[tuple[str, torch.Tensor]]] = defaultdict(list)
     for key, tensor in entries_of(model).items():
         data = tensor.detach()
         if key not in keys or data.numel() < 2 or data.is_meta:
             continue
-        part = _sample(data)
-        if _is_small(data) or _is_constant(data, part):
-            found.add(key)
+        flat = data.reshape(-1)
+        some = flat[:: max(flat.numel() // _SAMPLE, 1)].float().cpu().numpy()  # of all parts of the tensor
+        if _is_small(data) or ((some == some[0]).all() and bool((flat == flat[0]).all())):
+            equal_or_constant.add(key)
             continue
-        alike = seen[data.numel(), zlib.crc32(part.tobytes())]
+        alike = seen[data.numel(), zlib.crc32(some.tobytes())]
         for other, its in alike:
-            if its.data_ptr() != data.data_ptr() and torch.equal(its.reshape(-1), data.reshape(-1)):
-                found |= {key, other}
-        alike.append((key, data))
-    return found
+            if its.data_ptr() != data.data_ptr() and torch.equal(its, flat):
+                equal_or_constant |= {key, other}
+        alike.append((key, flat))
+    return equal_or_constant
+
+
+_SAMPLE = 1024
+"""The number of elements by which tensors are compared first."""
 
 
 def _size(data: torch.Tensor) -> float:
@@ -52,19 +56,6 @@ def _is_small(data: torch.Tensor) -> bool:
     return _size(part) * sqrt(part.numel() / data.numel()) < _SMALL and _size(data) < _SMALL
 
 
-def _is_constant(data: torch.Tensor, part: Any) -> bool:
-    return bool((part == part[0]).all()) and bool((data == data.reshape(-1)[0]).all())
-
-
-def _sample(data: torch.Tensor) -> Any:
-    """Some elements, of all parts of a tensor."""
-    flat = data.reshape(-1)
-    return flat[:: max(flat.numel() // _SAMPLE, 1)].float().cpu().numpy()
-
-
-_SAMPLE = 1024
-
-
 def perturbed(model: nn.Module, keys: Collection[str]) -> Mapping[str, torch.Tensor]:
     """Changed values for some entries of a model: a fifth off, with the same signs, zeros a little above or below.
 
@@ -72,24 +63,22 @@ def perturbed(model: nn.Module, keys: Collection[str]) -> Mapping[str, torch.Ten
         Every name of these entries to its new tensor; the names of a tied parameter to the same one.
     """
     generator = torch.Generator().manual_seed(12)
-    made: dict[int, torch.Tensor] = {}
-    found: dict[str, torch.Tensor] = {}
+    by_memory: dict[int, torch.Tensor] = {}
     tensors = {key: tensor for key, tensor in entries_of(model).items() if tensor.is_floating_point()}
     chosen = {(tensor.data_ptr(), tensor.shape) for key, tensor in tensors.items() if key in keys}
-    for key, tensor in tensors.items():
-        if (tensor.data_ptr(), tensor.shape) not in chosen:
+    tensors = {key: tensor for key, tensor in tensors.items() if (tensor.data_ptr(), tensor.shape) in chosen}
+    for tensor in tensors.values():
+        if tensor.data_ptr() in by_memory:
             continue
-        if tensor.data_ptr() not in made:
-            data = tensor.detach().float().cpu()
-            noise = torch.randn(min(data.numel(), _PERIOD), generator=generator)
-            other = _repeated(torch.exp(0.2 * noise.clamp(-2, 2)), data.shape).mul_(data)
-            if _size(data) < _SMALL:
-                other.add_(_repeated(noise, data.shape), alpha=0.05)
-            elif int(torch.count_nonzero(data)) < data.numel():
-                other = torch.where(data == 0, 0.05 * _repeated(noise, data.shape), other)
-            made[tensor.data_ptr()] = other.to(tensor.dtype).to(tensor.device)
-        found[key] = made[tensor.data_ptr()]
-    return found
+        data = tensor.detach().float().cpu()
+        noise = torch.randn(min(data.numel(), _PERIOD), generator=generator)
+        other = _repeated(torch.exp(0.2 * noise.clamp(-2, 2)), data.shape).mul_(data)
+        if _size(data) < _SMALL:
+            other.add_(_repeated(noise, data.shape), alpha=0.05)
+        elif int(torch.count_nonzero(data)) < data.numel():
+            other = torch.where(data == 0, 0.05 * _repeated(noise, data.shape), other)
+        by_memory[tensor.data_ptr()] = other.to(tensor.dtype).to(tensor.device)
+    return {key: by_memory[tensor.data_ptr()] for key, tensor in tensors.items()}
 
 
 _PERIOD = 65_537
@@ -97,7 +86,5 @@ _PERIOD = 65_537
 
 
 def _repeated(noise: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    count = shape.numel()
-    if not count:
-        return torch.empty(shape)
-    return noise.repeat(-(-count // noise.numel()))[:count].reshape(shape)
+    times = -(-shape.numel() // max(noise.numel(), 1))
+    return noise.repeat(times)[: shape.numel()].reshape(shape)
