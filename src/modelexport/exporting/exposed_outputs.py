@@ -9,11 +9,10 @@ import onnx_ir as ir
 
 from modelexport.capture.exported_graph import Exported
 from modelexport.core.calls import ROOT, ModuleCall
-from modelexport.core.owners import Evidence, Owner
 from modelexport.core.selectors import select_calls
 from modelexport.core.tags import Tags
 from modelexport.errors import UsageError
-from modelexport.graph.node_owners import set_owner
+from modelexport.exporting.graph_passes import copied_value
 from modelexport.graph.nodes import all_nodes
 
 
@@ -29,12 +28,15 @@ def expose(exported: Exported, selectors: Sequence[str], tags: Tags) -> Exported
     if not selectors:
         return exported
     names = {traced.call: tags.tag(traced.call) for traced in exported.calls}
-    outputs = exported.model.graph.outputs
+    graph = exported.model.graph
     exposed = []
     for call in select_calls(selectors, exported.calls, names).calls:
         for name, value in _returned(exported, call):
+            # A value is an output once, and an input or a weight never.
             is_free = value.producer() is not None and not value.is_graph_output()
-            outputs.append(value if is_free else _copied(exported.model.graph, value, call))
+            outputs.append(
+                value if is_free else copied_value(exported.model.graph, value, call, f"expose_{call.address}")
+            )
             exposed.append(name)
     return dataclasses.replace(exported, output_names=(*exported.output_names, *exposed), exposed=len(exposed))
 
@@ -53,13 +55,3 @@ def _returned(exported: Exported, call: ModuleCall) -> Iterator[tuple[str, ir.Va
     for port, value in returned:
         name = specs[port.position].name if port.position < len(specs) else str(port.position)
         yield (call.address if len(returned) == 1 else f"{call.address}:{name}"), value
-
-
-def _copied(graph: ir.Graph, value: ir.Value, call: ModuleCall) -> ir.Value:
-    """The value behind a node of the call, since a value is an output once, and an input or a weight never."""
-    node = ir.node("Identity", [value], name=f"expose_{call.address}")
-    node.outputs[0].shape, node.outputs[0].type = value.shape, value.type
-    node.outputs[0].name = f"expose_{call.address}"
-    set_owner(node, Owner((call,), Evidence.DERIVED))
-    graph.append(node)
-    return node.outputs[0]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
-from modelexport.core.calls import ROOT
+from modelexport.core.calls import ROOT, ModuleCall
 from modelexport.core.owners import Evidence, Owner
 from modelexport.exporting.constant_folding import FoldConstants, FoldParameters
 from modelexport.exporting.rewrite_rules import RewritePass, default_rules
@@ -81,7 +81,9 @@ def finish(model: ir.Model, output_names: Sequence[str], reserved: Collection[st
     passes.OutputFixPass()(model)
     for given, name in zip(model.graph.inputs, inputs, strict=True):
         given.name = name  # also of one that is given out as it is
-    _compute_outputs(model.graph)
+    for index, output in enumerate(model.graph.outputs):
+        if output.is_initializer():  # which keeps its parameter's name
+            model.graph.outputs[index] = copied_value(model.graph, output, ROOT, f"return_{output.name}")
     for node in all_nodes(model):
         if owner_of(node) is None and node.inputs and (value := node.inputs[0]) is not None:
             producer = value.producer()
@@ -94,12 +96,11 @@ def finish(model: ir.Model, output_names: Sequence[str], reserved: Collection[st
     passes.NameFixPass()(model)
 
 
-def _compute_outputs(graph: ir.Graph) -> None:
-    """Insert a node before each output that is an initializer, since an initializer keeps its parameter's name."""
-    for index, value in enumerate(graph.outputs):
-        if value.is_initializer():
-            node = ir.node("Identity", [value], name=f"return_{value.name}")
-            node.outputs[0].shape, node.outputs[0].type = value.shape, value.type
-            node.meta[OWNER] = Owner((ROOT,), Evidence.DERIVED)
-            graph.append(node)
-            graph.outputs[index] = node.outputs[0]
+def copied_value(graph: ir.Graph, value: ir.Value, call: ModuleCall, name: str) -> ir.Value:
+    """A copy of a value, by a new node of a call at the end of the graph; the node and the copy have the name."""
+    node = ir.node("Identity", [value], name=name)
+    copy = node.outputs[0]
+    copy.name, copy.shape, copy.type = name, value.shape, value.type
+    node.meta[OWNER] = Owner((call,), Evidence.DERIVED)
+    graph.append(node)
+    return copy

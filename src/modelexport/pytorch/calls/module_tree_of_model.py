@@ -34,12 +34,11 @@ def module_tree(model: nn.Module) -> ModuleTree:
     for path, module in _all_paths(model, "", set()):
         if path != paths[module]:
             aliases[module].append(path)
-    total, trainable = _parameter_counts(list(paths))
-
     modules: dict[str, Module] = {}
     for module, path in paths.items():
         above, _, name = path.rpartition(".")
         parent = above if path else None
+        parameters = [parameter for parameter in module.parameters() if not is_lazy(parameter)]
         modules[path] = Module(
             path=path,
             class_name=type(module).__name__,
@@ -49,8 +48,8 @@ def module_tree(model: nn.Module) -> ModuleTree:
             depth=0 if parent is None else modules[parent].depth + 1,
             children=tuple(paths[child] for child in module.children()),
             aliases=tuple(aliases[module]),
-            parameters=total[module],
-            trainable=trainable[module],
+            parameters=sum(parameter.numel() for parameter in parameters),
+            trainable=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
             shapes={
                 key: tuple(tensor.shape)
                 for key, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
@@ -92,29 +91,3 @@ def _all_paths(module: nn.Module, path: str, above: set[nn.Module]) -> Iterator[
     for name, child in module._modules.items():
         if child is not None and child is not module and child not in above:
             yield from _all_paths(child, f"{path}.{name}" if path else name, above | {module})
-
-
-def _parameter_counts(modules: list[nn.Module]) -> tuple[dict[nn.Module, int], dict[nn.Module, int]]:
-    """Elements of all parameters, and of the trainable ones, in each module and its descendants."""
-    parents: dict[nn.Module, list[nn.Module]] = {module: [] for module in modules}
-    enclosing: dict[nn.Parameter, list[nn.Module]] = {}
-    for module in modules:
-        for child in module.children():
-            parents[child].append(module)
-        for parameter in module.parameters(recurse=False):
-            enclosing.setdefault(parameter, []).append(module)
-
-    total = dict.fromkeys(modules, 0)
-    trainable = dict.fromkeys(modules, 0)
-    for parameter, direct in enclosing.items():
-        if is_lazy(parameter):
-            continue
-        # Each module from which the parameter can be reached counts it once, even if there are several paths to it.
-        reached, newest = set(direct), direct
-        while newest:
-            newest = [parent for module in newest for parent in parents[module] if parent not in reached]
-            reached.update(newest)
-        for module in reached:
-            total[module] += parameter.numel()
-            trainable[module] += parameter.numel() if parameter.requires_grad else 0
-    return total, trainable
