@@ -34,9 +34,7 @@ def expose(exported: Exported, selectors: Sequence[str], tags: Tags) -> Exported
         for name, value in _returned(exported, call):
             # A value is an output once, and an input or a weight never.
             is_free = value.producer() is not None and not value.is_graph_output()
-            outputs.append(
-                value if is_free else copied_value(exported.model.graph, value, call, f"expose_{call.address}")
-            )
+            graph.outputs.append(value if is_free else copied_value(graph, value, call, f"expose_{call.address}"))
             exposed.append(name)
     return dataclasses.replace(exported, output_names=(*exported.output_names, *exposed), exposed=len(exposed))
 

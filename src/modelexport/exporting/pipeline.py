@@ -17,7 +17,7 @@ from modelexport.core.one_at_a_time import exclusive
 from modelexport.core.timed_stages import Stages
 from modelexport.exporting import steps
 from modelexport.exporting.axis_names import captured_symbols, name_axes
-from modelexport.exporting.export_checks import run_checks
+from modelexport.exporting.export_checks import ExportChecks
 from modelexport.exporting.export_result import ExportResult
 from modelexport.exporting.exposed_outputs import expose
 from modelexport.exporting.fixed_axes import FixedAxesError, FixedAxis
@@ -135,7 +135,7 @@ class _Job:
             staged = replacement.folder(self.path.parent) / self.path.name
             written = _Written(self, exported, before, tagged, attempts, staged)
             written.write(stated_unchecked(exported))
-            check, verified, sizes = run_checks(
+            checks = ExportChecks(
                 model,
                 inputs,
                 staged,
@@ -144,11 +144,11 @@ class _Job:
                 written.weights,
                 options,
                 stages,
-                exported=exported,
-                restate=written.write,
-                must_pass=not keep_anyway,
-                asks_for_values=exported.answered or any(one.asks_for_values for one in attempts),
+                exported,
+                written.write,
+                exported.answered or any(attempt.asks_for_values for attempt in attempts),
             )
+            check, verified, sizes = checks.run(must_pass=not keep_anyway)
             described, functions, weights = written.described, written.functions, written.weights
             hierarchy = described.hierarchy
             if not options.tags.documents:
