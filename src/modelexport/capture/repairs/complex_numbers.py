@@ -7,7 +7,7 @@ and imaginary parts of the others' results.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -25,52 +25,76 @@ def complex_decompositions(present: Mapping[Any, Callable[..., Any]]) -> Decompo
         present: The decompositions that are made of every tensor, which come before these.
     """
     by_parts_of = private("complex operators")
-    translations = [one for known in private("registry")().functions.values() for one in known]
-    translated = {one.fx_target for one in translations if one.is_complex}
-    operators = {*_overloads(by_parts_of), *(one.fx_target for one in translations)}
+    translations = [known for overloads in private("registry")().functions.values() for known in overloads]
+    translated = {known.fx_target for known in translations if known.is_complex}
     defaults = dict(torch.export.default_decompositions().items())
-    made: Decompositions = {}
-    for operator in operators:
+    decompositions: Decompositions = {}
+
+    def add(operator: Any, applies: Callable[[list[Any]], bool], function: Callable[..., Any]) -> None:
+        otherwise = decompositions.get(operator, present.get(operator))
+        decompositions[operator] = _where(applies, function, otherwise)
+
+    for operator in {*_overloads(by_parts_of), *(known.fx_target for known in translations)}:
         if not isinstance(operator, OpOverload) or schema_of(operator).is_mutable:
             continue
-        if not _takes_tensors(operator):
+        if not any("Tensor" in str(argument.type) for argument in schema_of(operator).arguments):
             if _makes_tensors(operator):
-                made[operator] = _where(_is_complex, _made_in_parts(operator), present.get(operator))
+                add(operator, _has_complex, _made_in_parts(operator))
             continue
         if operator.overloadpacket in _BETWEEN:
             continue
         by_parts = by_parts_of.get(operator, by_parts_of.get(operator.overloadpacket))
         if operator in translated:  # but not with a complex number of Python
             if by_parts is not None:
-                made[operator] = _where(_is_complex_number, _in_parts(by_parts), present.get(operator))
+                add(operator, _has_complex_numbers, _in_parts(by_parts))
             if torch.Tag.pointwise in operator.tags:
-                made[operator] = _promoting(operator, made.get(operator, present.get(operator)))
+                add(operator, _has_several_types, functools.partial(_of_one_type, operator))
             continue
         whole = defaults.get(operator, private("definitions").get(operator))
         if by_parts is not None and (whole is None or operator.overloadpacket not in _BY_DEFINITION):
-            made[operator] = _where(_is_complex, _in_parts(by_parts), present.get(operator))
+            add(operator, _has_complex, _in_parts(by_parts))
         elif operator not in present and whole is not None:
-            made[operator] = _where(_is_complex, whole, None)
-    convert = torch.ops.prims.convert_element_type.default
-    made[convert] = _where(_is_complex, _converted, present.get(convert))
-    return made
+            add(operator, _has_complex, whole)
+    add(torch.ops.prims.convert_element_type.default, _has_complex, _converted)
+    return decompositions
 
 
-def _promoting(operator: Any, otherwise: Callable[..., Any] | None) -> Callable[..., Any]:
-    """The operator with its arguments converted to one type, where some are complex and have different ones.
-
-    ``torch.onnx`` inserts such conversions itself, and does not translate them.
-    """
+def _where(
+    applies: Callable[[list[Any]], bool], function: Callable[..., Any], otherwise: Callable[..., Any] | None
+) -> Callable[..., Any]:
+    """The function where its condition applies to the arguments; elsewhere the other one, or the operator as it is."""
 
     def decompose(*args: Any, **kwargs: Any) -> Any:
-        numbers = tensor_leaves(args)
-        if any(one.is_complex() for one in numbers) and len({one.dtype for one in numbers}) > 1:
-            dtype = functools.reduce(torch.promote_types, (one.dtype for one in numbers))
-            args = tree_map(lambda one: _converted(one, dtype) if isinstance(one, torch.Tensor) else one, args)
-            return operator(*args, **kwargs)
+        if applies(tree_leaves((args, kwargs))):
+            return function(*args, **kwargs)
         return NotImplemented if otherwise is None else otherwise(*args, **kwargs)
 
     return decompose
+
+
+def _has_complex_numbers(arguments: list[Any]) -> bool:
+    return any(isinstance(argument, complex) for argument in arguments)
+
+
+def _has_complex(arguments: list[Any]) -> bool:
+    tensors_and_types = [one for one in arguments if isinstance(one, torch.Tensor | torch.dtype)]
+    dtypes = [one if isinstance(one, torch.dtype) else one.dtype for one in tensors_and_types]
+    return _has_complex_numbers(arguments) or any(dtype.is_complex for dtype in dtypes)
+
+
+def _has_several_types(arguments: list[Any]) -> bool:
+    dtypes = {tensor.dtype for tensor in tensor_leaves(arguments)}
+    return len(dtypes) > 1 and any(dtype.is_complex for dtype in dtypes)
+
+
+def _of_one_type(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    """The operator with its arguments converted to one type.
+
+    ``torch.onnx`` inserts such conversions itself, and does not translate them.
+    """
+    dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensor_leaves(args)))
+    args = tree_map(lambda part: _converted(part, dtype) if isinstance(part, torch.Tensor) else part, args)
+    return operator(*args, **kwargs)
 
 
 def _converted(x: Any, dtype: torch.dtype) -> Any:
@@ -84,18 +108,10 @@ def _converted(x: Any, dtype: torch.dtype) -> Any:
     return torch.complex(pairs.select(-1, 0), pairs.select(-1, 1))
 
 
-def _overloads(operators: Mapping[Any, Any]) -> set[Any]:
-    found: set[Any] = set()
-    for operator in operators:
-        if isinstance(operator, OpOverload):
-            found.add(operator)
-        else:
-            found.update(getattr(operator, name) for name in operator.overloads())
-    return found
-
-
-def _takes_tensors(operator: Any) -> bool:
-    return any("Tensor" in str(argument.type) for argument in schema_of(operator).arguments)
+def _overloads(operators: Iterable[Any]) -> set[Any]:
+    """Operators, with all overloads of those that are given without one."""
+    given = [[one] if isinstance(one, OpOverload) else [getattr(one, n) for n in one.overloads()] for one in operators]
+    return {overload for overloads in given for overload in overloads}
 
 
 _BY_DEFINITION = {torch.ops.aten.pow}
@@ -108,35 +124,12 @@ def _makes_tensors(operator: Any) -> bool:
     return any(argument.name == "dtype" for argument in schema.arguments) and str(schema.returns[0].type) == "Tensor"
 
 
-def _where(
-    applies: Callable[[Any], bool], function: Callable[..., Any], otherwise: Callable[..., Any] | None
-) -> Callable[..., Any]:
-    """The function where it applies to an argument; elsewhere the other one, or the operator as it is."""
-
-    def decompose(*args: Any, **kwargs: Any) -> Any:
-        if any(map(applies, tree_leaves((args, kwargs)))):
-            return function(*args, **kwargs)
-        return NotImplemented if otherwise is None else otherwise(*args, **kwargs)
-
-    return decompose
-
-
-def _is_complex_number(value: Any) -> bool:
-    return isinstance(value, complex)
-
-
-def _is_complex(value: Any) -> bool:
-    if isinstance(value, torch.dtype):
-        return bool(value.is_complex)
-    return isinstance(value, complex) or (isinstance(value, torch.Tensor) and value.is_complex())
-
-
 def _made_in_parts(operator: Any) -> Callable[..., Any]:
     def apply(*args: Any, **kwargs: Any) -> Any:
         if isinstance(kwargs.get("dtype"), torch.dtype):
             kwargs["dtype"] = kwargs["dtype"].to_real()
-        imaginary = [one.imag for one in tree_leaves(args) if isinstance(one, complex)]
-        args = tree_map(lambda one: one.real if isinstance(one, complex) else one, args)
+        imaginary = [part.imag for part in tree_leaves(args) if isinstance(part, complex)]
+        args = tree_map(lambda part: part.real if isinstance(part, complex) else part, args)
         real = operator(*args, **kwargs)
         return torch.complex(real, torch.full_like(real, imaginary[0] if imaginary else 0.0))
 
