@@ -94,11 +94,11 @@ class Bound(nn.Module):
         self.model = model
         self.training = False
         self._arguments = args, dict(kwargs)
-        given = variable_inputs(model, args, kwargs, constants)
-        ids = {id(tensor) for _, tensor in given}
+        variable = variable_inputs(model, args, kwargs, constants)
+        ids = {id(tensor) for _, tensor in variable}
         self._fixed = [tensor for _, tensor in tensors_in((args, kwargs)) if id(tensor) not in ids]
-        names = _identifiers([name for name, _ in given])
-        self.given = {name: tensor for name, (_, tensor) in zip(names, given, strict=True)}
+        names = _identifiers([name for name, _ in variable])
+        self.given = {name: tensor for name, (_, tensor) in zip(names, variable, strict=True)}
         """Name of a parameter of ``forward`` to the tensor of the example."""
         self.forward = with_parameters(self._run, names)
 
@@ -111,14 +111,14 @@ class Bound(nn.Module):
 
 def _identifiers(names: list[str]) -> list[str]:
     """Names as Python takes them, each once: ``batch.x`` is ``batch_x``."""
-    found: list[str] = []
+    identifiers: list[str] = []
     counts: Counter[str] = Counter()
     for name in names:
         plain = re.sub(r"\W", "_", name)
         plain = f"_{plain}" if not plain.isidentifier() or keyword.iskeyword(plain) else plain
-        found.append(f"{plain}_{counts[plain]}" if counts[plain] else plain)
+        identifiers.append(f"{plain}_{counts[plain]}" if counts[plain] else plain)
         counts[plain] += 1
-    return found
+    return identifiers
 
 
 def only_tensors(module: nn.Module, args: Any, output: Any) -> tuple[torch.Tensor, ...] | None:

@@ -42,8 +42,8 @@ def _by_symbols(model: nn.Module, inputs: Inputs, graph: ir.Model) -> tuple[Size
     if not usable("symbols", "guards", "formulas"):
         return ()
     shapes, recorded = private("symbols"), RecordedConditions()
-    axes, own = dynamic_axes(graph), inputs_of_file(inputs, graph)
-    names = {id(tensor): own.get(name, "") for name, tensor in tensors_in(inputs)}
+    axes, in_file = dynamic_axes(graph), inputs_of_file(inputs, graph)
+    names = {id(tensor): in_file.get(name, "") for name, tensor in tensors_in(inputs)}
     env = shapes.ShapeEnv()
     fake, symbols = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True), dict[str, str]()
 
@@ -63,7 +63,7 @@ def _by_symbols(model: nn.Module, inputs: Inputs, graph: ir.Model) -> tuple[Size
         args, kwargs = run_arguments(tree_map(symbolic, inputs))
         with replaced({"guards": recorded.logging}), fake:
             model(*args, **kwargs)
-    equal = [SizeCondition(f"{one} == {other}") for one, other in env.replacements.items()]
+    equal = [SizeCondition(f"{symbol} == {other}") for symbol, other in env.replacements.items()]
     return renamed([*recorded.conditions(), *equal], symbols)
 
 
@@ -83,18 +83,19 @@ def _by_instructions(model: nn.Module, inputs: Inputs, graph: ir.Model) -> Itera
         code, _, number = path[(min(len(path), len(other)) if at is None else at) - 1]
         return line_of_code(code, number)
 
-    together = [{one: change(sizes[one]) for one in before} for change in (_odd, lambda n: 4 * n, lambda n: n // 2)]
+    changes = (_odd, lambda n: 4 * n, lambda n: n // 2)
+    together = [{symbol: change(sizes[symbol]) for symbol in before} for change in changes]
     if not any(deciding(changed) is not None for changed in together if changed):
         return
     for symbol in before:
         size = sizes[symbol]
         values = [size + 1, size + 2, size + 3, size - 1, 2 * size, 2 * size + 1, 4 * size, size // 2]
-        tried = {one: deciding({symbol: one}) for one in dict.fromkeys(values) if one > 0}
+        tried = {n: deciding({symbol: n}) for n in dict.fromkeys(values) if n > 0}
         lines = [line for line in tried.values() if isinstance(line, tuple)]
         if lines:
-            alike = {size: True, **{one: line is None for one, line in tried.items() if line is not False}}
+            alike = {size: True, **{n: line is None for n, line in tried.items() if line is not False}}
             where, source = lines[0]
-            bounds = _bounds(alike, size, lambda one, symbol=symbol: deciding({symbol: one}) is None)
+            bounds = _bounds(alike, size, lambda n, symbol=symbol: deciding({symbol: n}) is None)
             yield SizeCondition(f"{bounds.format(symbol)}", where, source, in_model=True)
 
 
@@ -104,13 +105,13 @@ def _odd(size: int) -> int:
 
 def _bounds(alike: Mapping[int, bool], size: int, runs_alike: Any) -> str:
     """The formula, with ``{0}`` for the symbol, of the sizes at which the same instructions run."""
-    right, wrong = [one for one in alike if alike[one]], [one for one in alike if not alike[one]]
+    right, wrong = [n for n in alike if alike[n]], [n for n in alike if not alike[n]]
     for period in range(2, _LONGEST_PERIOD):
-        if len(right) > 1 and all((one % period == size % period) == same for one, same in alike.items()):
+        if len(right) > 1 and all((n % period == size % period) == same for n, same in alike.items()):
             return f"{{0}} % {period} == {size % period}"
-    low = max((one for one in wrong if one < size), default=0)
-    high = min((one for one in wrong if one > size), default=0)
-    first, last = min(one for one in right if one > low), max(one for one in right if not high or one < high)
+    low = max((n for n in wrong if n < size), default=0)
+    high = min((n for n in wrong if n > size), default=0)
+    first, last = min(n for n in right if n > low), max(n for n in right if not high or n < high)
     while high and high - last > 1:
         middle = (high + last) // 2
         last, high = (middle, high) if runs_alike(middle) else (last, middle)

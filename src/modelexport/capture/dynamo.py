@@ -114,7 +114,7 @@ def capture_by_dynamo(
     recorder = CallRecorder(model, _annotated, watcher.watch, changed_caches())
     programs: list[Any] = []
     asked: list[bool] = []
-    captured, args, given = _bound(model, *by_name(model, inputs), constants)
+    captured, args, keywords = _bound(model, *by_name(model, inputs), constants)
     with (
         untouched(model, runs=False, captures=True),
         replaced(_replacements(recorder.seen, programs, stack_traces, translations(form), presumed)),
@@ -128,7 +128,7 @@ def capture_by_dynamo(
             model.register_forward_hook(only_tensors)
         failed: CaptureError | None = None
         try:
-            translated, output_names = _translate(captured, args, given, dynamic=dynamic, opset=translated_in)
+            translated, output_names = _translate(captured, args, keywords, dynamic=dynamic, opset=translated_in)
         except Exception as error:  # of the model, of torch, of its exporter
             failed, cause = _explained(error, recorder, way_out(model, error)), error
     if failed is not None:

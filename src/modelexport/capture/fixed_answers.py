@@ -91,7 +91,7 @@ class _Answers(TorchFunctionMode):
         if self._changed and func in READS_VALUES - WRITES_TEXT and tensor_leaves(args):  # a text is for the error
             raise _AskedAgain
         output = func(*args, **(kwargs or {}))
-        varies = self._all_vary or any(_memory(one) in self._memories for one in tensor_leaves((args, kwargs)))
+        varies = self._all_vary or any(_memory(tensor) in self._memories for tensor in tensor_leaves((args, kwargs)))
         if asks(func, args):
             site = site_of()
             self.given.setdefault(site, set()).add(output)
@@ -101,7 +101,7 @@ class _Answers(TorchFunctionMode):
         if varies:
             # What Python makes of a number, or of a size that depends on values, cannot be followed.
             self._all_vary |= func in READS_VALUES or selects(func, args)
-            self._memories.update((_memory(one), one) for one in tensor_leaves((args, output)))
+            self._memories.update((_memory(tensor), tensor) for tensor in tensor_leaves((args, output)))
         return output
 
 

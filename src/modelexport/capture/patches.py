@@ -183,13 +183,13 @@ def problem(name: str) -> str:
     """What is wrong with a name, in a few words; empty if it is as expected."""
     row = TABLE[name]
     try:
-        found = private(name)
+        function = private(name)
     except Exception:  # an installed package that does not fit another one raises anything when it is imported
         return "is missing"
     if row.takes is None:
         return ""
     try:
-        parameters = list(inspect.signature(found).parameters)
+        parameters = list(inspect.signature(function).parameters)
     except (TypeError, ValueError):
         return "is not a function of Python"
     expected = row.takes.split()
@@ -204,8 +204,8 @@ def require(use: Use) -> None:
         CaptureError: A name without which they would be wrong is missing or has changed.
     """
     for name, row in TABLE.items():
-        if row.use == use and row.required and (found := problem(name)):
-            reason = f"{row.where.replace(':', '.')} {found} in torch {torch.__version__}; without it, {row.lost}"
+        if row.use == use and row.required and (fault := problem(name)):
+            reason = f"{row.where.replace(':', '.')} {fault} in torch {torch.__version__}; without it, {row.lost}"
             raise CaptureError(f"{reason}; install torch{tested().get('torch', '')}", reason=reason)
 
 
@@ -227,8 +227,8 @@ def _lacking() -> Iterator[str]:
             yield f"{package} {version} is outside the range that is tested, {versions}: verify the files"
     for name, row in TABLE.items():
         # A package that the model does not use takes a second to import.
-        if not row.required and row.package in sys.modules and (found := problem(name)):
-            yield f"{row.where.replace(':', '.')} {found}: {row.lost}"
+        if not row.required and row.package in sys.modules and (fault := problem(name)):
+            yield f"{row.where.replace(':', '.')} {fault}: {row.lost}"
 
 
 def tested() -> Mapping[str, SpecifierSet]:
@@ -237,8 +237,9 @@ def tested() -> Mapping[str, SpecifierSet]:
         required = importlib.metadata.requires("modelexport") or []
     except importlib.metadata.PackageNotFoundError:  # run from its sources
         return {}
-    found = [one for one in map(Requirement, required) if one.marker and one.marker.evaluate({"extra": "tested"})]
-    return {one.name: one.specifier for one in found}
+    requirements = [Requirement(line) for line in required]
+    of_tests = [r for r in requirements if r.marker and r.marker.evaluate({"extra": "tested"})]
+    return {requirement.name: requirement.specifier for requirement in of_tests}
 
 
 _off: ContextVar[frozenset[str]] = ContextVar("modelexport.patches", default=frozenset())
@@ -247,8 +248,8 @@ _off: ContextVar[frozenset[str]] = ContextVar("modelexport.patches", default=fro
 @contextmanager
 def turned_off(*names: str) -> Iterator[None]:
     """Inside, these names are not used; ``once`` are all that only save time."""
-    found = {name for name, row in TABLE.items() if name in names or row.use in names}
-    token = _off.set(_off.get() | found)
+    rows = {name for name, row in TABLE.items() if name in names or row.use in names}
+    token = _off.set(_off.get() | rows)
     try:
         yield
     finally:

@@ -105,9 +105,9 @@ class _StandIns(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        given = tensor_leaves((args, kwargs))
-        known = bool(given) and all(id(one) in self._of for one in given)
-        if given and asks(func, args):
+        tensors = tensor_leaves((args, kwargs))
+        known = bool(tensors) and all(id(tensor) in self._of for tensor in tensors)
+        if tensors and asks(func, args):
             fixed = self._presumed.fixed.get(site_of())
             if fixed is not None:
                 return fixed
@@ -117,7 +117,7 @@ class _StandIns(TorchFunctionMode):
         output = func(*args, **kwargs)
         if known:
             self._stands_for(output, func(*tree_map(self._stand_in, args), **tree_map(self._stand_in, kwargs)))
-        elif given:
+        elif tensors:
             self._stands_for(output, self._selected(func, output, args))
         return output
 

@@ -59,9 +59,9 @@ class RecordedConditions:
         for env, guard, (file, number), in_model in self._guards:
             expression = guard.xreplace(env.replacements)
             where, source = line_of_code(file, number)
-            for one in expression.args if isinstance(expression, And) else [expression]:
-                if one.free_symbols:
-                    formula = re.sub(r"\d+\.\d+(e-?\d+)?", lambda number: repr(float(number[0])), printer.doprint(one))
+            for part in expression.args if isinstance(expression, And) else [expression]:
+                if part.free_symbols:
+                    formula = re.sub(r"\d+\.\d+(e-?\d+)?", lambda number: repr(float(number[0])), printer.doprint(part))
                     formula = formula.replace("torch.sym_float(", "float(").replace("torch._sym_sqrt(", "math.sqrt(")
                     yield SizeCondition(formula, where, source, in_model)
 

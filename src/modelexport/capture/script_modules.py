@@ -79,7 +79,7 @@ def _with_defaults(
     """Every argument of a scripted ``forward`` by position; ``None`` where one is missing."""
     parameters = module.forward.schema.arguments[1:]
     names = [parameter.name for parameter in parameters]
-    defaults = {one.name: one.default_value for one in parameters if one.has_default_value()}
+    defaults = {parameter.name: parameter.default_value for parameter in parameters if parameter.has_default_value()}
     bound = {**defaults, **dict(zip(names, args, strict=False)), **(kwargs or {})}
     return tuple(bound[name] for name in names) if bound.keys() >= {*names} else None
 
@@ -115,4 +115,4 @@ def _converted(module: nn.Module, calls: Sequence[tuple[Any, ...]]) -> nn.Module
 
 def _shapes(call: tuple[Any, ...]) -> str:
     leaves = tree_leaves(call)
-    return str([(one.dtype, one.shape) if isinstance(one, torch.Tensor) else one for one in leaves])
+    return str([(leaf.dtype, leaf.shape) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves])

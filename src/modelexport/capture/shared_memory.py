@@ -42,13 +42,13 @@ def _shared_arguments(node: torch.fx.Node) -> dict[torch.fx.Node, bool]:
     schema = schema_of(node.target)
     if schema is None:
         return {}
-    found: dict[torch.fx.Node, bool] = {}
-    given = {**dict(enumerate(node.args)), **node.kwargs}
+    shared: dict[torch.fx.Node, bool] = {}
+    arguments = {**dict(enumerate(node.args)), **node.kwargs}
     for position, parameter in enumerate(schema.arguments):
-        value = given.get(parameter.name, given.get(position))
+        value = arguments.get(parameter.name, arguments.get(position))
         if parameter.alias_info is not None and isinstance(value, torch.fx.Node):
-            found[value] = bool(parameter.alias_info.is_write)
-    return found
+            shared[value] = bool(parameter.alias_info.is_write)
+    return shared
 
 
 _DROPOUTS = tuple(
@@ -69,11 +69,11 @@ def passed_on(node: torch.fx.Node) -> torch.fx.Node | None:
     idle = node.target in _DROPOUTS and node.args[2:] == (False,)
     if schema.returns[0].alias_info is None and not idle:
         return None
-    one, other = node.meta.get("val"), source.meta.get("val")
-    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+    result, argument = node.meta.get("val"), source.meta.get("val")
+    if not isinstance(result, torch.Tensor) or not isinstance(argument, torch.Tensor):
         return None
     # As text: comparing dynamic sizes would make torch.export assume that they are equal.
-    facts = [str((t.dtype, t.shape, t.stride(), t.storage_offset())) for t in (one, other)]
+    facts = [str((t.dtype, t.shape, t.stride(), t.storage_offset())) for t in (result, argument)]
     return source if facts[0] == facts[1] else None
 
 
@@ -85,11 +85,11 @@ def views_made_again(before: torch.fx.Graph, after: torch.fx.Graph) -> Iterator[
     captured = {node.name: node for node in before.nodes}
     if not any(any(_shared_arguments(node).values()) for node in before.nodes):  # nothing is written
         return
-    made: dict[str, list[torch.fx.Node]] = {}
+    by_origin: dict[str, list[torch.fx.Node]] = {}
     for node in after.nodes:
         if (origin := _origin(node)) in captured:
-            made.setdefault(origin, []).append(node)
-    for name, nodes in made.items():
+            by_origin.setdefault(origin, []).append(node)
+    for name, nodes in by_origin.items():
         for argument in captured[name].all_input_nodes:
             if _is_view(argument) and any(_writers(argument)):
                 yield from _made_for(_views(argument), nodes)
@@ -102,33 +102,33 @@ def _made_for(
     for first in range(len(views)):
         wanted = views[first:]
         for start in range(len(nodes) - len(wanted) + 1):
-            found = nodes[start : start + len(wanted)]
-            source = found[0].args[0] if found[0].args else None
+            candidates = nodes[start : start + len(wanted)]
+            source = candidates[0].args[0] if candidates[0].args else None
             anew = isinstance(source, torch.fx.Node) and _origin(source) not in {view.name for view in wanted}
-            linked = all(other.args[:1] == (one,) for one, other in itertools.pairwise(found))
-            if anew and linked and all(map(_alike, found, wanted)):
-                yield from zip(found, wanted, strict=True)
+            linked = all(other.args[:1] == (node,) for node, other in itertools.pairwise(candidates))
+            if anew and linked and all(map(_alike, candidates, wanted)):
+                yield from zip(candidates, wanted, strict=True)
                 return
 
 
 def _views(node: torch.fx.Node) -> list[torch.fx.Node]:
     """The nodes that make a view, the first one first, without those that change nothing."""
-    found: list[torch.fx.Node] = []
+    views: list[torch.fx.Node] = []
     while _is_view(node):
         if passed_on(node) is None:
-            found.append(node)
+            views.append(node)
         node = node.all_input_nodes[0]
-    return found[::-1]
+    return views[::-1]
 
 
 def _is_view(node: torch.fx.Node) -> bool:
     return list(_shared_arguments(node).values()) == [False] and node.target is not operator.getitem
 
 
-def _alike(one: torch.fx.Node, other: torch.fx.Node) -> bool:
-    values = one.meta.get("val"), other.meta.get("val")
+def _alike(node: torch.fx.Node, other: torch.fx.Node) -> bool:
+    values = node.meta.get("val"), other.meta.get("val")
     shapes = [str(value.shape) for value in values if isinstance(value, torch.Tensor)]
-    return _is_view(one) and len(shapes) == 2 and shapes[0] == shapes[1]
+    return _is_view(node) and len(shapes) == 2 and shapes[0] == shapes[1]
 
 
 def _origin(node: torch.fx.Node) -> str:

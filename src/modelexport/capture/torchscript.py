@@ -129,9 +129,9 @@ def _typed(proto: onnx.ModelProto, *, dynamic: bool) -> ir.Model:
     which are wrong for others.
     """
     if dynamic:
-        given = {value.name for value in proto.graph.input}
+        inputs = {value.name for value in proto.graph.input}
         for value in proto.graph.output:
-            for size in value.type.tensor_type.shape.dim if value.name not in given else ():
+            for size in value.type.tensor_type.shape.dim if value.name not in inputs else ():
                 size.Clear()
     model = ir.from_proto(onnx.shape_inference.infer_shapes(proto))
     while next(without_last_windows(model), None) is not None:  # sizes behind it are wrong
@@ -246,7 +246,7 @@ class _Traced(nn.Module):
                 self._copies[key] = stand_in, value
         return self._copies[key]
 
-    def result(self, model: ir.Model, given: int) -> Exported:
+    def result(self, model: ir.Model, count: int) -> Exported:
         """The translated graph with owners, parameters and names; only the model's own outputs are kept."""
         seen = self.recorder.seen
         graph = model.graph
@@ -256,7 +256,7 @@ class _Traced(nn.Module):
         check_returned(model)
         passes.RemoveUnusedNodesPass()(model)
         assign_owners(model, [traced.call for traced in seen])
-        self._insert_parameters(graph, given)
+        self._insert_parameters(graph, count)
         _forget_invented_sizes(model)
         name_after_owners(model)
         output_names = tuple(name for name, _ in self._returned)
@@ -300,13 +300,13 @@ class _Traced(nn.Module):
             sizes = (_plain(f"{spec.name}_{axis}") if size is None else size for axis, size in enumerate(symbols))
             yield dataclasses.replace(spec, shape=tuple(sizes)) if self._open else spec
 
-    def _insert_parameters(self, graph: ir.Graph, given: int) -> None:
+    def _insert_parameters(self, graph: ir.Graph, count: int) -> None:
         """Make parameters and buffers, which the exporter leaves as inputs after the given ones, initializers."""
         tensors = self.model.state_dict(keep_vars=True)
         inputs = list(graph.inputs)
         graph.inputs.clear()
-        graph.inputs.extend(inputs[:given])
-        for value in inputs[given:]:
+        graph.inputs.extend(inputs[:count])
+        for value in inputs[count:]:
             key = (value.name or "").removeprefix("model.")
             value.name = key
             bind_tensors({value: ir.tensor_adapters.TorchTensor(tensors[key], name=key)})

@@ -79,8 +79,8 @@ def finish(model: ir.Model, output_names: Sequence[str], reserved: Collection[st
     """
     inputs = [value.name for value in model.graph.inputs]
     passes.OutputFixPass()(model)
-    for given, name in zip(model.graph.inputs, inputs, strict=True):
-        given.name = name  # also of one that is given out as it is
+    for graph_input, name in zip(model.graph.inputs, inputs, strict=True):
+        graph_input.name = name  # also of one that is given out as it is
     for index, output in enumerate(model.graph.outputs):
         if output.is_initializer():  # which keeps its parameter's name
             model.graph.outputs[index] = copied_value(model.graph, output, ROOT, f"return_{output.name}")

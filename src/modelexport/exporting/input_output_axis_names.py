@@ -121,15 +121,15 @@ def with_symbols(exported: Exported, symbols: Mapping[str, str]) -> Exported:
     return dataclasses.replace(exported, calls=_with_sizes(exported.calls, symbols), conditions=conditions)
 
 
-def _renamed(names: Sequence[str], given: Mapping[str, str] | Sequence[str], what: str) -> dict[str, str]:
-    if not isinstance(given, Mapping):
-        if len(given) != len(names):
-            raise UsageError(f"{len(given)} names for {len(names)} {what}s: the model has {', '.join(names)}")
-        given = dict(zip(names, given, strict=True))
-    for name in given:
+def _renamed(names: Sequence[str], new: Mapping[str, str] | Sequence[str], what: str) -> dict[str, str]:
+    if not isinstance(new, Mapping):
+        if len(new) != len(names):
+            raise UsageError(f"{len(new)} names for {len(names)} {what}s: the model has {', '.join(names)}")
+        new = dict(zip(names, new, strict=True))
+    for name in new:
         if name not in names:
             raise UsageError(f"the model has no {what} {name}{nearest(name, names)}; it has {', '.join(names)}")
-    renamed = {name: given.get(name, name) for name in names}
+    renamed = {name: new.get(name, name) for name in names}
     _check_text(renamed.values())
     if twice := [name for name in renamed.values() if list(renamed.values()).count(name) > 1]:
         raise UsageError(f"two {what}s would have the name {twice[0]}: give each a different name")
@@ -181,8 +181,8 @@ def _symbols(exported: Exported, axes: Mapping[tuple[str, int], str]) -> dict[st
 def _what_fixes(exported: Exported, name: str, axis: int, size: int | None) -> str:
     """The innermost call after which the size is a number, and the line, as text, if the capture shows them."""
     root = exported.calls.calls[0]
-    given = next((spec for spec in root.inputs if spec.name == name), None)
-    symbol = given.shape[axis] if given is not None and axis < len(given.shape) else None
+    declared = next((spec for spec in root.inputs if spec.name == name), None)
+    symbol = declared.shape[axis] if declared is not None and axis < len(declared.shape) else None
     if not isinstance(symbol, str) or symbol.isdigit():
         return f"the capture fixes it at {size}"
     last = root

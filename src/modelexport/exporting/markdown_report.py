@@ -101,7 +101,7 @@ def _compared(result: ExportResult) -> Iterator[str]:
     verified = result.verified
     if result.unrepeatable:
         yield "## Not the same in every run"
-        rows = [(f"`{one.where}`", one.kind, told_of(one.kind)) for one in result.unrepeatable]
+        rows = [(f"`{behavior.where}`", behavior.kind, told_of(behavior.kind)) for behavior in result.unrepeatable]
         yield _table(("where", "what", "what the file does instead"), rows)
     if verified is not None:
         yield "## Against PyTorch"

@@ -260,8 +260,8 @@ class Options:
         left = dict(keywords)
         for group in dataclasses.fields(self):
             before = getattr(self, group.name)
-            given = {f.name: left.pop(f.name) for f in dataclasses.fields(before) if f.name in left}
-            groups[group.name] = dataclasses.replace(before, **given)
+            replacements = {f.name: left.pop(f.name) for f in dataclasses.fields(before) if f.name in left}
+            groups[group.name] = dataclasses.replace(before, **replacements)
         if left:
             raise TypeError(f"export() got an unexpected keyword argument '{next(iter(left))}'")
         return Options(**groups)
@@ -321,7 +321,7 @@ class Options:
 
         return documents.Settings(
             frontend=exported.frontend,
-            dynamo_failure=next((one.reason for one in attempts if one.frontend == "dynamo"), ""),
+            dynamo_failure=next((item.reason for item in attempts if item.frontend == "dynamo"), ""),
             granularity=self.tags.granularity,
             include=sorted(self.tags.include),
             exclude=sorted(self.tags.exclude),
@@ -332,5 +332,5 @@ class Options:
             presumed=list(exported.presumed),
             quantized_as=self.quantized.quantized_as if self.quantized.quantized_as != "nbits" else "",
             accuracy_level=self.quantized.form(self.graph.fuse).accuracy_level,
-            valid_if=[documents.ValidIf(one.formula, one.where, one.source) for one in conditions],
+            valid_if=[documents.ValidIf(item.formula, item.where, item.source) for item in conditions],
         )

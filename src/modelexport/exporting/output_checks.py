@@ -107,7 +107,7 @@ def _right_in_float64(
         reason = f"{next(iter(ties)).name} chose other elements of equal scores than PyTorch"
         return FileCheck(status="passed", step="outputs", reason=reason)
     plain = run_session(open_session(path, optimized=False), sides.feeds(inputs))
-    if all(one.status == "agree" for one in sides.as_run(inputs, CPU, truth.outputs, plain).outputs):
+    if all(difference.status == "agree" for difference in sides.as_run(inputs, CPU, truth.outputs, plain).outputs):
         reason = f"{wrong.name}: {wrong.reason}; {_OPTIMIZER}"
         return FileCheck(status="failed", step="outputs", reason=reason, largest=largest)
     return FileCheck(status="passed", step="outputs", reason=_ROUNDING, largest=largest)

@@ -121,7 +121,7 @@ class _Job:
             tree = module_tree(model)
             exported = self._named(capture(model, inputs, frontend, **options.for_capture()))
             exported = expose(exported, tuple(options.tags.expose), steps.tags_of(tree, exported, options.tags))
-            exported = with_fixed_axes(exported, {(one.input, one.axis): one.size for one in fixed})
+            exported = with_fixed_axes(exported, {(axis.input, axis.axis): axis.size for axis in fixed})
         with stages("optimize"):
             before = steps.remember(model, exported, options.weights.source)
             messages = [

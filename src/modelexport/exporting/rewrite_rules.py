@@ -48,8 +48,10 @@ def shared_inputs(rule: RewriteRule) -> list[int]:
     Empty for a pattern with a single result, and if one of its results has no input in common with the first.
     """
     first, *others = rule._target_pattern.output_nodes
-    found = [[first.inputs.index(value) for value in node.inputs if value in first.inputs] for node in others]
-    return [positions[0] for positions in found if positions] if all(found) else []
+    positions_by_node = [
+        [first.inputs.index(value) for value in node.inputs if value in first.inputs] for node in others
+    ]
+    return [positions[0] for positions in positions_by_node if positions] if all(positions_by_node) else []
 
 
 @contextmanager
@@ -128,11 +130,11 @@ class _Dispatch:
     def _users(self, graph: Any, node: ir.Node, shared: Sequence[int]) -> Any:
         """The nodes that may make the other results of a rule whose first result is that of a node, as a graph."""
         values = [node.inputs[position] if position < len(node.inputs) else None for position in shared]
-        given = [value for value in values if value is not None]
-        users = {user for value in given for user in value.consumers() if user.graph is node.graph}
+        shared_values = [value for value in values if value is not None]
+        users = {user for value in shared_values for user in value.consumers() if user.graph is node.graph}
         if not self._order:
-            self._order = {one: index for index, one in enumerate(graph)}
-        if len(given) < len(values) or not users <= self._order.keys():  # new nodes have no place in the order
+            self._order = {graph_node: index for index, graph_node in enumerate(graph)}
+        if len(shared_values) < len(values) or not users <= self._order.keys():  # new nodes have no place in the order
             return graph
         return _Part(graph, sorted(users, key=self._order.__getitem__))
 

@@ -127,8 +127,8 @@ def arguments_of(inputs: Any) -> Any:
 
 def run_arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Example inputs as positional and keyword arguments: copies, since a run may write into them."""
-    own = copied(arguments_of(inputs))
-    return ((), dict(own)) if isinstance(own, Mapping) else (tuple(own), {})
+    copies = copied(arguments_of(inputs))
+    return ((), dict(copies)) if isinstance(copies, Mapping) else (tuple(copies), {})
 
 
 def copied(inputs: Any, tensors: dict[int, Any] | None = None) -> Any:

@@ -70,11 +70,11 @@ def written_by(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | 
     schema = schema_of(operation)
     if schema is None or not schema.is_mutable:
         return []
-    given: dict[Any, Any] = {**dict(enumerate(args)), **(kwargs or {})}
+    by_place: dict[Any, Any] = {**dict(enumerate(args)), **(kwargs or {})}
     return [
-        given.get(one.name, given.get(position))
-        for position, one in enumerate(schema.arguments)
-        if one.alias_info is not None and one.alias_info.is_write
+        by_place.get(argument.name, by_place.get(position))
+        for position, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
     ]
 
 

@@ -26,9 +26,9 @@ _POSITION = "modelexport.position"
 _SUFFIX = re.compile(r"_\d+$")
 
 
-def _repeat(made: Any, of: Any, sizes: Any, by: Any, by_sizes: Any, number: int) -> list[torch.Tensor]:
+def _repeat(results: Any, of: Any, sizes: Any, by: Any, by_sizes: Any, number: int) -> list[torch.Tensor]:
     """Stand in for the nodes that made ``made`` from ``of`` and ``sizes``, run on ``by`` and ``by_sizes``."""
-    return [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in made]
+    return [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in results]
 
 
 torch.library.custom_op(
@@ -111,8 +111,8 @@ def _insert(
         tells: Whether it tells what the first region of its class gets. Once is enough, and PyTorch wraps, hashes and
             traces each tensor that a node gets several times.
     """
-    made = [env[first.nodes[index]] for index in first.outputs]
-    args = (made, *_split(first.inputs if tells else (), env), *_split(region.inputs, env), number)
+    first_results = [env[first.nodes[index]] for index in first.outputs]
+    args = (first_results, *_split(first.inputs if tells else (), env), *_split(region.inputs, env), number)
     node = graph.call_function(torch.ops.modelexport.repeat.default, args)
     results = [region.nodes[index] for index in region.outputs]
     node.meta["val"] = [result.meta["val"] for result in results]
@@ -178,12 +178,12 @@ def _copy(
     args = torch.fx.node.map_arg(node.args, transform)
     kwargs = torch.fx.node.map_arg(node.kwargs, transform)
     name = _SUFFIX.sub("", node.name) if node.op == "call_function" else node.name
-    made = graph.create_node(node.op, node.target, args, kwargs, name, node.type)
-    made.meta = dict(node.meta)
-    custom = made.meta.get("custom")
+    copy = graph.create_node(node.op, node.target, args, kwargs, name, node.type)
+    copy.meta = dict(node.meta)
+    custom = copy.meta.get("custom")
     if custom and _POSITION in custom:
-        made.meta["custom"] = {key: value for key, value in custom.items() if key != _POSITION}
-    return made
+        copy.meta["custom"] = {key: value for key, value in custom.items() if key != _POSITION}
+    return copy
 
 
 @dataclass(frozen=True)
@@ -204,23 +204,23 @@ def _body(repeat: torch.fx.Node, region: Region) -> _Body:
         _CopyError: They use a tensor from outside that is not an input of the call, or the first repeat was removed,
             because nothing uses its results.
     """
-    made, tensors, sizes = repeat.args[:3]
+    results, tensors, sizes = repeat.args[:3]
     if len(tensors) + len(sizes) != len(region.inputs):
         raise _CopyError
-    given = {*tensors, *(size for size in sizes if isinstance(size, torch.fx.Node))}
-    found: set[torch.fx.Node] = set()
-    pending = [node for node in made if node not in given]
+    outside = {*tensors, *(size for size in sizes if isinstance(size, torch.fx.Node))}
+    inside: set[torch.fx.Node] = set()
+    pending = [node for node in results if node not in outside]
     while pending:
         node = pending.pop()
-        if node in found:
+        if node in inside:
             continue
         if _position(node) is None:
             if node.op != "get_attr" and isinstance(node.meta.get("val"), torch.Tensor):
                 raise _CopyError
             continue  # a size or a constant that all calls have in common
-        found.add(node)
-        pending.extend(source for source in node.all_input_nodes if source not in given)
-    return _Body(sorted(found), tensors, sizes, made)
+        inside.add(node)
+        pending.extend(source for source in node.all_input_nodes if source not in outside)
+    return _Body(sorted(inside), tensors, sizes, results)
 
 
 def _position(node: torch.fx.Node) -> int | None:
@@ -244,20 +244,20 @@ def _copied(
         The nodes of its results.
     """
     by, by_sizes = repeat.args[3:5]
-    own: dict[torch.fx.Node, torch.fx.Node] = {}
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
     for source, target in [*zip(body.tensors, by, strict=True), *zip(body.sizes, by_sizes, strict=True)]:
         if isinstance(source, torch.fx.Node):
-            own[source] = env[target]
+            copies[source] = env[target]
 
     def transform(node: torch.fx.Node) -> torch.fx.Node:
-        return own[node] if node in own else env[node]
+        return copies[node] if node in copies else env[node]
 
     for node in body.nodes:
-        own[node] = _copy(graph, node, transform)
+        copies[node] = _copy(graph, node, transform)
         position = _position(node)
         assert position is not None  # as it is for every node of a body
         captured = region.nodes[position].meta
         for key in ("custom", "nn_module_stack", "stack_trace"):
-            if own[node].meta.pop(key, None) is not None and captured.get(key):
-                own[node].meta[key] = captured[key]
+            if copies[node].meta.pop(key, None) is not None and captured.get(key):
+                copies[node].meta[key] = captured[key]
     return [transform(node) for node in body.made]

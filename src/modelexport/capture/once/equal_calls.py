@@ -181,7 +181,7 @@ def _key(region: Region) -> Hashable | None:
     references |= {node: ("outside", index) for index, node in enumerate(region.inputs)}
     try:
         nodes = [
-            (node.op, node.target, *(_comparable(given, references) for given in (node.args, node.kwargs)))
+            (node.op, node.target, *(_comparable(arguments, references) for arguments in (node.args, node.kwargs)))
             for node in region.nodes
         ]
         values = [_described(node.meta.get("val")) for node in (*region.nodes, *region.inputs)]

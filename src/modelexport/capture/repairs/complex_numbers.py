@@ -77,8 +77,8 @@ def _has_complex_numbers(arguments: list[Any]) -> bool:
 
 
 def _has_complex(arguments: list[Any]) -> bool:
-    tensors_and_types = [one for one in arguments if isinstance(one, torch.Tensor | torch.dtype)]
-    dtypes = [one if isinstance(one, torch.dtype) else one.dtype for one in tensors_and_types]
+    tensors_and_types = [part for part in arguments if isinstance(part, torch.Tensor | torch.dtype)]
+    dtypes = [part if isinstance(part, torch.dtype) else part.dtype for part in tensors_and_types]
     return _has_complex_numbers(arguments) or any(dtype.is_complex for dtype in dtypes)
 
 
@@ -110,8 +110,11 @@ def _converted(x: Any, dtype: torch.dtype) -> Any:
 
 def _overloads(operators: Iterable[Any]) -> set[Any]:
     """Operators, with all overloads of those that are given without one."""
-    given = [[one] if isinstance(one, OpOverload) else [getattr(one, n) for n in one.overloads()] for one in operators]
-    return {overload for overloads in given for overload in overloads}
+    by_operator = [
+        [operator] if isinstance(operator, OpOverload) else [getattr(operator, n) for n in operator.overloads()]
+        for operator in operators
+    ]
+    return {overload for overloads in by_operator for overload in overloads}
 
 
 _BY_DEFINITION = {torch.ops.aten.pow}

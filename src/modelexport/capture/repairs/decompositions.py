@@ -159,7 +159,9 @@ def embedding_bag(
 def _overloads(function: Callable[..., Any], *names: str) -> Decompositions:
     """All overloads of some operators to a function, without those that write into an argument."""
     packets = [getattr(torch.ops.aten, name) for name in names]
-    return {getattr(one, name): function for one in packets for name in one.overloads() if not name.endswith("out")}
+    return {
+        getattr(packet, name): function for packet in packets for name in packet.overloads() if not name.endswith("out")
+    }
 
 
 def decompositions() -> Decompositions:
@@ -314,7 +316,7 @@ def _interpreting(call: Callable[..., Any]) -> Callable[..., Any]:
 
     def with_interpreters(operator: Any, *args: Any) -> Any:
         graph = torch.fx.GraphModule
-        return call(operator, *(torch.fx.Interpreter(one).run if isinstance(one, graph) else one for one in args))
+        return call(operator, *(torch.fx.Interpreter(part).run if isinstance(part, graph) else part for part in args))
 
     return with_interpreters
 
@@ -353,7 +355,7 @@ def _write_known_sizes(program: ExportedProgram) -> None:
 def _annotate_outputs(before: ExportedProgram, after: ExportedProgram) -> None:
     """Give the views that decomposition makes anew for the outputs of a program their annotations."""
     ended = zip(before.graph_signature.user_outputs, after.graph_signature.user_outputs, strict=True)
-    old_nodes, new_nodes = ({node.name: node for node in one.graph.nodes} for one in (before, after))
+    old_nodes, new_nodes = ({node.name: node for node in program.graph.nodes} for program in (before, after))
     for old_name, new_name in ended:
         old, new = old_nodes.get(str(old_name)), new_nodes.get(str(new_name))
         while old is not None and new is not None and old.meta.get("custom") and not new.meta.get("custom"):

@@ -73,9 +73,9 @@ def _in_turn(chosen: Any, values: Any) -> Any:
 
 def index_put(self: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> Any:
     """Torchlib's, with indices of the type that ONNX takes, and writes by a mask also where it chooses nothing."""
-    found = [index for index in indices if index is not None]
+    indexed = [index for index in indices if index is not None]
     mask = indices[0]
-    if mask is not None and len(found) == 1 and mask.dtype == ir.DataType.BOOL and not accumulate:
+    if mask is not None and len(indexed) == 1 and mask.dtype == ir.DataType.BOOL and not accumulate:
         for _ in range(len(self.shape) - len(mask.shape)):
             mask = op.Unsqueeze(mask, ints(-1))
         shape = op.Shape(self)
@@ -152,7 +152,7 @@ def numbers_by_step(start: Any, end: Any, step: Any = 1, dtype: int = -1, **opti
 
 
 def _of_numbers(dtype: int | None, *numbers: Any) -> int:
-    kinds = {type(one) for one in numbers}
+    kinds = {type(number) for number in numbers}
     if dtype in (None, -1) and kinds == {int, float}:
         return int(ir.DataType.DOUBLE if torch.get_default_dtype() is torch.float64 else ir.DataType.FLOAT)
     return -1 if dtype is None else dtype

@@ -23,7 +23,8 @@ def shifted_right(self: Any, other: Any) -> Any:
 def _halves(self: Any, other: Any) -> tuple[Any, Any, Any, Any]:
     """The number, two powers of two whose product it is shifted by, and whether it has so many bits."""
     number, count = (
-        one.long() if isinstance(one, torch.Tensor) else torch.full((), one, dtype=torch.long) for one in (self, other)
+        operand.long() if isinstance(operand, torch.Tensor) else torch.full((), operand, dtype=torch.long)
+        for operand in (self, other)
     )
     inside = (count >= 0) & (count < torch.iinfo(torch.result_type(self, other)).bits)
     count = torch.where(inside, count, 0)

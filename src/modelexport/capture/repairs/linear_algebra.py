@@ -30,8 +30,8 @@ def solve(A: Any, B: Any, *, left: bool = True) -> Any:
     """The same, of a matrix and its right sides."""
     vector = B.dim() == A.dim() - 1
     right = B.unsqueeze(-1) if vector else B
-    found = _eliminated(A, right) if left else _eliminated(A.mT, right.mT).mT
-    return found.squeeze(-1) if vector else found
+    solution = _eliminated(A, right) if left else _eliminated(A.mT, right.mT).mT
+    return solution.squeeze(-1) if vector else solution
 
 
 def solve_ex(A: Any, B: Any, *, left: bool = True, check_errors: bool = False) -> Any:

@@ -65,7 +65,7 @@ def _maxima(self: Any, inside: Sequence[Any]) -> Any:
 def adaptive_average_pool(self: Any, output_size: Sequence[int]) -> Any:
     """torch.onnx does not translate it in three dimensions. Along each axis it is a product with a matrix."""
     for axis, (size, out) in enumerate(_sizes(self, output_size), -len(output_size)):
-        starts, ends = (one.unsqueeze(1) for one in _windows(size, out))
+        starts, ends = (bounds.unsqueeze(1) for bounds in _windows(size, out))
         places = torch.arange(size)
         shares = ((places >= starts) & (places < ends)).to(self.dtype) / (ends - starts)
         self = (self.movedim(axis, -1) @ shares.to(self.dtype).mT).movedim(-1, axis)
@@ -86,21 +86,21 @@ def average_with_divisor(pool: Callable[..., Any], axes: int) -> Callable[..., A
     ) -> Any:
         if divisor_override is None:
             return NotImplemented
-        lengths, steps, pads = (_each(given, axes) for given in (kernel_size, stride or kernel_size, padding))
+        lengths, steps, pads = (_each(numbers, axes) for numbers in (kernel_size, stride or kernel_size, padding))
         ends = [pad + step - 1 if ceil_mode else pad for pad, step in zip(pads, steps, strict=True)]
         around = [size for sides in reversed([*zip(pads, ends, strict=True)]) for size in sides]
-        found = pool(torch.nn.functional.pad(self, around), lengths, steps) * (math.prod(lengths) / divisor_override)
+        averages = pool(torch.nn.functional.pad(self, around), lengths, steps) * (math.prod(lengths) / divisor_override)
         for axis, step, pad in zip(range(-axes, 0), steps, pads, strict=True):
             if ceil_mode:  # no window begins behind the input
-                count = torch.sym_min(found.shape[axis], (self.shape[axis] + pad - 1) // step + 1)
-                found = found.index_select(axis, torch.arange(count))
-        return found
+                count = torch.sym_min(averages.shape[axis], (self.shape[axis] + pad - 1) // step + 1)
+                averages = averages.index_select(axis, torch.arange(count))
+        return averages
 
     return averaged
 
 
-def _each(given: Sequence[int], axes: int) -> list[int]:
-    return list(given) * (axes if len(given) == 1 else 1)
+def _each(numbers: Sequence[int], axes: int) -> list[int]:
+    return list(numbers) * (axes if len(numbers) == 1 else 1)
 
 
 def fractional_max_pool(self: Any, kernel_size: Sequence[int], output_size: Sequence[int], samples: Any) -> Any:

@@ -114,14 +114,14 @@ def rnn(activation: str) -> Callable[..., Any]:
         batch_first: bool,
     ) -> Any:
         directions, each, hidden = (2 if bidirectional else 1), (4 if has_biases else 2), params[1].shape[1]
-        given, last = op.Transpose(input, perm=[1, 0, 2]) if batch_first else input, []
+        layer_input, last = op.Transpose(input, perm=[1, 0, 2]) if batch_first else input, []
         for layer in range(num_layers):
             first = layer * directions
             ways = [params[way * each : (way + 1) * each] for way in range(first, first + directions)]
             weights, recurrent = (_stacked([way[index] for way in ways]) for index in (0, 1))
             biases = _stacked([op.Concat(*way[2:], axis=0) for way in ways]) if has_biases else None
             steps, state = op.RNN(
-                given,
+                layer_input,
                 weights,
                 recurrent,
                 biases,
@@ -131,9 +131,9 @@ def rnn(activation: str) -> Callable[..., Any]:
                 direction="bidirectional" if bidirectional else "forward",
                 hidden_size=hidden,
             )
-            given = op.Reshape(op.Transpose(steps, perm=[0, 2, 1, 3]), ints(0, 0, -1))
+            layer_input = op.Reshape(op.Transpose(steps, perm=[0, 2, 1, 3]), ints(0, 0, -1))
             last.append(state)
-        output = op.Transpose(given, perm=[1, 0, 2]) if batch_first else given
+        output = op.Transpose(layer_input, perm=[1, 0, 2]) if batch_first else layer_input
         return output, op.Concat(*last, axis=0)
 
     return translated
@@ -147,10 +147,10 @@ def _shapes(operator: Any) -> Callable[..., Any]:
     names = [argument.name for argument in schema_of(operator).arguments]
 
     def shapes(*args: Any, **kwargs: Any) -> Any:
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        states = list(given["hx"]) if isinstance(given["hx"], (list, tuple)) else [given["hx"]]
-        steps = given["input"]
-        width = states[0].shape[-1] * (2 if given["bidirectional"] else 1)
+        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        states = list(arguments["hx"]) if isinstance(arguments["hx"], (list, tuple)) else [arguments["hx"]]
+        steps = arguments["input"]
+        width = states[0].shape[-1] * (2 if arguments["bidirectional"] else 1)
         return (steps.new_empty((*steps.shape[:-1], width)), *(torch.empty_like(state) for state in states))
 
     return shapes

@@ -45,19 +45,19 @@ def _scales(node: ir.Node, scales: ir.Value, numbers: np.ndarray | None) -> ir.V
         product = ir.node("Mul", [sizes_of.outputs[0], scales], name=f"{name}.product")
         floor = ir.node("Floor", product.outputs, name=f"{name}.floor")
         equal = ir.node("Equal", [floor.outputs[0], sizes_of.outputs[0]], name=f"{name}.equal")
-        one = ir.node("Constant", [], {"value": ir.tensor(np.float32(1))}, name=f"{name}.one")
-        chosen = ir.node("Where", [equal.outputs[0], one.outputs[0], scales], name=name)
-        nodes = [shape_of, sizes_of, product, floor, equal, one, chosen]
-    for made in nodes:
-        made.outputs[0].name = made.name
-        set_owner(made, owner_of(node))
+        unit = ir.node("Constant", [], {"value": ir.tensor(np.float32(1))}, name=f"{name}.one")
+        chosen = ir.node("Where", [equal.outputs[0], unit.outputs[0], scales], name=name)
+        nodes = [shape_of, sizes_of, product, floor, equal, unit, chosen]
+    for new in nodes:
+        new.outputs[0].name = new.name
+        set_owner(new, owner_of(node))
     graph_of(node).insert_before(node, nodes)
     return nodes[-1].outputs[0]
 
 
 def linear(self: Any, output_size: Any, align_corners: bool, scale_factors: Sequence[float] | None) -> Any:
     """Linear interpolation along one axis as along two: PyTorch's own decomposition does not copy along equal sizes."""
-    size, scales = (None if given is None else [1, *given] for given in (output_size, scale_factors))
+    size, scales = (None if numbers is None else [1, *numbers] for numbers in (output_size, scale_factors))
     return torch.ops.aten.upsample_bilinear2d.vec(self.unsqueeze(2), size, align_corners, scales).squeeze(2)
 
 

@@ -31,13 +31,13 @@ def singular_values(
         u, s, vh = singular_values(A.mH, driver=driver)
         return vh.mH, s, u.mH
     tall = A if rows >= columns else A.mH
-    made, turned = _orthogonal(tall)
-    norms = torch.linalg.vector_norm(made, dim=-2)
+    orthogonal, turned = _orthogonal(tall)
+    norms = torch.linalg.vector_norm(orthogonal, dim=-2)
     s, order = torch.sort(norms, dim=-1, descending=True)
     if not compute_uv:
         return A.new_empty(0), s, A.new_empty(0)
-    made, turned = (_in_order(one, order) for one in (made, turned))
-    return made / torch.where(s == 0, 1, s).unsqueeze(-2), s, turned.mH
+    orthogonal, turned = (_in_order(matrix, order) for matrix in (orthogonal, turned))
+    return orthogonal / torch.where(s == 0, 1, s).unsqueeze(-2), s, turned.mH
 
 
 def eigenvalues(A: Any, UPLO: str = "L", compute_v: bool = True) -> tuple[Any, Any]:
@@ -45,8 +45,8 @@ def eigenvalues(A: Any, UPLO: str = "L", compute_v: bool = True) -> tuple[Any, A
     half = torch.tril(A) if UPLO.upper() == "L" else torch.triu(A)
     whole = half + half.mT - torch.diag_embed(torch.diagonal(A, dim1=-2, dim2=-1))
     far = torch.linalg.vector_norm(whole, dim=(-2, -1), keepdim=True)
-    made, turned = _orthogonal(whole + far * torch.eye(A.shape[-1], dtype=A.dtype))
-    values, order = torch.sort(torch.linalg.vector_norm(made, dim=-2), dim=-1)
+    orthogonal, turned = _orthogonal(whole + far * torch.eye(A.shape[-1], dtype=A.dtype))
+    values, order = torch.sort(torch.linalg.vector_norm(orthogonal, dim=-2), dim=-1)
     return values - far.squeeze(-1), _in_order(turned, order) if compute_v else A.new_empty(0)
 
 
@@ -80,9 +80,9 @@ def _orthogonal(matrix: Any) -> tuple[Any, Any]:
 
 def _turned(left: Any, right: Any, rows: int) -> tuple[Any, Any]:
     """Columns turned with those beside them so that they are orthogonal; the last rows are only turned along."""
-    one, other = left[..., :rows, :], right[..., :rows, :]
-    a, b = (torch.sum(part * part, dim=-2, keepdim=True) for part in (one, other))
-    product = torch.sum(one * other, dim=-2, keepdim=True)
+    first, second = left[..., :rows, :], right[..., :rows, :]
+    a, b = (torch.sum(part * part, dim=-2, keepdim=True) for part in (first, second))
+    product = torch.sum(first * second, dim=-2, keepdim=True)
     far = (b - a) / (2 * torch.where(product == 0, 1, product))
     sign = torch.where(far < 0, -1.0, 1.0)
     tangent = torch.where(product == 0, 0, sign / (torch.abs(far) + torch.sqrt(1 + far * far)))

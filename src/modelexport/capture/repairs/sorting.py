@@ -26,8 +26,8 @@ def median_of_all(self: Any) -> Any:
 def kth_value(self: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
     """The k-th smallest element, counted from one."""
     place = torch.full((1,), k - 1)
-    found = tuple(one.index_select(dim, place) for one in self.sort(dim))
-    return found if keepdim else tuple(one.squeeze(dim) for one in found)
+    chosen = tuple(part.index_select(dim, place) for part in self.sort(dim))
+    return chosen if keepdim else tuple(part.squeeze(dim) for part in chosen)
 
 
 def median_of_numbers(self: Any) -> Any:
@@ -42,8 +42,8 @@ def median_of_numbers_along(self: Any, dim: int, keepdim: bool = False) -> Any:
     count = (~missing).sum(dim, keepdim=True)
     middle = ((count - 1) // 2).clamp(min=0)
     values = torch.where(count == 0, float("nan"), ordered.gather(dim, middle))
-    found = values, order.gather(dim, middle)
-    return found if keepdim else tuple(one.squeeze(dim) for one in found)
+    chosen = values, order.gather(dim, middle)
+    return chosen if keepdim else tuple(part.squeeze(dim) for part in chosen)
 
 
 def of_all(reduce: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,15 +61,15 @@ def running(reduce: Callable[..., Any]) -> Callable[..., Any]:
     def running_extreme(self: Any, dim: int) -> Any:
         if not self.dim():
             return self.clone(), torch.zeros((), dtype=torch.long)
-        given = self.movedim(dim, -1)
-        places = torch.arange(given.shape[-1])
+        elements = self.movedim(dim, -1)
+        places = torch.arange(elements.shape[-1])
         before = places <= places.unsqueeze(1)
         # The first element, since the smallest number of a type may be among the elements.
-        rows = torch.where(before, given.unsqueeze(-2), given[..., :1].unsqueeze(-2))
-        found = reduce(rows, -1)
-        same = (rows == found.unsqueeze(-1)) & before
+        rows = torch.where(before, elements.unsqueeze(-2), elements[..., :1].unsqueeze(-2))
+        extremes = reduce(rows, -1)
+        same = (rows == extremes.unsqueeze(-1)) & before
         index = torch.where(same, places, 0).amax(-1)
-        return found.movedim(-1, dim), index.movedim(-1, dim)
+        return extremes.movedim(-1, dim), index.movedim(-1, dim)
 
     return running_extreme
 

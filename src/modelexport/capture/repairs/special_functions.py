@@ -51,7 +51,9 @@ def log_gamma(self: Any) -> Any:
     x = self.double()
     low = x < 0.5
     z = torch.where(low, 1 - x, x) - 1
-    total = sum((one / (z + i) for i, one in enumerate(_LANCZOS[1:], 1)), torch.full_like(z, _LANCZOS[0]))
+    total = sum(
+        (coefficient / (z + i) for i, coefficient in enumerate(_LANCZOS[1:], 1)), torch.full_like(z, _LANCZOS[0])
+    )
     t = z + 7.5
     value = (z + 0.5) * torch.log(t) - t + torch.log(total) + 0.5 * math.log(2 * math.pi)
     sine = torch.abs(torch.sin(math.pi * (x - torch.floor(x))))
@@ -112,7 +114,7 @@ def digamma(self: Any) -> Any:
 def histogram(input: Any, bins: int = 100, min: float = 0, max: float = 0) -> Any:
     """``histc``: elements out of bounds are not counted; the last bin has its upper bound."""
     x = input.reshape(-1)
-    low, high = (torch.full((), float(one), dtype=x.dtype) for one in (min, max))
+    low, high = (torch.full((), float(bound), dtype=x.dtype) for bound in (min, max))
     if min == max:
         low, high = x.min(), x.max()
         alike = low == high

@@ -29,13 +29,13 @@ def under_names(inputs: Inputs, wanted: Sequence[str]) -> dict[str, Any]:
     Raises:
         InputsError: One is missing, or the tensors cannot be matched to the names.
     """
-    given = {_plain(name): as_array(tensor) for name, tensor in tensors_in(inputs)}
-    by_name = {name: given.get(_plain(name.removeprefix("input."))) for name in wanted}
+    arrays = {_plain(name): as_array(tensor) for name, tensor in tensors_in(inputs)}
+    by_name = {name: arrays.get(_plain(name.removeprefix("input."))) for name in wanted}
     if all(array is not None for array in by_name.values()):
         return by_name
-    if len(given) != len(wanted):
-        raise InputsError(f"the file takes {plural(len(wanted), 'input')} ({', '.join(wanted)}), not {len(given)}")
-    return dict(zip(wanted, given.values(), strict=True))
+    if len(arrays) != len(wanted):
+        raise InputsError(f"the file takes {plural(len(wanted), 'input')} ({', '.join(wanted)}), not {len(arrays)}")
+    return dict(zip(wanted, arrays.values(), strict=True))
 
 
 def _plain(name: str) -> str:

@@ -94,12 +94,14 @@ def has_names_for(model: nn.Module, args: Sequence[Any]) -> bool:
         parameters = list(inspect.signature(model.forward).parameters.values())[: len(args)]
     except (TypeError, ValueError):  # it has no signature
         return False
-    return len(parameters) == len(args) and all(one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters)
+    return len(parameters) == len(args) and all(
+        parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in parameters
+    )
 
 
 def is_constant(name: str, constants: Collection[str]) -> bool:
     """Whether a tensor is, or is in, an argument that is a constant."""
-    return any(name == one or name.startswith(f"{one}.") for one in constants)
+    return any(name == constant or name.startswith(f"{constant}.") for constant in constants)
 
 
 def kept_tensors(model: nn.Module, inputs: Inputs, constants: Collection[str]) -> frozenset[str]:

@@ -106,9 +106,9 @@ class TrialRuns:
 
         ``None`` means a value that the forward computed.
         """
-        given = self._shapes_of(inputs)
-        assert isinstance(given, Mapping)
-        arguments = {id(value): name for name, value in given.items()}
+        keywords = self._shapes_of(inputs)
+        assert isinstance(keywords, Mapping)
+        arguments = {id(value): name for name, value in keywords.items()}
         seen: list[tuple[str | None, torch.nn.Module]] = []
 
         def note(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -119,7 +119,7 @@ class TrialRuns:
         handles = [m.register_forward_pre_hook(note, with_kwargs=True) for m in self.model.modules()]
         try:
             with contextlib.suppress(Exception):  # what was seen before it failed is enough
-                self.call(self.model, given)
+                self.call(self.model, keywords)
         finally:
             for handle in handles:
                 handle.remove()

@@ -147,8 +147,8 @@ def _only(names: Collection[str], change: Change) -> Change:
 
 def _rows_by_name(inputs: Inputs, model: ir.Model, names: Iterable[str]) -> dict[str, int]:
     """The tensors in inputs that select rows of a weight of a file, to the number of rows."""
-    rows, own = rows_of_ids(model), inputs_of_file(inputs, model)
-    return {name: rows[own[name]] for name in names if own.get(name) in rows}
+    rows, in_file = rows_of_ids(model), inputs_of_file(inputs, model)
+    return {name: rows[in_file[name]] for name in names if in_file.get(name) in rows}
 
 
 def changed(inputs: Inputs, changes: Sequence[Change]) -> Inputs:
@@ -183,8 +183,8 @@ def _reversed(tensor: torch.Tensor) -> torch.Tensor:
 
 def _equal_before(name: str, names: Sequence[str], tensors: Mapping[str, torch.Tensor]) -> int:
     """How many tensors before one are equal to it: exchanged, they would show nowhere."""
-    before = (tensors[one] for one in names[: names.index(name)])
-    return sum(one.shape == tensors[name].shape and torch.equal(one, tensors[name]) for one in before)
+    before = (tensors[earlier] for earlier in names[: names.index(name)])
+    return sum(tensor.shape == tensors[name].shape and torch.equal(tensor, tensors[name]) for tensor in before)
 
 
 def _rolled(tensor: torch.Tensor, places: int) -> torch.Tensor:
@@ -219,23 +219,23 @@ _COUNTED = 1000
 
 def _ids_compared(model: ir.Model, rows: int) -> list[int]:
     """The integers that a graph compares integers of its inputs with, and those beside them, as far as they are ids."""
-    given = (value for value in model.graph.inputs if value.dtype in _INTEGERS)
-    found = (one for own in integers_compared(model, given) for one in (own, own + 1, own - 1) if 0 <= one < rows)
-    return list(dict.fromkeys(found))
+    integers = (value for value in model.graph.inputs if value.dtype in _INTEGERS)
+    near = [number + step for number in integers_compared(model, integers) for step in (0, 1, -1)]
+    return list(dict.fromkeys(number for number in near if 0 <= number < rows))
 
 
 def integers_compared(model: ir.Model, values: Iterable[ir.Value]) -> list[int]:
     """The integers that a graph compares values with, or other integers computed from them."""
-    given, found = set(values), list[int]()
+    integers, compared = set(values), list[int]()
     for node in model.graph:
-        if node.op_type in READ_SIZES_ONLY or not any(value in given for value in node.inputs):
+        if node.op_type in READ_SIZES_ONLY or not any(value in integers for value in node.inputs):
             continue
-        given.update(value for value in node.outputs if value.dtype in _INTEGERS)
+        integers.update(value for value in node.outputs if value.dtype in _INTEGERS)
         for value in node.inputs if node.domain == "" and node.op_type in _COMPARISONS else ():
             tensor = value.const_value if value is not None and value.is_initializer() else None
             if tensor is not None and tensor.size == 1 and not tensor.dtype.is_floating_point():
-                found.append(int(tensor.numpy().reshape(-1)[0]))
-    return found
+                compared.append(int(tensor.numpy().reshape(-1)[0]))
+    return compared
 
 
 _INTEGERS = (ir.DataType.INT64, ir.DataType.INT32)
@@ -245,8 +245,8 @@ _COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrE
 def _with_ids(ids: torch.Tensor, others: Sequence[int]) -> torch.Tensor:
     """Other ids at the same places in all rows, in at most half of the places: of some ids each row has one."""
     changed = ids.clone()
-    for place, one in zip(range(1, ids.shape[-1], 2), others, strict=False):
-        changed[..., place] = one
+    for place, number in zip(range(1, ids.shape[-1], 2), others, strict=False):
+        changed[..., place] = number
     return changed
 
 
@@ -306,7 +306,7 @@ def _hidden_by(tensor: torch.Tensor) -> float | None:
 
 def rows_of_ids(model: ir.Model) -> dict[str, int]:
     """The inputs that select rows of a weight, to the number of rows."""
-    found: dict[str, int] = {}
+    rows_by_input: dict[str, int] = {}
     for value in model.graph.inputs:
         if value.dtype not in _INTEGERS:
             continue
@@ -317,11 +317,11 @@ def rows_of_ids(model: ir.Model) -> dict[str, int]:
                 table = node.inputs[0] if node.op_type == "Gather" and node.inputs[1] is current else None
                 if table is not None and table.is_initializer() and table.const_value is not None:
                     rows = int(table.const_value.shape.numpy()[0])
-                    found[value.name or ""] = min(rows, found.get(value.name or "", rows))
+                    rows_by_input[value.name or ""] = min(rows, rows_by_input.get(value.name or "", rows))
                 elif node.op_type in _WITHIN and node.outputs[0] not in seen:
                     seen.add(node.outputs[0])
                     pending.append(node.outputs[0])
-    return found
+    return rows_by_input
 
 
 _WITHIN = {"Abs", "Cast", "Clip", "Flatten", "Identity", "Max", "Min", "Mod", "Neg", "Reshape", "Squeeze", "Unsqueeze"}

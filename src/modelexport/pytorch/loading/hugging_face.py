@@ -120,8 +120,8 @@ def _checkpoint(spec: str, directory: Path | None, local_only: bool) -> list[Saf
 
     if directory is None:
         wanted = [SINGLE, INDEX, f"{Path(SINGLE).stem}-*-of-*.safetensors"]
-        told = f"the weights of {spec} cannot be fetched"
-        with raised_as(lambda error: ModelLoadError(f"{told}: {error_line(error)}")):
+        problem = f"the weights of {spec} cannot be fetched"
+        with raised_as(lambda error: ModelLoadError(f"{problem}: {error_line(error)}")):
             directory = Path(snapshot_download(spec, allow_patterns=wanted, local_files_only=local_only))
     return checkpoint(directory)
 
@@ -165,7 +165,8 @@ def _without_weights(
 
 def _dense_notes(weights: Weights, packed: Mapping[str, Scheme]) -> list[str]:
     """A note for the entries that are computed from packed weights, because no linear layer has them."""
-    dense = [key for key, made in weights.made.items() if dequantized.__name__ in made.split(", ")] if packed else []
+    name, operations = dequantized.__name__, weights.made if packed else {}
+    dense = [key for key, names in operations.items() if name in names.split(", ")]
     few = first_few(dense, 3)
     return [f"{len(dense)} packed weights are not of linear layers and are written dense: {few}"] if dense else []
 

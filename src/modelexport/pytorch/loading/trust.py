@@ -88,7 +88,7 @@ def no_larger_than(nbytes: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # transformers may have wrapped ours in any other; all others go on
-        cause = next((one for one in chained(error) if isinstance(one, _TooLargeError)), None)
+        cause = next((raised for raised in chained(error) if isinstance(raised, _TooLargeError)), None)
         if cause is None:
             raise
         raise ModelLoadError(f"the configuration describes a model of {cause}: it is damaged") from error

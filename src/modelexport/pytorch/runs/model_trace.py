@@ -107,10 +107,10 @@ class _Recording:
         self.trace = Trace()
         self._calls = calls
         self._recorder = CallRecorder(model, watch=self._watch)
-        self._own_memory = {memory_of(one) for one in (model.parameters() if weights is None else ())}
+        self._own_memory = {memory_of(parameter) for parameter in (model.parameters() if weights is None else ())}
         self.own = own_type(model, inputs)
         narrow = has_narrow_weights(model)
-        self.types = {one: wide for one, wide in _WIDE.items() if narrow or one is not torch.bfloat16}
+        self.types = {dtype: wide for dtype, wide in _WIDE.items() if narrow or dtype is not torch.bfloat16}
         """Types to those that tensors have in a wide run. A file computes bfloat16 of a model that is not in half
         precision in float32, and rounds what an operation gives, as PyTorch does."""
 
@@ -179,7 +179,7 @@ class _Recording:
             content.array = self.trace.contents.kept.copy(as_array(tensor))
         return content
 
-    def see(self, func: Any, given: Sequence[Any], output: Any, parameters: Collection[int | None]) -> None:
+    def see(self, func: Any, arguments: Sequence[Any], output: Any, parameters: Collection[int | None]) -> None:
         """Record what an operation gave.
 
         Args:
@@ -191,26 +191,24 @@ class _Recording:
         if func._schema.is_mutable:  # the state of memory that was written to is only told once the operation is over
             self._known.clear()
         drawn = _draws(func)
-        tensors = [one for one in given if isinstance(one, torch.Tensor) and has_elements(one)]
-        for tensor in tree_leaves(output):
-            if not isinstance(tensor, torch.Tensor) or not has_elements(tensor):
-                continue
+        tensors = list(filter(has_elements, tensor_leaves(arguments)))
+        for tensor in filter(has_elements, tensor_leaves(output)):
             memory = memory_of(tensor)  # a transposed parameter is as much to read as the whole model
             if memory is not None and (memory in self._own_memory or memory in parameters):
                 continue
             stored = as_stored(tensor)
-            if not any(tensor is one for one in tensors) or func._schema.is_mutable:
+            if not any(tensor is argument for argument in tensors) or func._schema.is_mutable:
                 self.content(stored).computed[call] = None
             if drawn:
                 alike = str(func.overloadpacket).removeprefix("aten.") in _DRAWN_ALIKE
                 self.trace.drawn.append((call, as_array(stored if alike else stored.new_empty(0)).copy()))
             if tensor.dtype is torch.long:
                 self._choose(tensors, tensor)
-            if tensor._base is not None and any(tensor is one for one in tensors):  # written through a view
+            if tensor._base is not None and any(tensor is argument for argument in tensors):  # written through a view
                 self.content(as_stored(tensor._base)).computed[call] = None
 
-    def _choose(self, given: Sequence[torch.Tensor], indices: torch.Tensor) -> None:
-        scores = next((one for one in given if one.is_floating_point()), None)
+    def _choose(self, arguments: Sequence[torch.Tensor], indices: torch.Tensor) -> None:
+        scores = next((argument for argument in arguments if argument.is_floating_point()), None)
         if scores is not None and chosen_axis(as_array(scores), as_array(indices)) is not None:
             self.trace.choices.append(Choice(as_array(scores).copy(), as_array(indices).copy()))
 
@@ -254,8 +252,8 @@ def _draws(func: Any) -> bool:
 
 def own_type(model: nn.Module, inputs: Inputs) -> torch.dtype:
     """The widest floating-point type of a model's weights and inputs; a run in float64 does not show it."""
-    tensors = [one for one in (*model.parameters(), *model.buffers(), *tree_leaves(inputs)) if torch.is_tensor(one)]
-    types = {one.dtype for one in tensors if one.is_floating_point()}
+    tensors = (*model.parameters(), *model.buffers(), *tensor_leaves(inputs))
+    types = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
     if torch.float64 in types:
         return torch.float64
     return types.pop() if len(types) == 1 else torch.float32
@@ -275,7 +273,7 @@ class _Operations(OperationMode):
         kwargs = kwargs or {}
         if self._guard is not None:
             self._guard.before(func, args, kwargs)
-        given = tree_leaves((args, kwargs))
+        leaves = tree_leaves((args, kwargs))
         if self._wide:
             args, kwargs = self._wide_arguments(func, args, kwargs)
         run = _ONLY_NARROW.get(func, func)
@@ -293,24 +291,28 @@ class _Operations(OperationMode):
             self._recording.trace.draws = True
         if self._records and hasattr(func, "_schema"):
             taken = tree_leaves((args, kwargs))
-            own = {memory_of(now) for one, now in zip(given, taken, strict=False) if isinstance(one, nn.Parameter)}
-            self._recording.see(func, taken, output, own)
+            parameters = {
+                memory_of(now) for leaf, now in zip(leaves, taken, strict=False) if isinstance(leaf, nn.Parameter)
+            }
+            self._recording.see(func, taken, output, parameters)
             if (product := product_without_bias(func, args, kwargs, output)) is not None:
-                self._recording.see(func, (), product, own)
+                self._recording.see(func, (), product, parameters)
         return output
 
     def _wide_arguments(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         if not hasattr(func, "_schema"):  # operators with nested functions
             return args, kwargs
-        written = {one.name for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write}
-        names = [one.name for one in func._schema.arguments]
-        args = tuple(
-            one if name in written else tree_map(self._wide_argument, one)
-            for name, one in zip(names, args, strict=False)
-        )
-        kwargs = {name: one if name in written else tree_map(self._wide_argument, one) for name, one in kwargs.items()}
+        parameters = func._schema.arguments
+        names = [parameter.name for parameter in parameters]
+        written = {p.name for p in parameters if p.alias_info is not None and p.alias_info.is_write}
+
+        def widened(name: str, value: Any) -> Any:
+            return value if name in written else tree_map(self._wide_argument, value)
+
+        args = tuple(map(widened, names, args))
+        kwargs = {name: widened(name, value) for name, value in kwargs.items()}
         flat = tree_leaves(args)
-        makes = any(type(one) is float for one in flat) and not any(isinstance(one, torch.Tensor) for one in flat)
+        makes = any(type(value) is float for value in flat) and not tensor_leaves(flat)
         if makes and "dtype" in names and not kwargs.get("dtype"):
             kwargs["dtype"] = torch.float64
         return args, kwargs
@@ -325,9 +327,9 @@ class _Operations(OperationMode):
 
     def _gives_bfloat16(self, func: Any, args: Any) -> bool:
         """Whether an operation of numbers that stay narrow gives new ones."""
-        if _draws(func) or not hasattr(func, "_schema") or any(one.alias_info for one in func._schema.returns):
+        if _draws(func) or not hasattr(func, "_schema") or any(value.alias_info for value in func._schema.returns):
             return False
-        return any(isinstance(one, torch.Tensor) and one.dtype is torch.bfloat16 for one in tree_leaves(args))
+        return any(tensor.dtype is torch.bfloat16 for tensor in tensor_leaves(args))
 
 
 def _grouped_mm(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
@@ -336,7 +338,8 @@ def _grouped_mm(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: A
         return torch.ops.aten._grouped_mm.default(a, b, offs, bias, out_dtype)
     ends = offs.tolist()
     rows = zip([0, *ends], ends, b, strict=False)
-    return torch.cat([*(a[start:end] @ one for start, end, one in rows), a.new_zeros(len(a) - ends[-1], b.shape[-1])])
+    products = [a[start:end] @ matrix for start, end, matrix in rows]
+    return torch.cat([*products, a.new_zeros(len(a) - ends[-1], b.shape[-1])])
 
 
 _ONLY_NARROW = {torch.ops.aten._grouped_mm.default: _grouped_mm}
@@ -349,9 +352,9 @@ _LARGEST = torch.finfo(torch.float32).max
 
 def _is_of_integers(args: Any, output: Any) -> bool:
     """Whether integers gave a result of PyTorch's default type, as in a division."""
-    given = tensor_leaves(args)
+    tensors = tensor_leaves(args)
     narrow = isinstance(output, torch.Tensor) and output.dtype is torch.get_default_dtype()
-    return narrow and bool(given) and not any(one.is_floating_point() or one.is_complex() for one in given)
+    return narrow and bool(tensors) and not any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors)
 
 
 def _as_float(value: Any) -> Any:

@@ -15,11 +15,11 @@ def product_without_bias(func: Any, args: Sequence[Any], kwargs: Mapping[str, An
 
     PyTorch's schemas tell: an operator adds its argument ``bias``, or ``beta`` times its first one, as ``addmm`` does.
     """
-    names = [one.name for one in func._schema.arguments]
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    bias = given.get("bias", args[0] if "beta" in names else None)
+    names = [argument.name for argument in func._schema.arguments]
+    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+    bias = arguments.get("bias", args[0] if "beta" in names else None)
     if not isinstance(bias, torch.Tensor) or not isinstance(output, torch.Tensor) or not has_elements(bias):
         return None
     if "stride" in names:  # a convolution, whose channels are the second axis
         bias = bias.reshape(-1, *(1,) * (output.dim() - 2))
-    return output - given.get("beta", 1) * bias
+    return output - arguments.get("beta", 1) * bias

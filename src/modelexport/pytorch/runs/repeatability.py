@@ -44,13 +44,13 @@ def find_unrepeatable(model: nn.Module, inputs: Inputs) -> list[Unrepeatable]:
     Returns:
         Outputs that differ or are empty, and buffers that a run changes. Empty if the model does not run.
     """
-    found: list[Unrepeatable] = []
+    behaviors: list[Unrepeatable] = []
     with untouched(model, masks=False), collected():
         runs = _Runs(model, inputs)
         try:
             first = runs.run(1, as_exported(model))
             draws = runs.drew
-            found += [Unrepeatable(kind="buffer", where=name) for name in runs.changed_buffers()]
+            behaviors += [Unrepeatable(kind="buffer", where=name) for name in runs.changed_buffers()]
             plain = runs.run(2)
             second, without = plain, dict[Changed, dict[str, torch.Tensor]]()
             if not _all_same(first, plain):
@@ -63,22 +63,22 @@ def find_unrepeatable(model: nn.Module, inputs: Inputs) -> list[Unrepeatable]:
         except Exception:  # capture reports why a model does not run
             return []
     if not first:
-        found.append(Unrepeatable(kind="no output", where="."))
-    found += [Unrepeatable(kind="empty output", where=name) for name, tensor in first.items() if not tensor.numel()]
-    if not any(behavior.kind == "buffer" for behavior in found):
-        found += [
+        behaviors.append(Unrepeatable(kind="no output", where="."))
+    behaviors += [Unrepeatable(kind="empty output", where=name) for name, tensor in first.items() if not tensor.numel()]
+    if not any(behavior.kind == "buffer" for behavior in behaviors):
+        behaviors += [
             Unrepeatable(kind="random", where=name)
             for name, tensor in first.items()
             if name not in other or not _same(tensor, other[name])
         ]
-        found += [
+        behaviors += [
             Unrepeatable(kind=_another_way(name, tensor, without), where=name)
             for name, tensor in second.items()
             if name in plain and not _close(tensor, plain[name])
         ]
-        named = {behavior.where for behavior in found}
-        found += [Unrepeatable(kind="fused", where=name) for name in hidden if name not in named]
-    return found
+        named = {behavior.where for behavior in behaviors}
+        behaviors += [Unrepeatable(kind="fused", where=name) for name in hidden if name not in named]
+    return behaviors
 
 
 class _Runs:
@@ -113,7 +113,7 @@ class _Runs:
 
 def _another_way(name: str, right: torch.Tensor, without: Mapping[Changed, Mapping[str, torch.Tensor]]) -> Changed:
     """What an export has to change for an output to be as it is there."""
-    kinds = (kind for kind, found in without.items() if name not in found or not _close(right, found[name]))
+    kinds = (kind for kind, outputs in without.items() if name not in outputs or not _close(right, outputs[name]))
     return next(kinds, "fused")
 
 
@@ -153,10 +153,11 @@ _MORE_SEEDS = range(3, 19)
 
 def _generator_states(model: nn.Module) -> list[Any]:
     """What changes when numbers are drawn: the states of the generators of torch, Python, NumPy and the model."""
-    own = [value for module in model.modules() for value in vars(module).values() if isinstance(value, torch.Generator)]
+    attributes = (value for module in model.modules() for value in vars(module).values())
+    of_model = [value for value in attributes if isinstance(value, torch.Generator)]
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
-    states += [generator.get_state() for generator in own]
+    states += [generator.get_state() for generator in of_model]
     return [random.getstate(), pickle.dumps(np.random.get_state()), *(state.numpy().tobytes() for state in states)]
 
 
@@ -172,6 +173,6 @@ def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool((a - b).norm() <= REPEATED * max(float(a.norm()), 1e-6))
 
 
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    same = one.shape == other.shape and one.dtype == other.dtype
-    return same and bool(torch.equal(torch.nan_to_num(one), torch.nan_to_num(other)))
+def _same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    same = tensor.shape == other.shape and tensor.dtype == other.dtype
+    return same and bool(torch.equal(torch.nan_to_num(tensor), torch.nan_to_num(other)))

@@ -73,10 +73,10 @@ def find_entries(model: nn.Module, files: Sequence[SafetensorsFile]) -> dict[str
     tied = {_identity(entries[key]): place for key, place in places.items()}
     for key, tensor in entries.items():
         if key not in places:
-            found = tied.get(_identity(tensor)) or _under_another_name(key, tensor, named, set(places.values()))
-            if found is None:
+            other = tied.get(_identity(tensor)) or _under_another_name(key, tensor, named, set(places.values()))
+            if other is None:
                 return None
-            places[key] = tied[_identity(tensor)] = found
+            places[key] = tied[_identity(tensor)] = other
     return places
 
 
@@ -84,20 +84,20 @@ def _under_another_name(
     key: str, tensor: torch.Tensor, named: Mapping[str, Sequence[Place]], taken: Collection[Place]
 ) -> Place | None:
     """The place with the content of an entry whose name ends most like the entry's."""
-    found = [
+    candidates = [
         (_equal_end(name, key), place)
         for name, places in named.items()
         for place in places
         if place not in taken and _is_there(tensor, place)
     ]
-    longest = max((length for length, _ in found), default=0)
-    best = [place for length, place in found if length == longest]
+    longest = max((length for length, _ in candidates), default=0)
+    best = [place for length, place in candidates if length == longest]
     return best[0] if len(best) == 1 else None
 
 
-def _equal_end(one: str, other: str) -> int:
+def _equal_end(name: str, other: str) -> int:
     """The number of parts that end two dotted names equally."""
-    parts = zip(reversed(one.split(".")), reversed(other.split(".")), strict=False)
+    parts = zip(reversed(name.split(".")), reversed(other.split(".")), strict=False)
     return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], parts)))
 
 
@@ -111,5 +111,5 @@ def _is_there(tensor: torch.Tensor, place: Place) -> bool:
     if tuple(tensor.shape) != place.shape or dtype != dtype_name(place.dtype):
         return False
     there = np.memmap(place.path, dtype=np.uint8, mode="r", offset=place.offset, shape=(place.length,))
-    own = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return bool(np.array_equal(there, own))
+    bytes_of_tensor = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return bool(np.array_equal(there, bytes_of_tensor))

@@ -53,12 +53,12 @@ def is_linear(module: nn.Module) -> bool:
     if type(module).forward is nn.Linear.forward or not isinstance(module, nn.Linear):
         return isinstance(module, nn.Linear)
     inputs, weight = torch.linspace(-1, 2, 8).view(4, 2), torch.linspace(-3, 1, 6).view(3, 2)
-    given = {"weight": weight} | ({} if module.bias is None else {"bias": torch.tensor([0.5, -1.0, 2.0])})
+    parameters = {"weight": weight} | ({} if module.bias is None else {"bias": torch.tensor([0.5, -1.0, 2.0])})
     try:
-        result = torch.func.functional_call(module, given, (inputs,))
+        result = torch.func.functional_call(module, parameters, (inputs,))
     except Exception:  # it needs other arguments, or other sizes
         return False
-    expected = nn.functional.linear(inputs, weight, given.get("bias"))
+    expected = nn.functional.linear(inputs, weight, parameters.get("bias"))
     return isinstance(result, torch.Tensor) and result.shape == expected.shape and torch.allclose(result, expected)
 
 
