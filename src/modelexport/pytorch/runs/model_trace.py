@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -78,7 +79,7 @@ def trace_model(
     operations = operations and calls
     ways = [(True, bodies, operations), (True, False, operations), (False, bodies, operations), (False, False, False)]
     for way in dict.fromkeys(ways if wide else ways[2:]):
-        recording = _Recording(model, inputs, parameters or {}, weights, never_called, kept or Index(), calls=calls)
+        recording = _Recording(model, inputs, parameters or {}, weights, never_called, kept or Index(), calls)
         try:
             return recording.run(*way)
         except Exception:  # any code of the model
@@ -87,29 +88,26 @@ def trace_model(
     raise AssertionError
 
 
+@dataclass
 class _Recording:
-    def __init__(
-        self,
-        model: nn.Module,
-        inputs: Inputs,
-        parameters: Mapping[str, torch.Tensor],
-        weights: Weights | None,
-        never_called: Collection[str],
-        kept: Index,
-        *,
-        calls: bool,
-    ) -> None:
-        self._kept = kept
+    """One run of a model; fields as the arguments of :func:`trace_model`."""
+
+    model: nn.Module
+    inputs: Inputs
+    parameters: Mapping[str, torch.Tensor]
+    weights: Weights | None
+    never_called: Collection[str]
+    kept: Index
+    calls: bool
+
+    def __post_init__(self) -> None:
+        self.trace = Trace()
         self._known: dict[int, tuple[weakref.ref[torch.Tensor] | None, int | None, Content | None]] = {}
         """Tensors by identity, with the state of their memory."""
-        self._model, self._inputs, self._parameters = model, inputs, parameters
-        self._weights, self._never_called = weights, never_called
-        self.trace = Trace()
-        self._calls = calls
-        self._recorder = CallRecorder(model, watch=self._watch)
-        self._own_memory = {memory_of(parameter) for parameter in (model.parameters() if weights is None else ())}
-        self.own = own_type(model, inputs)
-        narrow = has_narrow_weights(model)
+        self._recorder = CallRecorder(self.model, watch=self._watch)
+        self._own_memory = set() if self.weights is not None else set(map(memory_of, self.model.parameters()))
+        self.own = own_type(self.model, self.inputs)
+        narrow = has_narrow_weights(self.model)
         self.types = {dtype: wide for dtype, wide in _WIDE.items() if narrow or dtype is not torch.bfloat16}
         """Types to those that tensors have in a wide run. A file computes bfloat16 of a model that is not in half
         precision in float32, and rounds what an operation gives, as PyTorch does."""
@@ -123,28 +121,28 @@ class _Recording:
     def run(self, wide: bool, bodies: bool, operations: bool) -> Trace:
         trace = self.trace
         trace.exact = wide or self.own is torch.float64
-        inputs = tree_map(self.widened, self._inputs) if wide else self._inputs
+        inputs = tree_map(self.widened, self.inputs) if wide else self.inputs
         args, kwargs = run_arguments(inputs)
         with contextlib.ExitStack() as stack:
-            guard = stack.enter_context(untouched(self._model, runs=self._weights is None, in_mode=True, bodies=bodies))
-            if self._weights is not None:
-                stack.enter_context(lend_weights(self._model, self._weights, self._never_called))
-            entries = entries_of(self._model) if self._parameters else {}
-            for key, tensor in self._parameters.items():
+            guard = stack.enter_context(untouched(self.model, runs=self.weights is None, in_mode=True, bodies=bodies))
+            if self.weights is not None:
+                stack.enter_context(lend_weights(self.model, self.weights, self.never_called))
+            entries = entries_of(self.model) if self.parameters else {}
+            for key, tensor in self.parameters.items():
                 entries[key].data = tensor
             if wide:
                 stack.enter_context(_limits_of_float32())
-                for tensor in [] if self._weights is not None else [*self._model.parameters(), *self._model.buffers()]:
+                for tensor in [] if self.weights is not None else [*self.model.parameters(), *self.model.buffers()]:
                     tensor.data = self.widened(tensor.data)
-                self._own_memory |= {memory_of(one) for one in self._model.parameters()}
+                self._own_memory.update(map(memory_of, self.model.parameters()))
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             stack.enter_context(collected())
-            if self._calls:
+            if self.calls:
                 stack.enter_context(self._recorder.attached())
-            if bodies and self._calls:
+            if bodies and self.calls:
                 stack.enter_context(Bodies(self._recorder, opened=True))
             stack.enter_context(_Operations(self, guard, wide=wide, operations=operations))
-            result = self._model(*args, **kwargs)
+            result = self.model(*args, **kwargs)
             returned = [(name, tensor) for name, tensor in output_tensors(result) if has_elements(tensor)]
             self._see_returned(returned)
             trace.outputs = [as_array(as_stored(tensor)) for _, tensor in returned]
@@ -172,7 +170,7 @@ class _Recording:
         if content is None or known is None or known() is not tensor or then != version or version is None:
             array = as_array(tensor)
             content = self.trace.contents.add(array, keep=keep)
-            if content.array is None and self._kept.same(content.fingerprint, _ROUNDED):
+            if content.array is None and self.kept.same(content.fingerprint, _ROUNDED):
                 content.array = self.trace.contents.kept.copy(array)
             self._known[id(tensor)] = weakref.ref(tensor), version, content
         elif keep and content.array is None:
@@ -220,7 +218,7 @@ class _Recording:
             return numbers.get(call, call) if call is not None else None
 
         trace.parents = {
-            call: numbered(one.parent) for one in self._recorder.seen if (call := numbered(one.call)) is not None
+            call: numbered(seen.parent) for seen in self._recorder.seen if (call := numbered(seen.call)) is not None
         }
         if numbers:
             trace.tensors = [
@@ -228,10 +226,10 @@ class _Recording:
                 for tensor in trace.tensors
                 if (call := numbered(tensor.place.call)) is not None
             ]
-            trace.drawn = [(call, array) for one, array in trace.drawn if (call := numbered(one)) is not None]
+            trace.drawn = [(call, array) for before, array in trace.drawn if (call := numbered(before)) is not None]
             for content in trace.contents:
-                content.computed = {call: None for one in content.computed if (call := numbered(one)) is not None}
-                content.passed = {call: None for one in content.passed if (call := numbered(one)) is not None}
+                content.computed = {call: None for call in map(numbered, content.computed) if call is not None}
+                content.passed = {call: None for call in map(numbered, content.passed) if call is not None}
 
 
 _WITHOUT_VALUES = frozenset(
