@@ -182,7 +182,6 @@ def decompositions() -> Decompositions:
         aten.index_put.default: indexing.with_long_indices(aten.index_put.default),
         aten.split.Tensor: indexing.split,
         aten.roll.default: fourier.rolled,
-        aten._fft_c2r.default: fourier.real_signal,
         aten.fft_fftfreq.default: fourier.frequencies,
         aten.fft_rfftfreq.default: fourier.half_the_frequencies,
         aten.upsample_linear1d.vec: resizing.linear,

@@ -8,7 +8,6 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from onnxscript.function_libs.torch_lib.ops.fft import aten__fft_r2c
 
 from modelexport.capture.numbers_of_python import node_like
 from modelexport.graph.nodes import all_nodes
@@ -27,20 +26,6 @@ def rolled(self: Any, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Any:
     return self
 
 
-def real_signal(self: Any, dim: Sequence[int], normalization: int, last_dim_size: Any) -> Any:
-    """``irfft`` of a dynamic size, of the whole spectrum: ONNX Runtime confuses shapes of half of it."""
-    if isinstance(last_dim_size, int):
-        return NotImplemented
-    if len(dim) > 1:
-        self = torch.ops.aten._fft_c2c(self, list(dim[:-1]), normalization, False)
-    axis, parts = dim[-1], torch.view_as_real(self)
-    mirrored = parts.index_select(axis, torch.arange(last_dim_size - last_dim_size // 2 - 1, 0, -1))
-    real = torch.cat([parts.select(-1, 0), mirrored.select(-1, 0)], axis)
-    imaginary = torch.cat([parts.select(-1, 1), -mirrored.select(-1, 1)], axis)
-    whole = torch.ops.aten._fft_c2c(torch.complex(real, imaginary), [axis], normalization, False)
-    return torch.view_as_real(whole).select(-1, 0)
-
-
 def frequencies(n: Any, d: float = 1.0, **options: Any) -> Any:
     """``fftfreq``, which nothing translates."""
     places = torch.arange(n, dtype=options.get("dtype") or torch.get_default_dtype())
@@ -50,17 +35,6 @@ def frequencies(n: Any, d: float = 1.0, **options: Any) -> Any:
 def half_the_frequencies(n: Any, d: float = 1.0, **options: Any) -> Any:
     """``rfftfreq``, which nothing translates."""
     return torch.arange(n // 2 + 1, dtype=options.get("dtype") or torch.get_default_dtype()) / (n * d)
-
-
-def spectrum(self: Any, dim: Sequence[int], normalization: int, onesided: bool) -> Any:
-    """Torchlib's ``rfft`` without the lengths of axes: with them ONNX infers that half a spectrum has a whole one's."""
-    result = aten__fft_r2c(self, dim, normalization, onesided)
-    node = result.producer()
-    while node is not None and node.op_type in ("DFT", "Div", "Squeeze"):
-        if node.op_type == "DFT":
-            node.replace_input_with(1, None)
-        node = node.inputs[0].producer()
-    return result
 
 
 def windows_added(grad: Any, input_size: Any, dim: int, size: int, step: int) -> Any:

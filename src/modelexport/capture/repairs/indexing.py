@@ -1,4 +1,4 @@
-"""Which elements go where: squeezing, bags, writes by masks and indices, counting."""
+"""Which elements go where: squeezing, parts, writes by masks and indices, counting."""
 
 from __future__ import annotations
 
@@ -52,39 +52,18 @@ def with_long_indices(operator: Any) -> Callable[..., Any]:
     return indexed
 
 
-def masked_scatter(self: Any, mask: Any, source: Any) -> Any:
-    """The n-th masked element is the n-th of the source; of those that are not masked, nothing is read."""
-    shape = op.Max(op.Shape(self), op.Shape(op.Expand(mask, op.Shape(self))))
-    chosen = op.Reshape(op.Expand(mask, shape), ints(-1))
-    laid = op.Reshape(op.Expand(self, shape), ints(-1))
-    return op.Reshape(op.Where(chosen, _in_turn(chosen, source), laid), shape)
-
-
-def _in_turn(chosen: Any, values: Any) -> Any:
-    """For each place that is chosen the next value; anything for the others.
-
-    transformers gathers from the values alone, which is out of bounds where there are none, and nothing is chosen.
-    """
-    nothing = op.CastLike(op.Constant(value_floats=[0.0]), values)
-    flat = op.Concat(op.Reshape(values, ints(-1)), nothing, axis=0)
-    count = op.CumSum(op.Cast(chosen, to=INT64), op.Constant(value_int=0))
-    return op.Gather(flat, op.Max(op.Sub(count, ints(1)), ints(0)))
-
-
 def index_put(self: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> Any:
-    """Torchlib's, with indices of the type that ONNX takes, and writes by a mask also where it chooses nothing."""
-    indexed = [index for index in indices if index is not None]
-    mask = indices[0]
-    if mask is not None and len(indexed) == 1 and mask.dtype == ir.DataType.BOOL and not accumulate:
-        for _ in range(len(self.shape) - len(mask.shape)):
-            mask = op.Unsqueeze(mask, ints(-1))
-        shape = op.Shape(self)
-        if _broadcasts(values, self, len(indices[0].shape)):
-            return op.Where(mask, values, self)
-        chosen = op.Reshape(op.Expand(mask, shape), ints(-1))
-        written = _in_turn(chosen, _of_every_row(values, self, len(indices[0].shape)))
-        return op.Reshape(op.Where(chosen, written, op.Reshape(self, ints(-1))), shape)
-    return aten_index_put(self, [_widened(index) for index in indices], values, accumulate)
+    """Torchlib's, with indices of the type that ONNX takes, and without indices where a mask writes the same values."""
+    mask, *others = indices
+    if mask is None or mask.dtype != ir.DataType.BOOL or any(index is not None for index in others):
+        return aten_index_put(self, [_widened(index) for index in indices], values, accumulate)
+    inner = len(self.shape) - len(mask.shape)
+    rows = len(values.shape) - inner
+    if accumulate or rows > 1 or (rows == 1 and values.shape[0] != 1):
+        return aten_index_put(self, [mask], values, accumulate)
+    for _ in range(inner):
+        mask = op.Unsqueeze(mask, ints(-1))
+    return op.Where(mask, values, self)
 
 
 def _widened(index: Any) -> Any:
@@ -93,30 +72,6 @@ def _widened(index: Any) -> Any:
     wide = op.Cast(index, to=INT64)
     wide.shape, wide.dtype = index.shape, ir.DataType.INT64
     return wide
-
-
-def _broadcasts(values: Any, self: Any, masked: int) -> bool:
-    """Whether every chosen row gets the same values."""
-    rows = len(values.shape) - (len(self.shape) - masked)
-    return rows <= 0 or (rows == 1 and values.shape[0] == 1)
-
-
-def _of_every_row(values: Any, self: Any, masked: int) -> Any:
-    """Values in the full width of the rows that are written."""
-    inner = list(self.shape[masked:])
-    if list(values.shape[1:]) == inner or not inner:
-        return values
-    shape = op.Concat(op.Shape(values, start=0, end=1), op.Shape(self, start=masked), axis=0)
-    return op.Expand(values, shape)
-
-
-def unique(self: Any, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
-    """ONNX Runtime has code for few types."""
-    known = self.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT64)
-    wide = self if known else op.Cast(self, to=INT64)
-    values, _, inverse, counts = op.Unique(wide, sorted=1)
-    values = values if known else op.CastLike(values, self)
-    return values, op.Reshape(inverse, op.Shape(self)), counts
 
 
 def unique_in_turn(self: Any, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None) -> Any:

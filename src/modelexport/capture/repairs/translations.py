@@ -15,7 +15,7 @@ import torch
 from onnxscript.function_libs.torch_lib.ops.core import aten_full, aten_full_like, aten_scalar_tensor
 
 from modelexport.capture.quantized_form import USUAL_FORM, QuantizedForm
-from modelexport.capture.repairs import fourier, indexing, packed_linear, pooling, recurrent
+from modelexport.capture.repairs import indexing, packed_linear, pooling, recurrent
 from modelexport.capture.repairs.attention import translated_attention
 from modelexport.capture.repairs.translation_constants import table
 
@@ -26,9 +26,7 @@ def translations(form: QuantizedForm = USUAL_FORM) -> Table:
     """FX operator to the function that makes its ONNX nodes."""
     aten = torch.ops.aten
     return {
-        aten.masked_scatter.default: indexing.masked_scatter,
         aten.masked_select.default: indexing.masked_select,
-        aten._unique2.default: indexing.unique,
         aten.unique_consecutive.default: indexing.unique_in_turn,
         aten.scalar_tensor.default: scalar_tensor,
         aten.full.default: full,
@@ -36,7 +34,6 @@ def translations(form: QuantizedForm = USUAL_FORM) -> Table:
         aten.full_like.default: full_like,
         aten.arange.start: indexing.numbers_from,
         aten.arange.start_step: indexing.numbers_by_step,
-        aten._fft_r2c.default: fourier.spectrum,
         **pooling.max_pools(),
         aten.lstm.input: recurrent.lstm,
         aten.gru.input: recurrent.gru,
