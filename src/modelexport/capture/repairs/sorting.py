@@ -90,10 +90,10 @@ def search(
     value = self.unsqueeze(-1) if isinstance(self, torch.Tensor) else torch.full((1,), self)
     if row.dtype != value.dtype:
         row, value = row.double(), value.double()
-    below = row <= value if right or side == "right" else row < value
+    below = ~(row > value if right or side == "right" else row >= value)  # all are below NaN
     return below.sum(-1).to(torch.int32 if out_int32 else torch.long)
 
 
 def bucket(self: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False) -> Any:
-    """``bucketize``, with its arguments the other way round."""
+    """``bucketize`` of a number, with its arguments the other way round."""
     return search(boundaries, self, out_int32=out_int32, right=right)

@@ -17,13 +17,8 @@ _LANCZOS = (
 """Coefficients of the Lanczos approximation with g = 7 (Godfrey), good to 15 digits."""
 
 
-def product(self: Any, *, dtype: Any = None) -> Any:
-    """``prod`` of all elements is decomposed into an operator that nothing translates."""
-    return torch.prod(self.reshape(-1), 0, dtype=dtype)
-
-
 def product_along(self: Any, dims: Sequence[int] | None, *, output_dtype: Any = None) -> Any:
-    """``prims.prod``, into which ``cumprod`` is decomposed."""
+    """``prims.prod``, into which ``cumprod`` and the product of all elements are decomposed."""
     for dim in sorted(range(self.dim()) if dims is None else dims, reverse=True):
         self = torch.prod(self, dim, dtype=output_dtype)
     return self
