@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 from onnxscript import opset18 as op
-from onnxscript.function_libs.torch_lib.ops.core import aten_arange_start, aten_arange_start_step, aten_index_put
+from onnxscript.function_libs.torch_lib.ops.core import aten_arange_start, aten_index_put
 
 from modelexport.capture.repairs.translation_constants import INT64, ints, table
 
@@ -98,16 +98,6 @@ def masked_select(self: Any, mask: Any) -> Any:
 
 def numbers_from(start: Any, end: Any, dtype: int = -1, **options: Any) -> Any:
     """``arange`` of a whole and a fractional bound has the default type; torchlib mixes the types of both."""
-    return aten_arange_start(start, end, dtype=_of_numbers(dtype, start, end))
-
-
-def numbers_by_step(start: Any, end: Any, step: Any = 1, dtype: int = -1, **options: Any) -> Any:
-    """The same in steps."""
-    return aten_arange_start_step(start, end, step, dtype=_of_numbers(dtype, start, end, step))
-
-
-def _of_numbers(dtype: int | None, *numbers: Any) -> int:
-    kinds = {type(number) for number in numbers}
-    if dtype in (None, -1) and kinds == {int, float}:
-        return int(ir.DataType.DOUBLE if torch.get_default_dtype() is torch.float64 else ir.DataType.FLOAT)
-    return -1 if dtype is None else dtype
+    if dtype in (None, -1) and {type(start), type(end)} == {int, float}:
+        dtype = ir.DataType.DOUBLE if torch.get_default_dtype() is torch.float64 else ir.DataType.FLOAT
+    return aten_arange_start(start, end, dtype=-1 if dtype is None else dtype)

@@ -14,10 +14,7 @@ _LARGEST = 64
 
 
 def inverse(A: Any) -> Any:
-    """Gauss and Jordan's elimination with the largest pivot of each column.
-
-    Registered under this name as well, because its decomposition has an assertion that nothing translates.
-    """
+    """Gauss and Jordan's elimination with the largest pivot of each column."""
     return _eliminated(A, torch.eye(_size(A), dtype=A.dtype).expand(A.shape))
 
 

@@ -33,7 +33,6 @@ def translations(form: QuantizedForm = USUAL_FORM) -> Table:
         aten.new_full.default: new_full,
         aten.full_like.default: full_like,
         aten.arange.start: indexing.numbers_from,
-        aten.arange.start_step: indexing.numbers_by_step,
         **pooling.max_pools(),
         aten.lstm.input: recurrent.lstm,
         aten.gru.input: recurrent.gru,
