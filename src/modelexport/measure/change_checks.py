@@ -78,21 +78,23 @@ def check_changes(
         FileFormatError: A file is missing or not ONNX.
         UsageError: ONNX Runtime cannot run one of them, or a selector matches nothing.
     """
-    one, other = read_tagged(first), read_tagged(second)
-    costs = _costs(one, other) if "cost" in fail_on else None
-    if (one.found and one.found.kinds) != (other.found and other.found.kinds):
-        one, other = as_one_module(one), as_one_module(other)
-    found = compare(one, other, values=values or "weights" in fail_on, modules=modules)
-    outputs = _outputs(one, other, inputs, provider, seed) if "outputs" in fail_on else None
+    first_file, second_file = read_tagged(first), read_tagged(second)
+    costs = _costs(first_file, second_file) if "cost" in fail_on else None
+    if (first_file.found and first_file.found.kinds) != (second_file.found and second_file.found.kinds):
+        first_file, second_file = as_one_module(first_file), as_one_module(second_file)
+    comparison = compare(first_file, second_file, values=values or "weights" in fail_on, modules=modules)
+    outputs = _outputs(first_file, second_file, inputs, provider, seed) if "outputs" in fail_on else None
     differs: dict[Aspect, bool] = {
-        "structure": bool(found.only_in_first or found.only_in_second or found.changed or found.entries),
-        "weights": bool(found.values and (found.values.different or found.values.unpaired)),
+        "structure": bool(
+            comparison.only_in_first or comparison.only_in_second or comparison.changed or comparison.entries
+        ),
+        "weights": bool(comparison.values and (comparison.values.different or comparison.values.unpaired)),
         "outputs": any(output.status != "agree" for output in outputs or ()),
         "cost": any(change.worse for change in costs or ()),
     }
     asked = [aspect for aspect in ASPECTS if aspect in fail_on]
     return ChangeReport(
-        comparison=found,
+        comparison=comparison,
         outputs=outputs,
         costs=costs,
         failed=[aspect for aspect in asked if differs[aspect]],
@@ -100,21 +102,21 @@ def check_changes(
     )
 
 
-def _outputs(one: TaggedFile, other: TaggedFile, inputs: Path | None, provider: str, seed: int) -> list[Difference]:
+def _outputs(first: TaggedFile, second: TaggedFile, inputs: Path | None, provider: str, seed: int) -> list[Difference]:
     """The outputs of both files for the same inputs, output by output."""
-    with runnable(one.path, one.encoding) as path, runnable(other.path, other.encoding) as against:
-        feeds, _ = make_feeds(one, path, inputs, {}, provider=provider, seed=seed)
-        given = [
+    with runnable(first.path, first.encoding) as path, runnable(second.path, second.encoding) as against:
+        feeds, _ = make_feeds(first, path, inputs, {}, provider=provider, seed=seed)
+        results = [
             arrays_in(run_session(open_file(file, session_options("all", provider)), feeds)) for file in (path, against)
         ]
-    expected, actual = given
+    expected, actual = results
     names = [name if name == theirs else f"{name} / {theirs}" for name, theirs in zip(expected, actual, strict=False)]
     names += list(actual)[len(names) :]
     return compare_outputs(names, list(expected.values()), list(actual.values()))
 
 
-def _costs(one: TaggedFile, other: TaggedFile) -> list[CostChange]:
-    tables = cost(one), cost(other)
+def _costs(first: TaggedFile, second: TaggedFile) -> list[CostChange]:
+    tables = cost(first), cost(second)
     figures: list[dict[str, Any]] = [table.numbers(table.whole) for table in tables]
     changes = []
     for name in figures[0]:

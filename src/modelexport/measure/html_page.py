@@ -89,26 +89,26 @@ def _data(page: Page) -> dict[str, Any]:
 
 def _rows(table: Table) -> list[list[Any]]:
     """A row for each call: the number of its parent, its names, its own figures, and totals that are not sums."""
-    given = [column for column in table.columns if column.kind is Kind.SPREAD]
+    spread = [column for column in table.columns if column.kind is Kind.SPREAD]
     symbolic = any(hasattr(figure, "free_symbols") for figure in table.whole.values())
     numbers = {traced.call: index for index, traced in enumerate(table.calls)}
-    totals = {row.calls[0]: row for row in table.rows()} if given or symbolic else {}
+    totals = {row.calls[0]: row for row in table.rows()} if spread or symbolic else {}
     rows = []
     for traced in table.calls:
         call, parent = traced.call, traced.parent
         shown = totals.get(call)
-        total = {} if shown is None else {c.name: _plain(c, shown.total.get(c.name)) for c in given}
+        total = {} if shown is None else {c.name: _plain(c, shown.total.get(c.name)) for c in spread}
         if shown is not None:
             formulas = {name: figure for name, figure in shown.total.items() if hasattr(figure, "free_symbols")}
             total |= {name: str(figure) for name, figure in formulas.items()}
-        own = {
+        own_figures = {
             column.name: _plain(column, figures[call])
             for column in table.columns
             if call in (figures := table.own.get(column.name, {}))
         }
         tag = table.tags[call]
         above = None if parent is None else numbers[parent]
-        rows.append([above, _tail(call, parent), tag.rpartition("/")[2], class_in_tag(tag), own, total])
+        rows.append([above, _tail(call, parent), tag.rpartition("/")[2], class_in_tag(tag), own_figures, total])
     return rows
 
 

@@ -64,14 +64,14 @@ def make_feeds(
     """
     names = [value.name or "" for value in required_inputs(tagged.model)]
     if inputs is not None:
-        given = read_feeds(inputs, seed) if isinstance(inputs, Path) else dict(inputs)
-        if missing := [name for name in names if name not in given]:
+        arrays = read_feeds(inputs, seed) if isinstance(inputs, Path) else dict(inputs)
+        if missing := [name for name in names if name not in arrays]:
             raise InputsError(f"{', '.join(missing)} missing from the inputs: the file takes {', '.join(names)}")
-        return {name: np.asarray(given[name]) for name in names}, str(inputs) if isinstance(inputs, Path) else "given"
+        return {name: np.asarray(arrays[name]) for name in names}, str(inputs) if isinstance(inputs, Path) else "given"
     if reference_path(tagged.path).exists() and not sizes:
         with open_reference(tagged) as reference:
             return {name: np.array(reference.inputs[name]) for name in names}, "of the reference values"
-    return random_feeds(tagged, path, sizes, given={}, provider=provider, seed=seed), "random"
+    return random_feeds(tagged, path, sizes, known={}, provider=provider, seed=seed), "random"
 
 
 def example_sizes(tagged: TaggedFile, sizes: Mapping[str, int]) -> tuple[dict[str, int], str]:
@@ -94,10 +94,10 @@ def example_sizes(tagged: TaggedFile, sizes: Mapping[str, int]) -> tuple[dict[st
     feeds, source = example_feeds(tagged, sizes)
     if not source:
         return dict(sizes), ""
-    found = {symbol: int(feeds[name].shape[axis]) for (name, axis), symbol in axes.items()}
-    told = "small ones with which the file runs" if source == "random" else f"those {source}"
-    listed = ", ".join(f"{symbol}={size}" for symbol, size in found.items())
-    return {**found, **sizes}, f"sizes of dynamic axes are {told}: {listed} (give others with --size NAME=N)"
+    example = {symbol: int(feeds[name].shape[axis]) for (name, axis), symbol in axes.items()}
+    which = "small ones with which the file runs" if source == "random" else f"those {source}"
+    listed = ", ".join(f"{symbol}={size}" for symbol, size in example.items())
+    return {**example, **sizes}, f"sizes of dynamic axes are {which}: {listed} (give others with --size NAME=N)"
 
 
 def example_feeds(tagged: TaggedFile, sizes: Mapping[str, int]) -> tuple[dict[str, Any], str]:
@@ -114,22 +114,22 @@ def shapes_in_run(tagged: TaggedFile, sizes: Mapping[str, int]) -> dict[str, tup
 
     Values in branches that are not taken have none.
     """
-    found: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
 
-    def watch(node: ir.Node, given: Sequence[Any], value: ir.Value, array: Any) -> Any:
+    def watch(node: ir.Node, arrays: Sequence[Any], value: ir.Value, array: Any) -> Any:
         if isinstance(array, np.ndarray) and value.name:
-            found[value.name] = array.shape
+            shapes[value.name] = array.shape
         return array
 
     feeds, _ = example_feeds(tagged, sizes)
     with suppress(NodeError, UsageError):
         if feeds:
             FileRun(tagged.model, wide=None).run(feeds, watch)
-    return found
+    return shapes
 
 
 def random_feeds(
-    tagged: TaggedFile, path: Path, sizes: Mapping[str, int], *, given: Mapping[str, Any], provider: str, seed: int
+    tagged: TaggedFile, path: Path, sizes: Mapping[str, int], *, known: Mapping[str, Any], provider: str, seed: int
 ) -> dict[str, Any]:
     """Random arrays for the inputs of a file that are not among ``given``, with the sizes that those have.
 
@@ -137,7 +137,7 @@ def random_feeds(
         InputsError: No random ones fit, or no dynamic axis has a name in ``sizes``.
     """
     names = [value.name or "" for value in required_inputs(tagged.model)]
-    fixed = {name: np.asarray(given[name]) for name in names if name in given}
+    fixed = {name: np.asarray(known[name]) for name in names if name in known}
     bound = dict(sizes)
     for value in required_inputs(tagged.model):
         for size, actual in zip(value.shape or (), getattr(fixed.get(value.name or ""), "shape", ()), strict=False):
@@ -179,7 +179,7 @@ def read_feeds(path: Path, seed: int) -> dict[str, Any]:
             return dict(load_file(path))
         described = decode_json(read_regular(path, SETTINGS_BYTES), kind=dict[str, _Described])
         random = np.random.default_rng(seed)
-        return {name: _made(one, random) for name, one in described.items()}
+        return {name: _made(description, random) for name, description in described.items()}
     except FileFormatError:
         raise
     except Exception as error:  # what a damaged archive or a strange description raises is of many types
@@ -197,18 +197,18 @@ def _unpacked(file: BinaryIO) -> dict[str, Any]:
         return dict(arrays)
 
 
-def _made(one: _Described, random: np.random.Generator) -> Any:
-    dtype = np.dtype(one.dtype)
+def _made(described: _Described, random: np.random.Generator) -> Any:
+    dtype = np.dtype(described.dtype)
     if dtype.kind not in "iufb":
-        raise ValueError(f"{one.dtype} is not a type of numbers")
-    if one.value is not None:
-        return np.asarray(one.value, dtype=dtype)
-    if prod(one.shape) > RANDOM_ELEMENTS or any(size < 0 for size in one.shape):
-        raise ValueError(f"the shape {one.shape} is too large, or negative")
+        raise ValueError(f"{described.dtype} is not a type of numbers")
+    if described.value is not None:
+        return np.asarray(described.value, dtype=dtype)
+    if prod(described.shape) > RANDOM_ELEMENTS or any(size < 0 for size in described.shape):
+        raise ValueError(f"the shape {described.shape} is too large, or negative")
     if dtype.kind in "iu":
-        low, high = one.range or (0, 2)
-        return random.integers(int(low), int(high), one.shape).astype(dtype)
+        low, high = described.range or (0, 2)
+        return random.integers(int(low), int(high), described.shape).astype(dtype)
     if dtype.kind == "b":
-        return np.ones(one.shape, dtype=dtype)
-    low, high = one.range or (-1.0, 1.0)
-    return random.uniform(low, high, one.shape).astype(dtype)
+        return np.ones(described.shape, dtype=dtype)
+    low, high = described.range or (-1.0, 1.0)
+    return random.uniform(low, high, described.shape).astype(dtype)

@@ -36,9 +36,9 @@ def live_bytes(model: ir.Model, shapes: Shapes, constant: frozenset[str]) -> Map
         shapes: The shapes, with a number for every size that matters; values of unknown size are not counted.
         constant: Names of values that depend only on weights, which the runtime computes once, in advance.
     """
-    found: dict[ir.Node, int] = {}
-    _Plan(shapes, constant, found).run(model.graph, 0)
-    return found
+    live: dict[ir.Node, int] = {}
+    _Plan(shapes, constant, live).run(model.graph, 0)
+    return live
 
 
 @dataclass(eq=False)
@@ -53,8 +53,8 @@ class _Buffer:
 
 
 class _Plan:
-    def __init__(self, shapes: Shapes, constant: frozenset[str], found: dict[ir.Node, int]) -> None:
-        self._shapes, self._constant, self._found = shapes, constant, found
+    def __init__(self, shapes: Shapes, constant: frozenset[str], live: dict[ir.Node, int]) -> None:
+        self._shapes, self._constant, self._found = shapes, constant, live
 
     def run(self, graph: ir.Graph, base: int) -> None:
         """Plan the buffers of a graph, with ``base`` bytes held outside of it, and of the graphs inside it."""
@@ -108,9 +108,9 @@ class _Plan:
         size = self._shapes.bytes(value)
         dtype = self._shapes.types.get(value.name or "")
         kind = (self._shapes.of(value) or (), bit_width(dtype))
-        for given in node.inputs[:2] if node.op_type in _IN_PLACE else ():
-            if given is not None:
-                root = views.get(given, given)
+        for taken in node.inputs[:2] if node.op_type in _IN_PLACE else ():
+            if taken is not None:
+                root = views.get(taken, taken)
                 buffer = buffers.get(root)
                 if buffer is not None and last.get(root) == index and buffer.last == index and buffer.kind == kind:
                     return buffer

@@ -30,14 +30,14 @@ def explorer_places(tagged: TaggedFile) -> Mapping[ir.Node, Place]:
     """
     if tagged.encoding == "functions":
         return {}
-    main, found = tagged.model.graph.name or "", {}
+    main, places = tagged.model.graph.name or "", {}
 
     def walk(graph: ir.Graph, drawn_as: str, prefix: str) -> None:
         seen: set[str] = set()
         for node in graph:
             name = f"{prefix}{node.name}"
             if node.name and name not in seen:
-                found[node] = drawn_as, name
+                places[node] = drawn_as, name
             seen.add(name)
             for attribute in node.attributes.values():
                 if attribute.type is not ir.AttributeType.GRAPH:
@@ -48,7 +48,7 @@ def explorer_places(tagged: TaggedFile) -> Mapping[ir.Node, Place]:
                     walk(attribute.as_graph(), f"{name}/{attribute.name}", "")
 
     walk(tagged.model.graph, main, "")
-    return found
+    return places
 
 
 def write_node_data(table: Table, path: Path, *, column: str) -> None:

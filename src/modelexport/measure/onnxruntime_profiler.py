@@ -162,16 +162,16 @@ def _profiler_time(runs: Sequence[Sequence[_Event]]) -> int:
 def _by_run(runs: Sequence[Sequence[_Event]], profiler: int) -> dict[Kernel, list[int]]:
     kernels: dict[Kernel, list[int]] = {}
     for number, run in enumerate(runs):
-        for event, own in _nested(run[:-1]):
+        for event, own_time in _nested(run[:-1]):
             taken = kernels.setdefault(_kernel(event), [0] * len(runs))
-            taken[number] += max(own * 1000 - profiler, 0)
+            taken[number] += max(own_time * 1000 - profiler, 0)
     return kernels
 
 
 def _nested(events: Sequence[_Event]) -> Iterator[tuple[_Event, int]]:
     """Each event, and its duration without the events inside it: nodes may have nested graphs."""
     order = sorted(range(len(events)), key=lambda index: (events[index].ts, -events[index].dur, -index))
-    own = [event.dur for event in events]
+    own_times = [event.dur for event in events]
     running: list[int] = []
     for index in order:
         event = events[index]
@@ -179,10 +179,10 @@ def _nested(events: Sequence[_Event]) -> Iterator[tuple[_Event, int]]:
             running.pop()
         # Only nodes with nested graphs contain others; consecutive events may touch.
         if running and event.ts + event.dur <= events[running[-1]].ts + events[running[-1]].dur:
-            own[running[-1]] -= event.dur
+            own_times[running[-1]] -= event.dur
         if event.args.op_name in _HOLD_GRAPHS:
             running.append(index)
-    return ((event, max(own[index], 0)) for index, event in enumerate(events))
+    return ((event, max(own_times[index], 0)) for index, event in enumerate(events))
 
 
 _HOLD_GRAPHS = ("If", "Loop", "Scan", "SequenceMap", "BeamSearch", "GreedySearch", "Sampling")
@@ -199,8 +199,8 @@ def _memory(runs: Sequence[Sequence[_Event]]) -> dict[Kernel, int]:
         return {}
     first = events[0].args
     before = int(first.mem_bytes_requested_in_use) - int(first.mem_requested_in_use_delta)
-    found: dict[Kernel, int] = {}
+    requested: dict[Kernel, int] = {}
     for event in events:
         kernel = Kernel(event.name.removesuffix(_KERNEL), event.args.op_name, "")
-        found[kernel] = max(found.get(kernel, 0), int(event.args.mem_bytes_requested_in_use) - before)
-    return found
+        requested[kernel] = max(requested.get(kernel, 0), int(event.args.mem_bytes_requested_in_use) - before)
+    return requested

@@ -211,7 +211,7 @@ def _joined(tagged: TaggedFile, optimized: ir.Model, measured: Profile) -> list[
     kernels: dict[tuple[str, str], list[Kernel]] = defaultdict(list)
     for kernel in sorted(measured.kernels, key=lambda kernel: int(kernel.index or 0)):
         kernels[kernel.name, kernel.op_type].append(kernel)
-    found = []
+    joined = []
     places = _places(tagged)
     for key, same in kernels.items():
         nodes = by_name.get(key, [])
@@ -225,16 +225,16 @@ def _joined(tagged: TaggedFile, optimized: ir.Model, measured: Profile) -> list[
             owner = owner_of(made_by) if made_by is not None else None
             calls = owner.calls if owner is not None else ()
             place = _place(places, made_by) if made_by is not None else ("", "")
-            found.append(NodeFigures(kernel.name, kernel.op_type, calls, figures, tuple(taken), place))
-    return found
+            joined.append(NodeFigures(kernel.name, kernel.op_type, calls, figures, tuple(taken), place))
+    return joined
 
 
 def _places(tagged: TaggedFile) -> Mapping[str, Place]:
     """The names of values to the nodes that give them, as Model Explorer has these."""
     shown = explorer_places(tagged)
-    given = [(value.name, node) for node in tagged.nodes for value in node.outputs if value.name]
-    often = Counter(name for name, _ in given)
-    return {name: shown[node] for name, node in given if often[name] == 1 and node in shown}
+    named = [(value.name, node) for node in tagged.nodes for value in node.outputs if value.name]
+    often = Counter(name for name, _ in named)
+    return {name: shown[node] for name, node in named if often[name] == 1 and node in shown}
 
 
 def _place(places: Mapping[str, Place], node: ir.Node) -> Place:
@@ -252,9 +252,9 @@ def _place(places: Mapping[str, Place], node: ir.Node) -> Place:
 
 
 def _notes(facts: RunFacts) -> list[str]:
-    given = [f"{name} {kind}" for name, kind in facts.inputs.items()]
-    more = [f"and {len(given) - _LISTED} more"] if len(given) > _LISTED else []
-    sizes = ", ".join(given[:_LISTED] + more)
+    described = [f"{name} {kind}" for name, kind in facts.inputs.items()]
+    more = [f"and {len(described) - _LISTED} more"] if len(described) > _LISTED else []
+    sizes = ", ".join(described[:_LISTED] + more)
     simulated = [f"{facts.provider} is a simulator here: its times tell nothing about the device"]
     simulated = simulated if find_device(facts.provider).simulated else []
     scaled = f", and the rest multiplied by {facts.scale:.2f} to fit into a run" if facts.scale < 1 else ""

@@ -109,7 +109,7 @@ def find_shapes(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Shap
     Raises:
         UsageError: The model has no dynamic axis of that name; the message lists those that it has.
     """
-    given = dict(sizes or {})
+    known_sizes = dict(sizes or {})
     symbols = {
         name: None
         for value in model.graph.inputs
@@ -125,22 +125,26 @@ def find_shapes(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Shap
     for value in [*values, *initial]:
         shape = value.const_value.shape if value.const_value is not None else value.shape
         if shape is not None and all(isinstance(size, int) or size.value is not None for size in shape):
-            dims = tuple(size if isinstance(size, int) else _evaluated(str(size.value), given, texts) for size in shape)
+            dims = tuple(
+                size if isinstance(size, int) else _evaluated(str(size.value), known_sizes, texts) for size in shape
+            )
             if _is_possible(dims):
                 known[value.name or ""] = dims
     if any(value.name and value.name not in known for value in values):
-        for name, dtype, dims in _inferred(model, given):
-            found = tuple(_evaluated(d, given, texts) if isinstance(d, str) else d for d in dims)
-            if _is_possible(found):
-                known.setdefault(name, found)
+        for name, dtype, dims in _inferred(model, known_sizes):
+            sizes_found = tuple(_evaluated(d, known_sizes, texts) if isinstance(d, str) else d for d in dims)
+            if _is_possible(sizes_found):
+                known.setdefault(name, sizes_found)
             types.setdefault(name, dtype)
     left = {str(symbol) for size in texts.values() for symbol in getattr(size, "free_symbols", ())}
     used = [name for text in texts for name in symbols_in(text)]
-    for name in given:
+    for name in known_sizes:
         if name not in symbols and name not in used:
             has = f"; it has {', '.join(symbols)}" if symbols else ": all of its sizes are fixed"
             raise UsageError(f"the model has no dynamic axis '{name}'{nearest(name, symbols)}{has}")
-    return Shapes(known, types, tuple(name for name in symbols if name not in given), tuple(sorted(left - {*symbols})))
+    return Shapes(
+        known, types, tuple(name for name in symbols if name not in known_sizes), tuple(sorted(left - {*symbols}))
+    )
 
 
 def _is_possible(shape: Sequence[Size]) -> bool:
@@ -149,17 +153,17 @@ def _is_possible(shape: Sequence[Size]) -> bool:
     return not isinstance(count, int) or 0 <= count < _LARGEST
 
 
-def _evaluated(text: str, given: Mapping[str, int], known: dict[str, Size]) -> Size:
+def _evaluated(text: str, known_sizes: Mapping[str, int], known: dict[str, Size]) -> Size:
     """The value of a size that is a formula of symbols, with the given sizes inserted."""
     if text not in known:
         import sympy
 
         try:
-            formula = _formula(_parsed(text), given)
+            formula = _formula(_parsed(text), known_sizes)
             if formula.is_number and not 0 <= formula < _LARGEST:
                 raise ValueError("a size that no value has")
         except (ArithmeticError, SyntaxError, TypeError, ValueError, RecursionError):  # a name that is not a formula
-            formula = given.get(text, sympy.Symbol(text, positive=True))
+            formula = known_sizes.get(text, sympy.Symbol(text, positive=True))
         known[text] = int(formula) if not isinstance(formula, int) and formula.is_number else formula
     return known[text]
 
@@ -223,21 +227,21 @@ def _power(base: Any, exponent: Any) -> Any:
     return base**exponent
 
 
-def _formula(tree: ast.expr, given: Mapping[str, int]) -> Any:
+def _formula(tree: ast.expr, sizes: Mapping[str, int]) -> Any:
     """Evaluate a parsed expression if it is arithmetic; text of a file is never executed."""
     import sympy
 
     match tree:
         case ast.Name(id=name):
-            return sympy.Integer(given[name]) if name in given else sympy.Symbol(name, positive=True)
+            return sympy.Integer(sizes[name]) if name in sizes else sympy.Symbol(name, positive=True)
         case ast.Constant(value=int() | float() as number) if abs(number) < _LARGEST:
             return sympy.Integer(number) if isinstance(number, int) else sympy.Rational(str(number))
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_formula(operand, given)
+            return -_formula(operand, sizes)
         case ast.BinOp(left=left, op=operator, right=right) if type(operator) in _OPERATORS:
-            return _OPERATORS[type(operator)](_formula(left, given), _formula(right, given))
+            return _OPERATORS[type(operator)](_formula(left, sizes), _formula(right, sizes))
         case ast.Call(func=ast.Name(id=name), args=args) if name in _FUNCTIONS and len(args) <= _MOST_ARGUMENTS:
-            return getattr(sympy, _FUNCTIONS[name])(*(_formula(arg, given) for arg in args))
+            return getattr(sympy, _FUNCTIONS[name])(*(_formula(arg, sizes) for arg in args))
     raise ValueError(f"{ast.unparse(tree)} is not arithmetic")
 
 
@@ -261,16 +265,16 @@ _FUNCTIONS = {
 }
 
 
-def _inferred(model: ir.Model, given: Mapping[str, int]) -> list[tuple[str, ir.DataType, tuple[int | str, ...]]]:
+def _inferred(model: ir.Model, sizes: Mapping[str, int]) -> list[tuple[str, ir.DataType, tuple[int | str, ...]]]:
     """What shape inference finds: name, element type and shape of values, with the given sizes.
 
     ONNX Runtime's inference follows formulas of symbols; onnx's goes on from there into branches and bodies.
     """
-    small = _small(model, given)
+    small = _small(model, sizes)
     whole = onnx.ModelProto()
     whole.CopyFrom(small)
-    if (found := _largest_inferred(small)) is not None:
-        whole.graph.value_info.extend([*found.graph.value_info, *found.graph.output])
+    if (inferred := _largest_inferred(small)) is not None:
+        whole.graph.value_info.extend([*inferred.graph.value_info, *inferred.graph.output])
     with contextlib.suppress(onnx.shape_inference.InferenceError):  # of a file that contradicts itself
         whole = onnx.shape_inference.infer_shapes(whole, data_prop=True)
     shapes: list[tuple[str, ir.DataType, tuple[int | str, ...]]] = []
@@ -285,8 +289,8 @@ def _inferred(model: ir.Model, given: Mapping[str, int]) -> list[tuple[str, ir.D
 
 def _largest_inferred(proto: onnx.ModelProto) -> onnx.ModelProto | None:
     """What the tool makes of a graph; if there is a node that it gives up on, of as many nodes as it can take."""
-    if (found := _infer(proto)) is not None:
-        return found
+    if (inferred := _infer(proto)) is not None:
+        return inferred
     nodes = list(proto.graph.node)
     most, too_many = 0, len(nodes)
     while too_many - most > 1:
@@ -298,8 +302,8 @@ def _largest_inferred(proto: onnx.ModelProto) -> onnx.ModelProto | None:
         if (part := _infer(proto)) is None:
             too_many = count
         else:
-            most, found = count, part
-    return found
+            most, inferred = count, part
+    return inferred
 
 
 def _infer(proto: onnx.ModelProto) -> onnx.ModelProto | None:
@@ -318,21 +322,21 @@ def _infer(proto: onnx.ModelProto) -> onnx.ModelProto | None:
             tempfile.TemporaryDirectory() as folder,
             contextlib.chdir(folder),
         ):
-            found: onnx.ModelProto = SymbolicShapeInference.infer_shapes(proto, auto_merge=True)
+            inferred: onnx.ModelProto = SymbolicShapeInference.infer_shapes(proto, auto_merge=True)
     except Exception:  # the tool gives up by whatever happened
         return None
     finally:
         logger.setLevel(level)
-    return found
+    return inferred
 
 
-def _small(model: ir.Model, given: Mapping[str, int]) -> onnx.ModelProto:
+def _small(model: ir.Model, sizes: Mapping[str, int]) -> onnx.ModelProto:
     """The model with its large weights, which no shape depends on, as inputs, and all others in memory.
 
     The tool reads the elements of every initializer that it comes across, and only from regular files.
     """
     copy = copy_of(model)
-    rename_sizes(copy, {name: str(size) for name, size in given.items()})
+    rename_sizes(copy, {name: str(size) for name, size in sizes.items()})
     held: dict[ir.Value, ir.TensorProtocol] = {}
     for graph in copy.graphs():
         for value in list(graph.initializers.values()):

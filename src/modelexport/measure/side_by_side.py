@@ -21,7 +21,7 @@ AGAINST_SIZES = (
 )
 
 
-def profile_against(one: ModuleProfile, other: ModuleProfile) -> ModuleProfile:
+def profile_against(first: ModuleProfile, second: ModuleProfile) -> ModuleProfile:
     """Two profiles side by side: ``against_seconds`` of the other, and how many times the first's those are.
 
     A call that only the other file has is counted for the innermost call around it that both have.
@@ -29,60 +29,63 @@ def profile_against(one: ModuleProfile, other: ModuleProfile) -> ModuleProfile:
     added = [
         replace(
             node,
-            calls=tuple(dict.fromkeys(_known(call, one.table, other.table) for call in node.calls)),
+            calls=tuple(dict.fromkeys(_known(call, first.table, second.table) for call in node.calls)),
             figures={AGAINST.name: node.figures["seconds"]},
             runs=(),
             place=("", ""),
         )
-        for node in other.table.nodes
+        for node in second.table.nodes
     ]
-    return _beside(one, added, {}, other.facts)
+    return _beside(first, added, {}, second.facts)
 
 
-def cost_against(one: Table, other: Table) -> Table:
+def cost_against(first: Table, second: Table) -> Table:
     """A cost beside that of another file: ``against_bytes`` and ``against_precision`` of the other."""
     sums = [columns.BYTES, columns.BITS, columns.HELD]
     direct: dict[str, dict[ModuleCall, Figure]] = {}
     for column in sums:
-        own = direct.setdefault(f"against_{column.name}", {})
-        for call, figure in other.own[column.name].items():
-            known = _known(call, one, other)
-            own[known] = own.get(known, 0) + figure
-    outside = {f"against_{column.name}": other.outside.get(column.name, 0) for column in sums}
+        figures_of = direct.setdefault(f"against_{column.name}", {})
+        for call, figure in second.own[column.name].items():
+            known = _known(call, first, second)
+            figures_of[known] = figures_of.get(known, 0) + figure
+    outside = {f"against_{column.name}": second.outside.get(column.name, 0) for column in sums}
     return replace(
-        one,
-        columns=(*one.columns, *AGAINST_SIZES),
-        nodes=(*one.nodes, NodeFigures(OUTSIDE, "Initializer", (), outside)),
-        direct={**one.direct, **direct},
+        first,
+        columns=(*first.columns, *AGAINST_SIZES),
+        nodes=(*first.nodes, NodeFigures(OUTSIDE, "Initializer", (), outside)),
+        direct={**first.direct, **direct},
     )
 
 
-def _known(call: ModuleCall, one: Table, other: Table) -> ModuleCall:
+def _known(call: ModuleCall, first: Table, second: Table) -> ModuleCall:
     """A call of another file, or the innermost call around it, that the first file has too."""
-    return next((above for above in reversed(other.calls.stack(call)) if above in one.calls), ROOT)
+    return next((above for above in reversed(second.calls.stack(call)) if above in first.calls), ROOT)
 
 
-def profile_beside(one: ModuleProfile, seconds: Mapping[ModuleCall, int], name: str) -> ModuleProfile:
+def profile_beside(profile: ModuleProfile, seconds: Mapping[ModuleCall, int], name: str) -> ModuleProfile:
     """A profile beside the nanoseconds that calls took themselves elsewhere, such as in PyTorch."""
-    own = {call: taken for call, taken in seconds.items() if call in one.table.calls}
-    rest = sum(seconds.values()) - sum(own.values())
+    known_seconds = {call: taken for call, taken in seconds.items() if call in profile.table.calls}
+    rest = sum(seconds.values()) - sum(known_seconds.values())
     added = [NodeFigures(f"({name})", "", (), {AGAINST.name: rest})] if rest else []
     facts = msgspec.structs.replace(
-        one.facts, file=name, wall_seconds=sum(seconds.values()) / 1e9, profiled_seconds=sum(seconds.values()) / 1e9
+        profile.facts, file=name, wall_seconds=sum(seconds.values()) / 1e9, profiled_seconds=sum(seconds.values()) / 1e9
     )
-    return _beside(one, added, {AGAINST.name: own}, facts)
+    return _beside(profile, added, {AGAINST.name: known_seconds}, facts)
 
 
 def _beside(
-    one: ModuleProfile, added: Sequence[NodeFigures], direct: Mapping[str, Mapping[ModuleCall, int]], facts: RunFacts
+    profile: ModuleProfile,
+    added: Sequence[NodeFigures],
+    direct: Mapping[str, Mapping[ModuleCall, int]],
+    facts: RunFacts,
 ) -> ModuleProfile:
-    first, *more = one.table.columns
+    first, *more = profile.table.columns
     note = f"against: {facts.file}, {facts.wall_seconds * 1e3:,.3g} ms a run"
     table = replace(
-        one.table,
+        profile.table,
         columns=(first, AGAINST, RATIO, *more),
-        nodes=(*one.table.nodes, *added),
-        direct={**one.table.direct, **direct},
-        notes=(*one.table.notes, note),
+        nodes=(*profile.table.nodes, *added),
+        direct={**profile.table.direct, **direct},
+        notes=(*profile.table.notes, note),
     )
-    return ModuleProfile(table, one.facts, one.feeds, facts)
+    return ModuleProfile(table, profile.facts, profile.feeds, facts)

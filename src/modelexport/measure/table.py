@@ -195,29 +195,29 @@ class Table:
         return str(call) if by == "call" else call.path or "."
 
     def _own(self, column: Column) -> dict[ModuleCall, Figure]:
-        own: dict[ModuleCall, list[Figure]] = {}
+        figures_of: dict[ModuleCall, list[Figure]] = {}
         for node in self.nodes:
             if node.calls and column.name in node.figures:
                 figure = node.figures[column.name]
                 parts = share_out(figure, len(node.calls)) if column.kind is Kind.SUM else [figure] * len(node.calls)
                 for call, part in zip(node.calls, parts, strict=True):
-                    own.setdefault(call, []).append(part)
+                    figures_of.setdefault(call, []).append(part)
         for call, figure in self.direct.get(column.name, {}).items():
-            own.setdefault(call, []).append(figure)
-        return {call: _joined(column, figures) for call, figures in own.items()}
+            figures_of.setdefault(call, []).append(figure)
+        return {call: _joined(column, figures) for call, figures in figures_of.items()}
 
     def _figures(self, calls: Collection[ModuleCall]) -> dict[str, Figure]:
         """The figures of some calls together."""
-        found: dict[str, Figure] = {}
+        figures: dict[str, Figure] = {}
         for column in self.columns:
             if column.name in self.own:
-                own = self.own[column.name]
-                joined = _joined(column, [own[call] for call in calls if call in own])
+                own_figures = self.own[column.name]
+                joined = _joined(column, [own_figures[call] for call in calls if call in own_figures])
                 if joined is not None:
-                    found[column.name] = joined
+                    figures[column.name] = joined
                 elif column.kind is Kind.SUM:
-                    found[column.name] = 0
-        return self._with_derived(found, lambda: self._runs_in(calls))
+                    figures[column.name] = 0
+        return self._with_derived(figures, lambda: self._runs_in(calls))
 
     def _figures_outside(self, nodes: Sequence[NodeFigures]) -> Mapping[str, Figure]:
         sums = {
@@ -225,31 +225,31 @@ class Table:
             for column in self.columns
             if column.kind in (Kind.SUM, Kind.LARGEST)
         }
-        found = {name: figure for name, figure in sums.items() if figure is not None}
-        return self._with_derived(found, self._runs_of(nodes))
+        figures = {name: figure for name, figure in sums.items() if figure is not None}
+        return self._with_derived(figures, self._runs_of(nodes))
 
     def _with_derived(
-        self, found: dict[str, Figure], runs: Callable[[], Sequence[int]] | Sequence[int]
+        self, figures: dict[str, Figure], runs: Callable[[], Sequence[int]] | Sequence[int]
     ) -> dict[str, Figure]:
         for column in self.columns:
-            if column.kind is Kind.RATIO and column.of[0] in found:
-                above = found[column.of[0]]
-                below = self.whole.get(column.of[1], 0) if column.share else found.get(column.of[1], 0)
+            if column.kind is Kind.RATIO and column.of[0] in figures:
+                above = figures[column.of[0]]
+                below = self.whole.get(column.of[1], 0) if column.share else figures.get(column.of[1], 0)
                 if below and not hasattr(above, "free_symbols") and not hasattr(below, "free_symbols"):
-                    found[column.name] = above / below
+                    figures[column.name] = above / below
             elif column.kind is Kind.SPREAD and (taken := runs() if callable(runs) else runs):
-                found[column.name] = _quartile_range(taken)
-        return found
+                figures[column.name] = _quartile_range(taken)
+        return figures
 
     @cached_property
     def _own_runs(self) -> Mapping[ModuleCall, Sequence[int]]:
-        own: dict[ModuleCall, list[int]] = {}
+        runs_of: dict[ModuleCall, list[int]] = {}
         for node in self.nodes:
             for call in node.calls:
-                parts = own.setdefault(call, [0] * len(node.runs))
+                parts = runs_of.setdefault(call, [0] * len(node.runs))
                 for index, taken in enumerate(node.runs):
                     parts[index] += taken // len(node.calls)
-        return own
+        return runs_of
 
     def _runs_in(self, calls: Collection[ModuleCall]) -> list[int]:
         return [sum(run) for run in zip(*(self._own_runs[c] for c in calls if self._own_runs.get(c)), strict=True)]

@@ -89,7 +89,7 @@ def _prompts(
             shapes = [value.shape for value in encoder.model.graph.inputs if value.shape]
             rows = {str(shape[0]) for shape in shapes}
             axes = {symbol: sizes.get(symbol, batch if symbol in rows else _PROMPT) for symbol in _open(encoder)}
-            drawn = random_feeds(encoder, encoder.path, axes, given=user_inputs, provider=provider, seed=seed)
+            drawn = random_feeds(encoder, encoder.path, axes, known=user_inputs, provider=provider, seed=seed)
             times = batch if all(isinstance(shape[0], int) for shape in shapes) else 1
             encoded |= {name: np.concatenate([array] * times) for name, array in drawn.items()}
     places: list[int] = []
@@ -138,7 +138,7 @@ def chained_feeds(uses: Mapping[str, PartUse], user_inputs: Mapping[str, Any], p
     values, feeds_of_parts = dict(user_inputs), {}
     for name, use in uses.items():
         tagged = use.tagged
-        feeds = random_feeds(tagged, tagged.path, use.sizes, given=values, provider=provider, seed=seed)
+        feeds = random_feeds(tagged, tagged.path, use.sizes, known=values, provider=provider, seed=seed)
         before = [name for name in feeds if name in values and name not in user_inputs]
         text = f"random, and {', '.join(before)} of parts before it" if before else "random"
         feeds_of_parts[name] = feeds, _source(user_inputs, text)

@@ -36,52 +36,58 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """Elements that are NaN in only one of the two."""
 
 
-def error_of(right: Any, found: Any) -> float:
+def error_of(right: Any, actual: Any) -> float:
     """The norm of the difference of two arrays over that of the right one; infinite if they cannot be compared.
 
     Integers and conditions are either equal (0) or not (1).
     """
-    if right.shape != found.shape:
+    if right.shape != actual.shape:
         return float("inf")
-    if not (is_floating(right) and is_floating(found)):
-        return 0.0 if np.array_equal(right, found) else 1.0
-    one, other = (array.astype(np.float64, copy=False).reshape(-1) for array in (right, found))
+    if not (is_floating(right) and is_floating(actual)):
+        return 0.0 if np.array_equal(right, actual) else 1.0
+    expected, actual_numbers = (array.astype(np.float64, copy=False).reshape(-1) for array in (right, actual))
     with np.errstate(all="ignore"):
-        large = ~(np.abs(one) < INFINITE)
-        if large.any() or not (np.abs(other) < INFINITE).all():
-            alike = np.where(np.isnan(one), np.isnan(other), (np.abs(other) >= INFINITE) & ((one > 0) == (other > 0)))
-            if not alike[large].all() or not (np.abs(other[~large]) < INFINITE).all():
+        large = ~(np.abs(expected) < INFINITE)
+        if large.any() or not (np.abs(actual_numbers) < INFINITE).all():
+            alike = np.where(
+                np.isnan(expected),
+                np.isnan(actual_numbers),
+                (np.abs(actual_numbers) >= INFINITE) & ((expected > 0) == (actual_numbers > 0)),
+            )
+            if not alike[large].all() or not (np.abs(actual_numbers[~large]) < INFINITE).all():
                 return float("inf")
-            one, other = one[~large], other[~large]
-        size, apart = float(np.linalg.norm(one)), float(np.linalg.norm(one - other))
+            expected, actual_numbers = expected[~large], actual_numbers[~large]
+        size, apart = float(np.linalg.norm(expected)), float(np.linalg.norm(expected - actual_numbers))
     return apart / size if size else (0.0 if not apart else float("inf"))
 
 
-def compare_arrays(name: str, right: Any, found: Any, *, allowed: float | None = None, exact: Any = None) -> Difference:
+def compare_arrays(
+    name: str, right: Any, actual: Any, *, allowed: float | None = None, exact: Any = None
+) -> Difference:
     """Compare two arrays; another shape or element type is a difference.
 
     Args:
         allowed: The error up to which they agree; by default that of the less exact type of the two.
         exact: The right array without rounding, to compare with instead; it has no type of its own.
     """
-    if right.shape != found.shape or right.dtype != found.dtype:
-        reason = f"expected {right.dtype}{list(right.shape)}, got {found.dtype}{list(found.shape)}"
-        return Difference(name=name, status="differ", reason=reason, dtype=str(found.dtype), shape=list(found.shape))
+    if right.shape != actual.shape or right.dtype != actual.dtype:
+        reason = f"expected {right.dtype}{list(right.shape)}, got {actual.dtype}{list(actual.shape)}"
+        return Difference(name=name, status="differ", reason=reason, dtype=str(actual.dtype), shape=list(actual.shape))
     if exact is not None:
         right = exact
-    facts: dict[str, Any] = {"name": name, "dtype": str(found.dtype), "shape": list(found.shape)}
-    error = error_of(right, found)
-    if not is_floating(found):
-        count = int(np.count_nonzero(right != found)) if error else 0
-        reason = f"{count:,} of {found.size:,} elements differ" if count else ""
+    facts: dict[str, Any] = {"name": name, "dtype": str(actual.dtype), "shape": list(actual.shape)}
+    error = error_of(right, actual)
+    if not is_floating(actual):
+        count = int(np.count_nonzero(right != actual)) if error else 0
+        reason = f"{count:,} of {actual.size:,} elements differ" if count else ""
         return Difference(**facts, status="differ" if count else "agree", reason=reason, relative=error, absolute=error)
-    allowed = ALLOWED.get(str(found.dtype), 0.0) if allowed is None else allowed
-    nans = int(np.count_nonzero(np.isnan(right.astype(np.float64)) != np.isnan(found.astype(np.float64))))
-    absolute = _largest(right, found)
+    allowed = ALLOWED.get(str(actual.dtype), 0.0) if allowed is None else allowed
+    nans = int(np.count_nonzero(np.isnan(right.astype(np.float64)) != np.isnan(actual.astype(np.float64))))
+    absolute = _largest(right, actual)
     status: Verdict = "agree" if error <= allowed else "differ"
     reason = ""
     if nans:
-        reason = f"{nans:,} of {found.size:,} elements are NaN in only one of the two"
+        reason = f"{nans:,} of {actual.size:,} elements are NaN in only one of the two"
     elif status == "differ":
         single = f"; a single element by {absolute:.1e}" if absolute is not None else ""
         reason = f"it is off by {error:.1e} of its size{single}"
@@ -90,14 +96,14 @@ def compare_arrays(name: str, right: Any, found: Any, *, allowed: float | None =
     )
 
 
-def compare_outputs(names: Sequence[str], right: Sequence[Any], found: Sequence[Any]) -> list[Difference]:
+def compare_outputs(names: Sequence[str], right: Sequence[Any], actual: Sequence[Any]) -> list[Difference]:
     """Compare arrays by position; one that only one side has is a difference, unless it has no elements."""
     differences = []
-    for i in range(max(len(right), len(found))):
+    for i in range(max(len(right), len(actual))):
         name = names[i] if i < len(names) else f"output {i}"
-        if i < len(right) and i < len(found):
-            differences.append(compare_arrays(name, right[i], found[i]))
-        elif i < len(found) or right[i].size:  # exporters leave out what is empty
+        if i < len(right) and i < len(actual):
+            differences.append(compare_arrays(name, right[i], actual[i]))
+        elif i < len(actual) or right[i].size:  # exporters leave out what is empty
             side = "PyTorch" if i >= len(right) else "the file"
             differences.append(Difference(name=name, status="differ", reason=f"{side} has no such output"))
     return differences
@@ -106,7 +112,9 @@ def compare_outputs(names: Sequence[str], right: Sequence[Any], found: Sequence[
 def worst(differences: Sequence[Difference]) -> Difference | None:
     """The one that differs most; ``None`` of none."""
     order = ("agree", "tie", "not compared", "differ")
-    return max(differences, key=lambda one: (order.index(one.status), one.relative or 0.0), default=None)
+    return max(
+        differences, key=lambda difference: (order.index(difference.status), difference.relative or 0.0), default=None
+    )
 
 
 def is_floating(array: Any) -> bool:
@@ -114,7 +122,7 @@ def is_floating(array: Any) -> bool:
     return bool(array.dtype.kind == "f" or array.dtype.name == "bfloat16")
 
 
-def _largest(right: Any, found: Any) -> float | None:
-    one, other = right.astype(np.float64), found.astype(np.float64)
-    both = (np.abs(one) < INFINITE) & (np.abs(other) < INFINITE)
-    return float(np.max(np.abs(one - other), where=both, initial=0.0)) if both.any() else None
+def _largest(right: Any, actual: Any) -> float | None:
+    first, second = right.astype(np.float64), actual.astype(np.float64)
+    both = (np.abs(first) < INFINITE) & (np.abs(second) < INFINITE)
+    return float(np.max(np.abs(first - second), where=both, initial=0.0)) if both.any() else None

@@ -38,7 +38,7 @@ Rounds = Callable[[Any], bool]
 _MAKE_WHOLE, _DOUBLE = frozenset(("Cast", "Ceil", "Floor", "Round")), ir.DataType.DOUBLE
 
 
-def as_is(node: ir.Node, given: Sequence[Any], value: ir.Value, array: Any) -> Any:
+def as_is(node: ir.Node, inputs: Sequence[Any], value: ir.Value, array: Any) -> Any:
     """Every value stays."""
     return array
 
@@ -103,11 +103,11 @@ class FileRun:
         """
         return _Run(self, watch, constants or {}, change, rounds).whole(inputs)
 
-    def values(self, wanted: Sequence[ir.Value], given: Mapping[ir.Value, Any]) -> list[Any]:
+    def values(self, wanted: Sequence[ir.Value], known: Mapping[ir.Value, Any]) -> list[Any]:
         """Some values of the main graph, computed from others; only the nodes in between are run.
 
         Args:
-            given: Values to their arrays; those of the inputs that are needed are among them.
+            known: Values to their arrays; those of the inputs that are needed are among them.
 
         Raises:
             NodeError: A node cannot be computed.
@@ -118,10 +118,10 @@ class FileRun:
         while pending:
             value = pending.pop()
             node = value.producer()
-            if node is not None and node not in needed and (value not in given or value in wanted):
+            if node is not None and node not in needed and (value not in known or value in wanted):
                 needed.add(node)
                 pending += values_taken(node)
-        return run.some([node for node in self._model.graph if node in needed], wanted, given)
+        return run.some([node for node in self._model.graph if node in needed], wanted, known)
 
     def weight(self, value: ir.Value) -> Any:
         """The array of an initializer, as this run has it; it is not kept."""
@@ -145,10 +145,10 @@ class FileRun:
             last: dict[ir.Value, ir.Node] = {}
             for node in graph:
                 last |= {value: node for value in (*values_taken(node), *node.outputs) if value.graph is graph}
-            found: dict[ir.Node, list[ir.Value]] = {}
+            last_uses: dict[ir.Node, list[ir.Value]] = {}
             for value in last.keys() - {*graph.outputs}:
-                found.setdefault(last[value], []).append(value)
-            self._uses[graph] = found
+                last_uses.setdefault(last[value], []).append(value)
+            self._uses[graph] = last_uses
         return self._uses[graph]
 
     def function_of(self, node: ir.Node) -> ir.Function | None:
@@ -177,18 +177,18 @@ class _Run:
         self._nodes(graph)
         return {value.name or "": self._array(value) for value in graph.outputs}
 
-    def some(self, nodes: Sequence[ir.Node], wanted: Sequence[ir.Value], given: Mapping[ir.Value, Any]) -> list[Any]:
+    def some(self, nodes: Sequence[ir.Node], wanted: Sequence[ir.Value], known: Mapping[ir.Value, Any]) -> list[Any]:
         """Some values, from nodes in the order of the graph; each node gets what is given."""
-        found = {}
-        self._arrays.update({value: self._of.widened(np.asarray(array)) for value, array in given.items()})
+        arrays = {}
+        self._arrays.update({value: self._of.widened(np.asarray(array)) for value, array in known.items()})
         for node in nodes:
             self._node(node)
             for value in node.outputs:
                 if value in wanted:
-                    found[value] = self._arrays[value]
-                if value in given:
-                    self._arrays[value] = self._of.widened(np.asarray(given[value]))
-        return [found.get(value, self._arrays.get(value)) for value in wanted]
+                    arrays[value] = self._arrays[value]
+                if value in known:
+                    self._arrays[value] = self._of.widened(np.asarray(known[value]))
+        return [arrays.get(value, self._arrays.get(value)) for value in wanted]
 
     def _array(self, value: ir.Value | None) -> Any:
         if value is None:
@@ -200,10 +200,10 @@ class _Run:
         self._arrays[value] = array = self._constant(value, lambda: self._of.weight(value))
         return array
 
-    def _constant(self, value: ir.Value, own: Callable[[], Any]) -> Any:
+    def _constant(self, value: ir.Value, read: Callable[[], Any]) -> Any:
         if value in self._constants:
             return self._of.widened(self._constants[value])
-        return self._change(value, own())
+        return self._change(value, read())
 
     def _nodes(self, graph: ir.Graph | ir.Function) -> None:
         ends = self._of.last_uses(graph) if isinstance(graph, ir.Graph) else {}
@@ -213,34 +213,34 @@ class _Run:
                 self._arrays.pop(value, None)
 
     def _node(self, node: ir.Node) -> None:
-        given = [self._array(value) for value in node.inputs]
+        inputs = [self._array(value) for value in node.inputs]
         outputs: Iterable[Any]
         if nested_graphs(node):
-            outputs = self._with_graphs(node, given)
+            outputs = self._with_graphs(node, inputs)
         elif (function := self._of.function_of(node)) is not None:
-            outputs = self._body(function, [*given, *[None] * (len(function.inputs) - len(given))])
+            outputs = self._body(function, [*inputs, *[None] * (len(function.inputs) - len(inputs))])
         else:
-            of_sizes = self._takes_only_sizes(node, given)
-            outputs = self._computed(node, given, of_sizes=of_sizes)
+            of_sizes = self._takes_only_sizes(node, inputs)
+            outputs = self._computed(node, inputs, of_sizes=of_sizes)
             if of_sizes:
                 self._of_sizes.update({id(array): array for array in outputs if isinstance(array, np.ndarray)})
         for value, computed in zip(node.outputs, outputs, strict=False):
             if value.name and computed is not None:
                 fixed = node.op_type == "Constant" and isinstance(computed, np.ndarray)
                 array = self._constant(value, partial(_itself, computed)) if fixed else computed
-                self._arrays[value] = self._watch(node, given, value, array)
+                self._arrays[value] = self._watch(node, inputs, value, array)
 
-    def _takes_only_sizes(self, node: ir.Node, given: Sequence[Any]) -> bool:
+    def _takes_only_sizes(self, node: ir.Node, inputs: Sequence[Any]) -> bool:
         """Whether a node computes from sizes and constants alone, and not from constants alone."""
         if node.op_type in READ_SIZES_ONLY:
             return True
-        of_sizes = [array is not None and self._of_sizes.get(id(array)) is array for array in given]
+        of_sizes = [array is not None and self._of_sizes.get(id(array)) is array for array in inputs]
         return any(of_sizes) and all(
             known or value is None or _is_number_of_the_file(value)
             for value, known in zip(node.inputs, of_sizes, strict=True)
         )
 
-    def _computed(self, node: ir.Node, given: Sequence[Any], *, of_sizes: bool) -> tuple[Any, ...]:
+    def _computed(self, node: ir.Node, inputs: Sequence[Any], *, of_sizes: bool) -> tuple[Any, ...]:
         """The outputs of a node. A number that is computed from sizes is one of Python's in PyTorch: it is exact, and
         rounded to float32 where a tensor is computed with it.
         """
@@ -251,79 +251,84 @@ class _Run:
             return self._of.nodes.rounded(array) if is_number else array
 
         if not self._of.rounds_numbers:
-            return self._of.nodes.compute(node, given)
+            return self._of.nodes.compute(node, inputs)
         if of_sizes:
             if node.op_type in _MAKE_WHOLE and node.inputs[0] is not None and node.inputs[0].dtype is not _DOUBLE:
-                given = [array.astype(np.float32).astype(array.dtype) for array in given]  # a runtime counts in float32
-            outputs = self._of.nodes.compute(node, given)
+                inputs = [
+                    array.astype(np.float32).astype(array.dtype) for array in inputs
+                ]  # a runtime counts in float32
+            outputs = self._of.nodes.compute(node, inputs)
             if all(getattr(array, "size", 0) == 1 for array in outputs):
                 return outputs
-        return self._of.nodes.compute(node, [*map(rounded, given)])
+        return self._of.nodes.compute(node, [*map(rounded, inputs)])
 
-    def _with_graphs(self, node: ir.Node, given: Sequence[Any]) -> list[Any]:
+    def _with_graphs(self, node: ir.Node, inputs: Sequence[Any]) -> list[Any]:
         walks = {"If": self._if, "Loop": self._loop, "Scan": self._scan, "SequenceMap": self._sequence_map}
         try:
-            return walks[node.op_type](node, given)
+            return walks[node.op_type](node, inputs)
         except UsageError:
             raise
         except Exception as error:  # a variant of an operator that is not walked here, as Scan of opset 8
             raise NodeError(node, NotImplementedError(str(error))) from error
 
-    def _body(self, graph: ir.Graph | ir.Function, given: Sequence[Any]) -> list[Any]:
-        for value, array in zip(graph.inputs, given, strict=True):
+    def _body(self, graph: ir.Graph | ir.Function, inputs: Sequence[Any]) -> list[Any]:
+        for value, array in zip(graph.inputs, inputs, strict=True):
             self._arrays[value] = array
         self._nodes(graph)
         return [self._array(value) for value in graph.outputs]
 
-    def _if(self, node: ir.Node, given: Sequence[Any]) -> list[Any]:
-        names = ("then_branch", "else_branch") if bool(np.asarray(given[0]).item()) else ("else_branch", "then_branch")
+    def _if(self, node: ir.Node, inputs: Sequence[Any]) -> list[Any]:
+        names = ("then_branch", "else_branch") if bool(np.asarray(inputs[0]).item()) else ("else_branch", "then_branch")
         taken, other = (node.attributes[name].as_graph() for name in names)
         with suppress(NodeError, UsageError):  # calls in the branch that is not taken are compared, too, if it runs
             self._body(other, ())
         return self._body(taken, ())
 
-    def _loop(self, node: ir.Node, given: Sequence[Any]) -> list[Any]:
+    def _loop(self, node: ir.Node, inputs: Sequence[Any]) -> list[Any]:
         body = node.attributes["body"].as_graph()
-        most = None if given[0] is None else int(np.asarray(given[0]).item())
-        goes_on = given[1] is None or bool(np.asarray(given[1]).item())
-        carried = list(given[2:])
+        most = None if inputs[0] is None else int(np.asarray(inputs[0]).item())
+        goes_on = inputs[1] is None or bool(np.asarray(inputs[1]).item())
+        carried = list(inputs[2:])
         scanned: list[list[Any]] = [[] for _ in body.outputs[1 + len(carried) :]]
         count = 0
         while goes_on and (most is None or count < most):
             results = self._body(body, [np.array(count, np.int64), np.array(goes_on), *carried])
             goes_on = bool(np.asarray(results[0]).item())
             carried = results[1 : 1 + len(carried)]
-            for kept, one in zip(scanned, results[1 + len(carried) :], strict=True):
-                kept.append(one)
+            for kept, array in zip(scanned, results[1 + len(carried) :], strict=True):
+                kept.append(array)
             count += 1
         empty = [_empty(value) for value in body.outputs[1 + len(carried) :]]
         return [*carried, *(np.stack(kept) if kept else none for kept, none in zip(scanned, empty, strict=True))]
 
-    def _scan(self, node: ir.Node, given: Sequence[Any]) -> list[Any]:
+    def _scan(self, node: ir.Node, inputs: Sequence[Any]) -> list[Any]:
         body = node.attributes["body"].as_graph()
         count = node.attributes["num_scan_inputs"].as_int()
-        states, sequences = list(given[: len(given) - count]), list(given[len(given) - count :])
+        states, sequences = list(inputs[: len(inputs) - count]), list(inputs[len(inputs) - count :])
 
         def listed(name: str, size: int) -> Sequence[int]:
             return node.attributes[name].as_ints() if name in node.attributes else [0] * size
 
         axes, back = listed("scan_input_axes", count), listed("scan_input_directions", count)
-        made = len(body.outputs) - len(states)
-        out_axes, out_back = listed("scan_output_axes", made), listed("scan_output_directions", made)
-        moved = [np.moveaxis(one, axis, 0) for one, axis in zip(sequences, axes, strict=True)]
-        moved = [one[::-1] if turned else one for one, turned in zip(moved, back, strict=True)]
-        scanned: list[list[Any]] = [[] for _ in range(made)]
+        scanned_count = len(body.outputs) - len(states)
+        out_axes, out_back = listed("scan_output_axes", scanned_count), listed("scan_output_directions", scanned_count)
+        moved = [np.moveaxis(array, axis, 0) for array, axis in zip(sequences, axes, strict=True)]
+        moved = [array[::-1] if turned else array for array, turned in zip(moved, back, strict=True)]
+        scanned: list[list[Any]] = [[] for _ in range(scanned_count)]
         for step in range(len(moved[0])):
-            results = self._body(body, [*states, *(one[step] for one in moved)])
+            results = self._body(body, [*states, *(array[step] for array in moved)])
             states = results[: len(states)]
-            for kept, one in zip(scanned, results[len(states) :], strict=True):
-                kept.append(one)
+            for kept, array in zip(scanned, results[len(states) :], strict=True):
+                kept.append(array)
         stacked = [np.stack(kept[::-1] if turned else kept) for kept, turned in zip(scanned, out_back, strict=True)]
-        return [*states, *(np.moveaxis(one, 0, axis) for one, axis in zip(stacked, out_axes, strict=True))]
+        return [*states, *(np.moveaxis(array, 0, axis) for array, axis in zip(stacked, out_axes, strict=True))]
 
-    def _sequence_map(self, node: ir.Node, given: Sequence[Any]) -> list[Any]:
+    def _sequence_map(self, node: ir.Node, inputs: Sequence[Any]) -> list[Any]:
         body = node.attributes["body"].as_graph()
-        each = [[one[i] if isinstance(one, list) else one for one in given] for i in range(len(given[0]))]
+        each = [
+            [argument[i] if isinstance(argument, list) else argument for argument in inputs]
+            for i in range(len(inputs[0]))
+        ]
         results = [self._body(body, taken) for taken in each]
         return [[result[i] for result in results] for i in range(len(body.outputs))]
 

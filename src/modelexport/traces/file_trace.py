@@ -143,14 +143,14 @@ def measure_rounding(
 
 def _changes(trace: FileTrace, other: FileTrace) -> dict[ir.Value, float]:
     """The largest change of each value between two runs, as a share of its size."""
-    found = {}
+    changes = {}
     for value, prints in trace.prints.items():
         again = other.prints.get(value, [])
         sizes = [a.norm for a in prints]
         apart = [a.distance(b) for a, b in zip(prints, again, strict=False) if a.size == b.size]
         if len(apart) == len(prints) and all(sizes):
-            found[value] = max(a / size for a, size in zip(apart, sizes, strict=True))
-    return found
+            changes[value] = max(a / size for a, size in zip(apart, sizes, strict=True))
+    return changes
 
 
 def is_parameter(value: ir.Value) -> bool:
@@ -164,16 +164,16 @@ MOVES = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Slice", "Gather", "Con
 
 
 def exact_constants(
-    run: FileRun, truth: Trace, computed: Mapping[ir.Value, Any], own: Trace | None = None
+    run: FileRun, truth: Trace, computed: Mapping[ir.Value, Any], own_trace: Trace | None = None
 ) -> dict[ir.Value, Any]:
     """The constants that are results of PyTorch's run rounded to the types of the file, to these results.
 
     Args:
         computed: Constants to other arrays for them, which come of rounded constants as well.
-        own: PyTorch's run in the types of the model. Its results are the constants of a file whose exporter computed
-            them in these types: each is taken for the nearest result in float64 of the same call.
+        own_trace: PyTorch's run in the types of the model. Its results are the constants of a file whose exporter
+            computed them in these types: each is taken for the nearest result in float64 of the same call.
     """
-    found = {}
+    exact_arrays = {}
     for value, stored in run.constants():
         unit = _unit(value)
         if not unit or is_parameter(value):
@@ -182,16 +182,25 @@ def exact_constants(
         its = fingerprint_of(array)
 
         def results(trace: Trace, room: float, its: Fingerprint = its) -> list[Content]:
-            there = [one for one in trace.contents.same(its, room) if one.computed and one.array is not None]
-            return sorted(there, key=lambda one: one.fingerprint.distance(its))
+            there = [
+                content for content in trace.contents.same(its, room) if content.computed and content.array is not None
+            ]
+            return sorted(there, key=lambda content: content.fingerprint.distance(its))
 
-        exact = next((one for one in results(truth, 4 * unit) if _is_rounded(one, array, unit)), None)
-        if exact is None and own is not None:
-            calls = {call for one in results(own, 4 * unit) if _is_rounded(one, array, unit) for call in one.computed}
-            exact = next((one for one in results(truth, COMPUTED_WEIGHTS) if calls & one.computed.keys()), None)
+        exact = next((content for content in results(truth, 4 * unit) if _is_rounded(content, array, unit)), None)
+        if exact is None and own_trace is not None:
+            calls = {
+                call
+                for content in results(own_trace, 4 * unit)
+                if _is_rounded(content, array, unit)
+                for call in content.computed
+            }
+            exact = next(
+                (content for content in results(truth, COMPUTED_WEIGHTS) if calls & content.computed.keys()), None
+            )
         if exact is not None:
-            found[value] = exact.array.reshape(array.shape)
-    return found
+            exact_arrays[value] = exact.array.reshape(array.shape)
+    return exact_arrays
 
 
 def _is_rounded(result: Content, array: Any, unit: float) -> bool:
@@ -211,13 +220,13 @@ def computed_weights(run: FileRun, read: Callable[[str], Any], changed: Collecti
         read: Gives a parameter by its ``state_dict`` key, as the run has it.
         changed: Parameters whose numbers are not those of the file: initializers that are such a one are given, too.
     """
-    found = {}
+    weights = {}
     for value, _ in run.constants():
         plan = parameter_plan(value)
         if plan is None or not plan.recorded or (is_parameter(value) and not {*plan.keys} & {*changed}):
             continue
-        found[value] = compute_planned(plan, {key: read(key) for key in plan.inputs()}, wide=run.is_wide)
-    return found
+        weights[value] = compute_planned(plan, {key: read(key) for key in plan.inputs()}, wide=run.is_wide)
+    return weights
 
 
 def rounded_constants(run: FileRun) -> Index:
@@ -248,15 +257,15 @@ class _Watcher:
         for choice in truth.choices:
             self._choices[choice.indices.shape].append(choice)
 
-    def __call__(self, node: ir.Node, given: Sequence[Any], value: ir.Value, array: Any) -> Any:
+    def __call__(self, node: ir.Node, inputs: Sequence[Any], value: ir.Value, array: Any) -> Any:
         if not isinstance(array, np.ndarray):  # a sequence
             return array
         if draws(node):
-            array = self._with_drawn(node, given, value, array)
-        elif any(one in self.trace.random for one in node.inputs):
+            array = self._with_drawn(node, inputs, value, array)
+        elif any(value_taken in self.trace.random for value_taken in node.inputs):
             self.trace.random.add(value)
         if array.dtype.kind == "i" and self._choices:
-            array = self._with_choice(node, given, array)
+            array = self._with_choice(node, inputs, array)
         self.trace.prints[value].append(fingerprint_of(array))
         self.trace.shapes[value] = array.shape
         if value in self._replace and value not in self.trace.replaced:  # of a loop, PyTorch's first iteration is known
@@ -268,7 +277,7 @@ class _Watcher:
         """Whether a number is one of Python's in PyTorch's run, and not a tensor."""
         return not self._truth.contents.same(fingerprint_of(number))
 
-    def _with_drawn(self, node: ir.Node, given: Sequence[Any], value: ir.Value, array: Any) -> Any:
+    def _with_drawn(self, node: ir.Node, inputs: Sequence[Any], value: ir.Value, array: Any) -> Any:
         if not self._truth.drawn:  # a file that draws numbers where PyTorch does not is wrong, in each run alike
             return np.zeros_like(array)
         owner = owner_of(node)
@@ -276,12 +285,12 @@ class _Watcher:
             drawn = self._drawn.get((call, array.size))
             if drawn and value is node.outputs[0] and _may_be_drawn(node, drawn[0], array):
                 numbers = drawn.pop(0).reshape(array.shape)
-                return numbers.astype(array.dtype) if node.op_type != "Dropout" else _dropped(node, given, numbers)
+                return numbers.astype(array.dtype) if node.op_type != "Dropout" else _dropped(node, inputs, numbers)
         self.trace.random.add(value)
         return array
 
-    def _with_choice(self, node: ir.Node, given: Sequence[Any], indices: Any) -> Any:
-        scores = next((one for one in given if isinstance(one, np.ndarray) and one.dtype.kind == "f"), None)
+    def _with_choice(self, node: ir.Node, inputs: Sequence[Any], indices: Any) -> Any:
+        scores = next((array for array in inputs if isinstance(array, np.ndarray) and array.dtype.kind == "f"), None)
         if scores is None:
             return indices
         for right in self._choices.get(indices.shape, ()):
@@ -300,7 +309,7 @@ def _may_be_drawn(node: ir.Node, numbers: Any, array: Any) -> bool:
     return numbers.dtype.kind == array.dtype.kind and (node.op_type in ("Bernoulli", "Dropout")) == is_mask
 
 
-def _dropped(node: ir.Node, given: Sequence[Any], mask: Any) -> Any:
+def _dropped(node: ir.Node, inputs: Sequence[Any], mask: Any) -> Any:
     """What a ``Dropout`` gives with PyTorch's choice of the elements that it keeps."""
-    kept = 1 - (0.5 if given[1] is None else given[1])
-    return given[0] * mask / (kept if node.outputs[0].dtype is ir.DataType.DOUBLE else np.float32(kept))
+    kept = 1 - (0.5 if inputs[1] is None else inputs[1])
+    return inputs[0] * mask / (kept if node.outputs[0].dtype is ir.DataType.DOUBLE else np.float32(kept))

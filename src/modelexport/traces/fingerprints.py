@@ -81,7 +81,7 @@ def fingerprint_of(array: Any) -> Fingerprint:
         flat = np.where(above | below | nan, 0.0, flat)
         least, most = float(flat.min()), float(flat.max())
     root = flat.size**0.5
-    projections = tuple(float(one) / root for one in _projected(flat))
+    projections = tuple(float(projection) / root for projection in _projected(flat))
     norm = float(np.linalg.norm(flat)) / root
     telling = not whole and bool((flat[:_BLOCK] != np.rint(flat[:_BLOCK])).any())
     return Fingerprint(flat.size, special, norm, float(flat.mean()), least, most, projections, telling)

@@ -75,30 +75,38 @@ def verify_against(
         UsageError: ONNX Runtime cannot load a file, a module or provider does not exist, or the files have no value in
             common.
     """
-    one, two = read_tagged(path), read_tagged(other)
-    if one.cut is not None and two.cut is None:  # what was cut out is compared with the whole, in whichever order
-        one, two = two, one
-    cut = two.cut if one.cut is None else None
+    first_file, second_file = read_tagged(path), read_tagged(other)
+    if (
+        first_file.cut is not None and second_file.cut is None
+    ):  # what was cut out is compared with the whole, in whichever order
+        first_file, second_file = second_file, first_file
+    cut = second_file.cut if first_file.cut is None else None
     modules = modules or ([cut.call] if cut is not None else [])
-    chosen = one.select(*modules).inside if modules else frozenset()
-    runs, source = _inputs(one, provider, seed, data)
-    given = runs[0]
-    pairs = _pairs(one, two, cut)
+    chosen = first_file.select(*modules).inside if modules else frozenset()
+    runs, source = _inputs(first_file, provider, seed, data)
+    feeds = runs[0]
+    pairs = _pairs(first_file, second_file, cut)
     if not pairs:
-        raise UsageError(f"{two.path} has no value of a module in common with {one.path}: it was not made from it")
+        raise UsageError(
+            f"{second_file.path} has no value of a module in common with {first_file.path}: it was not made from it"
+        )
     if cut is None:
-        fed = _fit(given, two)
-        both = zip(_ran(one, runs, provider), _ran(two, [_fit(each, two) for each in runs], provider), strict=True)
-        compared = [_outputs(one, two, right, found) for right, found in both]
+        fed = _fit(feeds, second_file)
+        both = zip(
+            _ran(first_file, runs, provider),
+            _ran(second_file, [_fit(each, second_file) for each in runs], provider),
+            strict=True,
+        )
+        compared = [_outputs(first_file, second_file, right, actual) for right, actual in both]
         outputs = [_mean(losses) for losses in zip(*compared, strict=True)]
     else:
-        fed, first = _around(one, given, cut, two)
-        outputs = _outputs(one, two, first, _ran(two, [fed], provider)[0])
-    right = _values(one, given, pairs.values())
-    end_to_end, per_module = _losses(two, fed, {b: right[a] for b, a in pairs.items() if a in right})
-    calls = list(_calls(one, two, pairs, end_to_end, per_module, chosen))
+        fed, first = _around(first_file, feeds, cut, second_file)
+        outputs = _outputs(first_file, second_file, first, _ran(second_file, [fed], provider)[0])
+    right = _values(first_file, feeds, pairs.values())
+    end_to_end, per_module = _losses(second_file, fed, {b: right[a] for b, a in pairs.items() if a in right})
+    calls = list(_calls(first_file, second_file, pairs, end_to_end, per_module, chosen))
     judged = [loss.difference.name for loss in outputs if bound is not None]
-    if bound is None and (bound := _bound_of_recipe(two.path)) is not None:
+    if bound is None and (bound := _bound_of_recipe(second_file.path)) is not None:
         judged = [loss.difference.name for loss in outputs if loss.norm is not None][:1]
     bound = LOSS_BOUND if bound is None else bound
     beyond = {ModuleCall.parse(call.address) for call in calls if weight_of(call.end_to_end) > bound}
@@ -109,7 +117,7 @@ def verify_against(
         provider=provider,
         bound=bound,
         judged=judged,
-        first_beyond=next((str(call) for call in _as_they_end(one.calls) if call in beyond), None),
+        first_beyond=next((str(call) for call in _as_they_end(first_file.calls) if call in beyond), None),
     )
 
 
@@ -127,8 +135,8 @@ def _bound_of_recipe(path: Path) -> float | None:
     """The bound of the error that the recipe beside a quantized file notes."""
     beside = path.with_suffix(".recipe.yaml")
     notes = read_recipe(beside).notes if beside.is_file() else []
-    found = next((bound for note in notes if (bound := _BOUND.search(note)) is not None), None)
-    return float(found[1]) if found is not None else None
+    match = next((bound for note in notes if (bound := _BOUND.search(note)) is not None), None)
+    return float(match[1]) if match is not None else None
 
 
 _BOUND = re.compile(r"\berror<=([0-9.]+(?:e-?[0-9]+)?)")
@@ -154,15 +162,15 @@ def _mean(losses: Sequence[Loss]) -> Loss:
     return msgspec.structs.replace(worst, norm=sum(norms) / len(norms)) if len(norms) == len(losses) else worst
 
 
-def _fit(given: Mapping[str, Any], tagged: TaggedFile) -> dict[str, Any]:
+def _fit(feeds: Mapping[str, Any], tagged: TaggedFile) -> dict[str, Any]:
     """Inputs with the names and element types of another file: by name, or by order if names differ."""
     wanted = required_inputs(tagged.model)
-    if len(wanted) != len(given):
+    if len(wanted) != len(feeds):
         raise InputsError(
-            f"{tagged.path} takes {plural(len(wanted), 'input')}, not {len(given)}: it was not made from the file"
+            f"{tagged.path} takes {plural(len(wanted), 'input')}, not {len(feeds)}: it was not made from the file"
         )
     names = [value.name or "" for value in wanted]
-    arrays = [given[name] for name in names] if set(names) == set(given) else list(given.values())
+    arrays = [feeds[name] for name in names] if set(names) == set(feeds) else list(feeds.values())
     return {
         name: array.astype(value.dtype.numpy()) if value.dtype is not None else array
         for name, value, array in zip(names, wanted, arrays, strict=True)
@@ -192,40 +200,40 @@ def _ran(tagged: TaggedFile, runs: Sequence[Mapping[str, Any]], provider: str) -
         return [arrays_in(run_session(session, inputs)) for inputs in runs]
 
 
-def _outputs(one: TaggedFile, two: TaggedFile, right: Mapping[str, Any], found: Mapping[str, Any]) -> list[Loss]:
+def _outputs(first: TaggedFile, second: TaggedFile, right: Mapping[str, Any], actual: Mapping[str, Any]) -> list[Loss]:
     """The losses of the outputs."""
-    if len(right) != len(found):
-        raise UsageError(f"{one.path} and {two.path} have different numbers of outputs: they are not of one model")
-    return [_loss(name, array, other) for (name, array), other in zip(right.items(), found.values(), strict=True)]
+    if len(right) != len(actual):
+        raise UsageError(f"{first.path} and {second.path} have different numbers of outputs: they are not of one model")
+    return [_loss(name, array, other) for (name, array), other in zip(right.items(), actual.values(), strict=True)]
 
 
 def _values(tagged: TaggedFile, inputs: Mapping[str, Any], wanted: Collection[ir.Value]) -> dict[ir.Value, Any]:
     """Some values of a file in a run."""
-    found: dict[ir.Value, Any] = {}
+    arrays: dict[ir.Value, Any] = {}
     kept = set(wanted)
 
-    def watch(node: ir.Node, given: Sequence[Any], value: ir.Value, array: Any) -> Any:
+    def watch(node: ir.Node, inputs: Sequence[Any], value: ir.Value, array: Any) -> Any:
         if value in kept and isinstance(array, np.ndarray):  # and not a sequence
-            found[value] = array
+            arrays[value] = array
         return array
 
     with suppress(NodeError):  # ONNX Runtime ran it: what follows is not compared
         FileRun(tagged.model, wide=None).run(inputs, watch)
-    return found
+    return arrays
 
 
 def _losses(
     tagged: TaggedFile, inputs: Mapping[str, Any], right: Mapping[ir.Value, Any]
 ) -> tuple[dict[ir.Value, Loss], dict[ir.Value, Loss]]:
     """The losses of values end to end, and computed from the right ones before them."""
-    run, found = FileRun(tagged.model, wide=None), []
+    run, all_losses = FileRun(tagged.model, wide=None), []
     for replaces in (False, True):
         losses: dict[ir.Value, Loss] = {}
-        found.append(losses)
+        all_losses.append(losses)
 
         def watch(
             node: ir.Node,
-            given: Sequence[Any],
+            inputs: Sequence[Any],
             value: ir.Value,
             array: Any,
             losses: dict[ir.Value, Loss] = losses,
@@ -239,7 +247,7 @@ def _losses(
 
         with suppress(NodeError):  # as above
             run.run(inputs, watch)
-    return found[0], found[1]
+    return all_losses[0], all_losses[1]
 
 
 def _ports(tagged: TaggedFile) -> dict[tuple[str, str, int], str]:
@@ -260,28 +268,28 @@ def _ports(tagged: TaggedFile) -> dict[tuple[str, str, int], str]:
     }
 
 
-def _pairs(one: TaggedFile, two: TaggedFile, cut: CutRecord | None) -> dict[ir.Value, ir.Value]:
+def _pairs(first: TaggedFile, second: TaggedFile, cut: CutRecord | None) -> dict[ir.Value, ir.Value]:
     """Boundary values of the second file to their values in the first.
 
     Args:
         cut: The record of the second file if it was cut out of the first, perhaps out of a branch.
     """
-    known, made = (
+    known, produced = (
         {value.name or "": value for node in (t.nodes if cut else t.model.graph) for value in node.outputs}
-        for t in (one, two)
+        for t in (first, second)
     )
-    ports = _ports(one)
-    places = _ports(two) if one.hierarchy is not None and two.hierarchy is not None else {}
+    ports = _ports(first)
+    places = _ports(second) if first.hierarchy is not None and second.hierarchy is not None else {}
     # A tool that fuses nodes may keep the old name for a new value; the sidecar then has the right one.
     renamed = {name for port, name in places.items() if ports.get(port, name) != name}
-    found: dict[ir.Value, ir.Value] = {}
+    pairs: dict[ir.Value, ir.Value] = {}
     for port, name in ports.items():
         same = places.get(port)
-        match = same if same in made else name if name in made and name not in renamed else None
-        if name in known and match is not None and may_be(known[name].shape, made[match].shape):
-            found.setdefault(made[match], known[name])
-    results = zip(two.model.graph.outputs, cut.outputs, strict=False) if cut is not None else ()
-    return found | {value: known[each.value] for value, each in results if each.value in known}
+        match = same if same in produced else name if name in produced and name not in renamed else None
+        if name in known and match is not None and may_be(known[name].shape, produced[match].shape):
+            pairs.setdefault(produced[match], known[name])
+    results = zip(second.model.graph.outputs, cut.outputs, strict=False) if cut is not None else ()
+    return pairs | {value: known[each.value] for value, each in results if each.value in known}
 
 
 def _calls(
@@ -292,10 +300,10 @@ def _calls(
     per_module: Mapping[ir.Value, Loss],
     modules: Collection[ModuleCall],
 ) -> Iterator[CallLoss]:
-    own: dict[str, list[Loss]] = defaultdict(list)
+    losses_of: dict[str, list[Loss]] = defaultdict(list)
     for value, loss in per_module.items():
         for address in _owners_before(value, pairs):
-            own[address].append(loss)
+            losses_of[address].append(loss)
     names = {first.name: end_to_end[value] for value, first in pairs.items() if value in end_to_end}
     returned: dict[str, list[Loss]] = defaultdict(list)
     for (address, side, _), name in _ports(one).items():
@@ -312,9 +320,9 @@ def _calls(
         if modules and traced.call not in modules:
             continue
         address = traced.call.address
-        made = max(own[address], key=weight_of, default=None)
+        largest = max(losses_of[address], key=weight_of, default=None)
         through = max(returned[address], key=weight_of, default=None)
-        decisive = made or through
+        decisive = largest or through
         status: CallStatus
         if address not in inside:
             status, reason = "no nodes", ""
@@ -329,33 +337,33 @@ def _calls(
             reason=reason,
             nodes=counts[address],
             end_to_end=through,
-            per_module=made,
+            per_module=largest,
         )
 
 
 def _owners_before(value: ir.Value, boundaries: Collection[ir.Value]) -> set[str]:
     """The calls of the nodes between a value and the boundary values before it."""
     pending = [node] if (node := value.producer()) is not None else []
-    seen, found = set(pending), set[str]()
+    seen, addresses = set(pending), set[str]()
     while pending:
         node = pending.pop()
         owner = owner_of(node)
-        found.update(call.address for call in (owner.calls if owner is not None else ()))
+        addresses.update(call.address for call in (owner.calls if owner is not None else ()))
         for before in values_taken(node):
             producer = before.producer()
             if producer is not None and producer not in seen and before not in boundaries:
                 seen.add(producer)
                 pending.append(producer)
-    return found
+    return addresses
 
 
-def _loss(name: str, right: Any, found: Any) -> Loss:
-    if right.shape != found.shape or not (is_floating(right) and is_floating(found)):
-        return Loss(difference=compare_arrays(name, right, found))
-    a, b = right.astype(np.float64), found.astype(np.float64)
-    allowed = max(ALLOWED[str(right.dtype)], ALLOWED[str(found.dtype)])
+def _loss(name: str, right: Any, actual: Any) -> Loss:
+    if right.shape != actual.shape or not (is_floating(right) and is_floating(actual)):
+        return Loss(difference=compare_arrays(name, right, actual))
+    a, b = right.astype(np.float64), actual.astype(np.float64)
+    allowed = max(ALLOWED[str(right.dtype)], ALLOWED[str(actual.dtype)])
     difference = compare_arrays(name, a, b, allowed=allowed)
-    difference = msgspec.structs.replace(difference, dtype=str(found.dtype))
+    difference = msgspec.structs.replace(difference, dtype=str(actual.dtype))
     finite = np.isfinite(a) & np.isfinite(b)
     a, b = a[finite], b[finite]
     length, other = float(np.linalg.norm(a)), float(np.linalg.norm(b))

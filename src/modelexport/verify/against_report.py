@@ -68,9 +68,9 @@ class AgainstReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
 
     def _table(self) -> Rows:
         yield "call", "tag", "status", "per module", "end to end"
-        for one in self.ranked:
-            losses = (None if loss is None else loss.norm for loss in (one.per_module, one.end_to_end))
-            yield one.address or ".", one.tag, one.status, *map(error_text, losses)
+        for call in self.ranked:
+            losses = (None if loss is None else loss.norm for loss in (call.per_module, call.end_to_end))
+            yield call.address or ".", call.tag, call.status, *map(error_text, losses)
 
     @property
     def agrees(self) -> bool:
@@ -81,8 +81,8 @@ class AgainstReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
     def verdict(self) -> Verdict:
         """``differ`` if anything does, ``not compared`` if nothing was, else ``agree``."""
         if self.judged:
-            judged = [one for one in self.outputs if one.difference.name in self.judged]
-            within = [one.difference.status == "agree" or weight_of(one) <= self.bound for one in judged]
+            judged = [output for output in self.outputs if output.difference.name in self.judged]
+            within = [output.difference.status == "agree" or weight_of(output) <= self.bound for output in judged]
             return "not compared" if not within else "agree" if all(within) else "differ"
         statuses = {loss.difference.status for loss in self.outputs} | {call.status for call in self.calls}
         return "differ" if "differ" in statuses else "agree" if "agree" in statuses else "not compared"

@@ -54,9 +54,9 @@ def find_parameters(model: ir.Model, entries: Mapping[str, tuple[str, list[int]]
             plans[value] = plan
     for value, plan in plans.items():
         record_plan(value, plan)
-    found = {key for plan in plans.values() for key in plan.keys}
+    used = {key for plan in plans.values() for key in plan.keys}
     record_state_dict(model, {key: StateDictEntry(dtype, shape, True) for key, (dtype, shape) in entries.items()})
-    record_lost(model, [key for key in entries if key not in found])
+    record_lost(model, [key for key in entries if key not in used])
 
 
 def _content(array: Any) -> tuple[Any, ...]:
@@ -65,14 +65,14 @@ def _content(array: Any) -> tuple[Any, ...]:
 
 def _by_content(entries: Mapping[str, Any], read: Callable[[str], Any]) -> dict[tuple[Any, ...], ParameterPlan]:
     """The entries, and the transposed ones of two dimensions, by their elements; of equal ones the first."""
-    found: dict[tuple[Any, ...], ParameterPlan] = {}
+    by_content: dict[tuple[Any, ...], ParameterPlan] = {}
     for key in entries:
         array = read(key)
-        found.setdefault(_content(array), ParameterPlan([key], []))
+        by_content.setdefault(_content(array), ParameterPlan([key], []))
         if array.ndim == 2:
             step = TransformStep("Transpose", [key], {"perm": [1, 0]}, 13)
-            found.setdefault(_content(array.T), ParameterPlan([key], [step]))
-    return found
+            by_content.setdefault(_content(array.T), ParameterPlan([key], [step]))
+    return by_content
 
 
 def wrong_parameters(model: ir.Model, entries: Mapping[str, Any], blamed: Container[ModuleCall]) -> list[str]:

@@ -57,7 +57,7 @@ def compare_runs(
     inputs: Mapping[str, Any],
     truth: Trace,
     weights: Mapping[ir.Value, Any],
-    own: Callable[[], Trace] | None = None,
+    own_trace: Callable[[], Trace] | None = None,
 ) -> Compared:
     """Run a file and compare it with a run of PyTorch.
 
@@ -65,14 +65,14 @@ def compare_runs(
         inputs: Names of the file's inputs to arrays.
         truth: The run of PyTorch.
         weights: Initializers to other arrays for them.
-        own: Gives the run of PyTorch in the types of the model, whose results some constants of the file may be.
+        own_trace: Gives the run of PyTorch in the types of the model, whose results some constants of the file may be.
     """
     exact = exact_constants(run, truth, weights)
-    found = _compare(tagged, run, inputs, truth, {**weights, **exact})
-    if found.agrees or own is None:
-        return found
-    more = exact_constants(run, truth, weights, own())
-    return _compare(tagged, run, inputs, truth, {**weights, **more}) if more.keys() != exact.keys() else found
+    compared = _compare(tagged, run, inputs, truth, {**weights, **exact})
+    if compared.agrees or own_trace is None:
+        return compared
+    more = exact_constants(run, truth, weights, own_trace())
+    return _compare(tagged, run, inputs, truth, {**weights, **more}) if more.keys() != exact.keys() else compared
 
 
 def _compare(
@@ -117,8 +117,8 @@ def _compare(
     return strict if strict.located.blamed and strict.located.blamed.keys() <= loose.located.blamed.keys() else loose
 
 
-def _larger(one: Mapping[ir.Value, float], other: Mapping[ir.Value, float]) -> dict[ir.Value, float]:
-    return {value: max(one.get(value, 0.0), other.get(value, 0.0)) for value in {**one, **other}}
+def _larger(first: Mapping[ir.Value, float], second: Mapping[ir.Value, float]) -> dict[ir.Value, float]:
+    return {value: max(first.get(value, 0.0), second.get(value, 0.0)) for value in {**first, **second}}
 
 
 def outputs_of(tagged: TaggedFile, truth: Trace) -> list[tuple[ir.Value, SeenTensor]]:
@@ -136,17 +136,17 @@ def outputs_of(tagged: TaggedFile, truth: Trace) -> list[tuple[ir.Value, SeenTen
 
 def output_differences(compared: Compared) -> list[Difference]:
     """The outputs in float64."""
-    matches, found = compared.end_to_end, []
+    matches, differences = compared.end_to_end, []
     for value, tensor in outputs_of(matches.tagged, matches.truth):
         facts: dict[str, Any] = {"name": value.name or "", "dtype": tensor.dtype, "shape": list(tensor.shape)}
         if value in compared.located.pairs:
             error = compared.located.errors[value]
             reason = f"it is off by {error:.1e} of its size" if error < float("inf") else "it is not PyTorch's"
-            found.append(Difference(**facts, status="differ", reason=reason, relative=error))
+            differences.append(Difference(**facts, status="differ", reason=reason, relative=error))
         elif matches.is_random(value):
-            found.append(Difference(**facts, status="not compared", reason="it depends on random numbers"))
+            differences.append(Difference(**facts, status="not compared", reason="it depends on random numbers"))
         elif compared.unknown is not None and value not in matches.trace.prints:
-            found.append(Difference(**facts, status="not compared", reason=str(compared.unknown)))
+            differences.append(Difference(**facts, status="not compared", reason=str(compared.unknown)))
         else:
-            found.append(Difference(**facts, status="tie" if matches.trace.ties else "agree"))
-    return found
+            differences.append(Difference(**facts, status="tie" if matches.trace.ties else "agree"))
+    return differences

@@ -26,7 +26,7 @@ def arguments_of_cut(tagged: TaggedFile, cut: CutRecord, truth: Trace) -> dict[s
         raise UsageError(f"{tagged.path} is the call '{cut.call}', which the model does not make with these inputs")
     values = required_inputs(tagged.model)
     tensors = _tensors(tagged, values, cut.inputs, truth, "inputs")
-    found: dict[str, Any] = {}
+    feeds: dict[str, Any] = {}
     for value in values:
         if value not in tensors:
             raise UsageError(
@@ -35,8 +35,8 @@ def arguments_of_cut(tagged: TaggedFile, cut: CutRecord, truth: Trace) -> dict[s
             )
         array, dtype = array_of(tensors[value]), value.dtype
         narrows = not truth.exact and dtype is not None and array.dtype.kind == "f"
-        found[value.name or ""] = array.astype(dtype.numpy()) if narrows and dtype is not None else array
-    return found
+        feeds[value.name or ""] = array.astype(dtype.numpy()) if narrows and dtype is not None else array
+    return feeds
 
 
 def array_of(tensor: SeenTensor) -> Any:
@@ -65,7 +65,9 @@ def _tensors(
         if each.tensor is None
     }
     chosen = [tensors[0] for tensors in fitting.values() if len(tensors) == 1]
-    found |= {v: t[0] for v, t in fitting.items() if len(t) == 1 and sum(t[0] is one for one in chosen) == 1}
+    found |= {
+        v: t[0] for v, t in fitting.items() if len(t) == 1 and sum(t[0] is candidate for candidate in chosen) == 1
+    }
     return {value: found[value] for value in values if value in found}
 
 

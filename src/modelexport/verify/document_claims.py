@@ -72,8 +72,8 @@ def false_claims(
     if matches is not None and tagged.cut is None:  # a call that was cut out has neither all calls nor the outputs
         # PyTorch may make fewer calls with these inputs if something was presumed, which only the sidecar says.
         skips = sidecar.settings.presumed if sidecar is not None else unknown
-        made = (_outputs, _exposed, _shapes) if skips else (_called, _outputs, _exposed, _shapes)
-        checks += [("metadata", partial(one, matches)) for one in made]
+        tables = (_outputs, _exposed, _shapes) if skips else (_called, _outputs, _exposed, _shapes)
+        checks += [("metadata", partial(table, matches)) for table in tables]
     if sidecar is not None or unknown:  # or was not written with the file
         checks.append(("hierarchy", lambda: right.sidecar(sidecar or load_hierarchy(hierarchy))))
     if dag.is_file():
@@ -81,43 +81,43 @@ def false_claims(
     if operations.is_file():
         right_operations = partial(operations_document, tagged.model, right.tags)
         checks.append(("operations", lambda: (load_operations(operations, checked=False), right_operations())))
-    found: list[FalseClaim] = []
+    claims: list[FalseClaim] = []
     for document, check in checks:
         try:
-            found.extend(_differences(document, *check()))
+            claims.extend(_differences(document, *check()))
         except FileFormatError as error:
-            found.append(FalseClaim(document=document, where=".", claimed=str(error), found="unreadable"))
-    return found
+            claims.append(FalseClaim(document=document, where=".", claimed=str(error), found="unreadable"))
+    return claims
 
 
 def _differences(document: str, claimed: Mapping[Any, Any], right: Mapping[Any, Any]) -> Iterator[FalseClaim]:
     for name in dict.fromkeys([*claimed, *right]):
         where = name[-1] if isinstance(name, tuple) else name
-        one, other = (msgspec.to_builtins(table.get(name)) for table in (claimed, right))
-        for path, *both in _leaves("", one, other):
-            said, so = (shortened(" ".join(str(value).split()), _LONGEST) for value in both)
-            yield FalseClaim(document=document, where=where or ".", claimed=f"{path}{said}", found=so)
+        claimed_entry, right_entry = (msgspec.to_builtins(table.get(name)) for table in (claimed, right))
+        for path, *both in _leaves("", claimed_entry, right_entry):
+            claimed_text, right_text = (shortened(" ".join(str(value).split()), _LONGEST) for value in both)
+            yield FalseClaim(document=document, where=where or ".", claimed=f"{path}{claimed_text}", found=right_text)
 
 
 _LONGEST = 200
 """The most characters of a claim that are shown."""
 
 
-def _leaves(path: str, one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
+def _leaves(path: str, first: Any, second: Any) -> Iterator[tuple[str, Any, Any]]:
     """The smallest parts in which two values differ, each with its path; things with names are compared by name."""
-    one, other = (
+    first, second = (
         {part["name"]: part for part in value}
         if isinstance(value, list) and all(isinstance(part, dict) and "name" in part for part in value)
         else value
-        for value in (one, other)
+        for value in (first, second)
     )
-    if isinstance(one, dict) and isinstance(other, dict):
-        for key in dict.fromkeys([*one, *other]):
-            yield from _leaves(f"{path}{key}: ", one.get(key), other.get(key))
-    elif one != other:
-        lists = isinstance(one, list) and isinstance(other, list)
-        if not (lists and path in _UNORDERED and sorted(one) == sorted(other)):
-            yield path, one, other
+    if isinstance(first, dict) and isinstance(second, dict):
+        for key in dict.fromkeys([*first, *second]):
+            yield from _leaves(f"{path}{key}: ", first.get(key), second.get(key))
+    elif first != second:
+        lists = isinstance(first, list) and isinstance(second, list)
+        if not (lists and path in _UNORDERED and sorted(first) == sorted(second)):
+            yield path, first, second
 
 
 _UNORDERED = ("tags: ", "hierarchy_tags: ", "boundary: inputs: ", "boundary: outputs: ", "nodes: ", "edges: ")
@@ -127,10 +127,10 @@ _UNORDERED = ("tags: ", "hierarchy_tags: ", "boundary: inputs: ", "boundary: out
 def _by_kind(sidecar: documents.Hierarchy) -> dict[tuple[str, str], Any]:
     """The entries of a sidecar by their kind and what they describe; inputs and outputs also in their order."""
     plain = msgspec.to_builtins(sidecar)
-    found = {("", key): plain[key] for key in ("model", "coverage")}
+    entries = {("", key): plain[key] for key in ("model", "coverage")}
     for kind, key in _NAMED_BY.items():
-        found |= {(kind, entry[key]): entry for entry in plain[kind]}
-    return found | {("", side): [entry["name"] for entry in plain[side]] for side in _SIDES}
+        entries |= {(kind, entry[key]): entry for entry in plain[kind]}
+    return entries | {("", side): [entry["name"] for entry in plain[side]] for side in _SIDES}
 
 
 _SIDES: tuple[Side, Side] = ("inputs", "outputs")
@@ -150,23 +150,23 @@ class _Right:
     def tags(self) -> CallTags:
         """The tags of the calls: made from the modules, or those of the file if some of them were replaced."""
         parents = self.matches.truth.parents if self.matches is not None else {}
-        found: dict[ModuleCall, TracedCall] = {}
+        traced_calls: dict[ModuleCall, TracedCall] = {}
         for traced in self.tagged.calls:
             parent = parents.get(traced.call)
-            found[traced.call] = replace(traced, parent=parent) if parent in found else traced
-        calls, tree = CallTree(tuple(found.values())), self.tree
-        recorded = RecordedTags(calls, {call: self._with_class(call) for call in found})
-        if self.said is None or tree is None or self._replaced or any(call.path not in tree for call in found):
+            traced_calls[traced.call] = replace(traced, parent=parent) if parent in traced_calls else traced
+        calls, tree = CallTree(tuple(traced_calls.values())), self.tree
+        recorded = RecordedTags(calls, {call: self._with_class(call) for call in traced_calls})
+        if self.said is None or tree is None or self._replaced or any(call.path not in tree for call in traced_calls):
             return recorded
-        said = self.said.settings
+        settings = self.said.settings
         with suppress(UsageError, ValueError):  # settings that are not those of the export
-            granularity = msgspec.convert(said.granularity, Granularity)
-            by_settings = Tags(tree, calls, granularity=granularity, include=said.include, exclude=said.exclude)
-            levels = (by_settings.is_level_call(call) == recorded.is_level_call(call) for call in found)
+            granularity = msgspec.convert(settings.granularity, Granularity)
+            by_settings = Tags(tree, calls, granularity=granularity, include=settings.include, exclude=settings.exclude)
+            levels = (by_settings.is_level_call(call) == recorded.is_level_call(call) for call in traced_calls)
             if self.tagged.model.meta.get(OLDER_FILE) or all(levels):
                 return by_settings
-        include = {recorded.class_of(call) for call in found if call != ROOT and recorded.is_level_call(call)}
-        exclude = {recorded.class_of(call) for call in found if call != ROOT} - include
+        include = {recorded.class_of(call) for call in traced_calls if call != ROOT and recorded.is_level_call(call)}
+        exclude = {recorded.class_of(call) for call in traced_calls if call != ROOT} - include
         return Tags(tree, calls, granularity="model", include=include, exclude=exclude)
 
     def _with_class(self, call: ModuleCall) -> CallFacts:
@@ -185,39 +185,43 @@ class _Right:
 
     def metadata(self) -> Tables:
         """Of the calls, nodes and initializers of the file. What they leave out is not claimed."""
-        said: dict[Any, Any] = {}
-        so: dict[Any, Any] = {}
+        claimed: dict[Any, Any] = {}
+        right_entries: dict[Any, Any] = {}
         for call, tag in self.tagged.tags.items():
-            said["call", call.address] = {"parent": self.tagged.calls[call].parent, "tag": tag}
-            so["call", call.address] = {"parent": self.tags.calls[call].parent, "tag": self.tags.tag(call)}
+            claimed["call", call.address] = {"parent": self.tagged.calls[call].parent, "tag": tag}
+            right_entries["call", call.address] = {"parent": self.tags.calls[call].parent, "tag": self.tags.tag(call)}
             if not self.tagged.model.meta.get(OLDER_FILE):
-                for table, tags in ((said, self.tagged.call_tags), (so, self.tags)):
+                for table, tags in ((claimed, self.tagged.call_tags), (right_entries, self.tags)):
                     table["call", call.address]["class_name"] = tags.class_of(call)
                     table["call", call.address]["level"] = tags.is_level_call(call)
         for node in self.tagged.nodes:
             if (owner := owner_of(node)) is not None:
                 right, properties = owner_properties(owner, self.tags), properties_of(node)
-                said["node", node.name] = {key: _lists(properties[key]) for key in right if key in properties}
-                so["node", node.name] = {key: _lists(text) for key, text in right.items() if key in properties}
+                claimed["node", node.name] = {key: _lists(properties[key]) for key in right if key in properties}
+                right_entries["node", node.name] = {
+                    key: _lists(text) for key, text in right.items() if key in properties
+                }
         for value in initializers(self.tagged.model):
             if (text := text_of(value, keys.HIERARCHY_TAGS)) is not None:
-                said["initializer", value.name] = {"hierarchy_tags": _lists(text)}
-                so["initializer", value.name] = {"hierarchy_tags": initializer_tags(value, self.tags)}
-        return said, so
+                claimed["initializer", value.name] = {"hierarchy_tags": _lists(text)}
+                right_entries["initializer", value.name] = {"hierarchy_tags": initializer_tags(value, self.tags)}
+        return claimed, right_entries
 
-    def sidecar(self, said: documents.Hierarchy) -> Tables:
+    def sidecar(self, sidecar: documents.Hierarchy) -> Tables:
         """The entries of the sidecar, and what they should be."""
-        made = [value for node in self.tagged.nodes for value in node.outputs]
+        produced = [value for node in self.tagged.nodes for value in node.outputs]
         weights = list(initializers(self.tagged.model))
         document = descended_document(
-            said,
+            sidecar,
             model=self.tagged.model,
-            values={value.name: value for value in (*made, *weights, *self.tagged.model.graph.inputs) if value.name},
+            values={
+                value.name: value for value in (*produced, *weights, *self.tagged.model.graph.inputs) if value.name
+            },
             tags=self.tags,
             coverage=self.tagged.coverage,
         )
         right = _by_kind(document)
-        return _by_kind(said), right if self.tree is None else self._with_modules(right, self.tree)
+        return _by_kind(sidecar), right if self.tree is None else self._with_modules(right, self.tree)
 
     def _with_modules(self, right: dict[tuple[str, str], Any], tree: ModuleTree) -> dict[tuple[str, str], Any]:
         """The entries with the facts of the model; modules that others were put in the place of stay listed."""
@@ -250,8 +254,10 @@ def _entries(model: ir.Model, of_model: Collection[str]) -> Tables:
     """The entries of the model, and whether they are used: those are that an initializer is computed from."""
     listed = state_dict_of(model)
     used = used_keys(model)
-    said = {key: listed[key].used if key in listed else None for key in sorted({*of_model, *used})}
-    return {"state_dict": said}, {"state_dict": {key: key in used or bool(one) for key, one in said.items()}}
+    claimed = {key: listed[key].used if key in listed else None for key in sorted({*of_model, *used})}
+    return {"state_dict": claimed}, {
+        "state_dict": {key: key in used or bool(is_used) for key, is_used in claimed.items()}
+    }
 
 
 def _called(matches: Matches) -> Tables:
@@ -260,12 +266,16 @@ def _called(matches: Matches) -> Tables:
     A captured module may call others than in Python: then both have some of their own, or extra calls have nodes.
     Branches have calls that did not run.
     """
-    said, so = {*matches.tagged.tags}, {*matches.truth.parents}
+    claimed, right = {*matches.tagged.tags}, {*matches.truth.parents}
     bodies = any(nested_graphs(node) for node in matches.tagged.model.graph)
-    alone = {call for call in said - so if not any(matches.tagged.nodes_of(call))} if {ROOT} <= so <= said else set()
-    if so > said and not bodies:
-        alone = so - said
-    return {call.address: call in said for call in alone}, {call.address: call in so for call in alone}
+    alone = (
+        {call for call in claimed - right if not any(matches.tagged.nodes_of(call))}
+        if {ROOT} <= right <= claimed
+        else set()
+    )
+    if right > claimed and not bodies:
+        alone = right - claimed
+    return {call.address: call in claimed for call in alone}, {call.address: call in right for call in alone}
 
 
 def _outputs(matches: Matches) -> Tables:
@@ -273,41 +283,47 @@ def _outputs(matches: Matches) -> Tables:
     returned = requested_outputs(matches.tagged.model, matches.truth.side(ROOT, "outputs"))
     right = [tensor.place.name for tensor in returned if tensor.content.fingerprint.size]
     exposed = exposed_outputs(matches.tagged.model)
-    said = [value.name or "" for value in matches.tagged.model.graph.outputs if value.name not in exposed]
-    named = {one: name for one, name in zip(said, right, strict=False) if one in right and len(said) == len(right)}
-    return {one: one for one in named}, named
+    claimed = [value.name or "" for value in matches.tagged.model.graph.outputs if value.name not in exposed]
+    named = {
+        claimed_name: name
+        for claimed_name, name in zip(claimed, right, strict=False)
+        if claimed_name in right and len(claimed) == len(right)
+    }
+    return {claimed_name: claimed_name for claimed_name in named}, named
 
 
 def _exposed(matches: Matches) -> Tables:
     """The outputs that have the address of a call, and that of a call that returned the tensor."""
-    said, so = dict[str, Any](), dict[str, Any]()
+    claimed, right_names = dict[str, Any](), dict[str, Any]()
     values = {value.name or "": value for value in matches.tagged.model.graph.outputs}
     returned = {call.address: matches.truth.side(call, "outputs") for call in matches.truth.parents}
     for name in exposed_outputs(matches.tagged.model):
-        said[name] = so[name] = name if name in returned else name.rpartition(":")[0]
+        claimed[name] = right_names[name] = name if name in returned else name.rpartition(":")[0]
         known = matches.alike.get(values[name], ()) if name in values else ()
-        right = {address for address, tensors in returned.items() if any(one.content in known for one in tensors)}
-        if (known or name not in values) and said[name] not in right:
-            so[name] = max(right, key=len, default="not returned by any call")
-    return said, so
+        right = {address for address, tensors in returned.items() if any(tensor.content in known for tensor in tensors)}
+        if (known or name not in values) and claimed[name] not in right:
+            right_names[name] = max(right, key=len, default="not returned by any call")
+    return claimed, right_names
 
 
 def _shapes(matches: Matches) -> Tables:
     """The sizes of values; a symbol has that of the first axis that declares it alone."""
     graph = matches.tagged.model.graph
-    given = {tensor.place.name: tensor.shape for tensor in matches.truth.side(ROOT, "inputs")}
-    shapes = {value: given[value.name] for value in graph.inputs if value.name in given} | matches.trace.shapes
-    said, so, symbols = dict[str, Any](), dict[str, Any](), dict[str, str]()
+    input_shapes = {tensor.place.name: tensor.shape for tensor in matches.truth.side(ROOT, "inputs")}
+    shapes = {
+        value: input_shapes[value.name] for value in graph.inputs if value.name in input_shapes
+    } | matches.trace.shapes
+    claimed, right_shapes, symbols = dict[str, Any](), dict[str, Any](), dict[str, str]()
     for value, shape in shapes.items():
         if value.shape is None or value.graph is not graph:
             continue
         declared = [size if isinstance(size, int) else size.value for size in value.shape]
         right: list[Any] = list(shape)
-        for axis, one in enumerate(declared if len(declared) == len(shape) else ()):
-            if isinstance(one, str) and SYMBOL.fullmatch(one):
-                symbols.setdefault(one, str(shape[axis]))
-            size = put_size(one, symbols) if isinstance(one, str) else one
+        for axis, size_text in enumerate(declared if len(declared) == len(shape) else ()):
+            if isinstance(size_text, str) and SYMBOL.fullmatch(size_text):
+                symbols.setdefault(size_text, str(shape[axis]))
+            size = put_size(size_text, symbols) if isinstance(size_text, str) else size_text
             if size == shape[axis] or not isinstance(size, int):  # a symbol that is not known claims nothing
-                right[axis] = one
-        said[value.name or ""], so[value.name or ""] = declared, right
-    return said, so
+                right[axis] = size_text
+        claimed[value.name or ""], right_shapes[value.name or ""] = declared, right
+    return claimed, right_shapes

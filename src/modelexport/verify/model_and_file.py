@@ -95,14 +95,14 @@ class Sides:
         """The file in float64, or in its own types if the model is."""
         return FileRun(self.tagged.model, wide=self.dtype if self.wide else None, kernels=DOUBLE_KERNELS)
 
-    def trace(self, inputs: Inputs, changed: Mapping[str, torch.Tensor], *, own: bool = False) -> Trace:
+    def trace(self, inputs: Inputs, changed: Mapping[str, torch.Tensor], *, as_it_runs: bool = False) -> Trace:
         """A run of the model in float64.
 
         Args:
             changed: Weights to use instead of the model's own.
-            own: In its own types instead.
+            as_it_runs: In its own types instead.
         """
-        wide = self.wide and not own
+        wide = self.wide and not as_it_runs
         key = _key_of_trace(inputs, changed, wide)
         if key not in self.kept:
             paths = {path for path, _ in self.model.named_modules()}
@@ -117,8 +117,8 @@ class Sides:
                 wide=wide,
                 kept=rounded_constants(self.run),
             )
-        found: Trace = self.kept[key]
-        return found
+        trace: Trace = self.kept[key]
+        return trace
 
     def returned(self, inputs: Inputs) -> list[Any]:
         """What the model, or the call that was cut out, returns in float64."""
@@ -136,14 +136,14 @@ class Sides:
         if key not in self.kept:
             whole = self.kept.get(_key_of_trace(inputs, {}, self.wide))
             self.kept[key] = whole or trace_model(self.model, inputs, weights=self.weights, calls=False, wide=self.wide)
-        found: Trace = self.kept[key]
-        return found
+        plain: Trace = self.kept[key]
+        return plain
 
     def compare(self, inputs: Inputs, changed: Mapping[str, torch.Tensor], truth: Trace | None = None) -> Compared:
         """Runs of both on the same inputs, compared."""
         truth = truth or self.trace(inputs, changed)
-        own = partial(self.trace, inputs, changed, own=True) if truth.exact else None
-        return compare_runs(self.tagged, self.run, self.feeds(inputs, truth), truth, self._weights(changed), own)
+        own_trace = partial(self.trace, inputs, changed, as_it_runs=True) if truth.exact else None
+        return compare_runs(self.tagged, self.run, self.feeds(inputs, truth), truth, self._weights(changed), own_trace)
 
     def find_calls_by_value(self, inputs: Inputs, changed: Mapping[str, torch.Tensor]) -> None:
         """Give a file without tags the calls of the model, by the values that both compute."""
@@ -155,12 +155,12 @@ class Sides:
         model = self.tagged.model
         expected, exposed = requested_outputs(model, right), exposed_outputs(model)
         try:
-            made = self.run.run(self.feeds(inputs), constants=self._weights({}))
+            results = self.run.run(self.feeds(inputs), constants=self._weights({}))
         except NodeError:
             return False
-        found = [array for name, array in made.items() if name not in exposed]
-        return len(found) == len(expected) and all(
-            error_of(one, other) <= AGREE for one, other in zip(expected, found, strict=True)
+        arrays = [array for name, array in results.items() if name not in exposed]
+        return len(arrays) == len(expected) and all(
+            error_of(first, second) <= AGREE for first, second in zip(expected, arrays, strict=True)
         )
 
     def feeds(self, inputs: Inputs, truth: Trace | None = None) -> Mapping[str, Any]:
@@ -170,7 +170,7 @@ class Sides:
             truth: The run whose values the inputs of a call that was cut out are; by default one in its own types.
         """
         if self.tagged.cut is not None:
-            return arguments_of_cut(self.tagged, self.tagged.cut, truth or self.trace(inputs, {}, own=True))
+            return arguments_of_cut(self.tagged, self.tagged.cut, truth or self.trace(inputs, {}, as_it_runs=True))
         return under_names(inputs, [value.name or "" for value in required_inputs(self.tagged.model)])
 
     def _weights(self, changed: Mapping[str, torch.Tensor]) -> Mapping[ir.Value, Any]:
@@ -192,13 +192,16 @@ class Sides:
         plain = self._plain(inputs)
         if plain.draws:  # other numbers are drawn in float64
             return
-        own, exact = self.own(inputs), plain.outputs
-        apart = [error_of(one, right) if is_floating(one) else 0.0 for right, one in zip(exact, own, strict=False)]
+        own_results, exact = self.own(inputs), plain.outputs
+        apart = [
+            error_of(array, right) if is_floating(array) else 0.0
+            for right, array in zip(exact, own_results, strict=False)
+        ]
         narrowest = narrowest_type(self.tagged.model)
         if all(error <= TIMES_ALLOWED * ALLOWED.get(narrowest, 0.0) for error in apart):
             return
         nudged = returned_by(self.model, inputs, nudged=True)
-        rounding = [error_of(one, other) for one, other in zip(own, nudged, strict=False)]
+        rounding = [error_of(array, other) for array, other in zip(own_results, nudged, strict=False)]
         if any(error > TIMES_ONE_BIT * most for error, most in zip(apart, rounding, strict=False)):
             self.wide = False
             self.notes.append(
@@ -212,8 +215,8 @@ class Sides:
         if key not in self.kept:
             self.kept[key] = returned_by(self.model, inputs)
             self._note_fused(inputs, self.kept[key])
-        found: list[Any] = self.kept[key]
-        return found
+        results: list[Any] = self.kept[key]
+        return results
 
     def as_run(
         self, inputs: Inputs, provider: str, exact: Sequence[Any], ran: Mapping[str, Any] | None = None
@@ -224,18 +227,18 @@ class Sides:
             exact: What the model returns in float64.
             ran: What the file computes there, if it was run before.
         """
-        own, model = self.own(inputs), self.tagged.model
-        own, exact = (requested_outputs(model, one) for one in (own, exact))
+        own_results, model = self.own(inputs), self.tagged.model
+        own_results, exact = (requested_outputs(model, one) for one in (own_results, exact))
         exposed = exposed_outputs(model)
         if self.tagged.cut is not None:
-            own = self._results(self.trace(inputs, {}, own=True))
+            own_results = self._results(self.trace(inputs, {}, as_it_runs=True))
             results = results_of_cut(self.tagged, self.tagged.cut, self.trace(inputs, {}))
             exposed = [value.name or "" for value in self.tagged.model.graph.outputs if value not in results]
         with runnable(self.tagged.path, self.tagged.encoding) as file:
             return compare_as_run(
                 file,
                 self.feeds(inputs),
-                own,
+                own_results,
                 exact,
                 narrowest=narrowest_type(self.tagged.model),
                 provider=provider,
@@ -249,7 +252,7 @@ class Sides:
         """
         fused = returned_by(self.model, inputs, as_exported=False)
         apart = [error_of(*both) for both in zip(stepwise, fused, strict=False)]
-        allowed = [ALLOWED.get(str(one.dtype), 0.0) for one in stepwise]
+        allowed = [ALLOWED.get(str(array.dtype), 0.0) for array in stepwise]
         worst = max((error for error, most in zip(apart, allowed, strict=False) if error > most), default=0.0)
         if worst and len(stepwise) == len(fused):
             self.notes.append(

@@ -60,20 +60,20 @@ def compare_as_run(
         exposed: The outputs that the model does not return.
         ran: The outputs of the file, if it was run before.
     """
-    told = ""
+    note = ""
     if ran is None:
-        session, told = _open(path, provider)
+        session, note = _open(path, provider)
         ran = run_session(session, inputs)
 
-    def compare(found: Mapping[str, Any]) -> list[Difference]:
+    def compare(actual: Mapping[str, Any]) -> list[Difference]:
         differences = []
-        found = {name: array for name, array in found.items() if name not in exposed}
-        for place, (name, array) in enumerate(found.items()):
+        actual = {name: array for name, array in actual.items() if name not in exposed}
+        for place, (name, array) in enumerate(actual.items()):
             if place >= len(own):
                 differences.append(Difference(name=name, status="differ", reason="PyTorch has no such output"))
                 continue
             differences.append(_compare(name, own[place], exact[place], array, ALLOWED[narrowest]))
-        missing = [i for i in range(len(found), len(own)) if own[i].size]
+        missing = [i for i in range(len(actual), len(own)) if own[i].size]
         differences += [
             Difference(name=f"output {i}", status="differ", reason="the file has no such output") for i in missing
         ]
@@ -81,11 +81,14 @@ def compare_as_run(
 
     outputs = compare(ran)
     cause = ""
-    if any(one.status == "differ" for one in outputs):
+    if any(output.status == "differ" for output in outputs):
         cause = _cause(
-            path, inputs, lambda again: bool(again) and all(one.status == "agree" for one in compare(again)), provider
+            path,
+            inputs,
+            lambda again: bool(again) and all(output.status == "agree" for output in compare(again)),
+            provider,
         )
-    return AsRun(outputs, cause, [told] if told else [])
+    return AsRun(outputs, cause, [note] if note else [])
 
 
 def _cause(path: Path, feeds: Mapping[str, Any], agrees: Callable[[Mapping[str, Any]], bool], provider: str) -> str:
@@ -111,10 +114,10 @@ def _open(path: Path, provider: str) -> tuple[onnxruntime.InferenceSession, str]
     try:
         return open_session(path, provider=provider, optimized=True), ""
     except UsageError as error:
-        told = str(error)
+        reason = str(error)
     try:
         session = open_session(path, provider=provider)
-        return session, f"ONNX Runtime loads the file only with its optimizer off, and runs it so here: {told}"
+        return session, f"ONNX Runtime loads the file only with its optimizer off, and runs it so here: {reason}"
     except UsageError:
         model = load_onnx(path)
         if not (narrow := narrow_values(model)):
@@ -123,20 +126,22 @@ def _open(path: Path, provider: str) -> tuple[onnxruntime.InferenceSession, str]
     session = open_session(model, folder=path.parent, provider=provider)
     return (
         session,
-        f"this ONNX Runtime does not run the file; computed in float32, each value rounded to {types}: {told}",
+        f"this ONNX Runtime does not run the file; computed in float32, each value rounded to {types}: {reason}",
     )
 
 
-def _compare(name: str, own: Any, exact: Any, found: Any, least: float) -> Difference:
+def _compare(name: str, own_array: Any, exact: Any, actual: Any, least: float) -> Difference:
     """Compare one output.
 
     Args:
         least: How far off it may be in any case.
     """
-    if not is_floating(own) or own.shape != exact.shape:
-        return compare_arrays(name, own, found)
-    allowed = max(ALLOWED.get(str(own.dtype), 0.0), least)
-    return compare_arrays(name, own, found, allowed=max(allowed, TIMES_OWN * error_of(exact, own)), exact=exact)
+    if not is_floating(own_array) or own_array.shape != exact.shape:
+        return compare_arrays(name, own_array, actual)
+    allowed = max(ALLOWED.get(str(own_array.dtype), 0.0), least)
+    return compare_arrays(
+        name, own_array, actual, allowed=max(allowed, TIMES_OWN * error_of(exact, own_array)), exact=exact
+    )
 
 
 def narrowest_type(model: ir.Model) -> str:

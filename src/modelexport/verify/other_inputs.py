@@ -56,19 +56,19 @@ def compare_others(sides: Sides, inputs: Inputs, kept: frozenset[str], *, select
             return OtherInputs(
                 what=what, status="not compared", reason=f"the model does not accept them ({type(error).__name__})"
             )
-        if finite and not all(np.isfinite(one).all() for one in right):
+        if finite and not all(np.isfinite(verdict).all() for verdict in right):
             return OtherInputs(what=what, status="not compared", reason="the model overflows")
         if sides.agrees(other, right):
             return OtherInputs(what=what, status="agree")
-        found = sides.compare(other, {})  # choices among equal scores and random numbers are told apart here
-        one = _verdict(what, found)
-        if finite and all(output.relative != float("inf") for output in one.outputs):
+        compared_run = sides.compare(other, {})  # choices among equal scores and random numbers are told apart here
+        verdict = _verdict(what, compared_run)
+        if finite and all(output.relative != float("inf") for output in verdict.outputs):
             return OtherInputs(what=what, status="not compared", reason="rounding grows")
-        if one.status == "differ" and _is_of_empty_rows(what, right):
+        if verdict.status == "differ" and _is_of_empty_rows(what, right):
             return OtherInputs(what=what, status="not compared", reason="the model returns NaN for rows without tokens")
-        if one.status == "differ" and others.wrong is None:
-            others.wrong = found
-        return one
+        if verdict.status == "differ" and others.wrong is None:
+            others.wrong = compared_run
+        return verdict
 
     together = all_at_once(inputs, tagged.model, kept)
     first = compared(*together) if together is not None else None
@@ -76,21 +76,21 @@ def compare_others(sides: Sides, inputs: Inputs, kept: frozenset[str], *, select
         others.compared.append(first)
     if first is None or first.status == "not compared":
         for what, other in telling_inputs(inputs, tagged.model, kept):
-            one = compared(what, other)
-            if one.status == "not compared" and PADDED in what:
-                one = compared(PADDED_AT_THE_END, padded_at_the_end(inputs, kept))
-            others.compared.append(one)
+            verdict = compared(what, other)
+            if verdict.status == "not compared" and PADDED in what:
+                verdict = compared(PADDED_AT_THE_END, padded_at_the_end(inputs, kept))
+            others.compared.append(verdict)
         others.compared += _with_other_sizes(inputs, tagged, compared)
     for what, other in one_row(inputs, tagged.model):
-        one = compared(what, other)
-        others.compared.append(one)
-        if one.status != "not compared":
+        verdict = compared(what, other)
+        others.compared.append(verdict)
+        if verdict.status != "not compared":
             break
     limits = sizes_at_limits(inputs, tagged.model)
     rare = chain(limits, beyond_example(inputs, tagged.model, kept), uniform(inputs, kept) if selects else ())
     beyond = [compared(what, other) for what, other in rare]
     beyond += [compared(what, other, finite=True) for what, other in magnified(inputs, kept)]
-    others.compared += [one for one in beyond if one.status != "not compared"]
+    others.compared += [verdict for verdict in beyond if verdict.status != "not compared"]
     return others
 
 
@@ -102,27 +102,29 @@ def _with_other_sizes(
     for what, other in other_sizes(inputs, tagged.model):
         if accepted:
             return
-        one = compared(what, other)
-        if one.status != "not compared":
+        verdict = compared(what, other)
+        if verdict.status != "not compared":
             accepted = what in WAYS
-            yield one
+            yield verdict
 
 
-def _verdict(what: str, found: Compared) -> OtherInputs:
+def _verdict(what: str, compared: Compared) -> OtherInputs:
     """The verdict on the outputs."""
-    if found.failed is not None:
-        return OtherInputs(what=what, status="differ", reason=str(found.failed))
-    outputs = output_differences(found)
+    if compared.failed is not None:
+        return OtherInputs(what=what, status="differ", reason=str(compared.failed))
+    outputs = output_differences(compared)
     if not outputs:
         return OtherInputs(what=what, status="not compared", reason="there are no outputs")
-    worst = next((one for one in outputs if one.status == "differ"), None)
+    worst = next((item for item in outputs if item.status == "differ"), None)
     if worst is not None:
         return OtherInputs(what=what, status="differ", reason=f"{worst.name}: {worst.reason}", outputs=outputs)
-    status: Verdict = next((one for one in ("agree", "tie") if any(o.status == one for o in outputs)), "not compared")
+    status: Verdict = next(
+        (item for item in ("agree", "tie") if any(o.status == item for o in outputs)), "not compared"
+    )
     reason = outputs[0].reason if status == "not compared" else ""
     return OtherInputs(what=what, status=status, reason=reason, outputs=outputs)
 
 
 def _is_of_empty_rows(what: str, right: Sequence[Any]) -> bool:
     """Whether masks are padded and the model returns NaN: a row without tokens means nothing."""
-    return PADDED in what and any(one.dtype.kind == "f" and bool(np.isnan(one).any()) for one in right)
+    return PADDED in what and any(array.dtype.kind == "f" and bool(np.isnan(array).any()) for array in right)

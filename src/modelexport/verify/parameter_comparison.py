@@ -32,20 +32,20 @@ Read = Callable[[str], Any]
 """Reads an entry by its key."""
 
 
-def check_same_entries(given: Mapping[str, tuple[str, list[int]]], model: ir.Model, path: Path) -> None:
+def check_same_entries(of_model: Mapping[str, tuple[str, list[int]]], model: ir.Model, path: Path) -> None:
     """Refuse a model whose ``state_dict`` lacks entries that a file uses, or has them with other types or shapes.
 
     Args:
-        given: Key to element type and shape.
+        of_model: Key to element type and shape.
 
     Raises:
         UsageError: It is not the model that the file was exported from.
     """
     wanted = {key: (entry.dtype, entry.shape) for key, entry in state_dict_of(model).items() if entry.used}
-    differing = [key for key, entry in wanted.items() if given.get(key) != entry]
+    differing = [key for key, entry in wanted.items() if of_model.get(key) != entry]
     if differing:
         first = differing[0]
-        there, here = wanted[first], given.get(first)
+        there, here = wanted[first], of_model.get(first)
         raise UsageError(
             f"this is not the model that {path} was exported from: {len(differing)} parameters differ, the first is "
             f"'{first}' ({there[0]}{there[1]} in the file, {f'{here[0]}{here[1]}' if here else 'none'} in the model)"
@@ -66,13 +66,13 @@ def compare_parameters(
         entries: The keys of the model's entries.
         is_same_place: Whether an entry and an initializer are the same bytes of a file, which need not be read then.
     """
-    found: dict[str, bool] = {}
+    is_plain: dict[str, bool] = {}
     differing = []
     for value, plan in _planned(model):
         if only is not None and value.name not in only:
             continue
         for key in plan.keys:
-            found[key] = found.get(key, False) or not plan.steps
+            is_plain[key] = is_plain.get(key, False) or not plan.steps
         tensor = value.const_value
         assert tensor is not None
         if not plan.steps and is_same_place(plan.keys[0], tensor):
@@ -84,14 +84,14 @@ def compare_parameters(
     stated = {
         key: entry for key, entry in state_dict_of(model).items() if prod(entry.shape)
     }  # of no element is nothing
-    used = [key for key, entry in stated.items() if entry.used and (only is None or key in found)]
+    used = [key for key, entry in stated.items() if entry.used and (only is None or key in is_plain)]
     untraced = untraced_entries(model)
     return ParameterReport(
         used=len(used),
-        transformed=sum(not found.get(key, True) for key in used),
-        unaccounted=[key for key in used if key not in found and key not in untraced],
+        transformed=sum(not is_plain.get(key, True) for key in used),
+        unaccounted=[key for key in used if key not in is_plain and key not in untraced],
         differing=differing,
-        untraced=[key for key in used if key not in found and key in untraced],
+        untraced=[key for key in used if key not in is_plain and key in untraced],
     )
 
 
@@ -105,16 +105,16 @@ def differing_buffers(model: ir.Model, read: Read, names: Collection[str]) -> li
     Args:
         names: Those of the buffers.
     """
-    found = []
+    differing = []
     for value in initializers(model):
         tensor, name = value.const_value, value.name or ""
         if name in names and tensor is not None and parameter_plan(value) is None:
-            own, array = read(name), tensor.numpy()
-            if (own.shape, own.dtype) == (array.shape, array.dtype) and not _equal(own, array):
-                found.extend(
-                    [name] if compare_arrays(name, own, array, allowed=COMPUTED_BUFFER).status == "differ" else []
+            own_array, array = read(name), tensor.numpy()
+            if (own_array.shape, own_array.dtype) == (array.shape, array.dtype) and not _equal(own_array, array):
+                differing.extend(
+                    [name] if compare_arrays(name, own_array, array, allowed=COMPUTED_BUFFER).status == "differ" else []
                 )
-    return found
+    return differing
 
 
 def untraced_entries(model: ir.Model) -> set[str]:
@@ -126,7 +126,10 @@ def untraced_entries(model: ir.Model) -> set[str]:
 def merged_entries(model: ir.Model, is_tied: Callable[[str, str], bool]) -> set[str]:
     """The entries that are one initializer, and not one tensor in the model: another tool merged equal ones."""
     return {
-        key for _, plan in _planned(model) for key in plan.keys if not any(is_tied(key, one) for one in plan.inputs())
+        key
+        for _, plan in _planned(model)
+        for key in plan.keys
+        if not any(is_tied(key, input_key) for input_key in plan.inputs())
     }
 
 
@@ -150,29 +153,29 @@ def _names(plan: ParameterPlan) -> list[tuple[str, ...]]:
     return plan.groups() if len(plan.inputs()) == 1 else []
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _equal(first: Any, second: Any) -> bool:
     """Whether two arrays are equal bit for bit: NaN equals itself, and 0 is not -0."""
-    if one.dtype != other.dtype or one.shape != other.shape:
+    if first.dtype != second.dtype or first.shape != second.shape:
         return False
-    if (one.ctypes.data, one.strides) == (other.ctypes.data, other.strides):  # tied, or compared in the file
+    if (first.ctypes.data, first.strides) == (second.ctypes.data, second.strides):  # tied, or compared in the file
         return True
-    bits = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}.get(one.dtype.itemsize)
+    bits = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}.get(first.dtype.itemsize)
     if bits is None:
-        return bool(one.tobytes() == other.tobytes())
-    a, b = one.reshape(-1).view(bits), other.reshape(-1).view(bits)
+        return bool(first.tobytes() == second.tobytes())
+    a, b = first.reshape(-1).view(bits), second.reshape(-1).view(bits)
     return bool(np.array_equal(a, b))
 
 
 def users_of(model: ir.Model, names: Collection[str]) -> dict[ModuleCall, list[str]]:
     """The calls whose nodes use these initializers, each to those that it uses."""
-    found: dict[ModuleCall, list[str]] = defaultdict(list)
+    users: dict[ModuleCall, list[str]] = defaultdict(list)
     for value in initializers(model):
         if value.name in names:
             for node, _ in value.uses():
                 owner = owner_of(node)
                 for call in owner.calls if owner is not None else ():
-                    found[call].append(value.name or "")
-    return found
+                    users[call].append(value.name or "")
+    return users
 
 
 def with_weights(
@@ -189,8 +192,8 @@ def with_weights(
         names = users.get(ModuleCall.parse(call.address))
         if not names or call.status == "differ":
             return call
-        told = f"its weights differ from {whose}: {', '.join(dict.fromkeys(names))}"
-        return msgspec.structs.replace(call, status="differ", reason=told)
+        reason = f"its weights differ from {whose}: {', '.join(dict.fromkeys(names))}"
+        return msgspec.structs.replace(call, status="differ", reason=reason)
 
     return [judged(call) for call in calls]
 

@@ -61,12 +61,12 @@ def compare_with_model(
     return msgspec.structs.replace(report, differing=[*report.differing, *wrong])
 
 
-def _same_place(one: ir.TensorProtocol, other: ir.TensorProtocol) -> bool:
+def _same_place(first: ir.TensorProtocol, second: ir.TensorProtocol) -> bool:
     """Whether two tensors are the same bytes of one file, and so are known to be equal without reading them."""
-    if not isinstance(one, ir.ExternalTensor) or not isinstance(other, ir.ExternalTensor):
+    if not isinstance(first, ir.ExternalTensor) or not isinstance(second, ir.ExternalTensor):
         return False
-    facts = [(t.offset, t.length, t.dtype, tuple(t.shape.numpy())) for t in (one, other)]
-    return facts[0] == facts[1] and Path(one.path).samefile(other.path)
+    facts = [(t.offset, t.length, t.dtype, tuple(t.shape.numpy())) for t in (first, second)]
+    return facts[0] == facts[1] and Path(first.path).samefile(second.path)
 
 
 def changed_weights(
@@ -94,8 +94,8 @@ def _folded(model: nn.Module, file: ir.Model) -> list[str]:
     """The entries that cannot be given other values in a file, because it no longer has them as they are."""
     tensors = entries_of(model)
 
-    def is_tied(one: str, other: str) -> bool:
-        return one in tensors and other in tensors and tensors[one].data_ptr() == tensors[other].data_ptr()
+    def is_tied(first: str, second: str) -> bool:
+        return first in tensors and second in tensors and tensors[first].data_ptr() == tensors[second].data_ptr()
 
     used = {key for key, entry in state_dict_of(file).items() if entry.used}
     return sorted((untraced_entries(file) | merged_entries(file, is_tied)) & used)

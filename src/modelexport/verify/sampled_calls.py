@@ -93,31 +93,31 @@ def _verdicts(
 ) -> tuple[list[CallVerdict], set[str]]:
     """The verdicts, and the names of the initializers that the calls use."""
     claimed = _claimed(tagged, truth)
-    given = {value: tensor.content.array.reshape(tensor.shape) for value, tensor in claimed.items()}
-    given |= {value: inputs[value.name or ""] for value in required_inputs(tagged.model)}
+    known = {value: tensor.content.array.reshape(tensor.shape) for value, tensor in claimed.items()}
+    known |= {value: inputs[value.name or ""] for value in required_inputs(tagged.model)}
     verdicts, used = [], set[str]()
     for call in (traced.call for traced in tagged.calls if traced.call in calls):
         nodes = list(tagged.nodes_of(call))
         used.update(v.name or "" for node in nodes for v in node.inputs if v is not None and v.is_initializer())
         wanted = [value for value in tagged.boundaries[call].outputs if value in claimed]
-        found: list[Difference] = []
-        for value, array in zip(wanted, run.values(wanted, given), strict=True):
+        differences: list[Difference] = []
+        for value, array in zip(wanted, run.values(wanted, known), strict=True):
             tensor = claimed[value]
-            error = error_of(given[value], array)
+            error = error_of(known[value], array)
             status: Any = "agree" if error <= CALL_ALONE else "differ"
             reason = "" if status == "agree" else f"{value.name} is off by {error:.1e} of its size"
             facts: dict[str, Any] = {"name": tensor.place.name, "dtype": tensor.dtype, "shape": list(tensor.shape)}
-            found.append(Difference(**facts, status=status, reason=reason, relative=error, allowed=CALL_ALONE))
-        own = worst(found)
+            differences.append(Difference(**facts, status=status, reason=reason, relative=error, allowed=CALL_ALONE))
+        largest = worst(differences)
         unknown = "no tensor that it returns is a known value of the file"
         verdicts.append(
             CallVerdict(
                 address=call.address,
                 tag=tagged.tags[call],
-                status=own.status if own else "not compared" if nodes else "no nodes",
-                reason=own.reason if own else unknown if nodes else "",
+                status=largest.status if largest else "not compared" if nodes else "no nodes",
+                reason=largest.reason if largest else unknown if nodes else "",
                 nodes=sum((owner := owner_of(node)) is not None and owner.call == call for node in nodes),
-                per_module=own,
+                per_module=largest,
             )
         )
     return verdicts, used
@@ -132,13 +132,13 @@ def _claimed(tagged: TaggedFile, truth: Trace) -> dict[ir.Value, SeenTensor]:
     if tagged.hierarchy is None:
         sidecar = tagged.path.with_suffix(".hierarchy.json")
         raise FileFormatError(f"{sidecar} is missing: it has the values of {tagged.path} that modules get and return")
-    made = {value.name: value for node in tagged.model.graph for value in node.outputs}
+    by_name = {value.name: value for node in tagged.model.graph for value in node.outputs}
     seen = {(t.place.call.address, str(t.place.side), t.place.name): t for t in truth.tensors}
-    found = {}
+    claimed = {}
     for call in tagged.hierarchy.calls:
         for side, tensors in (("inputs", call.inputs), ("outputs", call.outputs)):
             for tensor in tensors:
                 its = seen.get((call.address, side, tensor.name))
-                if its and tensor.value in made and (its.dtype, len(its.shape)) == (tensor.dtype, len(tensor.shape)):
-                    found[made[tensor.value]] = its
-    return found
+                if its and tensor.value in by_name and (its.dtype, len(its.shape)) == (tensor.dtype, len(tensor.shape)):
+                    claimed[by_name[tensor.value]] = its
+    return claimed

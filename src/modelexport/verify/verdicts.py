@@ -98,8 +98,8 @@ def _node(tagged: TaggedFile, node: ir.Node) -> dict[str, Any]:
 def _worst(compared: Compared, call: ModuleCall, *, replaced: bool) -> Difference | None:
     """The worst of the tensors that a call returns."""
     matches, located = compared.end_to_end if not replaced else compared.per_module, compared.located
-    found: list[Difference] = []
-    wrong = {one.tensor.content: value for value, one in located.pairs.items()}
+    differences: list[Difference] = []
+    wrong = {item.tensor.content: value for value, item in located.pairs.items()}
     for tensor in matches.truth.side(call, "outputs"):
         content = tensor.content
         facts: dict[str, Any] = {"name": tensor.place.name, "dtype": tensor.dtype, "shape": list(tensor.shape)}
@@ -109,8 +109,8 @@ def _worst(compared: Compared, call: ModuleCall, *, replaced: bool) -> Differenc
             if not replaced:
                 error = matches.error_of(value, tensor)
             status: Verdict = "agree" if error <= matches.room(value) else "differ"
-            found.append(Difference(**facts, status=status, relative=error, allowed=matches.room(value)))
+            differences.append(Difference(**facts, status=status, relative=error, allowed=matches.room(value)))
         elif content in matches.nearest:
             value, error = matches.nearest[content]
-            found.append(Difference(**facts, status="agree", relative=error, allowed=matches.room(value)))
-    return max(found, key=lambda one: one.relative or 0.0, default=None)
+            differences.append(Difference(**facts, status="agree", relative=error, allowed=matches.room(value)))
+    return max(differences, key=lambda item: item.relative or 0.0, default=None)

@@ -87,8 +87,8 @@ def verify(
         tagged = open_for(model, path)
         said = sidecar or tagged.hierarchy  # what is used of it, if it was written with the file
         constants = tuple(said.settings.constants) if said is not None else ()
-        given = arguments_by_name(model, inputs)
-        inputs = prepare_inputs(model, inputs, [one for one in constants if one in given]).inputs
+        arguments = arguments_by_name(model, inputs)
+        inputs = prepare_inputs(model, inputs, [name for name in constants if name in arguments]).inputs
         sides = Sides.of(model, inputs, tagged, weights, kept)
         if tagged.found is not None:
             perturb = perturb or False  # entries that were folded into others cannot be changed in the file
@@ -148,25 +148,27 @@ def _judged(outputs: Sequence[Difference], compared: Compared, other_weights: bo
     """
     trace = compared.end_to_end.trace
     reason = "it depends on random numbers" if compared.end_to_end.truth.drawn else ""
-    found, agrees = [], compared.agrees and compared.unknown is None and compared.end_to_end.truth.exact
+    judged, agrees = [], compared.agrees and compared.unknown is None and compared.end_to_end.truth.exact
     agrees = agrees and not other_weights
-    for one in outputs:
-        if one.status == "differ" and agrees and one.relative is not None and one.relative < float("inf"):
+    for output in outputs:
+        if output.status == "differ" and agrees and output.relative is not None and output.relative < float("inf"):
             if trace.ties:
-                one_of = msgspec.structs.replace(one, status="tie", reason="equal scores were chosen in another order")
+                judged_output = msgspec.structs.replace(
+                    output, status="tie", reason="equal scores were chosen in another order"
+                )
             else:
-                told = reason or f"in float64 it agrees; in the types of the file {one.reason}"
-                one_of = msgspec.structs.replace(one, status="not compared", reason=told)
-            found.append(one_of)
+                tie_reason = reason or f"in float64 it agrees; in the types of the file {output.reason}"
+                judged_output = msgspec.structs.replace(output, status="not compared", reason=tie_reason)
+            judged.append(judged_output)
         else:
-            found.append(one)
-    return found
+            judged.append(output)
+    return judged
 
 
 def _with_others(calls: Sequence[CallVerdict], wrong: Compared, chosen: Sequence[ModuleCall]) -> list[CallVerdict]:
     """Verdicts with the calls that differ on other inputs."""
-    there = {one.address: one for one in verdicts_of(wrong, chosen) if one.status == "differ"}
-    return [there.get(one.address, one) for one in calls]
+    differing = {call.address: call for call in verdicts_of(wrong, chosen) if call.status == "differ"}
+    return [differing.get(call.address, call) for call in calls]
 
 
 @exclusive

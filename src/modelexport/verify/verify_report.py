@@ -129,7 +129,9 @@ class VerifyReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
     def _table(self) -> Rows:
         yield "call", "tag", "status", "end to end", "per module", "reason"
         for one in sorted(self.calls, key=lambda call: (*_SHOWN_FIRST, call.status).index(call.status)):
-            errors = (None if found is None else found.relative for found in (one.end_to_end, one.per_module))
+            errors = (
+                None if difference is None else difference.relative for difference in (one.end_to_end, one.per_module)
+            )
             yield one.address or ".", one.tag, one.status, *map(error_text, errors), one.reason
 
     @property
