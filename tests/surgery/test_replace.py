@@ -474,3 +474,15 @@ def test_weights_of_one_call_have_no_name_that_another_call_still_uses(tmp_path:
     session = open_session(tmp_path / "updated.onnx")
     (actual,) = run_session(session, {session.get_inputs()[0].name: x.numpy()}).values()
     np.testing.assert_allclose(actual, expected, atol=1e-6)
+
+
+def test_weights_files_of_one_name_are_linked_each_with_its_own_record(tmp_path: Path) -> None:
+    x, whole, other = torch.rand(2, 16), nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)), nn.Linear(16, 16)
+    for name, module in (("whole", whole), ("other", other)):
+        (tmp_path / name).mkdir()
+        export(module, {"input": x}, tmp_path / name / "model.onnx", weights="copy")
+    substitute, output = FromModel(tmp_path / "other/model.onnx"), tmp_path / "out.onnx"
+    result = replace(tmp_path / "whole/model.onnx", ["1"], substitute, output, weights="link")
+    assert result.weights == ["other/model.onnx.data", "whole/model.onnx.data"]
+    (computed,) = run_session(open_session(load(output).path), {"input": x.numpy()}).values()  # files are checked
+    np.testing.assert_allclose(computed, other(whole[0](x)).detach().numpy(), rtol=1e-5, atol=1e-6)

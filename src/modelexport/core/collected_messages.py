@@ -35,18 +35,14 @@ class _Collector(logging.Handler):
         _add(self._messages, record.getMessage())
 
 
-class _Unhandled(logging.Handler):
+class _Unhandled(_Collector):
     """Of the root logger, if it has no other: collects what those packages log under other names, such as a file's or
     none, and shows what nobody else does of the rest, as Python would. Without it, ``logging.warning`` sets up logging.
     """
 
-    def __init__(self, messages: list[str]) -> None:
-        super().__init__(logging.WARNING)
-        self._messages = messages
-
     def emit(self, record: logging.LogRecord) -> None:
         if not set(PACKAGES).isdisjoint(Path(record.pathname).parts):
-            _add(self._messages, record.getMessage())
+            super().emit(record)
             return
         logger = logging.getLogger(record.name)
         while logger.parent is not None and not logger.handlers:
@@ -66,22 +62,17 @@ def collected() -> Iterator[list[str]]:
     if outer is not None:
         yield outer
         return
-    with EXCLUSIVE:
-        yield from _collect()
-
-
-def _collect() -> Iterator[list[str]]:
     messages: list[str] = []
-    token = _collecting.set(messages)
-    loggers = [
-        logger
-        for name, logger in logging.root.manager.loggerDict.items()
-        if isinstance(logger, logging.Logger)
-        and name.partition(".")[0] in PACKAGES
-        and (logger.handlers or name in PACKAGES)
-    ]
-    before = [(logger, logger.handlers[:], logger.propagate) for logger in loggers]
-    with warnings.catch_warnings(record=True) as caught:
+    with EXCLUSIVE, warnings.catch_warnings(record=True) as caught:
+        token = _collecting.set(messages)
+        loggers = [
+            logger
+            for name, logger in logging.root.manager.loggerDict.items()
+            if isinstance(logger, logging.Logger)
+            and name.partition(".")[0] in PACKAGES
+            and (logger.handlers or name in PACKAGES)
+        ]
+        before = [(logger, logger.handlers[:], logger.propagate) for logger in loggers]
         warnings.simplefilter("default")
         unhandled = [] if logging.root.handlers else [_Unhandled(messages)]
         logging.root.handlers += unhandled

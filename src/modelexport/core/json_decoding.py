@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from codecs import BOM_UTF8
-from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -11,11 +10,6 @@ import msgspec
 from modelexport.errors import FileFormatError
 
 _T = TypeVar("_T")
-
-
-@cache
-def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind)
 
 
 def decode_json(
@@ -35,7 +29,7 @@ def decode_json(
     if isinstance(content, bytes):
         content = content.removeprefix(BOM_UTF8)  # some editors write a byte order mark
     try:
-        return _decoder(kind).decode(content)  # type: ignore[arg-type]  # types are hashable
+        return msgspec.json.decode(content, type=kind)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         if damaged:

@@ -67,18 +67,9 @@ class CallTags(ABC):
 
     def recorded(self) -> RecordedTags:
         """The tags as a file records them."""
-        facts = {
-            traced.call: CallFacts(
-                self.class_of(traced.call), self.is_level_call(traced.call), self.segments[traced.call]
-            )
-            for traced in self.calls
-        }
+        calls = [traced.call for traced in self.calls]
+        facts = {call: CallFacts(self.class_of(call), self.is_level_call(call), self.segments[call]) for call in calls}
         return RecordedTags(self.calls, facts)
-
-    @cached_property
-    def by_tag(self) -> Mapping[str, ModuleCall]:
-        """Every call under its tag, in the order in which they began."""
-        return {tag: call for call, tag in self.tags.items()}
 
     @cached_property
     def bases(self) -> Mapping[ModuleCall, ModuleCall | None]:
@@ -188,9 +179,8 @@ class Tags(CallTags):
     @cached_property
     def _rule(self) -> LevelRule:
         called = (self.tree[path] for path in self._called if path)
-        return level_rule(
-            self.granularity, self.include, self.exclude, ((module.class_name, module.is_torch_nn) for module in called)
-        )
+        classes = ((module.class_name, module.is_torch_nn) for module in called)
+        return level_rule(self.granularity, self.include, self.exclude, classes)
 
     def _makes_level(self, module: Module) -> bool:
         """Whether calls of the module are levels."""

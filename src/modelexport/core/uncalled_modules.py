@@ -35,15 +35,13 @@ class ComparedModule:
     @property
     def reason(self) -> str:
         """A sentence for a person."""
-        match self.status:
-            case Status.CALLED:
-                return "called once" if self.calls == 1 else f"called {self.calls} times"
-            case Status.CONTAINER:
-                return "a container: it has no forward of its own"
-            case Status.BYPASSED:
-                return "never called itself, but modules below it were"
-            case Status.NOT_CALLED:
-                return "has a forward that this run did not reach"
+        reasons = {
+            Status.CALLED: "called once" if self.calls == 1 else f"called {self.calls} times",
+            Status.CONTAINER: "a container: it has no forward of its own",
+            Status.BYPASSED: "never called itself, but modules below it were",
+            Status.NOT_CALLED: "has a forward that this run did not reach",
+        }
+        return reasons[self.status]
 
 
 @dataclass(frozen=True, slots=True)

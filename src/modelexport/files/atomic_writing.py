@@ -162,19 +162,17 @@ def _explained(error: OSError, written: Iterable[tuple[Path, Path]], directory: 
 
 
 @contextlib.contextmanager
-def written_together(
-    directory: Path, reads: Iterable[Path] = (), *, make: bool = False, package: bool = False
-) -> Iterator[Path]:
+def written_together(directory: Path, reads: Iterable[Path] = ()) -> Iterator[Path]:
     """A folder to write files into; they are moved into ``directory`` when the block ends without an exception.
 
     Args:
-        reads, make, package: As :func:`replaced_together` and :meth:`Replacement.folder` have them.
+        reads: As :func:`replaced_together` has them.
 
     Raises:
         OutputError: The directory does not exist or cannot be written to, or the disk is full.
     """
     with replaced_together(reads) as replacement:
-        yield replacement.folder(directory, make=make, package=package)
+        yield replacement.folder(directory)
 
 
 @contextlib.contextmanager

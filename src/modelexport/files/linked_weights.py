@@ -11,7 +11,7 @@ import hashlib
 import mmap
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -124,11 +124,6 @@ def _external_tensors(model: ir.Model) -> list[ir.ExternalTensor]:
     return [tensor for tensor in tensors if isinstance(tensor, ir.ExternalTensor)]
 
 
-def _weights_beside(tensors: Iterable[ir.ExternalTensor]) -> list[WeightsBeside]:
-    """The files that hold the weights of a model that was read from a file."""
-    return list(dict.fromkeys(tensor.beside for tensor in tensors if isinstance(tensor, LinkedTensor)))
-
-
 def check_files(model: ir.Model) -> None:
     """Refuse a model whose weights files are missing, too short, or changed since it was exported.
 
@@ -146,23 +141,24 @@ def changed_files(model: ir.Model) -> list[str]:
     A change between the samples is not detected; :func:`modelexport.verify.verify.verify` compares all weights.
     """
     tensors = _external_tensors(model)
-    faults = [fault for beside in _weights_beside(tensors) if (fault := beside.fault())]
+    files = dict.fromkeys(tensor.beside for tensor in tensors if isinstance(tensor, LinkedTensor))
     others = {Path(tensor.path): None for tensor in tensors if not isinstance(tensor, LinkedTensor)}
-    return faults + [f"{file}, which holds weights, is missing" for file in others if not file.is_file()]
+    missing = [f"{file}, which holds weights, is missing" for file in others if not file.is_file()]
+    return [fault for file in files if (fault := file.fault())] + missing
 
 
-def check_weights(model: ir.Model, *, missing: bool = False) -> None:
-    """Fail if a weights file of a model that was read from a file may not be read.
+def check_weights(model: ir.Model) -> None:
+    """Fail if an existing weights file of a model that was read from a file may not be read.
 
-    Args:
-        missing: Fail also if one does not exist; else that is reported when it is needed.
+    One that does not exist is reported when it is needed.
 
     Raises:
         FileFormatError: Names the file and the reason.
     """
-    for beside in _weights_beside(_external_tensors(model)):
-        if missing or beside.outside() or beside.path.exists():
-            beside.check()
+    tensors = _external_tensors(model)
+    for file in dict.fromkeys(tensor.beside for tensor in tensors if isinstance(tensor, LinkedTensor)):
+        if file.outside() or file.path.exists():
+            file.check()
 
 
 def names_other_files(path: Path) -> bool:

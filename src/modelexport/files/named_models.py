@@ -25,8 +25,8 @@ def named_folder(spec: str) -> Path | None:
     if spec != BERT_TINY and folder.is_dir():
         return folder
     package, _, inside = spec.partition(":")
-    found = find_spec(package) if inside and package.isidentifier() else None
-    places = found.submodule_search_locations if found is not None else None  # of a package, which is not imported
+    module = find_spec(package) if inside and package.isidentifier() else None
+    places = module.submodule_search_locations if module is not None else None  # of a package, which is not imported
     folders = [Path(place) / inside for place in places or ()]
     return next((f for f in folders if any((f / name).is_file() for name in _DESCRIPTIONS)), None)
 
@@ -42,37 +42,24 @@ def check_named(spec: str) -> None:
         ModelLoadError: The folder has no description of a model, the file does not exist, or ``spec`` is neither a
             folder nor a possible name.
     """
-    if (folder := named_folder(spec)) is not None:
-        _check_folder(folder)
-    elif ":" in spec:
-        _check_factory(spec)
-    elif spec != BERT_TINY:
-        _check_name(spec)
-
-
-def _check_folder(folder: Path) -> None:
-    if any((folder / name).is_file() for name in _DESCRIPTIONS):
-        return
-    if gguf := next(folder.glob("*.gguf"), None):
-        raise ModelLoadError(
-            f"the weights in {folder} are a GGUF file: give file.py:factory, a function that returns "
-            f"from_pretrained({str(folder)!r}, gguf_file={gguf.name!r})"
-        )
-    raise ModelLoadError(f"{folder} has no config.json: give {LOCAL}")
-
-
-def _check_name(spec: str) -> None:
     path = Path(spec).expanduser()
-    if path.is_file():
+    if (folder := named_folder(spec)) is not None:
+        if any((folder / name).is_file() for name in _DESCRIPTIONS):
+            return
+        if gguf := next(folder.glob("*.gguf"), None):
+            raise ModelLoadError(
+                f"the weights in {folder} are a GGUF file: give file.py:factory, a function that returns "
+                f"from_pretrained({str(folder)!r}, gguf_file={gguf.name!r})"
+            )
+        raise ModelLoadError(f"{folder} has no config.json: give {LOCAL}")
+    if ":" in spec:
+        place, _, attribute = spec.rpartition(":")
+        if not place or not attribute:
+            raise ModelLoadError(f"{spec} does not name a factory: give file.py:factory or package.module:factory")
+        if place.endswith(".py") and not Path(place).expanduser().is_file():
+            raise ModelLoadError(f"no such file: {place} (for {spec})")
+    elif spec != BERT_TINY and path.is_file():
         hint = f"name its factory: {spec}:FACTORY" if path.suffix == ".py" else f"give {LOCAL}"
         raise ModelLoadError(f"{spec} is a file: {hint}")
-    if not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", spec):
+    elif not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", spec):
         raise ModelLoadError(f"no such directory: {spec}; give {LOCAL}")
-
-
-def _check_factory(spec: str) -> None:
-    place, _, attribute = spec.rpartition(":")
-    if not place or not attribute:
-        raise ModelLoadError(f"{spec} does not name a factory: give file.py:factory or package.module:factory")
-    if place.endswith(".py") and not Path(place).expanduser().is_file():
-        raise ModelLoadError(f"no such file: {place} (for {spec})")

@@ -185,8 +185,24 @@ def save_with_references(model: ir.Model, path: Path, placed: Tensors = _NOTHING
         OSError: The file cannot be written.
     """
     now = {value: placed.get(value, value.const_value) for value in model.graph.initializers.values()}
-    streamed = {v: t for v, t in now.items() if t is not None and not isinstance(t, ir.ExternalTensor) and _is_large(t)}
-    described = {value: _without_data(tensor) for value, tensor in streamed.items()}
+    streamed = {
+        value: tensor
+        for value, tensor in now.items()
+        if tensor is not None and not isinstance(tensor, ir.ExternalTensor) and tensor.dtype != ir.DataType.STRING
+        # onnx_ir wraps exceptions raised while a lazy tensor is computed in its own exceptions.
+        if tensor.nbytes >= _SMALL or isinstance(tensor, ir.LazyTensor)
+    }
+    described = {
+        value: ir.TensorProtoTensor(
+            onnx.TensorProto(
+                name=tensor.name or "",
+                data_type=tensor.dtype,
+                dims=tensor.shape.numpy(),
+                doc_string=tensor.doc_string or None,
+            )
+        )
+        for value, tensor in streamed.items()
+    }
     try:
         proto = to_proto(model, {**placed, **described})
         parts = serialized(proto, {value.name or "": tensor for value, tensor in streamed.items()})
@@ -197,18 +213,3 @@ def save_with_references(model: ir.Model, path: Path, placed: Tensors = _NOTHING
     with path.open("wb") as file:
         for part in parts:
             file.write(part if isinstance(part, bytes) else part.tobytes())
-
-
-def _without_data(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-    """A tensor's name, type and shape, without data."""
-    described = onnx.TensorProto(
-        name=tensor.name or "", data_type=tensor.dtype, dims=tensor.shape.numpy(), doc_string=tensor.doc_string or None
-    )
-    return ir.TensorProtoTensor(described)
-
-
-def _is_large(tensor: ir.TensorProtocol) -> bool:
-    if tensor.dtype == ir.DataType.STRING:
-        return False
-    # onnx_ir wraps exceptions raised while a lazy tensor is computed in its own exceptions.
-    return tensor.nbytes >= _SMALL or isinstance(tensor, ir.LazyTensor)

@@ -36,12 +36,14 @@ def read_serialized(path: Path) -> onnx.ModelProto:
     data = read_regular(path, PROTO_BYTES)
     try:
         _check_fields(data)
-        is_text = _is_text(data)
         model: onnx.ModelProto = onnx.ModelProto.FromString(data)
     except (LookupError, ValueError, message.DecodeError) as error:
         raise FileFormatError(f"{path} is not an ONNX file, or damaged ({type(error).__name__})") from error
-    if not is_text:
-        raise FileFormatError(f"{path}: the model has names or properties that are not text: the file is damaged")
+    try:
+        _strict_model().FromString(data)  # protobuf lets any bytes pass as texts of ONNX's messages
+    except message.DecodeError as error:
+        text = "the model has names or properties that are not text: the file is damaged"
+        raise FileFormatError(f"{path}: {text}") from error
     return model
 
 
@@ -84,15 +86,6 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
         if byte < 0x80:
             return number, position
     raise ValueError("a number of more than 64 bits")
-
-
-def _is_text(data: bytes) -> bool:
-    """Whether a model can be read and its texts are UTF-8: protobuf lets any bytes pass in ONNX's messages."""
-    try:
-        _strict_model().FromString(data)
-    except message.DecodeError:
-        return False
-    return True
 
 
 @cache

@@ -77,12 +77,9 @@ def serialized(model: onnx.ModelProto, data: Mapping[str, ir.TensorProtocol]) ->
         return [model.SerializeToString()]
     tensors: list[Part] = []
     for tensor in model.graph.initializer:
-        own = data.get(tensor.name)
-        parts = (
-            [tensor.SerializeToString()]
-            if own is None
-            else _with(tensor, "raw_data", _field(tensor, "raw_data", [own]))
-        )
+        parts: list[Part] = [tensor.SerializeToString()]
+        if tensor.name in data:
+            parts = _with(tensor, "raw_data", _field(tensor, "raw_data", [data[tensor.name]]))
         tensors += _field(model.graph, "initializer", parts)
     return _with(model, "graph", _field(model, "graph", _with(model.graph, "initializer", tensors)))
 
@@ -92,11 +89,11 @@ def _with(message: Message, field: str, parts: Iterable[Part]) -> list[Part]:
     number = message.DESCRIPTOR.fields_by_name[field].number
     behind = type(message)()
     behind.CopyFrom(message)
-    for one, _ in message.ListFields():
-        if one.number >= number:
-            message.ClearField(one.name)
-        if one.number <= number:
-            behind.ClearField(one.name)
+    for descriptor, _ in message.ListFields():
+        if descriptor.number >= number:
+            message.ClearField(descriptor.name)
+        if descriptor.number <= number:
+            behind.ClearField(descriptor.name)
     return [message.SerializeToString(), *parts, behind.SerializeToString()]
 
 

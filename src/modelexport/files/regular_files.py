@@ -41,7 +41,7 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
 def _near(path: Path) -> str:
     """``; did you mean ...?`` with files of the folder that have a name like this."""
     with contextlib.suppress(OSError, ValueError):
-        return nearest(path.name, [one.name for one in islice(path.parent.glob(f"*{path.suffix}"), _MOST)])
+        return nearest(path.name, [near.name for near in islice(path.parent.glob(f"*{path.suffix}"), _MOST)])
     return ""
 
 

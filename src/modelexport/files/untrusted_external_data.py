@@ -11,7 +11,6 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from modelexport.core.limits import LONGEST_HEADER
 from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.regular_files import open_regular
 from modelexport.format.documents import DataFile, WeightsFile
@@ -32,7 +31,8 @@ class WeightsBeside:
     def __init__(self, folder: Path, location: str, linked: WeightsFile | None, written: DataFile | None) -> None:
         self.path = folder / location
         self._folder, self._location = folder, location
-        self._linked, self._written = linked, written
+        self.linked, self.written = linked, written
+        """What the model recorded of it: as a file that it was linked to, or that was written with it."""
         self._spans: set[tuple[int, int]] = set()
         """Begin and end of each tensor that the model reads from it."""
         self._checked: tuple[int, ...] | None = None
@@ -89,18 +89,18 @@ class WeightsBeside:
         if not stat.S_ISREG(state.st_mode):
             return f"{self.path}, which should hold weights, is not a regular file"
         size, end = state.st_size, max((end for _, end in self._spans), default=0)
-        recorded = self._linked or self._written
+        recorded = self.linked or self.written
         if recorded is not None and size != recorded.size:
             return f"{self.path} was changed after the export: it has {size:,} bytes and had {recorded.size:,}"
         if size < end:
             return f"{self.path} is cut off: it has {size:,} bytes and the model's weights end at {end:,}"
-        if self._linked is not None:
-            return self._linked_fault(self._linked)
+        if self.linked is not None:
+            return self._linked_fault(self.linked)
         fault = ""
-        if self._written is not None:
+        if self.written is not None:
             with open_regular(self.path) as file:
                 file.seek(-min(_TAIL, size), os.SEEK_END)
-                if file.read().hex() != self._written.sha256:
+                if file.read().hex() != self.written.sha256:
                     fault = "does not belong to the model beside it: they are from different runs"
         elif state.st_nlink > 1:
             fault = "holds weights and has another name as well (a hard link), and the model was not linked to it"
@@ -108,29 +108,19 @@ class WeightsBeside:
 
     def _linked_fault(self, recorded: WeightsFile) -> str:
         """How the file differs from the safetensors file that the model was linked to."""
-        if _header_digest(self.path) != recorded.header:
-            return f"{self.path} was changed after the export: its header differs"
-        if recorded.sample and sample_digest(self.path) != recorded.sample:
-            return f"{self.path} was changed after the export: it has other weights"
-        if self._spans - self._places():
-            return f"{self.path} has no tensors at the offsets that the model records for its weights"
-        return ""
-
-    def _places(self) -> set[tuple[int, int]]:
-        """Begin and end of each tensor of a safetensors file; none if it is damaged."""
         from modelexport.files.safetensors_files import read_header  # imports onnx_ir
 
         try:
-            return {(place.offset, place.offset + place.length) for place in read_header(self.path).tensors.values()}
+            file = read_header(self.path)
         except WeightsError:
-            return set()
-
-
-def _header_digest(path: Path) -> str:
-    with open_regular(path) as file:
-        header = file.read(8)
-        header += file.read(min(int.from_bytes(header, "little"), LONGEST_HEADER))
-    return hashlib.sha256(header).hexdigest()
+            file = None
+        if file is None or file.header != recorded.header:
+            return f"{self.path} was changed after the export: its header differs"
+        if recorded.sample and sample_digest(self.path) != recorded.sample:
+            return f"{self.path} was changed after the export: it has other weights"
+        if self._spans - {(place.offset, place.offset + place.length) for place in file.tensors.values()}:
+            return f"{self.path} has no tensors at the offsets that the model records for its weights"
+        return ""
 
 
 def sample_digest(path: Path) -> str:

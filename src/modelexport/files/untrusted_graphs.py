@@ -139,8 +139,8 @@ def check_functions(model: onnx.ModelProto) -> None:
     for function in model.functions:
         _check_body(function.name, function.node, {*function.input}, function.output)
     called = {
-        (one.domain, one.name, one.overload): [_identifier(node) for node in with_nested(one.node)]
-        for one in model.functions
+        (function.domain, function.name, function.overload): [_identifier(node) for node in with_nested(function.node)]
+        for function in model.functions
     }
     inner = {key: [other for other in calls if other in called] for key, calls in called.items()}
     sizes: dict[_Key, int] = {}

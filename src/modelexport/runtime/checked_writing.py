@@ -86,35 +86,29 @@ def checked_and_written(
 
 
 def _check(file: Path, place: Path, sources: Iterable[Path], inputs: Feeds | None) -> None:
-    """Load and run a model in a staging folder.
-
-    Raises:
-        NotWrittenError: That fails, and its sources load and run.
-    """
+    """Load and run a model in a staging folder; refuse it if that fails, and its sources load and run."""
     from modelexport.runtime.random_inputs import make_random_inputs
-    from modelexport.runtime.sessions import open_session, run_session
+    from modelexport.runtime.sessions import run_session
 
     with beside(file, place.parent):
         if sum(part.stat().st_size for part in (file, *data_files(file)) if part.is_file()) > CHECKED_BYTES:
             return
         try:
-            model = load_onnx(file)
-            ends = _ends_the_process(model)
-            runs = open_session(_runnable(model, file), folder=file.parent, optimized=not ends)
+            model, runs, ends = _opened(file)
         except (UsageError, UnicodeError) as error:
             if _is_foreign(str(error), sources):
                 return
             raise _refusal(place, "load", error) from error
         if ends:
             warnings.warn(_ENDS.format(place), ModelExportWarning, stacklevel=2)
-        if inputs is not None:
-            tried = [inputs]
-        else:
+        tried = [inputs] if inputs is not None else []
+        if inputs is None:
             try:
                 make_random_inputs(model, runs)
-                return
-            except InputsError:  # they fit no file, or this one is wrong
-                tried = list(_inputs_that_fit(sources))
+            except InputsError:  # they fit no file, or this one is wrong: those of its sources show which
+                for source in sources:
+                    with contextlib.suppress(UsageError):
+                        tried.append(make_random_inputs(*_opened(source)[:2]))
         for feeds in tried:
             if feeds.keys() == {value.name for value in runs.get_inputs()}:
                 try:
@@ -142,42 +136,32 @@ def _ends_the_process(model: ir.Model) -> bool:
     return False
 
 
-def _runnable(model: ir.Model, file: Path) -> Path | ir.Model:
-    """The file, or the model without tags as attributes, which ONNX Runtime refuses."""
-    if text_of(model, keys.ENCODING) != "attributes":
-        return file
-    for node in all_nodes(model):
+def _opened(file: Path) -> tuple[ir.Model, Any, bool]:
+    """A model, a session for it without tags as attributes, and whether the last optimizer could end the process."""
+    from modelexport.runtime.sessions import open_session
+
+    model = load_onnx(file)
+    ends = _ends_the_process(model)
+    is_plain = text_of(model, keys.ENCODING) != "attributes"
+    for node in () if is_plain else all_nodes(model):
         node.attributes.pop(keys.SOURCE_MODULE_ATTRIBUTE, None)
         node.attributes.pop(keys.HIERARCHY_TAGS_ATTRIBUTE, None)
-    return model
+    return model, open_session(file if is_plain else model, folder=file.parent, optimized=not ends), ends
 
 
 def _is_foreign(fault: str, sources: Iterable[Path]) -> bool:
     """Whether a file that this ONNX Runtime cannot load is meant for others, like the file that it was made from."""
     if _FOREIGN.search(fault) is None:
         return False
-    return _UNKNOWN_DOMAIN.search(fault) is not None or any(_FOREIGN.search(_load_fault(file)) for file in sources)
-
-
-def _load_fault(file: Path) -> str:
-    from modelexport.runtime.sessions import open_session
-
-    try:
-        open_session(_runnable(load_onnx(file), file), folder=file.parent, optimized=True)
-    except UsageError as error:
-        return str(error)
-    return ""
-
-
-def _inputs_that_fit(sources: Iterable[Path]) -> Iterator[Feeds]:
-    """Random inputs with which the sources run."""
-    from modelexport.runtime.random_inputs import make_random_inputs
-    from modelexport.runtime.sessions import open_session
-
+    if _UNKNOWN_DOMAIN.search(fault) is not None:
+        return True
     for file in sources:
-        with contextlib.suppress(UsageError):
-            model = load_onnx(file)
-            yield make_random_inputs(model, open_session(_runnable(model, file), folder=file.parent, optimized=True))
+        try:
+            _opened(file)
+        except UsageError as error:
+            if _FOREIGN.search(str(error)):
+                return True
+    return False
 
 
 def _refusal(place: Path, verb: str, error: Exception) -> NotWrittenError:

@@ -7,10 +7,11 @@ node: a layer that is called twice would compute with the weight as it was, and 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 import numpy as np
 import onnx
+
+from modelexport.files.protobuf_reading import serialized_graphs
 
 
 def transpose_weights(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -18,7 +19,7 @@ def transpose_weights(model: onnx.ModelProto) -> onnx.ModelProto:
 
     ``FusedMatMul`` becomes ``MatMul``, and its weight is scaled as the node does. The model is changed in place.
     """
-    graphs = list(_graphs(model.graph))
+    graphs = list(serialized_graphs(model))
     tensors = {tensor.name: (graph, tensor) for graph in graphs for tensor in graph.initializer}
     uses = Counter(name for graph in graphs for node in graph.node for name in node.input)
     changed: dict[str, str] = {}
@@ -39,7 +40,7 @@ def transpose_weights(model: onnx.ModelProto) -> onnx.ModelProto:
             tensors[name] = graph, graph.initializer[-1]
         node.input[1], changed[weight.name] = name, name
         if node.op_type == "Gemm":
-            node.attribute.remove(next(one for one in node.attribute if one.name == "transB"))
+            node.attribute.remove(next(held for held in node.attribute if held.name == "transB"))
         else:
             node.op_type, node.domain = "MatMul", ""
             del node.attribute[:]
@@ -48,12 +49,3 @@ def transpose_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     for name in changed.keys() - used:
         tensors[name][0].initializer.remove(tensors[name][1])
     return model
-
-
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """A graph and those nested in it."""
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            for nested in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from _graphs(nested)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -69,19 +70,19 @@ def make_random_inputs(
         ):
             continue
         for lowest in (1, 0):
-            whole: dict[str, int] = {}
-            draw = _Draw(model, shapes, seed, lowest, given)
-            misfit = _misfit(runs, draw(whole))
+            draw = partial(_drawn, model, shapes, seed, lowest, given)
+            drawn, bounds = draw({}), dict[str, int]()
+            misfit = _misfit(runs, drawn)
             reason = reason or misfit
             if misfit.endswith(_NOT_A_NUMBER) and without_numbers is None:
-                without_numbers = draw(whole)
+                without_numbers = drawn
             if not misfit:
-                for name in draw.whole_numbers:
+                for name in (name for name, array in drawn.items() if name not in given and array.dtype.kind in "iu"):
                     for bound in (_LARGEST_SIZE,) if name in sizes else _BOUNDS:
-                        if not _misfit(runs, draw({**whole, name: bound})):
-                            whole[name] = bound
+                        if not _misfit(runs, draw({**bounds, name: bound})):
+                            bounds[name] = bound
                             break
-                return draw(whole)
+                return draw(bounds)
     if without_numbers is not None:
         return without_numbers
     names = ", ".join(value.name or "" for value in required_inputs(model))
@@ -94,65 +95,56 @@ def make_random_inputs(
 
 def _inputs_that_are_sizes(model: ir.Model) -> set[str]:
     """The names of the inputs of integers from which sizes of tensors are computed."""
-    found = set()
-    for one in required_inputs(model):
-        pending, seen = [one], {one}
+    names = set()
+    for source in required_inputs(model):
+        pending, seen = [source], {source}
         while pending:
             value = pending.pop()
             if value.dtype is not None and not value.dtype.is_integer():
                 continue
             for user, index in value.uses():
                 if index in _TAKE_SIZES.get(user.op_type, ()):
-                    found.add(one.name or "")
+                    names.add(source.name or "")
                 pending += [output for output in user.outputs if output not in seen]
                 seen.update(user.outputs)
-    return found
+    return names
 
 
 def _compared_numbers(model: ir.Model) -> dict[str, Any]:
     """The integer inputs that a graph compares with constants, such as the rate of a sound, to the last of these."""
-    found = {}
+    compared = {}
     for value in required_inputs(model):
         sizes = [size if isinstance(size, int) else 1 for size in value.shape or ()]
         if value.dtype is None or not value.dtype.is_integer() or prod(sizes) != 1:
             continue
         for user, _ in value.uses():
-            constants = [ir.convenience.get_const_tensor(one) for one in user.inputs if one is not None]
-            if user.op_type == "Equal" and (numbers := [one.numpy() for one in constants if one is not None]):
-                found[value.name or ""] = np.full(sizes, numbers[0].flat[0], value.dtype.numpy())
-    return found
+            constants = [ir.convenience.get_const_tensor(taken) for taken in user.inputs if taken is not None]
+            if user.op_type == "Equal" and (numbers := [tensor.numpy() for tensor in constants if tensor is not None]):
+                compared[value.name or ""] = np.full(sizes, numbers[0].flat[0], value.dtype.numpy())
+    return compared
 
 
-class _Draw:
-    def __init__(
-        self,
-        model: ir.Model,
-        shapes: Mapping[str, tuple[int, ...]],
-        seed: int,
-        lowest: int,
-        given: Mapping[str, Any],
-    ) -> None:
-        self._types = {value.name or "": value.dtype or ir.DataType.FLOAT for value in required_inputs(model)}
-        self._shapes, self._seed, self._lowest, self._given = shapes, seed, lowest, given
-        self.whole_numbers = [n for n, dtype in self._types.items() if dtype.is_integer() and n not in given]
-
-    def __call__(self, bounds: Mapping[str, int]) -> dict[str, Any]:
-        """Inputs whose integers are below ``bounds``, or all the lowest."""
-        return dict(self._arrays(bounds))
-
-    def _arrays(self, bounds: Mapping[str, int]) -> Iterator[tuple[str, Any]]:
-        for index, (name, dtype) in enumerate(self._types.items()):
-            random = np.random.default_rng((self._seed, index))
-            shape = self._shapes[name]
-            if name in self._given:
-                yield name, self._given[name]
-            elif dtype is ir.DataType.BOOL:
-                yield name, np.ones(shape, dtype=bool)
-            elif name in self.whole_numbers:
-                high = bounds.get(name, self._lowest + 1)
-                yield name, random.integers(self._lowest, high, shape).astype(dtype.numpy())
-            else:
-                yield name, random.standard_normal(shape).astype(dtype.numpy())
+def _drawn(
+    model: ir.Model,
+    shapes: Mapping[str, tuple[int, ...]],
+    seed: int,
+    lowest: int,
+    given: Mapping[str, Any],
+    bounds: Mapping[str, int],
+) -> dict[str, Any]:
+    """Inputs whose whole numbers are below ``bounds``, or all the lowest."""
+    arrays: dict[str, Any] = {}
+    for index, value in enumerate(required_inputs(model)):
+        random, name, dtype = np.random.default_rng((seed, index)), value.name or "", value.dtype or ir.DataType.FLOAT
+        if name in given:
+            arrays[name] = given[name]
+        elif dtype is ir.DataType.BOOL:
+            arrays[name] = np.ones(shapes[name], dtype=bool)
+        elif dtype.is_integer():
+            arrays[name] = random.integers(lowest, bounds.get(name, lowest + 1), shapes[name]).astype(dtype.numpy())
+        else:
+            arrays[name] = random.standard_normal(shapes[name]).astype(dtype.numpy())
+    return arrays
 
 
 def _shapes(model: ir.Model, first: int, middle: int, last: int) -> dict[str, tuple[int, ...]]:
@@ -175,12 +167,8 @@ def _shapes(model: ir.Model, first: int, middle: int, last: int) -> dict[str, tu
         terms = [str(put_size(term.strip(), numbers)) for term in (size.value or "").split("+")]
         return sum(map(int, terms)) if all(term.isdecimal() for term in terms) else default(axis, rank)
 
-    return {
-        value.name or "": tuple(
-            sized(size, axis, len(value.shape or ())) for axis, size in enumerate(value.shape or ())
-        )
-        for value in required_inputs(model)
-    }
+    axes = {value.name or "": tuple(value.shape or ()) for value in required_inputs(model)}
+    return {name: tuple(sized(size, i, len(sizes)) for i, size in enumerate(sizes)) for name, sizes in axes.items()}
 
 
 def _misfit(runs: onnxruntime.InferenceSession, inputs: Mapping[str, Any]) -> str:
@@ -189,7 +177,7 @@ def _misfit(runs: onnxruntime.InferenceSession, inputs: Mapping[str, Any]) -> st
         outputs = run_session(runs, inputs)
     except UsageError as error:
         return str(error)
-    nan = next(
-        (n for n, a in outputs.items() if isinstance(a, np.ndarray) and a.dtype.kind == "f" and np.isnan(a).any()), ""
-    )
-    return f"{nan} {_NOT_A_NUMBER}" if nan else ""
+    for name, array in outputs.items():
+        if isinstance(array, np.ndarray) and array.dtype.kind == "f" and np.isnan(array).any():
+            return f"{name} {_NOT_A_NUMBER}"
+    return ""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -18,7 +18,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from modelexport.errors import FileFormatError, RunError, UsageError
-from modelexport.files.linked_weights import check_weights, names_other_files
+from modelexport.files.linked_weights import check_files, names_other_files
 from modelexport.files.onnx_models import load_onnx
 from modelexport.files.protobuf_writing import to_proto
 from modelexport.format import keys
@@ -133,12 +133,7 @@ def open_file(path: Path, options: onnxruntime.SessionOptions) -> onnxruntime.In
 def _open_as_is(
     model: Path | ir.Model, folder: Path | None, provider: str, *, optimized: bool, runs_often: bool
 ) -> Session:
-    """A session that computes in the types of the model.
-
-    Raises:
-        RunError: ONNX Runtime cannot load the model.
-        FileFormatError: A weights file is missing or has changed.
-    """
+    """A session that computes in the types of the model."""
     options = session_options("all" if optimized else "none", provider)
     if not optimized:
         # Such a session runs once or twice: prepacking weights would take longer than it saves.
@@ -147,16 +142,16 @@ def _open_as_is(
         options.add_session_config_entry(_SPINNING, "0")
     options.add_session_config_entry(_LEVEL, "0")
     if not isinstance(model, Path):
-        check_weights(model, missing=True)
+        check_files(model)
     elif names_other_files(model):
-        check_weights(load_onnx(model), missing=True)
+        check_files(load_onnx(model))
     try:
         if isinstance(model, Path):
             runs = Session(model, options, **NO_FALLBACK)
         else:
             shared = find_device(provider).provider == CPU and not optimized
             runs = _open_in_memory(model, folder, options, shared=shared)
-        if any("bfloat16" in one.type for one in (*runs.get_inputs(), *runs.get_outputs())):
+        if any("bfloat16" in value.type for value in (*runs.get_inputs(), *runs.get_outputs())):
             raise TypeError(f"{NO_BFLOAT16}, of which an input or an output is")
     except UsageError:  # of its weights files
         raise
@@ -175,35 +170,39 @@ def _open_in_memory(
         shared: The runtime uses the floating-point weights where they are. Its optimizer would read them from their
             file, and another device than the processor needs copies.
     """
-    weights: dict[str, ir.TensorProtocol] = {}
     external = (v.const_value.location for v in initializers(model) if isinstance(v.const_value, ir.ExternalTensor))
     place = str(next(external, ""))
-    source = _without_weights(model, weights, place or _NOWHERE)
-    held = []
+    held: list[object] = []
     apart: dict[str, Any] = {}
-    for name, tensor in weights.items():
+    left_out: dict[ir.Value, ir.TensorProtocol] = {}
+    for value in model.graph.initializers.values():
+        tensor = value.const_value
+        # The runtime drops unused initializers, and those that are inputs have to be in the model.
+        if tensor is None or isinstance(tensor, ir.ExternalTensor) or not value.uses() or value.is_graph_input():
+            continue
+        if tensor.nbytes < _LARGE or tensor.dtype.numpy().isbuiltin != 1:  # it takes no other types from NumPy
+            continue
+        name, shape = value.name or "", ir.Shape(tensor.shape.numpy())
         array = tensor.numpy()
-        value = onnxruntime.OrtValue.ortvalue_from_numpy(array)
-        held += [array, value]
+        weight = onnxruntime.OrtValue.ortvalue_from_numpy(array)
+        held += [array, weight]
         if shared and tensor.dtype.is_floating_point():
-            options.add_initializer(name, value)
+            options.add_initializer(name, weight)
         else:
-            apart[name] = value
+            apart[name] = weight
+        # The file has to exist and is not read.
+        left_out[value] = ir.ExternalTensor(place or _NOWHERE, 0, tensor.nbytes, tensor.dtype, shape=shape, name=name)
+    source = to_proto(model, left_out).SerializeToString()
     options.add_external_initializers(list(apart), list(apart.values()))
-    with nullcontext(folder) if place or not weights else _folder_with(_NOWHERE) as within:
-        if within is not None:
-            options.add_session_config_entry(_EXTERNAL_FOLDER, str(within.absolute()))
+    with tempfile.TemporaryDirectory(prefix="modelexport-") as empty:
+        if left_out and not place:
+            folder = Path(empty)
+            (folder / _NOWHERE).touch()
+        if folder is not None:
+            options.add_session_config_entry(_EXTERNAL_FOLDER, str(folder.absolute()))
         runs = Session(source, options, **NO_FALLBACK)
     runs.weights = held
     return runs
-
-
-@contextmanager
-def _folder_with(name: str) -> Iterator[Path]:
-    """A folder with an empty file."""
-    with tempfile.TemporaryDirectory(prefix="modelexport-") as folder:
-        (Path(folder) / name).touch()
-        yield Path(folder)
 
 
 class Session(onnxruntime.InferenceSession):
@@ -217,10 +216,9 @@ class Session(onnxruntime.InferenceSession):
         """Run it; what goes in and comes out has the types of the model."""
         if not self.narrow:
             return super().run(names, feeds, options)
-        given = {name: array.astype(np.float32) if name in self.narrow else array for name, array in feeds.items()}
-        found = super().run(names, given, options)
-        types = (self.narrow.get(name) for name in names)
-        return [array if dtype is None else array.astype(dtype) for array, dtype in zip(found, types, strict=True)]
+        wide = {name: array.astype(np.float32) if name in self.narrow else array for name, array in feeds.items()}
+        results = zip(names, super().run(names, wide, options), strict=True)
+        return [array.astype(self.narrow[name]) if name in self.narrow else array for name, array in results]
 
     @cached_property
     def _conditions(self) -> Sequence[SizeCondition]:
@@ -245,35 +243,16 @@ class Session(onnxruntime.InferenceSession):
             check_sizes(self._conditions, sizes)
 
 
-def _without_weights(model: ir.Model, weights: dict[str, ir.TensorProtocol], place: str) -> bytes:
-    """Serialize a model in memory without its large weights, which are put into ``weights``.
-
-    Args:
-        place: A file in the folder of external data, which has to exist and is not read.
-    """
-    left: dict[ir.Value, ir.TensorProtocol] = {}
-    for value in model.graph.initializers.values():
-        tensor = value.const_value
-        if tensor is None or isinstance(tensor, ir.ExternalTensor) or tensor.nbytes < _LARGE:
-            continue
-        # The runtime drops unused initializers, and those that are inputs have to be in the model.
-        if not value.uses() or value.is_graph_input():
-            continue
-        if tensor.dtype.numpy().isbuiltin == 1:  # the runtime accepts no other types from NumPy
-            name, shape = value.name or "", ir.Shape(tensor.shape.numpy())
-            weights[name] = tensor
-            left[value] = ir.ExternalTensor(place, 0, tensor.nbytes, tensor.dtype, shape=shape, name=name)
-    source: bytes = to_proto(model, left).SerializeToString()
-    return source
-
-
 def input_names(model: onnxruntime.InferenceSession) -> list[str]:
     """The names of a session's inputs, in order."""
     return [value.name for value in model.get_inputs()]
 
 
 def run_session(model: onnxruntime.InferenceSession, feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a session; returns output names to arrays.
+    """Run a session, in a thread of its own; returns output names to arrays.
+
+    Python handles signals in the main thread, between two of its own instructions, so that thread must not be inside
+    of the runtime: a graph may loop for hours.
 
     Raises:
         RunError: The inputs do not have the model's names, types or shapes, or a node fails.
@@ -281,61 +260,30 @@ def run_session(model: onnxruntime.InferenceSession, feeds: Mapping[str, Any]) -
     """
     if isinstance(model, Session):
         model.check_sizes(feeds)
-    with RunningSession(model, feeds) as run:
-        return run.result()
+    names, options = [output.name for output in model.get_outputs()], onnxruntime.RunOptions()
+    running = begun(lambda: model.run(names, dict(feeds), options))
+    try:
+        return dict(zip(names, running.result(), strict=True))
+    except Exception as error:  # its exception types are not public
+        raise RunError(f"ONNX Runtime cannot run the model: {' '.join(str(error).split())[:600]}") from error
+    finally:
+        if not running.done():
+            options.terminate = True  # is seen between two nodes
+            wait([running], _SECONDS_TO_END)
 
 
 def arrays_in(results: Mapping[str, Any]) -> dict[str, Any]:
     """The arrays in the results of a run: those of a sequence by position, of a map its keys and its values."""
     arrays: dict[str, Any] = {}
-    for name, found in results.items():
-        if isinstance(found, list):
-            arrays |= arrays_in({f"{name}[{position}]": part for position, part in enumerate(found)})
-        elif isinstance(found, dict):
-            keys = sorted(found)
-            arrays |= {f"{name}.keys": np.array(keys), f"{name}.values": np.array([found[key] for key in keys])}
+    for name, result in results.items():
+        if isinstance(result, list):
+            arrays |= arrays_in({f"{name}[{position}]": part for position, part in enumerate(result)})
+        elif isinstance(result, dict):
+            keys = sorted(result)
+            arrays |= {f"{name}.keys": np.array(keys), f"{name}.values": np.array([result[key] for key in keys])}
         else:
-            arrays[name] = found
+            arrays[name] = result
     return arrays
-
-
-class RunningSession:
-    """A run of a session beside other work, in a thread of its own; it ends with the block.
-
-    Python handles signals in the main thread, between two of its own instructions, so that thread must not be inside
-    of the runtime: a graph may loop for hours.
-    """
-
-    def __init__(self, model: onnxruntime.InferenceSession, feeds: Mapping[str, Any]) -> None:
-        """Begin.
-
-        Args:
-            feeds: Nothing may write to these arrays as long as it runs.
-        """
-        names = [output.name for output in model.get_outputs()]
-        given, options = dict(feeds), onnxruntime.RunOptions()
-        self._names, self._options = names, options
-        self._done = begun(lambda: model.run(names, given, options))
-
-    def __enter__(self) -> RunningSession:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if not self._done.done():
-            self._options.terminate = True  # is seen between two nodes
-            wait([self._done], _SECONDS_TO_END)
-
-    def result(self) -> dict[str, Any]:
-        """Wait for the end; returns output names to arrays.
-
-        Raises:
-            RunError: The inputs do not have the model's names, types or shapes, or a node fails.
-        """
-        try:
-            arrays = self._done.result()
-        except Exception as error:  # its exception types are not public
-            raise RunError(f"ONNX Runtime cannot run the model: {' '.join(str(error).split())[:600]}") from error
-        return dict(zip(self._names, arrays, strict=True))
 
 
 _SECONDS_TO_END = 5

@@ -31,7 +31,7 @@ def run_node(node: onnx.NodeProto, opsets: Mapping[str, int], inputs: Sequence[A
     except NoKernelError:
         if not is_wide:
             raise
-    narrow = [one.astype(np.float32) if one is not None and one.dtype == np.float64 else one for one in inputs]
+    narrow = [a.astype(np.float32) if a is not None and a.dtype == np.float64 else a for a in inputs]
     return _run(node, opsets, narrow), False
 
 
@@ -54,13 +54,13 @@ def _run(node: onnx.NodeProto, opsets: Mapping[str, int], inputs: Sequence[Any])
     from modelexport.runtime.devices import CPU
     from modelexport.runtime.sessions import session_options
 
-    given = {name: array for name, array in zip(node.input, inputs, strict=False) if name and array is not None}
+    feeds = {name: array for name, array in zip(node.input, inputs, strict=False) if name and array is not None}
     graph = onnx.helper.make_graph(
         [node],
         "node",
         [
             onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
-            for name, array in given.items()
+            for name, array in feeds.items()
         ],
         [onnx.ValueInfoProto(name=name) for name in node.output if name],
     )
@@ -69,11 +69,11 @@ def _run(node: onnx.NodeProto, opsets: Mapping[str, int], inputs: Sequence[Any])
     try:
         session = onnxruntime.InferenceSession(model.SerializeToString(), session_options("none", CPU))
     except Exception as error:  # its classes are not public
-        if any(told in str(error) for told in _UNKNOWN):
+        if any(phrase in str(error) for phrase in _UNKNOWN):
             raise NoKernelError(str(error)) from error
         raise
-    found = iter(session.run(None, given))
-    return tuple(next(found) if name else None for name in node.output)
+    results = iter(session.run(None, feeds))
+    return tuple(next(results) if name else None for name in node.output)
 
 
 _UNKNOWN = ("NOT_IMPLEMENTED", "INVALID_GRAPH", "is not a registered function")

@@ -48,9 +48,9 @@ def compute_in_wider_integers(model: ir.Model) -> None:
 
 def _types(node: ir.Node, schema: onnx.defs.OpSchema) -> dict[str, ir.DataType]:
     """Type parameter of an operator to its type in a node, as far as it is known."""
-    given = [*zip(node.inputs, _parameters(schema.inputs, len(node.inputs)), strict=False)]
-    given += zip(node.outputs, _parameters(schema.outputs, len(node.outputs)), strict=False)
-    return {name: value.dtype for value, name in given if value is not None and value.dtype is not None}
+    typed = [*zip(node.inputs, _parameters(schema.inputs, len(node.inputs)), strict=False)]
+    typed += zip(node.outputs, _parameters(schema.outputs, len(node.outputs)), strict=False)
+    return {name: value.dtype for value, name in typed if value is not None and value.dtype is not None}
 
 
 def _parameters(formal: Sequence[onnx.defs.OpSchema.FormalParameter], count: int) -> list[str]:
@@ -83,11 +83,11 @@ def _has_kernel(op_type: str, since: int, types: Mapping[str, ir.DataType]) -> b
 @functools.cache
 def _kernels() -> Mapping[str, list[tuple[tuple[int, int], list[tuple[str, list[str]]]]]]:
     """Standard operator to the versions and types of its kernels on the CPU, as the installed runtime lists them."""
-    found = defaultdict(list)
+    kernels = defaultdict(list)
     for kernel in state.get_all_opkernel_def():
         if kernel.provider == CPU and not kernel.domain:
-            found[kernel.op_name].append((kernel.version_range, list(kernel.type_constraints.items())))
-    return found
+            kernels[kernel.op_name].append((kernel.version_range, list(kernel.type_constraints.items())))
+    return kernels
 
 
 def _widen(node: ir.Node, schema: onnx.defs.OpSchema, name: str, wider: ir.DataType) -> None:

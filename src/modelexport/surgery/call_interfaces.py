@@ -79,16 +79,8 @@ def interface_of(
     )
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What needs a value, or a result: its name, and others that it is known by."""
-
-    name: str
-    also: Sequence[str] = ()
-
-
 def match_names(
-    wanted: Sequence[Wanted],
+    wanted: Mapping[str, Sequence[str]],
     offered: Mapping[str, ir.Value],
     given: Mapping[str, str],
     elsewhere: Mapping[str, ir.Value],
@@ -97,6 +89,7 @@ def match_names(
     """The value for each name: the one that ``given`` names, or the one of the same name; what is left by position.
 
     Args:
+        wanted: Each name, with others that it is known by.
         given: Names to names of values.
         elsewhere: More values that ``given`` may name.
         by_position: The values that are used in their order, if as many of them are left as names.
@@ -105,16 +98,16 @@ def match_names(
         UsageError: The value does not exist.
     """
     matched: dict[str, ir.Value] = {}
-    for each in wanted:
-        if each.name in given:
-            value = offered.get(given[each.name]) or elsewhere.get(given[each.name])
+    for name, others in wanted.items():
+        if name in given:
+            value = offered.get(given[name]) or elsewhere.get(given[name])
             if value is None:
-                known = ", ".join(dict.fromkeys(offered)) or "none"
-                raise UsageError(f"the call has no value '{given[each.name]}' for '{each.name}': it has {known}")
-            matched[each.name] = value
-        elif (name := next((name for name in (each.name, *each.also) if name in offered), None)) is not None:
-            matched[each.name] = offered[name]
-    names = [each.name for each in wanted if each.name not in matched]
+                known = ", ".join(offered) or "none"
+                raise UsageError(f"the call has no value '{given[name]}' for '{name}': it has {known}")
+            matched[name] = value
+        elif (other := next((other for other in (name, *others) if other in offered), None)) is not None:
+            matched[name] = offered[other]
+    names = [name for name in wanted if name not in matched]
     values = [value for value in dict.fromkeys(by_position) if value not in matched.values()]
     if len(names) == len(values):
         matched.update(zip(names, values, strict=True))

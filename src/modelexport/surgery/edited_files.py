@@ -58,4 +58,4 @@ class EditedFile:
             values = {name: value for name, value in now.items() if value in there}
         beside = descended_documents(tagged.path, before, model=model, values=values, tags=tags)
         written = encoded(model, tags, encoding or tagged.encoding)
-        return SharedFiles(model, output, staging, sharing).save(written, output.name, beside)
+        return SharedFiles(output, staging, sharing).save(written, output.name, beside)

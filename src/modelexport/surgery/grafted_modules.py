@@ -104,23 +104,20 @@ def grafted_sidecar(
         for inner, call in graft.calls.items():
             if call != graft.call:
                 calls.pop(call.address, None)
-                if inner.address in theirs:
-                    calls[call.address] = _call_entry(theirs[inner.address], call, marked)
+                if (entry := theirs.get(inner.address)) is not None:
+                    inputs, outputs = (
+                        [msgspec.structs.replace(each, value=marked.get(each.value or "")) for each in tensors]
+                        for tensors in (entry.inputs, entry.outputs)
+                    )
+                    calls[call.address] = msgspec.structs.replace(
+                        entry, address=call.address, enter=None, exit=None, inputs=inputs, outputs=outputs
+                    )
         _count(modules, graft)
         entered = _module_entries(modules, graft, tags) | entered  # a module's entry is that of its first call
         modules.update(entered)
     root = msgspec.structs.replace(before.model, parameters=modules[""].parameters) if "" in modules else before.model
     amended = msgspec.structs.replace(before, model=root, calls=list(calls.values()), modules=list(modules.values()))
     return amended, values
-
-
-def _call_entry(entry: documents.CallEntry, call: ModuleCall, names: Mapping[str, str]) -> documents.CallEntry:
-    def tensors(listed: Sequence[documents.CallTensor]) -> list[documents.CallTensor]:
-        return [msgspec.structs.replace(each, value=names.get(each.value or "")) for each in listed]
-
-    return msgspec.structs.replace(
-        entry, address=call.address, enter=None, exit=None, inputs=tensors(entry.inputs), outputs=tensors(entry.outputs)
-    )
 
 
 def _module_entries(
@@ -132,29 +129,25 @@ def _module_entries(
     old = modules.get(graft.call.path)
     depth, aliases = (old.depth, old.aliases) if old is not None else (graft.call.path.count(".") + 1, [])
     first = {call.path: call for call in reversed(list(graft.calls.values()))}
-    found: dict[str, documents.ModuleEntry] = {}
+    placed: dict[str, documents.ModuleEntry] = {}
     for entry in theirs:
         path = graft.path(entry.path)
         call = first.get(path)
-        found[path] = msgspec.structs.replace(
+        below_root = "".join(f"/{segment}" for segment in entry.tag.split("/")[2:])
+        placed[path] = msgspec.structs.replace(
             entry,
             path=path,
-            tag=tags.tag(call) if call is not None else tags.tag(graft.call) + _below(entry.tag),
+            tag=tags.tag(call) if call is not None else tags.tag(graft.call) + below_root,
             depth=depth + entry.depth,
             aliases=[joined(graft.call.path, alias) for alias in entry.aliases] if entry.path else aliases,
             level=tags.is_level_call(call) if call is not None else entry.level,
         )
-    if old is not None and graft.call.path not in found:
+    if old is not None and graft.call.path not in placed:
         name = tags.class_of(graft.call)
         qualified = old.qualified_class if name == old.class_name else name
         tag = tags.tag(graft.call)
-        found[graft.call.path] = msgspec.structs.replace(old, class_name=name, qualified_class=qualified, tag=tag)
-    return found
-
-
-def _below(tag: str) -> str:
-    """A tag without its root."""
-    return "".join(f"/{segment}" for segment in tag.split("/")[2:])
+        placed[graft.call.path] = msgspec.structs.replace(old, class_name=name, qualified_class=qualified, tag=tag)
+    return placed
 
 
 def _count(modules: dict[str, documents.ModuleEntry], graft: Graft) -> None:

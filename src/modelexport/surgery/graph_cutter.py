@@ -100,14 +100,14 @@ class Cutter:
         Raises:
             UsageError: Some nodes are in the body of a function that is called elsewhere.
         """
-        own = set(self._tagged.nodes_of(call))
-        called = {node.op_identifier() for node in own}
-        own = {node for node in own if self._in_functions.get(node) not in called}
-        if any(node in self._in_functions for node in own):
+        nodes = set(self._tagged.nodes_of(call))
+        called = {node.op_identifier() for node in nodes}
+        nodes = {node for node in nodes if self._in_functions.get(node) not in called}
+        if any(node in self._in_functions for node in nodes):
             raise UsageError(
                 f"nodes of '{call}' are in functions of {self._tagged.path}: use `modelexport inline` first"
             )
-        return own
+        return nodes
 
     def cut(self, call: ModuleCall) -> Cut:
         """A call that has nodes, as a model of its own.
@@ -116,12 +116,12 @@ class Cutter:
             UsageError: Its nodes are in the body of a function.
             FileFormatError: A value at its boundary has no type, and none can be inferred.
         """
-        own, boundary = self.nodes_of(call), self._tagged.boundaries[call]
-        needs = self.needs(own, boundary.inputs)
+        nodes, boundary = self.nodes_of(call), self._tagged.boundaries[call]
+        needs = self.needs(nodes, boundary.inputs)
         calls = self._tagged.calls
-        return self.copy(own, needs, list(boundary.outputs), calls.inside(call), calls.stack(call), f"'{call}'")
+        return self.copy(nodes, needs, list(boundary.outputs), calls.inside(call), calls.stack(call), f"'{call}'")
 
-    def needs(self, own: set[ir.Node], taken: Iterable[ir.Value]) -> Needs:
+    def needs(self, nodes: set[ir.Node], taken: Iterable[ir.Value]) -> Needs:
         """What nodes need for the values that they take from other nodes.
 
         Constants are recomputed, and so are sizes that depend on the sizes of values that are needed anyway.
@@ -131,7 +131,7 @@ class Cutter:
         needs = Needs([], set(nodes_behind(value for value, constant in is_constant.items() if constant)), {})
         arguments = {value: None for value in computed if not is_size(value)}
         for value in computed:
-            repeated = self.repeating.size(value, own, arguments) if value not in arguments else None
+            repeated = self.repeating.size(value, nodes, arguments) if value not in arguments else None
             if repeated is None:
                 needs.inputs.append(value)
             else:
@@ -141,7 +141,7 @@ class Cutter:
 
     def copy(
         self,
-        own: set[ir.Node],
+        nodes: set[ir.Node],
         needs: Needs,
         outputs: Sequence[ir.Value],
         inside: set[ModuleCall],
@@ -158,9 +158,17 @@ class Cutter:
         Raises:
             FileFormatError: An input or output has no type, and none can be inferred.
         """
-        self._check_types(what, [*needs.inputs, *outputs])
-        nodes, whole = own | needs.borrowed, self._model.graph
-        chosen = [node for node in sorted(nodes, key=self._position.__getitem__) if not self.is_held(node, nodes)]
+        values = [*needs.inputs, *outputs]
+        if untyped := [v for v in values if v.type is None and text_of(v, keys.VALUE_TYPE) is None]:
+            with suppress(ir.serde.SerdeError):  # onnx infers maps, which onnx_ir does not hold
+                passes.ShapeInferencePass()(self._model)
+            if unknown := [value.name for value in untyped if value.type is None]:
+                raise FileFormatError(
+                    f"{self._tagged.path} has no type for '{unknown[0]}', which {what} takes or returns, and it cannot "
+                    "be inferred: export it again"
+                )
+        copied, whole = nodes | needs.borrowed, self._model.graph
+        chosen = [node for node in sorted(copied, key=self._position.__getitem__) if not self.is_held(node, copied)]
         weights = {value: None for node in chosen for value in values_taken(node) if value.is_initializer()}
         weights.update((value, None) for value in outputs if value.is_initializer())
         graph = copy_of(
@@ -181,18 +189,7 @@ class Cutter:
         optional = {value.name for value in whole.inputs if value.is_initializer()}
         graph.inputs.extend(value for name, value in graph.initializers.items() if name in optional)
         model = self._wrap(graph, inside, above)
-        return Cut(model, list(needs.inputs), list(outputs), len(needs.borrowed - own) + len(needs.renewed))
-
-    def _check_types(self, what: str, values: Iterable[ir.Value]) -> None:
-        for value in values:
-            if value.type is None and text_of(value, keys.VALUE_TYPE) is None:
-                with suppress(ir.serde.SerdeError):  # onnx infers maps, which onnx_ir does not hold
-                    passes.ShapeInferencePass()(self._model)
-            if value.type is None and text_of(value, keys.VALUE_TYPE) is None:
-                raise FileFormatError(
-                    f"{self._tagged.path} has no type for '{value.name}', which {what} takes or returns, "
-                    "and it cannot be inferred: export it again"
-                )
+        return Cut(model, list(needs.inputs), list(outputs), len(needs.borrowed - nodes) + len(needs.renewed))
 
     def is_held(self, node: ir.Node, nodes: set[ir.Node]) -> bool:
         """Whether a node is in a nested graph of one of these nodes."""
@@ -244,18 +241,18 @@ def nodes_between(
     Args:
         is_inside: Whether the node that computes a value is one of them. Weights are not asked about.
     """
-    own: set[ir.Node] = set()
+    nodes: set[ir.Node] = set()
     taken: dict[ir.Value, None] = {}
     pending = [value for value in outputs if is_inside(value)]
     while pending:
         node = pending.pop().producer()
-        if node is None or node in own:
+        if node is None or node in nodes:
             continue
-        own.update(with_nested(node))
+        nodes.update(with_nested(node))
         for value in values_taken(node):
             if not value.is_initializer():
                 if is_inside(value):
                     pending.append(value)
                 else:
                     taken[value] = None
-    return own, taken
+    return nodes, taken

@@ -16,6 +16,7 @@ from modelexport.runtime.onnx_adapter_files import ADAPTER_SUFFIX, write_adapter
 from modelexport.surgery import Sharing
 from modelexport.surgery.edited_files import EditedFile
 from modelexport.surgery.lora_weights import AdaptedFile
+from modelexport.weights.peft_adapters import changes
 
 
 class MergedAdapters(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,7 +140,7 @@ def adapters_as_inputs(
     edited = EditedFile(work.tagged)
     work.untie()
     added, whole, pairs = work.make_inputs()
-    files = [work.values(changed) for changed in work.each()]
+    files = [work.values(changes(work.path, work.entries, [adapter])) for adapter in work.changes.adapters]
     inputs = [value.name or "" for value in work.inputs]
     with checked_and_written(output.parent, [path]) as staging:
         written = edited.save(output, staging, sharing, moved=added.moved)

@@ -40,7 +40,14 @@ def low_rank_places(value: ir.Value, plan: ParameterPlan, pairs: Sequence[LowRan
     if len(plan.keys) != 1 or value.is_graph_output() or value.shape is None:
         return None
     if not plan.recorded:
-        quantized = [(node, index) for node, index in value.uses() if _is_quantized_product(node, pairs[0])]
+        sizes = [pairs[0].shapes["b"][0], pairs[0].shapes["a"][1]]
+        quantized = [
+            (node, index)
+            for node, index in value.uses()
+            if node.op_type == "MatMulNBits"
+            and not pairs[0].is_table
+            and [node.attributes.get_int(name, 0) for name in ("N", "K")] == sizes
+        ]
         whole = len(quantized) == len(value.uses()) and not any("magnitude" in pair.shapes for pair in pairs)
         return [Place(node, "linear") for node, index in quantized if index == 1] if whole else None
     axes = transposition(plan.steps)
@@ -62,13 +69,13 @@ def _places(value: ir.Value, pair: LowRank, *, flipped: bool, entry: tuple[int, 
             yield from _places(node.outputs[0], pair, flipped=not flipped, entry=entry)
         elif node.op_type == "Conv" and index == 1 and len(entry) > 2:
             yield Place(node, "convolution")
-        elif node.op_type == "Gemm" and index == 1 and _is_plain(node):
-            fits = pair.is_transposed(entry) != (flipped != bool(_integer(node, "transB", 0)))
+        elif node.op_type == "Gemm" and index == 1 and _is_product_with_bias(node):
+            fits = pair.is_transposed(entry) != (flipped != bool(node.attributes.get_int("transB", 0)))
             yield Place(node, "linear") if fits and not pair.is_table else None
         elif len(entry) != 2 or pair.is_transposed(entry) == flipped:
             yield None
         elif node.op_type == "Gather" and index == 0 and pair.is_table:
-            yield Place(node, "table") if _integer(node, "axis", 0) == 0 else None
+            yield Place(node, "table") if node.attributes.get_int("axis", 0) == 0 else None
         elif node.op_type == "MatMul" and index == 1 and not pair.is_table:
             yield Place(node, "linear")
         else:
@@ -77,21 +84,11 @@ def _places(value: ir.Value, pair: LowRank, *, flipped: bool, entry: tuple[int, 
         yield None
 
 
-def _is_quantized_product(node: ir.Node, pair: LowRank) -> bool:
-    """Whether a node is a product with the quantized weight that a pair is for."""
-    sizes = [_integer(node, name, 0) for name in ("N", "K")]
-    return node.op_type == "MatMulNBits" and not pair.is_table and sizes == [pair.shapes["b"][0], pair.shapes["a"][1]]
-
-
-def _is_plain(gemm: ir.Node) -> bool:
-    """Whether a Gemm is the product and a bias, without factors."""
-    factors = [gemm.attributes[name].as_float() for name in ("alpha", "beta") if name in gemm.attributes]
-    return not _integer(gemm, "transA", 0) and all(factor == 1.0 for factor in factors)
-
-
-def _integer(node: ir.Node, name: str, default: int) -> int:
-    attribute = node.attributes.get(name)
-    return default if attribute is None else attribute.as_int()
+def _is_product_with_bias(gemm: ir.Node) -> bool:
+    """Whether a Gemm has neither factors nor a transposed first input."""
+    attributes = gemm.attributes
+    factors = [attributes.get_float(name, 1.0) for name in ("alpha", "beta")]
+    return not attributes.get_int("transA", 0) and factors == [1.0, 1.0]
 
 
 @dataclass
@@ -100,7 +97,7 @@ class PairInputs:
 
     model: ir.Model
     free: Callable[[str], str]
-    """A name that nothing has, for one that something may have."""
+    """Makes a name unique: the given name, or a variant that no value or node has yet."""
     moved: dict[ir.Value, ir.Value] = field(default_factory=dict)
     """What nodes computed to what takes its place."""
     added: int = 0
@@ -115,10 +112,9 @@ class PairInputs:
             scaled: For DoRA: the sum is multiplied as well.
         """
         if key not in self._inputs:
-            numbers = (
-                places[0].node.inputs[2] if places[0].node.domain else weight
-            )  # scales have the type of the product
-            self._inputs[key] = tuple(self._make(key, numbers or weight, pair, places[0].kind, scaled))
+            first = places[0].node
+            typed = (first.inputs[2] if first.domain else None) or weight  # scales have the type of the product
+            self._inputs[key] = tuple(self._make(key, typed, pair, places[0].kind, scaled))
         for place in places:
             self._branch(place, *self._inputs[key])
 
@@ -158,18 +154,16 @@ class PairInputs:
         nodes: list[ir.Node] = []
 
         def step(op_type: str, name: str, inputs: Sequence[ir.Value | None], shape: ir.Shape | None) -> ir.Value:
-            made = ir.Node("", op_type, inputs, name=self.free(f"{node.name}/{name}"))
-            nodes.append(made)
-            made.outputs[0].name = self.free(f"{old.name}_{name}")
-            made.outputs[0].type, made.outputs[0].shape = old.type, shape
-            return made.outputs[0]
+            output = ir.Value(name=self.free(f"{old.name}_{name}"), type=old.type, shape=shape)
+            nodes.append(ir.Node("", op_type, inputs, outputs=[output], name=self.free(f"{node.name}/{name}")))
+            return output
 
         rank = a.shape[0] if place.kind == "convolution" else a.shape[1]
         if place.kind == "convolution":
             inner = step("Conv", "lora_A", [node.inputs[0], a], _with_rank(old.shape, 1, rank))
             nodes[-1].attributes.update({n: attr for n, attr in node.attributes.items() if n != "group"})
             delta = step("Conv", "lora_B", [inner, b], old.shape)
-            if (group := _integer(node, "group", 1)) > 1:
+            if (group := node.attributes.get_int("group", 1)) > 1:
                 nodes[-1].attributes["group"] = ir.AttrInt64("group", group)
         else:
             first = "Gather" if place.kind == "table" else "MatMul"
@@ -177,9 +171,9 @@ class PairInputs:
             inner = step(first, "lora_A", inputs, _with_rank(old.shape, -1, rank))
             delta = step("MatMul", "lora_B", [inner, b], old.shape)
         new = step("Add", "lora", [old, delta], old.shape) if scale is None else self._scaled(step, node, delta, scale)
-        for each in nodes:
-            put_texts(each, {keys.ADAPTER: "lora"})
-            set_owner(each, owner_of(node))
+        for added in nodes:
+            put_texts(added, {keys.ADAPTER: "lora"})
+            set_owner(added, owner_of(node))
         self._take_over(old, new, nodes)
         node.graph.insert_after(node, nodes)
         self.added += len(nodes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from modelexport.core.text import first_few
 from modelexport.errors import WeightsError
 from modelexport.files.atomic_writing import check_writable
 from modelexport.format.parameter_plan import AdapterInput, ParameterPlan
+from modelexport.graph.copies import value_like
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers
 from modelexport.graph.parameter_plans import (
@@ -85,11 +86,6 @@ class AdaptedFile:
             return None
         return low_rank_places(value, self.plans[value], pairs)
 
-    def each(self) -> Iterator[Changes]:
-        """What each adapter does alone."""
-        for adapter in self.changes.adapters:
-            yield changes(self.path, self.entries, [adapter])
-
     def untie(self) -> list[str]:
         """Give modules whose name of a tied parameter changes a tensor of their own; returns these names."""
         untied = []
@@ -109,22 +105,20 @@ class AdaptedFile:
                 f"{self.path} uses {names[0]} under several names ({', '.join(names)}), and no node of '{module}' "
                 "alone: merge the adapter with PEFT and export that"
             )
+        rest = [other for other in plan.keys if other not in names]
         if len(users) == len(value.uses()) and not value.is_graph_output():
-            rest = [other for other in plan.keys if other not in names]
             self._record(value, ParameterPlan([key, *rest], plan.renamed(dict.fromkeys(names, key))))
             return False
-        name = free_name(key, names_in(self.model))
-        own = ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
+        untied = value_like(value, free_name(key, names_in(self.model)), value.const_value)
         graph = value.graph
         assert isinstance(graph, ir.Graph)
-        graph.initializers.add(own)
+        graph.initializers.add(untied)
         for node, index in users:
-            node.replace_input_with(index, own)
-        others = [other for other in plan.keys if other not in names]
-        self._before[own] = value.const_value
-        self._record(own, ParameterPlan([key, *others], plan.renamed(dict.fromkeys(names, key))))
+            node.replace_input_with(index, untied)
+        self._before[untied] = value.const_value
+        self._record(untied, ParameterPlan([key, *rest], plan.renamed(dict.fromkeys(names, key))))
         kept = [other for other in names if other != key]
-        self._record(value, ParameterPlan([*kept, *others], plan.renamed(dict.fromkeys(names, kept[0]))))
+        self._record(value, ParameterPlan([*kept, *rest], plan.renamed(dict.fromkeys(names, kept[0]))))
         return True
 
     def _record(self, value: ir.Value, plan: ParameterPlan) -> None:
@@ -133,13 +127,12 @@ class AdaptedFile:
 
     def tensor(self, value: ir.Value) -> ir.LazyTensor:
         """What takes an initializer's place, computed when it is written."""
-        old, plan = value.const_value, self.plans[value]
+        old = value.const_value
         assert old is not None
         dtype, shape = old.dtype, tuple(old.shape.numpy())
 
         def compute() -> ir.TensorProtocol:
-            array = compute_planned(plan, {key: self._applied(self.changes, key, value) for key in plan.inputs()})
-            return ir.Tensor(np.asarray(array, order="C"), dtype=dtype)
+            return ir.Tensor(np.asarray(self._computed(value, self.changes), order="C"), dtype=dtype)
 
         return ir.LazyTensor(compute, dtype=dtype, shape=ir.Shape(shape), name=value.name)
 
@@ -149,16 +142,10 @@ class AdaptedFile:
             weights = self._weights
             tied = {key: names for names in self.plans[value].groups() for key in names}
             return lambda key: weights.read(next(name for name in tied[key] if name in weights.types))
-        before = {each: (self.plans[each], array) for each, array in self._arrays(value)}
-        return lambda key: recover([key], self.entries, before.values())[key]
-
-    def _arrays(self, value: ir.Value) -> Iterator[tuple[ir.Value, np.ndarray]]:
-        """The initializers that are computed from an entry that this one is computed from, as they were."""
-        needed = set(self.plans[value].inputs())
-        for each, plan in self.plans.items():
-            tensor = self._before[each]
-            if tensor is not None and not needed.isdisjoint(plan.inputs()):
-                yield each, tensor.numpy()
+        needed = self.plans[value].inputs()  # initializers computed from the same entries, as they were
+        shared = [(plan, self._before[each]) for each, plan in self.plans.items() if {*needed} & {*plan.inputs()}]
+        before = [(plan, tensor.numpy()) for plan, tensor in shared if tensor is not None]
+        return lambda key: recover([key], self.entries, before)[key]
 
     def make_inputs(self) -> tuple[PairInputs, list[str], int]:
         """Let each initializer that changes take a pair, or be an input itself.
@@ -170,14 +157,14 @@ class AdaptedFile:
         pairs, whole = 0, []
         for value in self.touched:
             key = next(key for key in self.plans[value].keys if key in self.changes.keys)
-            found, places = self.changes.pairs.get(key, ()), self._places(value)
+            changed, places = self.changes.pairs.get(key, ()), self._places(value)
             if places is None:
                 record_adapter_input(value, AdapterInput(key, "whole"))
                 self.model.graph.inputs.append(value)
                 whole.append(value.name or "")
             elif places:
-                scaled = any("magnitude" in pair.shapes for pair in found)
-                added.add(key, value, found[0], places, scaled=scaled)
+                scaled = any("magnitude" in pair.shapes for pair in changed)
+                added.add(key, value, changed[0], places, scaled=scaled)
                 pairs += 1
         return added, whole, pairs
 
@@ -193,22 +180,24 @@ class AdaptedFile:
             WeightsError: It changes what the file has no inputs for.
         """
         values: dict[str, np.ndarray] = {}
-        taken: set[str] = set()
+        taken: set[tuple[str, str]] = set()
+        """The entries, and what of each, that inputs take."""
         for value, what in self.inputs.items():
-            assert value.const_value is not None and value.dtype is not None
-            if what.part == "whole":
-                plan = self.plans[value]
-                array = compute_planned(plan, {key: self._applied(only, key, value) for key in plan.inputs()})
-                if not set(only.keys).isdisjoint(plan.keys):
-                    values[value.name or ""] = array
-                    taken.update(f"{key} {part}" for key in plan.keys for part in ("whole", "magnitude", "pair"))
-                continue
-            for pair in only.pairs.get(what.entry, ()):
+            assert value.dtype is not None
+            if what.part == "whole" and not set(only.keys).isdisjoint(self.plans[value].keys):
+                values[value.name or ""] = self._computed(value, only)
+                taken.update((key, part) for key in self.plans[value].keys for part in ("whole", "magnitude", "pair"))
+            for pair in only.pairs.get(what.entry, ()) if what.part != "whole" else ():
                 values[value.name or ""] = self._part(pair, what).astype(value.dtype.numpy())
-                taken.add(f"{what.entry} {'magnitude' if what.part == 'scale' else 'pair'}")
-        missing = [key for key in self._asked(only) if key not in taken]
-        if missing:
-            modules = list(dict.fromkeys(key.partition(" ")[0] for key in missing))
+                taken.add((what.entry, "magnitude" if what.part == "scale" else "pair"))
+        by_key = {key: value for value, plan in self.plans.items() for key in plan.keys}
+        asked: list[tuple[str, str]] = []
+        for key in (key for key in only.keys if key in by_key):
+            pairs = only.pairs.get(key, ())
+            asked += [(key, "whole")] if not pairs or self.replaces(key, by_key[key]) else []
+            asked += [(key, "pair")] if pairs else []
+            asked += [(key, "magnitude")] if any("magnitude" in pair.shapes for pair in pairs) else []
+        if modules := list(dict.fromkeys(key for key, part in asked if (key, part) not in taken)):
             raise WeightsError(
                 f"{self.path} has no inputs for what {only.adapters[0].path} does to {first_few(modules, 3)}: "
                 "make its inputs with this adapter too (--as-inputs, and --adapter for each)",
@@ -216,27 +205,16 @@ class AdaptedFile:
             )
         return values
 
-    def _asked(self, only: Changes) -> Iterator[str]:
-        """What an adapter needs inputs for, of what the file uses."""
-        by_key = {key: value for value, plan in self.plans.items() for key in plan.keys}
-        for key in only.keys:
-            if key not in by_key:
-                continue
-            if key not in only.pairs or self.replaces(key, by_key[key]):
-                yield f"{key} whole"
-            for pair in only.pairs.get(key, ()):
-                yield f"{key} pair"
-                if "magnitude" in pair.shapes:
-                    yield f"{key} magnitude"
-
     @property
     def inputs(self) -> dict[ir.Value, AdapterInput]:
         """The optional inputs of the file that are for adapters, to what each is a part of."""
         return {value: what for value in initializers(self.model) if (what := adapter_input(value)) is not None}
 
-    def _applied(self, only: Changes, key: str, value: ir.Value) -> np.ndarray:
-        base = self._reader(value)(key)
-        return only.apply(key, base) if key in only.keys else base
+    def _computed(self, value: ir.Value, only: Changes) -> np.ndarray:
+        """An initializer as it is computed from entries that adapters change."""
+        plan, read = self.plans[value], self._reader(value)
+        bases = {key: read(key) for key in plan.inputs()}
+        return compute_planned(plan, {k: only.apply(k, base) if k in only.keys else base for k, base in bases.items()})
 
     def _part(self, pair: LowRank, what: AdapterInput) -> np.ndarray:
         """A matrix in the form of the input."""

@@ -16,23 +16,17 @@ from modelexport.errors import UsageError
 from modelexport.format import keys
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.properties import text_of
-from modelexport.runtime.devices import CPU
-from modelexport.runtime.provider_assignment import RECORD, SETTINGS, assigned_providers, session_devices
+from modelexport.runtime.devices import CPU, Device, find_device, plugged_in, short_name
+from modelexport.runtime.sessions import open_file, session_options
 from modelexport.tagged.file import TaggedFile
 
 State = Literal["placed", "elsewhere", "torn", "no provider"]
 """All nodes of a call are on the rule's device; all elsewhere; in several places; or no provider serves the device."""
 
-_PROVIDERS: Mapping[str, Sequence[str]] = {
-    "cpu": (CPU,),
-    "gpu": ("CUDAExecutionProvider", "DmlExecutionProvider"),
-    "cuda": ("CUDAExecutionProvider",),
-    "dml": ("DmlExecutionProvider",),
-    "npu": ("QNNExecutionProvider", "VitisAIExecutionProvider"),
-    "fpga": (),
-    "accelerator": (),
-}
-"""ONNX Runtime's names of devices, and providers that it uses for them independent of their hardware."""
+_SETTINGS = "session.layer_assignment_settings"
+_RECORD = "session.record_ep_graph_assignment_info"
+_DEVICES: Mapping[str, Sequence[str]] = {"gpu": ("cuda", "dml"), "npu": ("qnn", "vitisai")}
+"""ONNX Runtime's names of kinds of devices, and the devices that it uses for them independent of their hardware."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +84,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
     def session_options(self) -> dict[str, object]:
         """The content of ``-o SESSION.json``: entries of the session's configuration, and providers."""
-        return {"providers": self.providers, "config_entries": {SETTINGS: self.settings, RECORD: "1"}}
+        return {"providers": self.providers, "config_entries": {_SETTINGS: self.settings, _RECORD: "1"}}
 
 
 def place(
@@ -131,9 +125,11 @@ def place(
     assigned: dict[str, str] = {}
     opened: list[str] = []
     if check:
-        session = session_devices(providers, libraries or {})
+        plugged = {name: plugged_in(name, library) for name, library in (libraries or {}).items()}
+        named = [plugged[name] if name in plugged else find_device(name) for name in providers]
+        session = [*(device for device in named if device.provider != CPU), find_device(CPU)]
         opened = [device.provider for device in session]
-        assigned = assigned_providers(tagged.path, settings, session)
+        assigned = _assigned_providers(tagged.path, settings, session)
     by_call: dict[_Sent, list[str]] = {}
     for node in tagged.nodes:
         if (owner := owner_of(node)) is not None and owner.call in sent:
@@ -146,6 +142,23 @@ def place(
         providers=opened,
         calls=[_read_back(tagged, place, names, assigned, opened) for place, names in by_call.items()],
     )
+
+
+def _assigned_providers(path: Path, settings: str, devices: Sequence[Device]) -> dict[str, str]:
+    """Open a session and return the provider of each node: node name to provider.
+
+    The runtime's optimizations are off, so that the nodes are those of the file. Nodes that the runtime drops while it
+    loads the model are left out.
+
+    Args:
+        settings: The value of ``session.layer_assignment_settings``.
+    """
+    options = session_options("none", *devices)
+    options.add_session_config_entry(_RECORD, "1")
+    if settings:
+        options.add_session_config_entry(_SETTINGS, settings)
+    parts = open_file(path, options).get_provider_graph_assignment_info()
+    return {node.name: part.ep_name for part in parts for node in part.get_nodes()}
 
 
 class _Sent(NamedTuple):
@@ -225,4 +238,4 @@ def _serving(device: str, opened: Sequence[str]) -> list[str]:
     word = device.partition(":")[0].lower()
     if word == "accelerator":
         return [name for name in opened if name != CPU][:1]
-    return [name for name in opened if name in _PROVIDERS.get(word, ())][:1]
+    return [name for name in opened if short_name(name) in _DEVICES.get(word, (word,))][:1]

@@ -35,7 +35,7 @@ class Repeating:
         return value.is_initializer() or (producer is not None and self._constant[producer])
 
     def size(
-        self, value: ir.Value, own: set[ir.Node], arguments: Mapping[ir.Value, None]
+        self, value: ir.Value, cut: set[ir.Node], arguments: Mapping[ir.Value, None]
     ) -> tuple[set[ir.Node], dict[ir.Value, Renewed]] | None:
         """How to compute a size from the sizes of the cut's own values: the nodes that this takes, and sizes to renew.
 
@@ -49,12 +49,12 @@ class Repeating:
             producer = current.producer()
             if current.is_initializer() or producer in nodes:
                 continue
-            if producer is None or producer in own or not self.is_repeatable(producer):
+            if producer is None or producer in cut or not self.is_repeatable(producer):
                 return None
             if producer.op_identifier() == ("", "Shape", ""):
                 (measured,) = producer.inputs
                 assert measured is not None
-                if measured in arguments or measured.producer() in own:
+                if measured in arguments or measured.producer() in cut:
                     nodes.add(producer)
                 elif (renewal := renew(producer, measured, arguments)) is not None:
                     renewed[current] = renewal

@@ -22,10 +22,10 @@ def write_keys(
         new: Weights that came with replacements, to their names; not named if there are none.
         paths: The modules that were replaced.
     """
-    given = {key for names in new.values() for key in names}
+    taken = {key for names in new.values() for key in names}
     for value in changed:
         if value not in new:
-            _release(value, given, [f"{path}." for path in paths])
+            _release(value, taken, [f"{path}." for path in paths])
     for value, names in new.items():
         if names:
             plan = parameter_plan(value)
@@ -33,7 +33,7 @@ def write_keys(
     _drop_taken(model, new.keys())
 
 
-def _release(value: ir.Value, given: Collection[str], paths: Sequence[str]) -> None:
+def _release(value: ir.Value, taken: Collection[str], paths: Sequence[str]) -> None:
     """Take the names that belong to modules that are gone from a tensor that other modules still use."""
     plan = parameter_plan(value)
     if plan is None or not any(key.startswith(tuple(paths)) for key in plan.keys):
@@ -43,7 +43,7 @@ def _release(value: ir.Value, given: Collection[str], paths: Sequence[str]) -> N
     kept: list[str] = []
     renamed: dict[str, str] = {}
     for names in plan.groups():
-        left = [key for key in names if key not in given and not key.startswith(tuple(gone))] or list(names)
+        left = [key for key in names if key not in taken and not key.startswith(tuple(gone))] or list(names)
         renamed[names[0]] = left[0]
         kept += left
     record_plan(value, ParameterPlan(kept, plan.renamed(renamed)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,8 +111,9 @@ class _Place:
     """A call and its boundary before anything was replaced."""
 
     call: ModuleCall
-    own: set[ir.Node]
-    interface: Interface
+    nodes: set[ir.Node]
+    inputs: list[ir.Value]
+    outputs: list[ir.Value]
     cut: Cut | None
 
 
@@ -152,40 +152,43 @@ class _Replacer:
 
     def site(self, call: ModuleCall, *, copied: bool) -> _Place:
         """A call and its boundary, before anything is replaced."""
-        own, boundary = self._cutter.nodes_of(call), self._tagged.boundaries[call]
+        nodes, boundary = self._cutter.nodes_of(call), self._tagged.boundaries[call]
         if not boundary.outputs:
             raise UsageError(f"nothing outside '{call}' uses what it computes: there is nothing to replace it by")
-        inputs = self._cutter.needs(own, boundary.inputs).inputs
-        interface = interface_of(self._tagged, call, inputs, list(boundary.outputs), self._usable(call, own))
-        cut = self._cutter.cut(call) if copied else None
-        if cut is not None:
-            cut.reorder(interface.inputs, interface.outputs)
-        return _Place(call, own, interface, cut)
+        inputs = self._cutter.needs(nodes, boundary.inputs).inputs
+        self._graph_of(call, nodes)
+        return _Place(call, nodes, inputs, list(boundary.outputs), self._cutter.cut(call) if copied else None)
 
-    def _usable(self, call: ModuleCall, own: set[ir.Node]) -> dict[str, ir.Value]:
-        """The values that nodes in the place of a call can use, by name."""
-        graph: ir.Graph | None = self._graph_of(call, own)
+    def _interface(self, place: _Place, inside: ir.Graph | None) -> Interface:
+        """The interface of a call with the values that are there now."""
         usable: dict[str, ir.Value] = {}
-        while graph is not None:
-            computed = (value for node in graph if node not in own for value in node.outputs)
-            values = (*graph.inputs, *graph.initializers.values(), *computed)
+        """The values that nodes in the place of the call can use, by name."""
+        while inside is not None:
+            computed = (value for node in inside if node not in place.nodes for value in node.outputs)
+            values = (*inside.inputs, *inside.initializers.values(), *computed)
             usable = {value.name or "": value for value in values} | usable
-            around = self._cutter.enclosing.get(graph)
-            graph = around.graph if around is not None and isinstance(around.graph, ir.Graph) else None
-        return usable
+            around = self._cutter.enclosing.get(inside)
+            inside = around.graph if around is not None and isinstance(around.graph, ir.Graph) else None
+        inputs, outputs = ([self.now.get(v, v) for v in values] for values in (place.inputs, place.outputs))
+        interface = interface_of(self._tagged, place.call, inputs, outputs, usable)
+        if place.cut is not None:
+            place.cut.inputs = [self.now.get(value, value) for value in place.cut.inputs]
+            place.cut.outputs = [self.now.get(value, value) for value in place.cut.outputs]
+            place.cut.reorder(interface.inputs, interface.outputs)
+        return interface
 
     def replace(self, place: _Place, substitute: Substitute) -> ReplacedCall:
         """Replace a call."""
-        graph = self._graph_of(place.call, place.own)
-        weights = dict.fromkeys(v for n in self._sorted(place.own) for v in values_taken(n) if v.is_initializer())
-        site = Site(self._current(place.interface), list(weights), place.cut)
+        graph = self._graph_of(place.call, place.nodes)
+        weights = dict.fromkeys(v for n in self._sorted(place.nodes) for v in values_taken(n) if v.is_initializer())
+        site = Site(self._interface(place, graph), list(weights), place.cut)
         parts = substitute.build(site, self.edited, self._owners_beside([place]))
         added = self._tag(place.call, parts, substitute.name)
         outputs = site.interface.outputs
         following = self._following(graph, place, outputs)
         for old, new in zip(outputs, parts.outputs, strict=True):
             self._take_over(old, new)
-        removed = self._remove(place.own, weights)
+        removed = self._remove(place.nodes, weights)
         self._name(place.call, parts, dict(zip(parts.outputs, outputs, strict=True)))
         self._insert(graph, parts.nodes, following, place.call)
         self._merge(parts)
@@ -211,40 +214,23 @@ class _Replacer:
 
     def _owners_beside(self, places: Sequence[_Place]) -> set[ModuleCall]:
         """The calls that own nodes outside of some calls, or share nodes with them, which may remain."""
-        own = {node for place in places for node in place.own}
+        nodes = {node for place in places for node in place.nodes}
         inside = {call for place in places for call in self._tagged.calls.inside(place.call)}
         owners = ((node, owner) for node in all_nodes(self._model) if (owner := owner_of(node)) is not None)
-        beside = (owner for node, owner in owners if node not in own or not inside.issuperset(owner.calls))
+        beside = (owner for node, owner in owners if node not in nodes or not inside.issuperset(owner.calls))
         return {call for owner in beside for call in owner.calls}
 
-    def _sorted(self, nodes: Iterable[ir.Node]) -> list[ir.Node]:
-        chosen = set(nodes)
-        return [node for node in self._tagged.nodes if node in chosen]
+    def _sorted(self, nodes: set[ir.Node]) -> list[ir.Node]:
+        return [node for node in self._tagged.nodes if node in nodes]
 
-    def _graph_of(self, call: ModuleCall, own: set[ir.Node]) -> ir.Graph:
+    def _graph_of(self, call: ModuleCall, nodes: set[ir.Node]) -> ir.Graph:
         """The one graph that the nodes of a call are in."""
-        graphs = {node.graph for node in own if not self._cutter.is_held(node, own)}
+        graphs = {node.graph for node in nodes if not self._cutter.is_held(node, nodes)}
         if len(graphs) != 1:
             raise UsageError(f"'{call}' ran both inside and outside of a branch: replace the calls one by one")
         (graph,) = graphs
         assert isinstance(graph, ir.Graph)
         return graph
-
-    def _current(self, interface: Interface) -> Interface:
-        """The interface with the current values."""
-
-        def now(value: ir.Value) -> ir.Value:
-            return self.now.get(value, value)
-
-        return dataclasses.replace(
-            interface,
-            inputs=[now(value) for value in interface.inputs],
-            outputs=[now(value) for value in interface.outputs],
-            names={now(value): name for value, name in interface.names.items()},
-            results={now(value): name for value, name in interface.results.items()},
-            others={name: now(value) for name, value in interface.others.items()},
-            elsewhere={name: now(value) for name, value in interface.elsewhere.items()},
-        )
 
     def _following(self, graph: ir.Graph, place: _Place, outputs: Sequence[ir.Value]) -> ir.Node | None:
         """The node of the graph before which new nodes are put: after the old ones, and before all users."""
@@ -253,10 +239,10 @@ class _Replacer:
             user: ir.Node | None = usage.node
             while user is not None and user.graph is not graph:
                 user = self._cutter.enclosing_node(user)
-            if user is not None and user not in place.own:
+            if user is not None and user not in place.nodes:
                 users.add(user)
         nodes = list(graph)
-        last = max(index for index, node in enumerate(nodes) if node in place.own)
+        last = max(index for index, node in enumerate(nodes) if node in place.nodes)
         return next((node for index, node in enumerate(nodes) if node in users or index > last), None)
 
     def _take_over(self, old: ir.Value, new: ir.Value) -> None:
@@ -267,19 +253,18 @@ class _Replacer:
         self.now.update((value, new) for value, now in list(self.now.items()) if now is old)
         self.now[old] = new
 
-    def _remove(self, own: Iterable[ir.Node], weights: Iterable[ir.Value]) -> int:
+    def _remove(self, nodes: set[ir.Node], weights: Iterable[ir.Value]) -> int:
         """Remove the nodes whose values are no longer used, and the weights that only they used."""
         removed = 0
-        for node in reversed(self._sorted(own)):
+        for node in reversed(self._sorted(nodes)):
             if node.graph is None or any(v.uses() or v.is_graph_output() for v in node.outputs):
                 continue
-            for graph in nested_graphs(node):
-                for inner in graph.all_nodes():
-                    removed += 1
-                    for index in range(len(inner.inputs)):
-                        inner.replace_input_with(index, None)
+            _, *nested = with_nested(node)
+            for inner in nested:
+                for index in range(len(inner.inputs)):
+                    inner.replace_input_with(index, None)
             node.graph.remove(node, safe=True)
-            removed += 1
+            removed += 1 + len(nested)
         for value in weights:
             if not value.uses() and not value.is_graph_output():
                 for graph in self._model.graphs():
@@ -381,7 +366,7 @@ class _Replacer:
                 continue
             left = tuple(call for call in owner.calls if call not in gone)
             if left and left != owner.calls and id(node) in self.before:
-                owner = dataclasses.replace(owner, calls=left)
+                owner = Owner(left, owner.evidence)
                 set_owner(node, owner)
             used.update(owner.calls)
         for call in self.replaced:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError, OutputError
-from modelexport.files.linked_weights import check_files, clone, clone_or_link, free_place
+from modelexport.files.linked_weights import LinkedTensor, check_files, clone, clone_or_link, free_place
 from modelexport.files.onnx_models import fits_inside, record_documents, save_model, save_with_references
 from modelexport.format import keys
+from modelexport.format.documents import DataFile, WeightsFile
 from modelexport.graph.nodes import initializers
-from modelexport.graph.properties import record, recorded
+from modelexport.graph.properties import record
 from modelexport.surgery import Sharing
 from modelexport.weights.linked_copied_embedded import in_file
 
@@ -25,7 +25,7 @@ class SharedFiles:
     They are named after the model that is written, except in the folder of a package, where several models use them.
     """
 
-    def __init__(self, model: ir.Model, output: Path, staging: Path, sharing: Sharing = "auto") -> None:
+    def __init__(self, output: Path, staging: Path, sharing: Sharing = "auto") -> None:
         """Begin.
 
         Args:
@@ -34,10 +34,7 @@ class SharedFiles:
         self._output = None if output.is_dir() else output
         self._folder = output if self._output is None else output.parent
         self._staging, self._sharing = staging, sharing
-        self._recorded: dict[str, dict[str, Any]] = {
-            key: recorded(model, key) or {} for key in (keys.WEIGHTS, keys.DATA)
-        }
-        self._placed: dict[str, str | None] = {}
+        self._placed: dict[Path, str | None] = {}
 
     def save(self, model: ir.Model, name: str, beside: Mapping[str, bytes] | None = None) -> list[str]:
         """Write a model to the staging folder; returns the weights files beside it.
@@ -51,56 +48,50 @@ class SharedFiles:
         """
         for suffix, content in (beside or {}).items():
             (self._staging / name).with_suffix(suffix).write_bytes(content)
-        tensors = {value: value.const_value for value in initializers(model) if value.const_value is not None}
         check_files(model)
-        locations = {
-            value: self._place(tensor) for value, tensor in tensors.items() if isinstance(tensor, ir.ExternalTensor)
-        }
-        inside = sum(tensor.nbytes for value, tensor in tensors.items() if value not in locations)
-        if not locations or None in locations.values() or not fits_inside(inside):
+        tensors = {value: value.const_value for value in initializers(model) if value.const_value is not None}
+        external = {value: tensor for value, tensor in tensors.items() if isinstance(tensor, ir.ExternalTensor)}
+        locations = {value: self._place(tensor) for value, tensor in external.items()}
+        inside = sum(tensor.nbytes for value, tensor in tensors.items() if value not in external)
+        if not external or None in locations.values() or not fits_inside(inside):
             save_model(model, self._staging / name, documents=beside)
             return [f"{name}.data"] if (self._staging / f"{name}.data").exists() else []
         placed: dict[ir.Value, ir.TensorProtocol] = {}
-        now: dict[str, str] = {}
-        """Where each file was to where it is."""
-        for value, location in locations.items():
-            tensor = tensors[value]
-            assert isinstance(tensor, ir.ExternalTensor) and location is not None
+        records: dict[str, dict[str, WeightsFile | DataFile]] = {keys.WEIGHTS: {}, keys.DATA: {}}
+        for value, tensor in external.items():
+            location = str(locations[value])
             placed[value] = in_file(location, tensor, value.name or "", self._folder)
-            now[str(tensor.location)] = location
+            if isinstance(tensor, LinkedTensor) and tensor.beside.linked is not None:
+                records[keys.WEIGHTS][location] = tensor.beside.linked
+            if isinstance(tensor, LinkedTensor) and tensor.beside.written is not None:
+                records[keys.DATA][location] = tensor.beside.written
         record_documents(model, beside or {})
-        for key, known in self._recorded.items():
-            records = {location: known[before] for before, location in now.items() if before in known}
-            record(model, key, records or None)
+        for key, files in records.items():
+            record(model, key, files or None)
         save_with_references(model, self._staging / name, placed)
-        return sorted({location for location in locations.values() if location is not None})
+        return sorted({str(location) for location in locations.values()})
 
     def _place(self, tensor: ir.ExternalTensor) -> str | None:
-        """The location of a tensor's file, relative to the folder; ``None`` if it should not or cannot be linked."""
-        real = os.path.realpath(tensor.path)
-        if real not in self._placed:
-            is_checkpoint = str(tensor.location) in self._recorded[keys.WEIGHTS]
-            self._placed[real] = self._bring(Path(real), Path(tensor.location).name, is_checkpoint)
-        return self._placed[real]
-
-    def _bring(self, real: Path, name: str, is_checkpoint: bool) -> str | None:
-        """Link or clone a file into the folder.
+        """Link or clone a tensor's file into the folder; returns its location, or ``None`` if it should not be linked.
 
         A file that belongs only to the model is not hard-linked unless requested: onnx's own tools would then refuse to
         read the model that it belongs to.
         """
-        folder = Path(os.path.realpath(self._folder))
+        real, folder = Path(os.path.realpath(tensor.path)), Path(os.path.realpath(self._folder))
         if self._sharing == "copy":
             return None
         if real.is_relative_to(folder):
             return real.relative_to(folder).as_posix()
+        if real in self._placed:
+            return self._placed[real]
+        name, self._placed[real] = Path(tensor.location).name, None
         if self._output is not None:
             target = free_place(self._output, self._staging, name)
         else:
             names = (name, *(f"{number}.{name}" for number in range(2, len(self._placed) + 3)))
             target = next(target for target in map(self._staging.joinpath, names) if not target.exists())
         try:
-            if self._sharing == "link" or is_checkpoint:
+            if self._sharing == "link" or (isinstance(tensor, LinkedTensor) and tensor.beside.linked is not None):
                 clone_or_link(real, target)
             elif not clone(real, target):
                 return None
@@ -111,6 +102,7 @@ class SharedFiles:
                 f"{real} cannot be linked into {self._folder} ({error.strerror}): write to the folder of the weights "
                 "or above, or copy them with --weights copy"
             ) from error
+        self._placed[real] = target.name
         return target.name
 
 

@@ -123,7 +123,7 @@ def split(
     sizes = units.sizes(ends)
     divided = _Stages(tagged, timeline, cuts)
     with checked_and_written(folder, [tagged.path], make=True, package=True) as staging:
-        shared, files = SharedFiles(tagged.model, folder, staging, weights), dict[str, None]()
+        shared, files = SharedFiles(folder, staging, weights), dict[str, None]()
         written: list[Stage] = []
         for index, (cut, places) in enumerate(zip(divided.cut(), divided.places, strict=True)):
             whole, parts_of = timeline.cover(places)

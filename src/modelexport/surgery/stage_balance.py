@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -66,17 +66,22 @@ def balanced_cuts(units: Units, stages: int, limit: int) -> list[int]:
     Raises:
         ValueError: No such cuts exist.
     """
-    lowest = _lowest_starts(units, limit)
-    best: list[float] = [0.0] + [float("inf")] * len(units.items)
-    origins: list[list[int]] = []
+    lowest, count = _lowest_starts(units, limit), len(units.items)
+    costs: list[float] = [0.0] + [float("inf")] * count
+    """The smallest cost of the cuts up to each end of the last stage so far."""
+    starts: list[list[int]] = []
     for stage in range(1, stages + 1):
-        best, origin = _one_more(units, best, lowest, last=stage == stages)
-        origins.append(origin)
-    if best[-1] == float("inf"):
-        raise ValueError(f"no {stages} stages of {len(units.items)} units are within {limit}")
-    cuts = [len(units.items)]
-    for origin in reversed(origins):
-        cuts.append(origin[cuts[-1]])
+        before, costs = costs, [float("inf")] * (count + 1)
+        starts.append([0] * (count + 1))
+        for end in range(1, count) if stage < stages else [count]:
+            if within := before[lowest[end] : end]:
+                costs[end] = min(within) + (units.crossing[end] if stage < stages else 0)
+                starts[-1][end] = lowest[end] + within.index(min(within))
+    if costs[-1] == float("inf"):
+        raise ValueError(f"no {stages} stages of {count} units are within {limit}")
+    cuts = [count]
+    for start in reversed(starts):
+        cuts.append(start[cuts[-1]])
     return _evened(units, cuts[-2:0:-1])
 
 
@@ -94,25 +99,6 @@ def _lowest_starts(units: Units, limit: int) -> list[int]:
             start += 1
         lowest.append(start)
     return lowest
-
-
-def _one_more(
-    units: Units, best: Sequence[float], lowest: Sequence[int], *, last: bool
-) -> tuple[list[float], list[int]]:
-    """The smallest cost of the cuts with one more stage, for each end of it, and the begin of that stage."""
-    count = len(units.items)
-    costs, origins = [float("inf")] * (count + 1), [0] * (count + 1)
-    window: deque[int] = deque()
-    for end in range(1, count + 1):
-        while window and best[window[-1]] >= best[end - 1]:
-            window.pop()
-        window.append(end - 1)
-        while window and window[0] < lowest[end]:
-            window.popleft()
-        if window and (end == count) == last:
-            crossing = 0 if last else units.crossing[end]
-            costs[end], origins[end] = best[window[0]] + crossing, window[0]
-    return costs, origins
 
 
 def _evened(units: Units, cuts: list[int]) -> list[int]:

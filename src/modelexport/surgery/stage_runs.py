@@ -55,9 +55,9 @@ def run_chain(
             raise InputsError(f"{part.file} of {folder} needs {', '.join(missing)}: give all inputs of the model")
         runs = opened(Path(folder, part.file))
         taken = [*part.inputs, *(value.name for value in runs.get_overridable_initializers())]
-        made = run_session(runs, {name: values[name] for name in taken if name in values})
-        values |= made
-        outputs |= made
+        results = run_session(runs, {name: values[name] for name in taken if name in values})
+        values |= results
+        outputs |= results
     return outputs
 
 
@@ -74,7 +74,7 @@ def verify_stages(folder: str | Path, whole: Source, *, provider: str = CPU, see
     session = open_session(tagged.path, provider=provider)
     inputs = make_random_inputs(tagged.model, session, seed=seed)
     expected = run_session(session, inputs)
-    made = run_chain(folder, inputs, opened=lambda path: open_session(path, provider=provider)) | inputs
-    if missing := [name for name in expected if name not in made]:
+    results = run_chain(folder, inputs, opened=lambda path: open_session(path, provider=provider)) | inputs
+    if missing := [name for name in expected if name not in results]:
         raise UsageError(f"{folder} does not return {', '.join(missing)}: it was not made from {tagged.path}")
-    return [compare_arrays(name, array, made[name]) for name, array in expected.items()]
+    return [compare_arrays(name, array, results[name]) for name, array in expected.items()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,9 +11,10 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Owner
 from modelexport.errors import UsageError
+from modelexport.graph.copies import copy_of, value_like
 from modelexport.graph.hidden_weights import detach_tensors
-from modelexport.graph.node_owners import OWNER, owner_of
-from modelexport.graph.nodes import required_inputs, values_taken
+from modelexport.graph.node_owners import owner_of, set_owner
+from modelexport.graph.nodes import nested_graphs, required_inputs, values_taken
 from modelexport.graph.parameter_plans import parameter_plan, record_plan
 from modelexport.graph.properties import put_texts
 from modelexport.surgery.edited_calls import EditedCalls
@@ -32,29 +32,27 @@ class CustomOperator:
     """With a function of the same name whose body is the old module, for runtimes without a kernel."""
     inputs: Sequence[str] = ()
     """Names of the node's inputs, instead of the default: arguments, values, ``state_dict`` keys."""
-    _bodies: list[tuple[ir.Function, str]] = field(default_factory=list)
+    _bodies: list[tuple[ir.Function, bytes]] = field(default_factory=list)
 
     @property
     def name(self) -> str:
         return f"{self.domain}:{self.op_type}" if self.domain else self.op_type
 
     def build(self, site: Site, edited: EditedCalls, used: Iterable[ModuleCall]) -> Parts:
-        interface = site.interface
-        attributes = [_attribute(name, value) for name, value in self.attributes.items()]
+        interface, functions = site.interface, list[ir.Function]()
         if not self.keep_body:
             inputs = self._chosen(site) if self.inputs else [*interface.inputs, *site.weights]
-            node = ir.Node(self.domain, self.op_type, inputs, attributes, num_outputs=len(interface.outputs))
             edited.remove_inside(site.call, used)
-            return Parts([node], list(node.outputs), opsets={self.domain: 1})
-        if self.inputs:
+        elif self.inputs:
             raise UsageError(
                 "an operator with the old module as its body has the inputs of the module: leave out --input"
             )
-        weights, new = self._body(site)
-        node = ir.Node(
-            self.domain, self.op_type, [*interface.inputs, *weights], attributes, num_outputs=len(interface.outputs)
-        )
-        return Parts([node], list(node.outputs), functions=new, opsets={self.domain: 1})
+        else:
+            weights, functions = self._body(site)
+            inputs = [*interface.inputs, *weights]
+        attributes = [_attribute(name, value) for name, value in self.attributes.items()]
+        node = ir.Node(self.domain, self.op_type, inputs, attributes, num_outputs=len(interface.outputs))
+        return Parts([node], list(node.outputs), functions=functions, opsets={self.domain: 1})
 
     def _chosen(self, site: Site) -> list[ir.Value]:
         offered = site.interface.offered()
@@ -73,12 +71,12 @@ class CustomOperator:
         inside = {name: value for name, value in graph.initializers.items() if not _is_input(value)}
         outside = [value for name, value in graph.initializers.items() if name not in inside]
         for value in inside.values():
-            node = ir.Node("", "Constant", [], [ir.AttrTensor("value", _loaded(value))], outputs=None, name=value.name)
-            node.outputs[0].name, node.outputs[0].type = value.name, value.type
-            node.outputs[0].shape = value.shape
-            user = next(iter(value.uses())).node
-            node.meta.update(user.meta)
-            ir.convenience.replace_all_uses_with(value, node.outputs[0])
+            assert value.const_value is not None
+            tensor = ir.Tensor(value.const_value.numpy().copy(), dtype=value.const_value.dtype, name=value.name)
+            constant, output = [ir.AttrTensor("value", tensor)], value_like(value)
+            node = ir.Node("", "Constant", [], constant, outputs=[output], name=value.name)
+            node.meta.update(next(iter(value.uses())).node.meta)
+            ir.convenience.replace_all_uses_with(value, output)
         nodes = _depth_first(graph.outputs)
         used = {value: index for index, value in enumerate(v for node in nodes for v in values_taken(node))}
         outside.sort(key=lambda value: used.get(value, len(used)))
@@ -95,17 +93,18 @@ class CustomOperator:
         declared = [ir.Attr(name, _attribute(name, value).type, None) for name, value in self.attributes.items()]
         function = ir.Function(self.domain, self.op_type, graph=body, attributes=declared)
         weights = [by_name[value.name] for value in outside]
-        text = _canonical(function)
-        for known, same in self._bodies:
-            if same != text:
+        content = _canonical(function)
+        for known, content_of_known in self._bodies:
+            if content_of_known != content:
                 raise UsageError(
                     f"'{site.call}' computes something else than the other calls that {self.name} replaces, but one "
                     "operator has one body: replace them by operators of different names"
                 )
-            for mine, other in zip(known, function, strict=True):
-                _add_owners(mine, other)
+            for mine, other in zip(known, function, strict=True):  # a node of a shared body belongs to all calls
+                if (owner := owner_of(mine)) is not None and (more := owner_of(other)) is not None:
+                    set_owner(mine, Owner(tuple(dict.fromkeys([*owner.calls, *more.calls])), owner.evidence))
             return weights, []
-        self._bodies.append((function, text))
+        self._bodies.append((function, content))
         return weights, [function]
 
 
@@ -124,59 +123,38 @@ def _is_input(value: ir.Value) -> bool:
     return parameter_plan(value) is not None or tensor is None or tensor.nbytes > 1024
 
 
-def _loaded(value: ir.Value) -> ir.TensorProtocol:
-    assert value.const_value is not None
-    return ir.Tensor(value.const_value.numpy().copy(), dtype=value.const_value.dtype, name=value.name)
-
-
 def _depth_first(outputs: Iterable[ir.Value]) -> list[ir.Node]:
     """The nodes that values depend on, in an order that follows only from their connections."""
-    found: dict[ir.Node, None] = {}
+    ordered: dict[ir.Node, None] = {}
     pending = [producer for value in reversed(list(outputs)) if (producer := value.producer()) is not None]
     while pending:
         node = pending[-1]
-        before = [p for v in values_taken(node) if (p := v.producer()) is not None and p not in found]
-        if before and node not in found:
+        before = [p for v in values_taken(node) if (p := v.producer()) is not None and p not in ordered]
+        if before and node not in ordered:
             pending.extend(reversed(before))
             continue
-        found[pending.pop()] = None
-    return list(found)
+        ordered[pending.pop()] = None
+    return list(ordered)
 
 
-def _canonical(function: ir.Function) -> str:
-    """The computation of a function as text, without the names of its values and nodes."""
-    names: dict[ir.Value, str] = {}
-    lines: list[str] = []
-    for value in function.inputs:
-        names[value] = str(len(names))
-    _describe(function, names, lines)
-    return "\n".join([*lines, ",".join(names[value] for value in function.outputs)])
-
-
-def _describe(graph: Iterable[ir.Node], names: dict[ir.Value, str], lines: list[str]) -> None:
-    for node in graph:
-        proto = [
-            ir.serde.serialize_attribute(attribute).SerializeToString(deterministic=True).hex()
-            for _, attribute in sorted(node.attributes.items())
-            if attribute.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS, ir.AttributeType.TENSOR)
-        ]
-        for _, attribute in sorted(node.attributes.items()):
-            if attribute.type is ir.AttributeType.TENSOR:
+def _canonical(function: ir.Function) -> bytes:
+    """The computation of a function, without the names of its values and nodes and what is known about them."""
+    copied = copy_of(function)
+    values = list(copied.inputs)
+    for node in copied.all_nodes():
+        node.name = node.doc_string = None
+        put_texts(node, {}, only=True)
+        for name, attribute in list(node.attributes.items()):
+            if attribute.type is ir.AttributeType.TENSOR and not attribute.is_ref():
                 tensor = attribute.as_tensor()
-                proto.append(f"{tensor.dtype}{tensor.shape}{tensor.tobytes().hex()}")
-            elif attribute.type is ir.AttributeType.GRAPH:
-                inner = attribute.as_graph()
-                names.update((value, str(len(names))) for value in inner.inputs)
-                _describe(inner, names, lines)
-        names.update((value, f"{len(names) + index}") for index, value in enumerate(node.outputs))
-        taken = ["" if value is None else names.get(value, value.name or "") for value in node.inputs]
-        lines.append(json.dumps([node.domain, node.op_type, taken, proto]))
-
-
-def _add_owners(node: ir.Node, other: ir.Node) -> None:
-    """Add the owners of another call's node: a node of a shared body belongs to all calls."""
-    mine, more = owner_of(node), owner_of(other)
-    if mine is None or more is None:
-        return
-    calls = tuple(dict.fromkeys([*mine.calls, *more.calls]))
-    node.meta[OWNER] = Owner(calls, mine.evidence)
+                node.attributes[name] = ir.AttrTensor(name, ir.Tensor(tensor.numpy(), dtype=tensor.dtype))
+        for graph in nested_graphs(node):
+            graph.name = ""
+            values += graph.inputs
+        values += node.outputs
+    for number, value in enumerate(values):
+        value.name = value.name and str(number)
+        value.type = value.shape = None
+        put_texts(value, {}, only=True)
+    content: bytes = ir.serde.serialize_function(copied).SerializeToString(deterministic=True)
+    return content

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +24,7 @@ from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, may_be, nodes_behind
 from modelexport.graph.parameter_plans import listed_entries, parameter_plan, record_plan
 from modelexport.graph.properties import is_tagged
-from modelexport.surgery.call_interfaces import Interface, Wanted, match_names, spellings
+from modelexport.surgery.call_interfaces import Interface, match_names, spellings
 from modelexport.surgery.edited_calls import EditedCalls
 from modelexport.surgery.grafted_modules import Graft, graft_calls, joined
 from modelexport.surgery.substitutes.substitute import Parts, Site
@@ -91,7 +92,7 @@ class FromModel:
         offered = interface.offered()
         offered |= {other: value for name, value in offered.items() for other in spellings(name)[1:]}
         taken = required if len(required) == len(interface.inputs) else used
-        wanted = [Wanted(value.name or "", also.get(value.name or "", ())) for value in taken]
+        wanted = {value.name or "": also.get(value.name or "", ()) for value in taken}
         by_name = match_names(wanted, offered, self.mapping, interface.elsewhere, interface.inputs)
         missing = [value.name or "" for value in used if value.name not in by_name]
         if folded := [name for name in missing if {name, *also.get(name, ())}.intersection(interface.missing)]:
@@ -122,22 +123,21 @@ class FromModel:
         if len(returned) == len(graph.outputs):
             offered = dict(zip(returned, graph.outputs, strict=True)) | offered
         given = {whole: name for name, whole in self.mapping.items() if name in offered}
-        wanted = []
+        wanted: dict[str, Sequence[str]] = {}
         for value in interface.outputs:
             name, returned_as = value.name or "", interface.results.get(value)
-            wanted.append(Wanted(name, spellings(returned_as) if returned_as is not None else ()))
+            wanted[name] = spellings(returned_as) if returned_as is not None else ()
             if returned_as in given:
                 given[name] = given[returned_as]
-        if unknown := [whole for whole in given if whole not in {each for w in wanted for each in (w.name, *w.also)}]:
+        if unknown := [whole for whole in given if whole not in {*wanted, *chain(*wanted.values())}]:
             raise UsageError(
-                f"'{interface.call}' has no output '{unknown[0]}' that is used: it has "
-                f"{', '.join(each.name for each in wanted)}"
+                f"'{interface.call}' has no output '{unknown[0]}' that is used: it has {', '.join(wanted)}"
             )
         by_name = match_names(wanted, offered, given, {}, list(graph.outputs))
-        if missing := [each.name for each in wanted if each.name not in by_name]:
+        if missing := [name for name in wanted if name not in by_name]:
             raise UsageError(
                 f"{self.path} has the outputs {', '.join(value.name or '' for value in graph.outputs)}, and "
-                f"'{interface.call}' has {', '.join(each.name for each in wanted)}: map {missing[0]} with "
+                f"'{interface.call}' has {', '.join(wanted)}: map {missing[0]} with "
                 f"--map {graph.outputs[0].name}={missing[0]}"
             )
         results = [by_name[value.name or ""] for value in interface.outputs]
