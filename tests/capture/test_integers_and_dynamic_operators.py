@@ -41,6 +41,7 @@ def assert_right(function: Callable[[torch.Tensor], Any], tmp_path: Path) -> onn
 def test_operators_without_kernels_compute_in_wider_integers(tmp_path: Path) -> None:
     def function(x: torch.Tensor) -> Any:
         short, byte, some = x.to(I16), x.to(U8), x > 1
+        columns = torch.zeros(x.shape[0], 2, dtype=torch.long)
         return (
             *(torch.where(some, short, short.flip(1)), short.masked_fill(some, 3), torch.maximum(short, short * 2)),
             *(short.amax(1), short**2, short.triu(), nn.functional.pad(short, (1, 2), value=7), short.clamp(-2, 2)),
@@ -48,6 +49,8 @@ def test_operators_without_kernels_compute_in_wider_integers(tmp_path: Path) -> 
             *(-byte, byte**3, byte.relu(), byte.tril(), byte @ byte.T),  # these wrap
             *(some + some.flip(1), torch.where(some, some.flip(1), some), some.masked_fill(x > 3, True)),
             *(some.sort(dim=1, stable=True), x.cumprod(1), (x * 0.5).cumprod(0)),
+            *(x.floor(), byte.ceil(), short.round(), x.trunc()),
+            *(x.scatter(1, columns, x * 2), x.scatter_add(1, columns, x * 3)),  # the source has more elements
         )
 
     file = assert_right(function, tmp_path)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import interpolate, scaled_dot_product_attention
+from torch.nn.functional import affine_grid, interpolate, one_hot, scaled_dot_product_attention
 
 from modelexport import export, verify
 
@@ -36,6 +36,14 @@ FUNCTIONS: dict[str, Function] = {
     "rounded up": lambda x: x + torch.ones(math.ceil(x.shape[1] / 3)).sum(),
     "quotient of a negative number": lambda x: x[:, : -(-x.shape[1] // 4)] + (5 - x.shape[1]) // 2,
     "evenly spaced": lambda x: x + torch.linspace(0.5, x.shape[2] - 0.5, x.shape[2]),
+    "windows": lambda x: x * (torch.hann_window(x.shape[2]) + torch.bartlett_window(x.shape[2], periodic=False)),
+    "other windows": lambda x: x * (torch.hamming_window(x.shape[2]) + torch.blackman_window(x.shape[2])),
+    "classes": lambda x: one_hot(torch.arange(x.shape[2]) // 2, x.shape[2]).float() @ x.transpose(1, 2),
+    "kron": lambda x: torch.kron(x[0], x[:2, 0]),
+    "vander": lambda x: torch.vander(x[0, 0]).clamp(-1, 1) + torch.vander(x[0, 0], 1, increasing=True),
+    "grid": lambda x: affine_grid(x[:, :2, :3], (x.shape[0], 1, *x.shape[1:]), align_corners=False),
+    "divmod": lambda x: x * sum(divmod(x.shape[1], 4)),
+    "rounded to even": lambda x: x[:, : round(x.shape[1] / 4)] * (x.shape[0] - round(x.shape[1] * 0.5)),
     "whole product": lambda x: interpolate(x, scale_factor=0.7, recompute_scale_factor=True),
     "scale": lambda x: interpolate(x, scale_factor=2.3, mode="linear"),
 }
@@ -50,6 +58,11 @@ BY_TRACE = (
     "attention of three axes",
     "quotient of a negative number",
     "evenly spaced",
+    "windows",
+    "other windows",
+    "classes",
+    "kron",
+    "divmod",
     "whole product",
 )
 

@@ -10,9 +10,10 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from onnx import numpy_helper
 from torch import nn
 
-from modelexport import export, retag, verify
+from modelexport import export, quantize, retag, verify
 from modelexport.verify.verify_report import VerifyReport
 
 
@@ -157,3 +158,23 @@ def test_what_follows_proves_nothing_if_something_else_that_follows_is_wrong(
     onnx.save(file, tmp_path / "wrong.onnx")
     report = verify(model, inputs, tmp_path / "wrong.onnx")
     assert [one.address for one in report.calls if one.status == "differ"] == [call]
+
+
+def test_a_call_that_quantizes_is_off_by_its_own_error_and_not_that_of_the_call_before(tmp_path: Path) -> None:
+    """What rounds a value has the owner of the value; the error shows in the product, and so does a fault there."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4)).eval()
+    inputs = {"input": torch.randn(3, 8)}
+    export(model, inputs, tmp_path / "x.onnx", check=False)
+    quantize(tmp_path / "x.onnx", output=tmp_path / "q.onnx", to="int8-dynamic")
+    sound = verify(model, inputs, tmp_path / "q.onnx")
+    file = onnx.load(tmp_path / "q.onnx")
+    scale = [one for one in file.graph.initializer if one.name.endswith("weight_scale")][1]
+    scale.CopyFrom(numpy_helper.from_array(-numpy_helper.to_array(scale), scale.name))
+    onnx.save(file, tmp_path / "wrong.onnx")
+    wrong = verify(model, inputs, tmp_path / "wrong.onnx")
+    before, after = (
+        {one.address: one.reason for one in report.calls if one.status == "differ"} for report in (sound, wrong)
+    )
+    assert before.keys() == after.keys() == {"0", "2", "4"}
+    assert [address for address in before if before[address] != after[address]] == ["2"]

@@ -38,6 +38,7 @@ class Mixed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.fourier, self.norm = Fourier(), nn.RMSNorm(8)
+        self.table = nn.Parameter(torch.randn(1, 3, 4, 4))
         self.gate, self.scale = nn.Parameter(torch.tensor(0.7)), nn.Parameter(torch.tensor(0.3))
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -51,6 +52,8 @@ class Mixed(nn.Module):
             functional.scaled_dot_product_attention(x, x, x),
             functional.interpolate(x, scale_factor=0.7, mode="bilinear"),
             functional.interpolate(x, scale_factor=1.7, mode="bilinear", align_corners=True),
+            torch.logcumsumexp(x.masked_fill(x[:, :, :1] > 0, -torch.inf), 1),
+            functional.interpolate(self.table, size=(7, 5), mode="bicubic"),
             functional.conv1d(x.mean(2)[1:], torch.ones(4, 3, 3)).sum(0),
         )
 

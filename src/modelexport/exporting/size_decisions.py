@@ -313,13 +313,15 @@ def _tried(candidates: Sequence[Mapping[str, int]], run: Run) -> Tried | None:
             continue
         results.append(found)
         agreeing = sum(one.status in ("agree", "tie") for one in results)
-        if found.status == "differ" or agreeing == _AGREEING or len(results) == _RUNS:
+        most = _RUNS if agreeing or found.status != "not compared" else _REFUSED
+        if found.status == "differ" or agreeing == _AGREEING or len(results) >= most:
             break
     return max(results, key=lambda one: ("not compared", "tie", "agree", "differ").index(one.status), default=None)
 
 
-_LOOKED_AT, _RUNS, _AGREEING = 24, 4, 2
-"""How many sizes on the other side of a condition are looked at, run, and have to agree before it is dropped."""
+_LOOKED_AT, _RUNS, _REFUSED, _AGREEING = 24, 4, 12, 2
+"""How many sizes on the other side of a condition are looked at, run, run if the model refuses all of them, and have to
+agree before it is dropped."""
 
 
 def _against_most(

@@ -157,7 +157,8 @@ def _near(conditions: Collection[SizeCondition], sizes: Sizes, symbol: str, hold
     """Sizes in which an axis has another size, one for which conditions hold or not: above, below, far away in turn."""
     size, values = sizes[symbol], _values(" ".join(item.formula for item in conditions), sizes[symbol])
     held = values[_all_hold(conditions, {**sizes, symbol: values}, len(values)) == holds]
-    above, below, far = held[held > size][:_NEAREST], held[held < size][::-1][:_NEAREST], held[held > 2 * size][:1]
+    above, below = held[held > size][:_NEAREST], held[held < size][::-1][:_NEAREST]
+    far = [*held[held > 2 * size][:1], *np.intersect1d(held, [4 * size, 3 * size])]
     chosen = (item for row in itertools.zip_longest(above, below, far) for item in row if item is not None)
     return [{**sizes, symbol: int(item)} for item in dict.fromkeys(chosen)]
 
@@ -278,15 +279,15 @@ class _OfArrays(ast.NodeTransformer):
             raise TypeError(f"formulas do not have {ast.dump(node)}")
         return ast.Call(ast.Name(name, ast.Load()), [self.visit(argument) for argument in node.args], [])
 
+    def visit_BinOp(self, node: ast.BinOp) -> Any:
+        left, right = self.visit(node.left), self.visit(node.right)
+        if isinstance(node.op, ast.Pow):  # whole numbers would overflow, or have any number of digits
+            return ast.Call(ast.Name("pow", ast.Load()), [left, right], [])
+        return ast.BinOp(left, node.op, right)
+
     def generic_visit(self, node: ast.AST) -> Any:
-        match node:
-            case ast.Constant():
-                is_known = isinstance(node.value, int | float)
-            case ast.BinOp(op=ast.Pow()):
-                is_known = isinstance(node.right, ast.Constant) and node.right.value in range(_HIGHEST_POWER + 1)
-            case _:
-                is_known = isinstance(node, _PARTS)
-        if not is_known:
+        is_number = isinstance(node, ast.Constant) and isinstance(node.value, int | float)
+        if not is_number and not isinstance(node, _PARTS):
             raise TypeError(f"formulas do not have {ast.dump(node)}")
         return super().generic_visit(node)
 
@@ -295,12 +296,11 @@ def _joined(op: ast.operator, terms: Iterable[ast.expr]) -> ast.expr:
     return reduce(lambda first, second: ast.BinOp(first, op, second), terms)
 
 
-_PARTS = (ast.Expression, ast.Name, ast.Load, ast.BinOp, ast.operator)
-_HIGHEST_POWER = 8
+_PARTS = (ast.Expression, ast.Name, ast.Load, ast.operator)
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "min": lambda *terms: reduce(np.minimum, terms), "max": lambda *terms: reduce(np.maximum, terms), "abs": np.abs,
     "float": np.asarray, "int": np.trunc, "ceil": np.ceil, "floor": np.floor, "trunc": np.trunc, "sqrt": np.sqrt,
-    "round": np.round,
+    "round": np.round, "pow": np.float_power,
 }  # fmt: skip
 _KNOWN = {"__builtins__": {}, **_FUNCTIONS}
 

@@ -125,4 +125,4 @@ def is_floating(array: Any) -> bool:
 def _largest(right: Any, actual: Any) -> float | None:
     first, second = right.astype(np.float64), actual.astype(np.float64)
     both = (np.abs(first) < INFINITE) & (np.abs(second) < INFINITE)
-    return float(np.max(np.abs(first - second), where=both, initial=0.0)) if both.any() else None
+    return float(np.max(np.abs(first[both] - second[both]))) if both.any() else None

@@ -17,6 +17,7 @@ from modelexport.graph.node_owners import owner_of
 from modelexport.runtime.single_nodes import NoKernelError, run_node
 from modelexport.traces.numpy_kernels import KERNELS
 from modelexport.traces.tolerances import INFINITE, UNITS
+from modelexport.weights.recorded_transforms import widen_attributes
 
 _FEW = 8
 """How many units of roundoff a kernel of a runtime is off by."""
@@ -204,12 +205,7 @@ class NodeComputation:
             made = kernel(proto, nothing, schema)
         except TypeError:  # some constructors do not take a schema
             made = kernel(proto, nothing)
-        for name, number in [*vars(made).items()]:
-            numbers = np.array(number) if isinstance(number, list | np.float32) else np.array(0)
-            if numbers.dtype == np.float32:  # among themselves, these would be computed in float32
-                numbers = numbers.astype(np.float64)
-                numbers = nudge(numbers, self._nudge, _generator()) if self._nudge else numbers
-                setattr(made, name, numbers.tolist())
+        widen_attributes(made, lambda numbers: nudge(numbers, self._nudge, _generator()) if self._nudge else numbers)
         return made.run  # type: ignore[no-any-return]
 
     def _nudged_result(self, array: Any) -> Any:

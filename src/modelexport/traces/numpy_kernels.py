@@ -78,6 +78,13 @@ class RNN(_WithLengths, RNN_14):  # type: ignore[misc]
         return super().choose_act(name, alpha, beta)  # type: ignore[no-untyped-call]
 
 
+class ReduceLogSumExp(OpRun):
+    def _run(self, x: Any, axes: Any = None, keepdims: int = 1, noop_with_empty_axes: int = 0) -> tuple[Any, ...]:
+        along: Any = () if noop_with_empty_axes else None
+        along = along if axes is None or not len(axes) else tuple(axes)
+        return (np.logaddexp.reduce(x, along, None, None, bool(keepdims)),)  # type: ignore[call-overload]
+
+
 class GlobalLpPool(OpRun):
     def _run(self, x: Any, p: int = 2) -> tuple[Any, ...]:
         axes = tuple(range(2, x.ndim))
@@ -313,11 +320,8 @@ class _Windows:
         ceil: bool = False,
     ) -> None:
         n = len(sizes)
-        self._kernel, self._strides, self._dilations = (
-            list(kernel),
-            list(strides or [1] * n),
-            list(dilations or [1] * n),
-        )
+        self._kernel = list(kernel)
+        self._strides, self._dilations = list(strides or [1] * n), list(dilations or [1] * n)
         spans = [(k - 1) * apart + 1 for k, apart in zip(self._kernel, self._dilations, strict=True)]
         if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
             steps = zip(sizes, spans, self._strides, strict=True)
@@ -359,13 +363,8 @@ class _Windows:
     def __iter__(self) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
         for offset in product(*map(range, self._kernel)):
             starts = [k * apart for k, apart in zip(offset, self._dilations, strict=True)]
-            yield (
-                offset,
-                tuple(
-                    slice(start, start + (size - 1) * step + 1, step)
-                    for start, size, step in zip(starts, self.sizes, self._strides, strict=True)
-                ),
-            )
+            seen = zip(starts, self.sizes, self._strides, strict=True)
+            yield offset, tuple(slice(start, start + (size - 1) * step + 1, step) for start, size, step in seen)
 
 
 def erf(x: Any) -> Any:
@@ -388,8 +387,8 @@ KERNELS = {
     for one in (
         AveragePool, BatchNormalization, Conv, ConvTranspose, CumSum, Erf, GatherElements, GatherND, Gelu,
         GlobalLpPool, GlobalMaxPool, GroupNormalization, GRU, HardSwish, LogSoftmax, LpPool, LRN, LSTM, MaxPool,
-        MeanVarianceNormalization, Mish, Resize, RNN, ScatterElements, ScatterND, Softmax, SoftmaxCrossEntropyLoss,
-        Softplus,
+        MeanVarianceNormalization, Mish, ReduceLogSumExp, Resize, RNN, ScatterElements, ScatterND, Softmax,
+        SoftmaxCrossEntropyLoss, Softplus,
     )
 }  # fmt: skip
 """The kernels of this file by the names of their operators, in the standard domain."""

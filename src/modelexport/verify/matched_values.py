@@ -18,7 +18,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import READ_SIZES_ONLY, all_nodes, nested_graphs
 from modelexport.tagged.file import TaggedFile
-from modelexport.traces.file_trace import FileTrace
+from modelexport.traces.file_trace import MOVES, FileTrace
 from modelexport.traces.tolerances import AGREE, IN_ITS_TYPES, MOST_NOISE, TIMES_NOISE
 from modelexport.traces.trace import Content, SeenTensor, Trace
 
@@ -84,6 +84,17 @@ class Matches:
         if not prints or prints[-1].size != its.size or not its.norm:
             return float("inf")
         return prints[-1].distance(its) / its.norm
+
+    @cached_property
+    def computing(self) -> Mapping[Content, list[ir.Node]]:
+        """The contents to the nodes that compute them, and do not merely move them."""
+        found: dict[Content, list[ir.Node]] = {}
+        for value, contents in self.same.items():
+            node = value.producer()
+            if node is not None and node.op_type not in (*MOVES, "Cast"):
+                for content in contents:
+                    found.setdefault(content, []).append(node)
+        return found
 
     def is_equal(self, value: ir.Value, tensor: SeenTensor) -> bool:
         """Whether a value has the elements of a tensor, or is one that is zero but for rounding."""
@@ -194,7 +205,8 @@ class Matches:
     def first_suspect(self, value: ir.Value) -> ir.Node | None:
         """The first suspect node, in the order of the graph, that may make a value wrong; its own if there is none.
 
-        Values that were replaced are not followed: what is before them is not to blame.
+        Values that were replaced are not followed: what is before them is not to blame. Nor is what only rounds a value
+        to a few bits: it may have the owner of the value, and the error is that of the call which computes with it.
         """
         own = value.producer()
         found, pending, seen = [own] if own is not None else [], [value], {value}
@@ -204,11 +216,14 @@ class Matches:
                     continue
                 seen.add(before)
                 node = before.producer()
-                if node is not None and node in self.suspect:
+                if node is not None and node in self.suspect and node.op_type not in _ROUND:
                     found.append(node)
                 if node is None or node in self.suspect or nested_graphs(node):
                     pending.append(before)
         return min(found, key=lambda node: self.suspect.get(node, len(self.tagged.nodes)), default=None)
+
+
+_ROUND = frozenset(("QuantizeLinear", "DynamicQuantizeLinear", "DequantizeLinear"))
 
 
 def telling_outputs(truth: Trace, call: ModuleCall) -> list[SeenTensor]:

@@ -69,6 +69,9 @@ def _state(matches: Matches, node: ir.Node) -> tuple[OwnerState, str]:
             continue
         if wrong and _is_earlier(matches, value, owner.calls, contents):
             continue
+        others = (one for content in contents for one in matches.computing.get(content, ()) if one is not node)
+        if wrong and any(its is not None and not calls.isdisjoint(its.calls) for its in map(owner_of, others)):
+            continue  # another node is what PyTorch computes there, and this one happens to be equal
         if len(wrong) == len(owner.calls) or (wrong and owner.evidence is Evidence.EXACT):
             named = ", ".join(sorted(str(call) for call in calls)[:3])
             return "contradicted", f"PyTorch computes {value.name} in {named}, not in {wrong[0]}"

@@ -121,8 +121,9 @@ def find_pairs(
     for value, tensor in outputs:
         if value in kept:
             continue
-        known = value.producer() is None or tensor.content in matches.same.get(value, ())
-        if not known and not matches.is_equal(value, tensor) and not matches.is_random(value):
+        is_computed = value.producer() is not None
+        known = _fits(matches, value, tensor) and tensor.content in matches.same.get(value, ())
+        if is_computed and not known and not matches.is_equal(value, tensor) and not matches.is_random(value):
             pairs[value] = Wrong(value, tensor, tensor.place.call)
             taken.add(tensor.content)
     missing: dict[ModuleCall, list[SeenTensor]] = {}

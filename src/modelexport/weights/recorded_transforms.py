@@ -5,7 +5,7 @@ The operators are run by onnx's reference implementation, which also folded them
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,7 +88,7 @@ def _run(step: TransformStep, inputs: Sequence[Any], *, wide: bool) -> tuple[Any
         name: ir.serde.serialize_tensor(ir.tensor(decode_tensor(value))) if isinstance(value, dict) else value
         for name, value in step.attributes.items()
     }
-    return run_operator(step.domain, step.op_type, step.version, inputs, attributes)
+    return run_operator(step.domain, step.op_type, step.version, inputs, attributes, wide=wide)
 
 
 def since_version(operator: ir.OperatorIdentifier, opsets: Mapping[str, int]) -> int | None:
@@ -113,14 +113,24 @@ def tensor_attributes(attributes: Mapping[str, ir.Attr]) -> dict[str, Any]:
 
 
 def run_operator(
-    domain: str, op_type: str, version: int, inputs: Sequence[Any], attributes: Mapping[str, Any]
+    domain: str, op_type: str, version: int, inputs: Sequence[Any], attributes: Mapping[str, Any], *, wide: bool = False
 ) -> tuple[Any, ...]:
     """The outputs of one operator; exceptions of the reference implementation are not caught."""
     import onnx.reference.ops  # slow to import, and rarely needed by readers of a file
 
     with np.errstate(all="ignore"):
-        results = onnx.reference.ops.load_op(domain, op_type, version).eval(*inputs, **attributes)
-    return results if isinstance(results, tuple) else (results,)
+        kernel = onnx.reference.ops.load_op(domain, op_type, version).create(len(inputs), **attributes)
+        if wide:
+            widen_attributes(kernel)
+        return tuple(kernel.run(*inputs))
+
+
+def widen_attributes(kernel: Any, change: Callable[[Any], Any] = lambda numbers: numbers) -> None:
+    """Make the attributes of a kernel float64: what a kernel computes of them alone would be in float32."""
+    for name, number in [*vars(kernel).items()]:
+        numbers = np.array(number) if isinstance(number, list | np.float32) else np.array(0)
+        if numbers.dtype == np.float32:
+            setattr(kernel, name, change(numbers.astype(np.float64)).tolist())
 
 
 def encode_tensor(array: np.ndarray) -> dict[str, Any]:

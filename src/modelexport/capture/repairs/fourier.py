@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -43,23 +42,6 @@ def windows_added(grad: Any, input_size: Any, dim: int, size: int, step: int) ->
     windows = grad.movedim((dim, -1), (0, 1)).flatten(0, 1)
     zeros = grad.new_zeros(input_size).movedim(dim, 0)
     return torch.index_put(zeros, (places.reshape(-1),), windows, accumulate=True).movedim(0, dim)
-
-
-def hamming_window(
-    window_length: int,
-    periodic: bool = True,
-    alpha: float = 0.54,
-    beta: float = 0.46,
-    *,
-    dtype: torch.dtype | None = None,
-    **options: Any,
-) -> Any:
-    """ONNX's has other coefficients, 25/46 and 21/46."""
-    dtype = dtype or torch.get_default_dtype()
-    if window_length == 1:
-        return torch.ones(1, dtype=dtype)
-    places = torch.arange(window_length, dtype=dtype)
-    return alpha - beta * torch.cos(places * (2 * math.pi / (window_length - (0 if periodic else 1))))
 
 
 def hide_sizes_of_transforms(model: ir.Model) -> Iterator[ir.Node]:

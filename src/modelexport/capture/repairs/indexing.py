@@ -101,3 +101,15 @@ def numbers_from(start: Any, end: Any, dtype: int = -1, **options: Any) -> Any:
     if dtype in (None, -1) and {type(start), type(end)} == {int, float}:
         dtype = ir.DataType.DOUBLE if torch.get_default_dtype() is torch.float64 else ir.DataType.FLOAT
     return aten_arange_start(start, end, dtype=-1 if dtype is None else dtype)
+
+
+def with_source_of_index(operator: Any) -> Callable[..., Any]:
+    """``scatter`` of a source that is larger than the index: ONNX's has one element for each index."""
+
+    def scattered(self: Any, dim: int, index: Any, src: Any) -> Any:
+        larger = [axis for axis in range(index.dim()) if str(src.shape[axis]) != str(index.shape[axis])]
+        for axis in larger:
+            src = src.narrow(axis, 0, index.shape[axis])
+        return operator(self, dim, index, src) if larger else NotImplemented
+
+    return scattered

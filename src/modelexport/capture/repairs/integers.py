@@ -39,6 +39,11 @@ def taken_from(self: Any, other: Any, alpha: Any = 1) -> Any:
     return torch.sub(torch.full((), other, dtype=dtype), self.to(dtype), alpha=alpha)
 
 
+def whole(self: Any) -> Any:
+    """``floor``, ``ceil``, ``round`` and ``trunc`` of integers, which ONNX does not have."""
+    return NotImplemented if self.is_floating_point() else self.clone()
+
+
 def without_negative(self: Any) -> Any:
     """``relu`` of integers: ONNX Runtime has no ``Relu`` of int64."""
     return NotImplemented if self.is_floating_point() else self.clamp(min=0)

@@ -117,16 +117,3 @@ def histogram(input: Any, bins: int = 100, min: float = 0, max: float = 0) -> An
     place = ((x - low) * bins / (high - low)).floor().clamp(max=bins - 1)
     place = torch.where((x < low) | (x > high), -1, place)
     return (place == torch.arange(bins, dtype=place.dtype).unsqueeze(-1)).to(x.dtype).sum(-1)
-
-
-def spaced(start: Any, end: Any, steps: Any, *, dtype: Any = None, **how: Any) -> Any:
-    """``torch.linspace`` of as many numbers as a size says, also of one; in float64, and rounded once.
-
-    ``torch.export`` fixes that size, and the TorchScript exporter divides by zero for one number.
-    """
-    kept = dtype or torch.get_default_dtype()
-    if not kept.is_floating_point or type(steps) is int:
-        return torch.linspace(start, end, steps, dtype=dtype, **how)
-    last = (steps - 1).clamp(min=1) if isinstance(steps, torch.Tensor) else torch.sym_max(steps - 1, 1)
-    numbers = torch.arange(steps, dtype=torch.float64, device=how.get("device"))
-    return (start + numbers * ((end - start) / last)).to(kept)

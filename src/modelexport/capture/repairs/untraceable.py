@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from modelexport.capture.patches import replaced
 from modelexport.capture.repairs import attention, quotients, special_functions
 from modelexport.capture.repairs.packed_sequences import packed_sequences, unless_packed
+from modelexport.capture.repairs.sized_tensors import SIZED
 
 
 @contextmanager
@@ -22,8 +24,13 @@ def values_not_read() -> Iterator[None]:
     Its distributions do so by default, in Python, and some functions in C++, as packed sequences do with lengths. No
     front end can follow either.
     """
-    unchecked = dict.fromkeys(("states", "cells"), unless_packed)
-    with replaced({"validation": lambda _: False, **unchecked}), _Rewritten({**_REWRITTEN, **packed_sequences()}):
+    names: dict[str, Callable[[Any], Any]] = {
+        **dict.fromkeys(("states", "cells"), unless_packed),
+        "validation": lambda _: False,
+        "quotients": lambda _: quotient_and_rest,
+        "rounding": lambda _: rounded,
+    }
+    with replaced(names), _Rewritten({**_REWRITTEN, **packed_sequences()}):
         yield
 
 
@@ -59,6 +66,19 @@ class _Rewritten(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         return self._functions.get(func, func)(*args, **(kwargs or {}))
+
+
+def quotient_and_rest(number: Any, other: Any) -> Any:
+    """``divmod``, which sizes of a capture do not have."""
+    return number // other, number % other
+
+
+def rounded(number: Any, digits: int | None = None) -> Any:
+    """``round`` of a number that is made of sizes, to the even one of two integers that are equally near."""
+    if digits is not None:
+        raise NotImplementedError("round(..., digits) of what is made of sizes: leave out the digits, or scale by hand")
+    above, below = math.floor(number + 0.5), math.ceil(number - 0.5)
+    return above - (above - below) * (above % 2)
 
 
 def covariance(input: Any, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Any:
@@ -106,7 +126,7 @@ _REWRITTEN: Mapping[Any, Callable[..., Any]] = {
     torch.Tensor.corrcoef: correlation,
     torch.combinations: combinations,
     torch.nn.functional.gaussian_nll_loss: gaussian_loss,
-    torch.linspace: special_functions.spaced,
+    **SIZED,
 }
 
 

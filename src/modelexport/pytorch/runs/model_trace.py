@@ -278,6 +278,8 @@ class _Operations(OperationMode):
         output = run(*self.inside(func, args), **kwargs)
         if self._wide and _is_of_integers(args, output):
             output = run(*tree_map(_as_float, args), **kwargs)
+        elif self._wide and _makes_numbers(func, args, kwargs, output):
+            output = run(*args, **{**kwargs, "dtype": torch.float64})
         elif self._wide and self._gives_bfloat16(func, args):
             args = tree_map(_by_element if torch.Tag.pointwise in func.tags else _exact, args)
             output = tree_map(_as_narrow, run(*args, **kwargs), output)
@@ -309,10 +311,6 @@ class _Operations(OperationMode):
 
         args = tuple(map(widened, names, args))
         kwargs = {name: widened(name, value) for name, value in kwargs.items()}
-        flat = tree_leaves(args)
-        makes = any(type(value) is float for value in flat) and not tensor_leaves(flat)
-        if makes and "dtype" in names and not kwargs.get("dtype"):
-            kwargs["dtype"] = torch.float64
         return args, kwargs
 
     def _wide_argument(self, value: Any) -> Any:
@@ -353,6 +351,14 @@ def _is_of_integers(args: Any, output: Any) -> bool:
     tensors = tensor_leaves(args)
     narrow = isinstance(output, torch.Tensor) and output.dtype is torch.get_default_dtype()
     return narrow and bool(tensors) and not any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors)
+
+
+def _makes_numbers(func: Any, args: Any, kwargs: Any, output: Any) -> bool:
+    """Whether a result of PyTorch's default type was made of numbers of Python, as in ``full`` and ``hann_window``."""
+    narrow = isinstance(output, torch.Tensor) and output.dtype is torch.get_default_dtype()
+    if not narrow or _draws(func) or tensor_leaves(args) or kwargs.get("dtype") or not hasattr(func, "_schema"):
+        return False
+    return any(one.name == "dtype" for one in func._schema.arguments)
 
 
 def _as_float(value: Any) -> Any:
