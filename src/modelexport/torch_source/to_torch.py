@@ -111,7 +111,7 @@ def torch_source(source: Source, *, dropout: Mapping[str, float] | None = None, 
     if any(value.dtype is None for node in tagged.model.graph.all_nodes() for value in node.outputs):
         passes.ShapeInferencePass()(tagged.model)
     entries = entries_as_nodes(tagged.model, tagged.calls, named=tagged.found is None)
-    put_attention_together(tagged.model, entries.values, exact=bool(dtype))
+    put_attention_together(tagged.model, entries.values, _returned(tagged), exact=bool(dtype))
     constants = constants_of(tagged.model, entries)
     layout = CallLayout(tagged, entries, constants, is_wide=bool(dtype))
     nodes = ModuleNodes(layout)
@@ -123,6 +123,13 @@ def torch_source(source: Source, *, dropout: Mapping[str, float] | None = None, 
         classes.classes[name] = f"def {name}():\n    return {root.constructor}\n"
     text = _file_text(tagged, classes, name)
     return TorchSource(text, name, _tensors(layout, nodes, classes, entries), layout.is_wide, tuple(entries.lost))
+
+
+def _returned(tagged: TaggedFile) -> set[str | None]:
+    """The names of values that some call returns as it got them."""
+    calls = tagged.hierarchy.calls if tagged.hierarchy is not None else []
+    pairs = [({given.value for given in call.inputs}, {made.value for made in call.outputs}) for call in calls]
+    return {name for given, made in pairs for name in given & made}
 
 
 def _dropped(tagged: TaggedFile, dropout: Mapping[str, float]) -> dict[str, float]:
