@@ -134,10 +134,7 @@ def _insert_steps(
 ) -> None:
     """Compute an initializer from its entries in each call that uses it, or in the call inside it that was folded."""
     results: dict[Any, ir.Value] = {}
-    uses = [(use.node, use.idx) for use in value.uses()]
-    graphs = {node.graph for node, _ in uses if node.graph is not None}
-    order = {node: number for graph in graphs for number, node in enumerate(graph)}
-    for node, index in sorted(uses, key=lambda use: order[use[0]]):
+    for node, index in [(use.node, use.idx) for use in value.uses()]:
         owner = owner_of(node)
         place = node.graph, owner.call if owner is not None else None
         if place not in results:
@@ -150,7 +147,7 @@ def _insert_steps(
                     entries.given |= {(each, folded.call) for each in constants}
                 set_owner(step, owner if folded is None or step.op_type == "Constant" else folded)
             assert isinstance(node.graph, ir.Graph)
-            node.graph.insert_before(node, nodes)
+            node.graph.insert_before(node.graph[0], nodes)
             results[place] = nodes[-1].outputs[0]
         node.replace_input_with(index, results[place])
 

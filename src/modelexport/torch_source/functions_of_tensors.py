@@ -139,12 +139,6 @@ def space_to_depth(x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
     return result if mode == "CRD" else result.unflatten(1, (-1, blocksize**2)).transpose(1, 2).flatten(1, 2)
 
 
-def insert(sequence: list[Tensor], x: Tensor, place: Any = None) -> list[Tensor]:
-    """A sequence with a tensor before a place, or at the end."""
-    place = len(sequence) if place is None else place
-    return [*sequence[:place], x, *sequence[place:]]
-
-
 def discrete_fourier(
     x: Tensor, dft_length: Any = None, axis: Any = None, *, inverse: int = 0, onesided: int = 0
 ) -> Tensor:

@@ -62,6 +62,9 @@ class ModuleClasses:
         self._equal: dict[tuple[str, str], tuple[str, list[str]]] = {}
         self._built: dict[str, Built] = {}
         self._parameters: dict[str, Collection[str]] = {}
+        sidecar = layout.tagged.hierarchy
+        self._counts = {module.path: module.parameters for module in sidecar.modules} if sidecar is not None else {}
+        self._shared = {first: names for first, names in layout.entries.names.items() if len(names) > 1}
         self._taken = {*FUNCTIONS, *_OF_THE_FILE}
         self.ties = self._ties()
 
@@ -113,9 +116,9 @@ class ModuleClasses:
 
     # Entries and constants
 
-    def _torch_type(self, dtype: str, *, default: str = "float32") -> str:
+    def _torch_type(self, dtype: str) -> str:
         name = self.layout.type_name(parse_dtype(dtype))
-        return "" if name == default else f", dtype=torch.{name}"
+        return "" if name == "float32" else f", dtype=torch.{name}"
 
     def _zeros(self, entry: StateDictEntry) -> str:
         return f"torch.zeros({tuple(entry.shape)}{self._torch_type(entry.dtype)})"
@@ -128,12 +131,10 @@ class ModuleClasses:
     def _parameters_of(self, node: ModuleNode) -> Collection[str]:
         """The entries that are parameters: of a floating-point type, and among the sidecar's count of these."""
         floating = {key: math.prod(entry.shape) for key, entry in node.entries.items() if _is_floating(entry)}
-        sidecar = self.layout.tagged.hierarchy
-        counts = {module.path: module.parameters for module in sidecar.modules} if sidecar is not None else {}
-        if node.path not in counts:
+        if node.path not in self._counts or not floating:
             return floating
-        inside = sum(counts.get(child.path, 0) for child in node.children.values() if child.alias_of is None)
-        own = counts[node.path] - inside + self._counted_twice(node)
+        inside = sum(self._counts.get(child.path, 0) for child in node.children.values() if child.alias_of is None)
+        own = self._counts[node.path] - inside + self._counted_twice(node)
         for size in range(len(floating), -1, -1) if len(floating) < 12 else (len(floating),):
             for chosen in itertools.combinations(floating, size):
                 if sum(floating[key] for key in chosen) == own:
@@ -143,7 +144,7 @@ class ModuleClasses:
     def _counted_twice(self, node: ModuleNode) -> int:
         """Elements of tensors that several modules of a module have."""
         total = 0
-        for first, names in self.layout.entries.names.items():
+        for first, names in self._shared.items():
             holders = {child.path for child in node.children.values() for name in names if is_below(name, child.path)}
             total += math.prod(self.layout.entries.shapes[first].shape) * max(len(holders) - 1, 0)
         return total
@@ -152,7 +153,7 @@ class ModuleClasses:
         """Second names of tensors and modules with the first, by the path of the module that gives them."""
         found: dict[str, list[tuple[str, str]]] = {}
         pairs = [(node.path, node.alias_of) for node in self.nodes.by_path.values() if node.alias_of is not None]
-        for names in self.layout.entries.names.values():
+        for names in self._shared.values():
             kept = [name for name in names if self.has(name)]
             pairs += [(other, kept[0]) for other in kept[1:]]
         for name, first in pairs:
@@ -166,14 +167,10 @@ class ModuleClasses:
 
     def _common(self, name: str, first: str) -> str:
         """The path of the innermost module with code of its own that two names are inside."""
-        common: list[str] = []
-        for a, b in zip(name.split(".")[:-1], first.split(".")[:-1], strict=False):
-            if a != b:
-                break
-            common.append(a)
-        while common and not self.nodes.by_path[".".join(common)].calls:
-            common.pop()
-        return ".".join(common)
+        path = name.rpartition(".")[0]
+        while path and not (is_below(first, path) and self.nodes.by_path[path].calls):
+            path = path.rpartition(".")[0]
+        return path
 
     def _tied(self, start: str, name: str, first: str) -> str:
         """The statement in the code of a module that gives what has the first name the other one."""
@@ -263,35 +260,28 @@ class ModuleClasses:
             lines.append(f"{ast.unparse(self.nodes.attribute('', caller))}.{ELSEWHERE} = [{targets}]")
         return lines
 
+    def _dropped(self, node: ModuleNode, body: list[str]) -> list[str]:
+        if node.path not in self.dropout:
+            return body
+        result = body[-1].removeprefix("return ")
+        return [*body[:-1], f"return F.dropout({result}, {self.dropout[node.path]!r}, self.training)"]
+
     def _class_text(self, name: str, head: list[str], forwards: list[ForwardText], node: ModuleNode) -> str:
-        dropped = self.dropout.get(node.path)
-        lines = [f"class {name}(nn.Module):"]
-        if head:
-            lines += [
-                "    def __init__(self):",
-                "        super().__init__()",
-                *(f"        {line}" for line in head),
-                "",
-            ]
+        methods = {"__init__(self)": ["super().__init__()", *head]} if head else {}
         for number, text in enumerate(forwards):
-            method = "forward" if len(forwards) == 1 else f"forward_{number}"
-            body = list(text.lines)
-            if dropped is not None and body[-1].startswith("return "):
-                body[-1] = f"return F.dropout({body[-1].removeprefix('return ')}, {dropped!r}, self.training)"
-            lines += [
-                f"    def {method}({', '.join(['self', *text.arguments])}):",
-                *(f"        {line}" for line in body),
-                "",
-            ]
+            signature = ", ".join(["self", *text.arguments])
+            methods[f"forward{f'_{number}' if len(forwards) > 1 else ''}({signature})"] = self._dropped(
+                node, text.lines
+            )
         if len(forwards) > 1:
-            methods = ", ".join(f"self.forward_{number}" for number in range(len(forwards)))
-            lines += ["    def forward(self, *arguments, call=0):", f"        return ({methods})[call](*arguments)", ""]
-        if not forwards and node.is_unchanged:
-            result = "x" if dropped is None else f"F.dropout(x, {dropped!r}, self.training)"
-            lines += ["    def forward(self, x):", f"        return {result}", ""]
-        if len(lines) == 1:
-            lines += ["    pass", ""]
-        return "\n".join(lines)
+            every = ", ".join(f"self.forward_{number}" for number in range(len(forwards)))
+            methods["forward(self, *arguments, call=0)"] = [f"return ({every})[call](*arguments)"]
+        elif not forwards and node.is_unchanged:
+            methods["forward(self, x)"] = self._dropped(node, ["return x"])
+        lines = [f"class {name}(nn.Module):"]
+        for method, body in methods.items():
+            lines += [f"    def {method}:", *(f"        {line}" for line in body), ""]
+        return "\n".join(lines if methods else [*lines, "    pass", ""])
 
 
 def _is_floating(entry: StateDictEntry) -> bool:

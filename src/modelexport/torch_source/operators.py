@@ -213,19 +213,8 @@ _PLACES = "coordinate_transformation_mode"
 
 
 def _dft(o: Operation) -> ast.expr:
-    if o.version >= 20:
-        return o.write("discrete_fourier(a, n1, n2, **attributes)")
-    taken = "inverse=inverse, onesided=onesided"
-    return o.write(f"discrete_fourier(a, n1, axis, {taken})")
-
-
-def _window(name: str) -> Callable[[Operation], ast.expr]:
-    def write(o: Operation) -> ast.expr:
-        periodic, kind = bool(o.attribute("periodic")), o.type_of(o.attribute("output_datatype") or 1)
-        template = f"torch.{name}(n0, periodic=periodic, dtype=kind, device=device)"
-        return o.write(template, periodic=periodic, kind=kind)
-
-    return write
+    taken = "n2, **attributes" if o.version >= 20 else "axis, inverse=inverse, onesided=onesided"
+    return o.write(f"discrete_fourier(a, n1, {taken})")
 
 
 def _random(o: Operation) -> ast.expr:
@@ -248,12 +237,6 @@ def _grid_sample(o: Operation) -> ast.expr:
     mode = {"linear": "bilinear", "cubic": "bicubic"}.get(o.attribute("mode"), o.attribute("mode"))
     corners = bool(o.attribute("align_corners"))
     return o.write("F.grid_sample(a, b, mode, padding_mode, align_corners=corners)", mode=mode, corners=corners)
-
-
-def _split_to_sequence(o: Operation) -> ast.expr:
-    if not o.has(1):
-        return o.write("list(a.split(1, axis))" if o.attribute("keepdims") else "list(a.unbind(axis))")
-    return o.write("list(a.split(n1, axis))" if o.rank(1) == 0 else "list(a.split(s1, axis))")
 
 
 def _gelu(o: Operation) -> ast.expr:
@@ -295,8 +278,9 @@ TENSOR_OPERATORS: dict[str, Row] = {
     "Shape": _shape, "Size": "torch.tensor(a.numel(), device=device)", "OneHot": "one_hot(a, n1, c, **attributes)",
     "TopK": "top_k(a, n1, **attributes)", "Unique": "unique(a, **attributes)", "Dropout": _dropout,
     "NonZero": "a.nonzero().T", "Compress": _compress, "Trilu": _trilu, "IsInf": _is_inf, "Resize": _resize,
-    "Upsample": _resize, "DFT": _dft, "STFT": "short_time_fourier(a, n1, c, n3, **attributes)",
-    "GridSample": _grid_sample, "HannWindow": _window("hann_window"), "BlackmanWindow": _window("blackman_window"),
+    "Upsample": _resize, "DFT": _dft,
+    "STFT": "short_time_fourier(a, n1, c, n3, **attributes)",
+    "GridSample": _grid_sample,
     "NonMaxSuppression": "non_max_suppression(a, b, n2, n3, n4, **attributes)", "EyeLike": _eye,
     **{f"Random{kind}{like}": _random for kind in ("Normal", "Uniform") for like in ("", "Like")}, "Gelu": _gelu,
     "Swish": "a * torch.sigmoid(alpha * a)", "Elu": "F.elu(a, alpha)", "Celu": "F.celu(a, alpha)",
@@ -304,8 +288,7 @@ TENSOR_OPERATORS: dict[str, Row] = {
     "HardSigmoid": "(alpha * a + beta).clamp(0, 1)", "PRelu": "torch.where(a < 0, b * a, a)",
     "ThresholdedRelu": "torch.where(a > alpha, a, 0)", "LpNormalization": "F.normalize(a, p, axis, 1e-30)",
     "SequenceConstruct": "[*operands]", "SequenceEmpty": "[]", "SequenceAt": "a[n1]",
-    "SequenceInsert": "insert(a, b, n2)",
-    "SequenceLength": "torch.tensor(len(a))", "SplitToSequence": _split_to_sequence,
+    "SequenceLength": "torch.tensor(len(a))",
     "ConcatFromSequence": either("new_axis", "torch.cat(a, axis)", "torch.stack(a, axis)"),
 }  # fmt: skip
 """The operators of the standard that move, compare and combine elements, by name."""
