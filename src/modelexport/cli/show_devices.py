@@ -70,7 +70,7 @@ def _where(report: DeviceReport) -> Iterator[str]:
         yield from (f"  {line}" for line in (fallback.example, *fallback.reasons))
         for remedy in (remedy for remedy in fallback.remedies if remedy.helps):
             change = CHANGES.get(remedy.change, "export again with this version of ONNX's operators")
-            yield f"  tried: {remedy.node} runs there, and right, by '{remedy.change}': {change}"
+            yield f"  tried: {fallback.nodes[0]} runs there, and right, by '{remedy.change}': {change}"
         in_vain = [f"{remedy.change} ({remedy.result})" for remedy in fallback.remedies if not remedy.helps]
         yield from [f"  tried in vain: {', '.join(in_vain)}"] if in_vain else []
 

@@ -46,7 +46,6 @@ class Remedy(msgspec.Struct, frozen=True):
 
     change: str
     """One of :data:`modelexport.precision.recipes.CHANGES`, or ``opset`` with a version."""
-    node: str
     result: str
     """Nothing if it runs there and is right, else what it does."""
 

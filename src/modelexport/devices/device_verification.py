@@ -13,9 +13,7 @@ from typing import Any
 
 import msgspec
 
-from modelexport.devices.device_report import (
-    DeviceReport,
-)
+from modelexport.devices.device_report import DeviceReport
 from modelexport.devices.fixes import find_fix
 from modelexport.devices.judged_pieces import BOUND, check_bound
 from modelexport.devices.part_runs import PartRuns

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from modelexport.devices.device_report import (
-    PieceStatus,
-)
+from modelexport.devices.device_report import PieceStatus
 from modelexport.devices.pieces import Piece
 from modelexport.errors import UsageError
 from modelexport.runtime.devices import Device

@@ -20,6 +20,7 @@ from modelexport.devices.judged_pieces import BOUND, check_bound
 from modelexport.devices.pieces import Piece, Pieces
 from modelexport.devices.wrong_modules import check
 from modelexport.errors import FileFormatError, UsageError
+from modelexport.files.linked_weights import data_files
 from modelexport.files.output_folders import check_output_folder
 from modelexport.files.path_or_model import Source
 from modelexport.files.regular_files import read_regular
@@ -41,7 +42,7 @@ class KitOf(msgspec.Struct, frozen=True):
 
     file: str
     digest: str
-    """SHA-256 of the file and of the inputs."""
+    """SHA-256 of the file, of its weights files and of the inputs."""
     seed: int
 
 
@@ -92,7 +93,7 @@ def write_kit(
     with checked_and_written(output, [tagged.path], make=True, check=False) as staging:
         (staging / "values").mkdir()
         seen = {tagged.nodes}
-        parts.append(_write(pieces.whole(), staging, "part0"))
+        parts.append(_write(pieces.whole(), staging, 0))
         for call in calls:
             tell(str(call))
             try:
@@ -103,7 +104,7 @@ def write_kit(
                 skipped += [str(call)] if call.path else []
             elif piece.nodes not in seen:  # else a call inside it is all of it
                 seen.add(piece.nodes)
-                parts.append(_write(piece, staging, f"part{len(parts)}"))
+                parts.append(_write(piece, staging, len(parts)))
         made_from = KitOf(tagged.path.name, _digest(tagged, feeds), seed)
         kit = {"kit": made_from, "parts": parts}
         (staging / "kit.json").write_bytes(msgspec.json.format(msgspec.json.encode(kit), indent=1))
@@ -158,13 +159,16 @@ class _Elsewhere:
         return msgspec.structs.replace(result, message=shortened(on_one_line(result.message), 600))
 
 
-def _write(piece: Piece, folder: Path, stem: str) -> dict[str, Any]:
-    part = write_part(piece.model, piece.inputs, piece.outputs, folder, name=piece.name, stem=stem, values="values")
-    return part | {"nodes": len(piece.nodes)}
+def _write(piece: Piece, folder: Path, number: int) -> dict[str, Any]:
+    how = {"name": piece.name, "stem": f"part{number}", "values": "values"}
+    return write_part(piece.model, piece.inputs, piece.outputs, folder, **how)
 
 
 def _digest(tagged: TaggedFile, feeds: Mapping[str, Any]) -> str:
-    digest = hashlib.sha256(tagged.path.read_bytes())
+    digest = hashlib.sha256()
+    for path in (tagged.path, *data_files(tagged.path)):
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
     for name, array in sorted(feeds.items()):
         digest.update(name.encode() + str(array.dtype).encode() + array.tobytes())
     return digest.hexdigest()

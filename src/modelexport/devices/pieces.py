@@ -25,6 +25,8 @@ from modelexport.tagged.file import TaggedFile
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.node_computation import NodeError
 
+_KEPT = 2**28
+"""Bytes of values that are kept although nothing asked for them, so that a file is seldom run again."""
 HALF_LIMIT = 65504.0
 """The largest number of float16."""
 
@@ -96,6 +98,7 @@ class Pieces:
         self._tagged, self._inputs = tagged, inputs
         with suppress(UsageError):  # the processor has no kernel
             infer_types(tagged.model)
+        self._bytes = 0
         self._cutter = Cutter(tagged)
         self._run = FileRun(tagged.model, wide="float32")
         self._right: dict[ir.Value, Any] = {
@@ -151,8 +154,9 @@ class Pieces:
             return
 
         def watch(node: ir.Node, given: Sequence[Any], value: ir.Value, array: Any) -> Any:
-            if value in wanted and isinstance(array, np.ndarray):
+            if isinstance(array, np.ndarray) and (value in wanted or self._bytes < _KEPT):
                 self._right[value] = array
+                self._bytes += array.nbytes
             return array
 
         with suppress(NodeError):  # what follows has no right values

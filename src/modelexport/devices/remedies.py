@@ -30,7 +30,7 @@ def tried_remedies(piece: Piece, node: ir.Node, runs: Runs, bound: float) -> Ite
     for change in _CHANGES:
         model = copy_of(piece.model)
         if change_nodes(model, change, [node.name]):
-            yield Remedy(change, node.name or "", _result(piece, model, runs, bound))
+            yield Remedy(change, _result(piece, model, runs, bound))
     version = piece.model.opset_imports.get("", 1)
     for opset in _OPSETS if not node.domain else ():
         model = copy_of(piece.model)
@@ -39,7 +39,7 @@ def tried_remedies(piece: Piece, node: ir.Node, runs: Runs, bound: float) -> Ite
         with collected():
             version_converter.ConvertVersionPass(opset, fallback=True)(model)
         if model.opset_imports.get("") == opset:
-            yield Remedy(f"opset {opset}", node.name or "", _result(piece, model, runs, bound))
+            yield Remedy(f"opset {opset}", _result(piece, model, runs, bound))
 
 
 def _result(piece: Piece, model: ir.Model, runs: Runs, bound: float) -> str:

@@ -44,7 +44,7 @@ def check(
     bound: float = BOUND,
     tell: Callable[[str], None] = lambda step: None,
 ) -> DeviceReport:
-    """The same with anything that runs pieces."""
+    """Look for what is wrong with a file where pieces are run, from the whole to the smallest (:mod:`.pieces`)."""
     checker = _Check(tagged, Pieces(tagged, feeds), runs, bound, tell)
     whole = checker.whole()
     culprits = checker.wrong_in(next(iter(tagged.calls)).call) if whole.is_faulty else []
