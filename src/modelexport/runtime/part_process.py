@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -20,6 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.core.version import __version__
+from modelexport.errors import OutputError
 from modelexport.files.atomic_writing import scratch
 from modelexport.files.onnx_models import save_model
 from modelexport.graph.copies import copy_of
@@ -70,10 +71,10 @@ class PartProcess:
     def __init__(self, device: Device, *, limit: float = LIMIT, keep: bool = False) -> None:
         self.device, self._limit, self._keep = device, limit, keep
         self._process: subprocess.Popen[bytes] | None = None
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
         self._ran = 0
         self._stack = ExitStack()
-        self.folder = self._stack.enter_context(scratch(Path(tempfile.gettempdir())))
+        self._log = self._stack.enter_context(tempfile.TemporaryFile())
+        self.folder = _own_folder(self._stack)
         """Where parts are written; a killed run leaves it, and the next run removes it."""
         self.measured = 0
         """The number of parts that were run, and not read from the cache."""
@@ -83,7 +84,6 @@ class PartProcess:
 
     def __exit__(self, *raised: object) -> None:
         self._end()
-        self._log.close()
         self._stack.close()
 
     def run_part(self, folder: Path, part: Mapping[str, Any], *, log: bool = False) -> PartResult:
@@ -98,8 +98,7 @@ class PartProcess:
         if self._keep:
             for file in sorted(folder.rglob("*")):
                 key.update(file.read_bytes())
-            base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-            place = Path(base, "modelexport", "devices", f"{key.hexdigest()}.json")
+            place = _cache() / f"{key.hexdigest()}.json"
             if (kept := _kept(place)) is not None:
                 return kept
         self.measured += 1
@@ -109,8 +108,8 @@ class PartProcess:
         if result.status == "crashed" and not alone:  # what ran before may have damaged the process
             result = self._answer(job)
         if place is not None and result.status != "hung":
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(msgspec.json.encode(result))
+            with suppress(OSError):  # it is measured again next time
+                place.write_bytes(msgspec.json.encode(result))
         return result
 
     def _answer(self, job: str) -> PartResult:
@@ -150,6 +149,20 @@ class PartProcess:
             self._process.kill()
             self._process.communicate()
         self._process, self._ran = None, 0
+
+
+def _cache() -> Path:
+    """The folder of the user for results and for parts while they run."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "modelexport", "devices")
+
+
+def _own_folder(stack: ExitStack) -> Path:
+    """A folder that is removed with the stack."""
+    try:
+        _cache().mkdir(parents=True, exist_ok=True)
+        return stack.enter_context(scratch(_cache()))
+    except (OSError, OutputError):  # the cache cannot be written
+        return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="modelexport-device-")))
 
 
 def _kept(place: Path) -> PartResult | None:
