@@ -73,7 +73,7 @@ class PartProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._ran = 0
         self._stack = ExitStack()
-        self._log = self._stack.enter_context(tempfile.TemporaryFile())
+        self._log = self._stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - closed with the stack
         self.folder = _own_folder(self._stack)
         """Where parts are written; a killed run leaves it, and the next run removes it."""
         self.measured = 0
