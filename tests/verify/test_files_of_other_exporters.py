@@ -122,6 +122,21 @@ def test_a_planted_fault_is_found_in_its_call(wrong: str, file: Path, tmp_path: 
     assert differing(report) == ["blocks.1" if wrong == "operator" else "blocks.1.fc"]
 
 
+def test_a_wrong_weight_without_a_name_is_the_parameter_of_its_size_that_is_not_in_the_file(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Embedding(6, 5), nn.Tanh(), nn.Linear(5, 3)).eval(), torch.tensor([[0, 3, 5]])
+    path = tmp_path / "m.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(model, (x,), str(path), dynamo=False, input_names=["input"])
+    proto = onnx.load(path)
+    tensor = next(one for one in proto.graph.initializer if numpy_helper.to_array(one).size == 30)
+    tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * 1.01, tensor.name))
+    onnx.save(proto, path)
+    without_names(path, path)
+    assert differing(modelexport.verify(model, {"input": x}, path, others=False)) == ["0"]
+
+
 def test_owners_come_from_values_and_are_never_exact(file: Path, tmp_path: Path) -> None:
     path = without_names(file, tmp_path / "nameless.onnx")
     sides = Sides.of(net(), INPUTS, open_for(net(), path))

@@ -22,7 +22,14 @@ from modelexport.format.documents import StateDictEntry, TransformStep
 from modelexport.format.parameter_plan import ParameterPlan
 from modelexport.graph.node_owners import OWNER, owner_of, set_owner
 from modelexport.graph.nodes import initializers
-from modelexport.graph.parameter_plans import parameter_plans, record_lost, record_plan, record_state_dict
+from modelexport.graph.parameter_plans import (
+    lost_entries,
+    parameter_plans,
+    record_lost,
+    record_plan,
+    record_state_dict,
+    state_dict_of,
+)
 from modelexport.tagged.file import TaggedFile
 from modelexport.tagged.found_calls.owners_from_neighbors import infer_owners
 from modelexport.verify.matched_values import Matches
@@ -91,16 +98,16 @@ def with_calls_of(tagged: TaggedFile, modules: ModuleTree, matches: Matches) -> 
     """The file with the calls that the model made, and each node in one of them.
 
     The owner of a node is, first found first: a call in which PyTorch computed its value; the call of the name that was
-    found in the file; the module of a parameter that it uses; the nearest call around its neighbors.
+    found in the file; the module of a parameter that it uses, or of the one that a wrong weight stands for; the nearest
+    call around its neighbors.
     """
     parents = matches.truth.parents
     depths: dict[ModuleCall, int] = {}
     for call, parent in parents.items():
         depths[call] = 0 if parent is None else depths[parent] + 1
     calls = CallTree(tuple(TracedCall(call, parents[call], depth, None, None) for call, depth in depths.items()))
-    plans, users = parameter_plans(tagged.model), defaultdict[str, list[str]](list)
-    for plan in plans.values():
-        users[plan.keys[0].rpartition(".")[0]].append(plan.keys[0])
+    used = {value: plan.keys[0] for value, plan in parameter_plans(tagged.model).items()}
+    used |= _stand_ins(tagged.model)
     for node in tagged.nodes:
         told = owner_of(node)
         named = told.call if told is not None and told.call in calls and told.call != ROOT else None
@@ -112,7 +119,7 @@ def with_calls_of(tagged: TaggedFile, modules: ModuleTree, matches: Matches) -> 
             for call in content.computed
             if call in calls
         ]
-        of_weights = [ModuleCall(plans[value].keys[0].rpartition(".")[0]) for value in node.inputs if value in plans]
+        of_weights = [ModuleCall(used[value].rpartition(".")[0]) for value in node.inputs if value in used]
         owner = next((call for call in computed if call == named or call in of_weights), None)
         owner = owner or next(
             (call for call in (*computed, named, *of_weights) if call is not None and call in calls), None
@@ -122,3 +129,15 @@ def with_calls_of(tagged: TaggedFile, modules: ModuleTree, matches: Matches) -> 
             set_owner(node, Owner((owner,), Evidence.INFERRED))
     infer_owners(tagged.model, calls)
     return TaggedFile(tagged.path, tagged.model, Tags(modules, calls).recorded(), found=tagged.found)
+
+
+def _stand_ins(model: ir.Model) -> dict[ir.Value, str]:
+    """The initializers that are no entry of the model to the entry that they stand for: the only one of this size."""
+    plans, entries = parameter_plans(model), state_dict_of(model)
+    sizes: dict[tuple[int, ...], tuple[list[ir.Value], list[str]]] = defaultdict(lambda: ([], []))
+    for value in initializers(model):
+        if value not in plans and value.const_value is not None:
+            sizes[tuple(sorted(value.const_value.shape.numpy()))][0].append(value)
+    for key in lost_entries(model):
+        sizes[tuple(sorted(entries[key].shape))][1].append(key)
+    return {values[0]: keys[0] for values, keys in sizes.values() if len(values) == len(keys) == 1}
