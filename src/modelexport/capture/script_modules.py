@@ -17,7 +17,7 @@ from modelexport.capture.arguments_and_parameters import with_parameters
 from modelexport.capture.patches import private, usable
 from modelexport.core.collected_messages import collected
 from modelexport.pytorch.calls.traced_tree import untouched
-from modelexport.pytorch.nested_tensors import Inputs, copied, run_arguments
+from modelexport.pytorch.nested_tensors import Inputs, copied, run_arguments, schema_of_forward
 from modelexport.pytorch.private_torch import tree_leaves
 
 
@@ -77,7 +77,7 @@ def _with_defaults(
     module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
 ) -> tuple[Any, ...] | None:
     """Every argument of a scripted ``forward`` by position; ``None`` where one is missing."""
-    parameters = module.forward.schema.arguments[1:]
+    parameters = schema_of_forward(module).arguments[1:]
     names = [parameter.name for parameter in parameters]
     defaults = {parameter.name: parameter.default_value for parameter in parameters if parameter.has_default_value()}
     bound = {**defaults, **dict(zip(names, args, strict=False)), **(kwargs or {})}
@@ -103,13 +103,13 @@ def _converted(module: nn.Module, calls: Sequence[tuple[Any, ...]]) -> nn.Module
     def with_defaults(*args: Any, **kwargs: Any) -> Any:
         return forward(*(_with_defaults(module, args, kwargs) or args))
 
-    names = [parameter.name for parameter in module.forward.schema.arguments[1:]]
+    names = [parameter.name for parameter in schema_of_forward(module).arguments[1:]]
     graph.forward = with_parameters(with_defaults, names)
     # Of the sizes, which are those of the run; a trace has tensors in their place.
     graph._forward_pre_hooks.clear()
     # It is in evaluation mode as the module was, and refuses to be asked.
-    graph.train = lambda mode=True: graph
-    graph.eval = lambda: graph
+    graph.train = lambda mode=True: graph  # type: ignore[method-assign]
+    graph.eval = lambda: graph  # type: ignore[method-assign]
     return graph
 
 

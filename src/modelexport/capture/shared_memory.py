@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.fx
@@ -43,7 +44,7 @@ def _shared_arguments(node: torch.fx.Node) -> dict[torch.fx.Node, bool]:
     if schema is None:
         return {}
     shared: dict[torch.fx.Node, bool] = {}
-    arguments = {**dict(enumerate(node.args)), **node.kwargs}
+    arguments: dict[Any, Any] = {**dict(enumerate(node.args)), **dict(node.kwargs)}
     for position, parameter in enumerate(schema.arguments):
         value = arguments.get(parameter.name, arguments.get(position))
         if parameter.alias_info is not None and isinstance(value, torch.fx.Node):

@@ -102,7 +102,7 @@ def capture_by_tracing(
             torch.onnx.export(
                 traced,
                 tuple(tensor for _, tensor in traced.given),
-                file,
+                file,  # type: ignore[arg-type]  # an open file, too
                 input_names=names,
                 dynamic_axes=axes if dynamic else None,
                 opset_version=opset,

@@ -168,14 +168,14 @@ READS_VALUES = {
     torch.Tensor.item,
     torch.Tensor.tolist,
     torch.Tensor.numpy,
-    torch.Tensor.data.__get__,
+    torch.Tensor.data.__get__,  # type: ignore[attr-defined]  # a descriptor
     torch.Tensor.new_tensor,
     torch.tensor,
 }
 """Functions that return elements of tensors as Python numbers, or tensors that the trace takes for constants."""
 
 _TELL_SIZES = {
-    torch.Tensor.shape.__get__,
+    torch.Tensor.shape.__get__,  # type: ignore[attr-defined]  # a descriptor
     torch.Tensor.size,
     torch.Tensor.numel,
     torch.Tensor.dim,
@@ -187,7 +187,7 @@ READS_SIZES = {
     torch.Tensor.unbind,
     torch.unbind,
     torch.numel,
-    torch.Tensor.nbytes.__get__,
+    torch.Tensor.nbytes.__get__,  # type: ignore[attr-defined]  # a descriptor
     torch.Tensor.untyped_storage,
 }
 

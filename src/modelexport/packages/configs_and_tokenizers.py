@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from modelexport.core.collected_messages import collected
 from modelexport.format.package_manifest import Manifest
 from modelexport.packages.diffusion.components_module import MODEL_INDEX, PipelineModules
@@ -18,11 +16,12 @@ from modelexport.packages.genai_config import GENAI_CONFIG, GenaiError, make_gen
 from modelexport.packages.model_parts import ModelPart
 from modelexport.packages.multimodal import POSITIONS
 from modelexport.pytorch.loading.loaded import TOKENIZER_FILES
+from modelexport.pytorch.pretrained import PretrainedModel
 from modelexport.pytorch.private_torch import tree_structure, treespec_dumps
 
 
 def write_layouts(
-    model: nn.Module, directory: Path | None, folder: Path, manifest: Manifest, parts: Sequence[ModelPart]
+    model: PretrainedModel, directory: Path | None, folder: Path, manifest: Manifest, parts: Sequence[ModelPart]
 ) -> list[str]:
     """Write the files that other loaders need beside the graphs.
 
@@ -49,8 +48,8 @@ def write_layouts(
             (folder / f"{part.file}.data").touch()
     if manifest.kind == "generate":
         try:
-            places = next((part.model.forward.func for part in parts if part.name == POSITIONS), None)
-            content, notes = make_genai_config(model, folder, manifest, places)
+            positions: Any = next((part.model.forward for part in parts if part.name == POSITIONS), None)
+            content, notes = make_genai_config(model, folder, manifest, getattr(positions, "func", None))
             _write(folder / GENAI_CONFIG, content)
         except GenaiError as reason:
             notes.append(f"{GENAI_CONFIG} was not written: {reason}")
@@ -81,7 +80,7 @@ def _write(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def exported_model_manifest(model: nn.Module, manifest: Manifest) -> tuple[str, dict[str, Any]]:
+def exported_model_manifest(model: PretrainedModel, manifest: Manifest) -> tuple[str, dict[str, Any]]:
     """The name of the file and its content.
 
     A part takes and returns nested dictionaries made from the names of its inputs and outputs: what it returns as

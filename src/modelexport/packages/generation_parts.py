@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from modelexport.core.collected_messages import collected
 from modelexport.errors import CaptureError, InputsError
@@ -28,7 +27,7 @@ from modelexport.packages.model_parts import ModelPart, with_forward, with_weigh
 from modelexport.packages.observed_state import count_tokens, find_state, keys_and_values, record_calls
 from modelexport.packages.other_state_parts import other_state_parts
 from modelexport.pytorch.calls.traced_tree import untouched
-from modelexport.pytorch.pretrained import is_pretrained
+from modelexport.pytorch.pretrained import PretrainedModel, is_pretrained
 from modelexport.weights.bytes_of_entries import Weights
 
 _AS_IT_IS = PackageOptions()
@@ -36,13 +35,13 @@ STEP = 2
 """Tokens of the example step: a capture would treat an axis of size one as fixed."""
 
 
-def can_generate(model: nn.Module) -> bool:
+def can_generate(model: PretrainedModel) -> bool:
     """Whether a transformers model has a working ``generate``."""
     return is_pretrained(model) and bool(model.can_generate())
 
 
 def generation_forms(
-    model: nn.Module,
+    model: PretrainedModel,
     asked: PackageOptions = _AS_IT_IS,
     user_inputs: Mapping[str, Any] | None = None,
     weights: Weights | None = None,
@@ -112,7 +111,7 @@ def generation_forms(
         yield from others_forms
 
 
-def _step_of(model: nn.Module) -> dict[str, Any]:
+def _step_of(model: PretrainedModel) -> dict[str, Any]:
     """The arguments of a step of several tokens, after some others."""
     first, last = (dict(call.arguments) for call in record_calls(model, prompts.token_inputs(model))[1:])
     if count_tokens(first) > 1:  # without a cache, a step has all tokens
@@ -129,7 +128,7 @@ def _step_of(model: nn.Module) -> dict[str, Any]:
 
 
 def _decoder_parts(
-    model: nn.Module, step: Mapping[str, Any], notes: tuple[str, ...], asked: PackageOptions
+    model: PretrainedModel, step: Mapping[str, Any], notes: tuple[str, ...], asked: PackageOptions
 ) -> list[ModelPart]:
     """The decoder as one graph or as two, from the arguments of a step."""
     layers = getattr(step.get("past_key_values"), "layers", ())
@@ -155,7 +154,7 @@ def _decoder_parts(
     return [ModelPart("prefill", with_forward(model, _run_prompt), prompt), decode]
 
 
-def _multimodal_parts(model: nn.Module, modality: multimodal.Modality, asked: PackageOptions) -> list[ModelPart]:
+def _multimodal_parts(model: PretrainedModel, modality: multimodal.Modality, asked: PackageOptions) -> list[ModelPart]:
     """The encoder of images or sound, the embedding of tokens and features, and the decoder of embeddings."""
     step = _step_of(model)
     encoding, merging = (with_forward(model, partial(run, modality)) for run in (multimodal.encode, multimodal.merge))
@@ -226,7 +225,7 @@ def _drawn(layer: Any, length: int, generator: torch.Generator) -> tuple[torch.T
     )
 
 
-def _encoder_decoder_parts(model: nn.Module, user_inputs: Mapping[str, Any] | None) -> list[ModelPart]:
+def _encoder_decoder_parts(model: PretrainedModel, user_inputs: Mapping[str, Any] | None) -> list[ModelPart]:
     """The encoder with the keys and values of its states, and the decoder, whose cache has them from the beginning."""
     from transformers import DynamicCache, EncoderDecoderCache
 
@@ -252,7 +251,7 @@ def _encoder_decoder_parts(model: nn.Module, user_inputs: Mapping[str, Any] | No
     ]
 
 
-def _run_prompt(model: nn.Module, /, **inputs: Any) -> dict[str, Any]:
+def _run_prompt(model: PretrainedModel, /, **inputs: Any) -> dict[str, Any]:
     from transformers import DynamicCache
 
     # A cache that the model makes itself may cut its keys to a window.
@@ -270,7 +269,7 @@ def _run_encoder(model: Any, /, **inputs: Any) -> dict[str, Any]:
     return {"encoder_hidden_states": states, **_cache_of(output, "encoder", "cross_attention_cache")}
 
 
-def _run_decoder(kind: type, example: torch.Tensor, model: nn.Module, /, **inputs: Any) -> dict[str, Any]:
+def _run_decoder(kind: type, example: torch.Tensor, model: PretrainedModel, /, **inputs: Any) -> dict[str, Any]:
     """The logits and the decoder's own keys and values: the encoder's are the ones that were given.
 
     Args:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from modelexport.core.collected_messages import collected
 from modelexport.core.replaced_attributes import attribute_set
@@ -18,6 +17,7 @@ from modelexport.packages.generation_loop import Step, TokenLoop
 from modelexport.packages.observed_state import greedy_config
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.nested_tensors import as_array
+from modelexport.pytorch.pretrained import PretrainedModel
 from modelexport.traces.array_differences import error_of
 from modelexport.traces.tolerances import LOGITS, LOGITS_OF_HALF
 
@@ -36,7 +36,7 @@ class Reference:
     pad: int
 
 
-def generate_greedily(model: nn.Module, prompts: Sequence[Mapping[str, Any]], new_tokens: int) -> Reference:
+def generate_greedily(model: PretrainedModel, prompts: Sequence[Mapping[str, Any]], new_tokens: int) -> Reference:
     """Generate from prompts in one batch, padded on the left.
 
     Raises:
@@ -115,7 +115,7 @@ class Delegation:
     arguments: Mapping[str, Any]
 
 
-def find_delegation(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> Delegation | None:
+def find_delegation(model: PretrainedModel, inputs: Mapping[str, torch.Tensor]) -> Delegation | None:
     """The module that generates for a model; ``None`` if the model does that itself."""
     from transformers import GenerationMixin
 
@@ -131,7 +131,7 @@ def find_delegation(model: nn.Module, inputs: Mapping[str, torch.Tensor]) -> Del
     return None
 
 
-def given_to(path: str, model: nn.Module, inputs: Mapping[str, torch.Tensor], **options: Any) -> dict[str, Any]:
+def given_to(path: str, model: PretrainedModel, inputs: Mapping[str, torch.Tensor], **options: Any) -> dict[str, Any]:
     """What a model's ``generate`` gives to that of a module.
 
     Raises:

@@ -233,7 +233,7 @@ def undivided() -> Iterator[None]:
 
     def whole(tensor: torch.Tensor, sizes: Any, dim: int = 0) -> Any:
         undivided = isinstance(sizes, list) and any(isinstance(size, torch.Tensor) for size in sizes)
-        return (tensor,) if undivided else split(tensor, sizes, dim)
+        return (tensor,) if undivided else split(tensor, sizes, dim)  # type: ignore[no-untyped-call]
 
     with (
         attribute_set(torch.Tensor, "__iter__", lambda tensor: iter([tensor])),

@@ -15,7 +15,6 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import nn
 
 from modelexport.core.collected_messages import collected
 from modelexport.core.replaced_attributes import attribute_set
@@ -26,6 +25,7 @@ from modelexport.packages.part_names import KINDS
 from modelexport.packages.prompts import Example
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.nested_tensors import copied, tensors_in
+from modelexport.pytorch.pretrained import PretrainedModel
 
 TEXT = ("input_ids", "attention_mask", "position_ids")
 """What calls take for tokens; a mask is of all tokens so far."""
@@ -109,7 +109,7 @@ def keys_and_values(cache: Any) -> list[Any]:
     return layers
 
 
-def find_state(model: nn.Module, example: Example) -> State | None:
+def find_state(model: PretrainedModel, example: Example) -> State | None:
     """The state that a model's steps pass on; ``None`` if they take tokens alone.
 
     Raises:
@@ -161,7 +161,7 @@ def find_state(model: nn.Module, example: Example) -> State | None:
 
 
 def _sizes(
-    model: nn.Module, name: str, grows: str, first: torch.Tensor, more: torch.Tensor, longer: torch.Tensor
+    model: PretrainedModel, name: str, grows: str, first: torch.Tensor, more: torch.Tensor, longer: torch.Tensor
 ) -> tuple[int | str, ...]:
     """The sizes of a tensor: numbers, ``batch``, and ``grows`` for those with the length of the text."""
     sizes: list[int | str] = []
@@ -177,12 +177,12 @@ def _sizes(
     return tuple(sizes)
 
 
-def _refused(model: nn.Module, reason: str) -> CaptureError:
+def _refused(model: PretrainedModel, reason: str) -> CaptureError:
     problem = f"{type(model).__name__} keeps a state that a package does not support: {reason}; use --parts whole"
     return CaptureError(problem, reason=problem)
 
 
-def greedy_config(model: nn.Module, **options: Any) -> Any:
+def greedy_config(model: PretrainedModel, **options: Any) -> Any:
     """A greedy configuration with the special tokens of the model's own, but for those that end a text."""
     from transformers import GenerationConfig
 
@@ -192,7 +192,7 @@ def greedy_config(model: nn.Module, **options: Any) -> Any:
     return GenerationConfig(**{"do_sample": False, "num_beams": 1, "pad_token_id": 0, **tokens, **options})
 
 
-def record_calls(model: nn.Module, inputs: Mapping[str, torch.Tensor], count: int = 3) -> list[RecordedCall]:
+def record_calls(model: PretrainedModel, inputs: Mapping[str, torch.Tensor], count: int = 3) -> list[RecordedCall]:
     """The calls of ``forward`` in a greedy ``generate`` of some tokens, with caches that keep the whole text.
 
     Raises:
@@ -226,7 +226,7 @@ def record_calls(model: nn.Module, inputs: Mapping[str, torch.Tensor], count: in
     return calls
 
 
-def restart_length(model: nn.Module) -> int:
+def restart_length(model: PretrainedModel) -> int:
     """The number of tokens after which ``generate`` begins with a new cache, as where a rotation of positions changes.
 
     The model's own code is asked, which prepares the inputs of a step: with caches of the lengths in its configuration.
@@ -254,7 +254,7 @@ def _integers(value: Any) -> Iterator[int]:
     yield from [value] if type(value) is int else chain.from_iterable(map(_integers, inside))
 
 
-def _kept(model: nn.Module) -> dict[str, torch.Tensor]:
+def _kept(model: PretrainedModel) -> dict[str, torch.Tensor]:
     """The tensors that modules have as plain attributes."""
     return {
         f"{path}.{name}": value

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from modelexport.core.collected_messages import collected
 from modelexport.errors import InputsError
@@ -21,6 +20,7 @@ from modelexport.format.package_manifest import Manifest
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.inputs.generated_inputs import generate_inputs
 from modelexport.pytorch.nested_tensors import as_array
+from modelexport.pytorch.pretrained import PretrainedModel
 
 KINDS = ("image", "audio")
 TEXTS = (
@@ -40,7 +40,7 @@ _CHANGES = re.compile("(sliding_window|window_size|chunk_size|original_max_posit
 _LONGEST = 256
 
 
-def token_inputs(model: nn.Module) -> dict[str, Any]:
+def token_inputs(model: PretrainedModel) -> dict[str, Any]:
     """Two prompts, one padded: otherwise ``generate`` would omit the mask, and a capture would fix the batch."""
     ids = some_tokens(model, torch.Size((2, PROMPT)))
     mask = torch.ones_like(ids)
@@ -48,12 +48,12 @@ def token_inputs(model: nn.Module) -> dict[str, Any]:
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def some_tokens(model: nn.Module, shape: torch.Size) -> torch.Tensor:
+def some_tokens(model: PretrainedModel, shape: torch.Size) -> torch.Tensor:
     """Tokens that differ, so that a check tells something: a model without its weights generates the first one."""
     return torch.arange(shape.numel()).view(shape) % (vocabulary_of(model) - 1) + 1
 
 
-def vocabulary_of(model: nn.Module) -> int:
+def vocabulary_of(model: PretrainedModel) -> int:
     """The number of tokens that a model knows."""
     size = int(getattr(model.config.get_text_config(), "vocab_size", 0) or 0)
     if size < 2:
@@ -83,7 +83,7 @@ def has_processor(directory: Path | None) -> bool:
 
 
 def example_of(
-    model: nn.Module, user_inputs: Mapping[str, Any] | None = None, *, masks_pixels: bool = False
+    model: PretrainedModel, user_inputs: Mapping[str, Any] | None = None, *, masks_pixels: bool = False
 ) -> Example:
     """An example of what a model takes for prompts.
 
@@ -114,7 +114,7 @@ def example_of(
     return Example(inputs, head, of_one_prompt.keys())
 
 
-def others_than_text(model: nn.Module) -> list[str]:
+def others_than_text(model: PretrainedModel) -> list[str]:
     """What a model of transformers says that it takes besides text."""
     modalities = getattr(model, "input_modalities", "text")
     return [
@@ -122,7 +122,7 @@ def others_than_text(model: nn.Module) -> list[str]:
     ]
 
 
-def _types(model: nn.Module, inputs: Mapping[str, Any], placeholder: torch.Tensor) -> dict[str, torch.Tensor]:
+def _types(model: PretrainedModel, inputs: Mapping[str, Any], placeholder: torch.Tensor) -> dict[str, torch.Tensor]:
     """What says of each token whether it is text, if it changes what the model computes: its processor gives it."""
     names = [
         parameter for parameter in inspect.signature(model.forward).parameters if parameter.endswith("token_type_ids")
@@ -137,7 +137,7 @@ def _types(model: nn.Module, inputs: Mapping[str, Any], placeholder: torch.Tenso
     return {}
 
 
-def _mask_of_pixels(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def _mask_of_pixels(model: PretrainedModel, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """What says which pixels are of an image and not padding, if the model takes it."""
     pixels, name = inputs.get("pixel_values"), PIXEL_MASK
     if pixels is None or name in inputs or name not in inspect.signature(model.forward).parameters:
@@ -155,7 +155,7 @@ def placeholder_of(config: Any, kind: str) -> int | None:
     return next((value for value in values if isinstance(value, int)), None)
 
 
-def encoder_inputs(model: nn.Module, user_inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def encoder_inputs(model: PretrainedModel, user_inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Example inputs of a model's encoder, in a batch of two.
 
     Args:
@@ -177,7 +177,7 @@ def encoder_inputs(model: nn.Module, user_inputs: Mapping[str, Any] | None = Non
 
 
 def example_prompts(
-    model: nn.Module,
+    model: PretrainedModel,
     directory: Path | None,
     *,
     seed: int = 0,
@@ -212,7 +212,7 @@ def _lengths_before_a_change(settings: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(sorted(size - 2 for size in changes if 3 < size <= _LONGEST))
 
 
-def prompts_like(model: nn.Module, example: Example, lengths: Sequence[int], seed: int) -> list[dict[str, Any]]:
+def prompts_like(model: PretrainedModel, example: Example, lengths: Sequence[int], seed: int) -> list[dict[str, Any]]:
     """Prompts of one row each: what an example begins with, random tokens after it, and other images or sounds."""
     random, vocabulary = np.random.default_rng(seed), vocabulary_of(model)
     arrays = {name: as_array(value) for name, value in example.inputs.items() if name != "attention_mask"}

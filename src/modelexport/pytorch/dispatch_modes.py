@@ -22,6 +22,9 @@ class OperationMode(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no annotation here
+
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         """Whether compiled code runs under the mode, which compilation does not see."""

@@ -69,7 +69,7 @@ def input_tensors(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
         arguments = signature.bind_partial(*args, **kwargs).arguments
     except (TypeError, ValueError):  # no signature, or arguments that forward is about to refuse
         if isinstance(module, torch.jit.ScriptModule):
-            names = [argument.name for argument in module.forward.schema.arguments[1:]]
+            names = [argument.name for argument in schema_of_forward(module).arguments[1:]]
             return [*tensors_in(dict(zip(names, args, strict=False))), *tensors_in(kwargs)]
         return [*tensors_in(args, "args"), *tensors_in(kwargs)]
     variadic = inspect.Parameter.VAR_KEYWORD
@@ -178,3 +178,8 @@ def as_array(tensor: torch.Tensor) -> Any:
         bits = tensor.view(torch.uint16 if tensor.itemsize == 2 else torch.uint8).numpy()
         return bits.view(getattr(ml_dtypes, str(tensor.dtype).removeprefix("torch.")))
     return tensor.numpy()
+
+
+def schema_of_forward(module: nn.Module) -> Any:
+    """The schema of a scripted module's ``forward``, which TorchScript adds to the method."""
+    return module.forward.schema  # type: ignore[attr-defined]

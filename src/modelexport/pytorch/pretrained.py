@@ -1,10 +1,14 @@
-"""Whether a module is a model of transformers, which need not be installed for others."""
+"""Models of transformers, which need not be installed for others."""
 
 from __future__ import annotations
 
 import sys
+from typing import Any, TypeAlias
 
 from torch import nn
+
+PretrainedModel: TypeAlias = Any
+"""A ``PreTrainedModel``: the types of transformers, which need not be installed, are not followed."""
 
 
 def is_pretrained(model: nn.Module) -> bool:

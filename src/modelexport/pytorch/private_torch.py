@@ -87,8 +87,8 @@ def version_of(tensor: torch.Tensor) -> int | None:
 def in_trace(state: Any) -> Iterator[Any]:
     """Record the code in the block in this trace of ``torch.jit`` or, with ``None``, in none. Yields the one before."""
     before = tracing_state()
-    torch._C._set_tracing_state(state)
+    torch._C._set_tracing_state(state)  # type: ignore[attr-defined]  # not in its stub
     try:
         yield before
     finally:
-        torch._C._set_tracing_state(before)
+        torch._C._set_tracing_state(before)  # type: ignore[attr-defined]

@@ -66,7 +66,8 @@ def requantized(total: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
 def unpacked(codes: Tensor, bits: int) -> Tensor:
     """Numbers of 2, 4 or 8 bits out of the bytes of the last axis, lowest bits first."""
     shifts = torch.arange(0, 8, bits, device=codes.device, dtype=torch.uint8)
-    return ((codes.unsqueeze(-1) >> shifts) & (2**bits - 1)).flatten(-2)
+    unpacked: Tensor = (codes.unsqueeze(-1) >> shifts) & (2**bits - 1)
+    return unpacked.flatten(-2)
 
 
 def matmul_n_bits(

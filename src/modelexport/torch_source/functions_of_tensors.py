@@ -147,7 +147,7 @@ def discrete_fourier(
     parts = x if x.shape[-1] == 2 else torch.cat([x, torch.zeros_like(x)], -1)
     signal = torch.view_as_complex(parts.contiguous())
     if onesided and inverse:
-        return torch.fft.irfft(signal, n=dft_length, dim=axis).unsqueeze(-1)
+        return torch.unsqueeze(torch.fft.irfft(signal, n=dft_length, dim=axis), -1)
     result = (torch.fft.ifft if inverse else torch.fft.fft)(signal, n=dft_length, dim=axis)
     result = result.narrow(axis, 0, result.shape[axis] // 2 + 1) if onesided else result
     return torch.view_as_real(result)

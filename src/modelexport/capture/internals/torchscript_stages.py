@@ -70,7 +70,7 @@ def look_at_torchscript(model: nn.Module, inputs: Any, stages: list[Stage], scop
             "optimised": lambda make: _watched(make, lambda result: stages.append(_stage("optimised", result[0]))),
         }
         with replaced(stages_seen):
-            torch.onnx.export(model, tensors, file, dynamo=False, verbose=False)
+            torch.onnx.export(model, tensors, file, dynamo=False, verbose=False)  # type: ignore[arg-type]  # a file, too
     finally:
         for handle in handles:
             handle.remove()

@@ -204,7 +204,8 @@ def _body(repeat: torch.fx.Node, region: Region) -> _Body:
         _CopyError: They use a tensor from outside that is not an input of the call, or the first repeat was removed,
             because nothing uses its results.
     """
-    results, tensors, sizes = repeat.args[:3]
+    arguments: Any = repeat.args  # of the operator above, whose types torch.fx does not know
+    results, tensors, sizes = arguments[:3]
     if len(tensors) + len(sizes) != len(region.inputs):
         raise _CopyError
     outside = {*tensors, *(size for size in sizes if isinstance(size, torch.fx.Node))}
@@ -225,9 +226,8 @@ def _body(repeat: torch.fx.Node, region: Region) -> _Body:
 
 def _position(node: torch.fx.Node) -> int | None:
     """Which node of its call a decomposed node comes from. Decomposition makes the items of a result anew, unmarked."""
-    if is_item(node):
-        node = node.args[0]
-    mark = (node.meta.get("custom") or {}).get(_POSITION)
+    made_by: Any = node.args[0] if is_item(node) else node
+    mark = (made_by.meta.get("custom") or {}).get(_POSITION)
     return None if mark is None else mark[1]
 
 
@@ -243,7 +243,8 @@ def _copied(
     Returns:
         The nodes of its results.
     """
-    by, by_sizes = repeat.args[3:5]
+    arguments: Any = repeat.args
+    by, by_sizes = arguments[3:5]
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     for source, target in [*zip(body.tensors, by, strict=True), *zip(body.sizes, by_sizes, strict=True)]:
         if isinstance(source, torch.fx.Node):

@@ -21,6 +21,7 @@ from torch import nn
 from modelexport.errors import WeightsError
 from modelexport.files.safetensors_files import Place, SafetensorsFile
 from modelexport.format.dtypes import dtype_name
+from modelexport.pytorch.pretrained import PretrainedModel
 from modelexport.pytorch.private_torch import outside_of_modes, tree_leaves, tree_map
 from modelexport.pytorch.weights.quantized_linear import QuantizedLinear, dequantized, is_linear
 from modelexport.weights.bytes_of_entries import Weights
@@ -47,7 +48,7 @@ class _Recorded(torch.Tensor):
                 return args[0]
         if func is torch.Tensor.detach or (func is torch.Tensor.__getitem__ and args[1] is Ellipsis):
             return args[0]
-        result = super().__torch_function__(func, types, args, kwargs)
+        result = super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         if isinstance(result, _Recorded) and not hasattr(result, "origin"):
             result.origin = (func, args, kwargs)
         elif isinstance(result, (tuple, list)):
@@ -74,7 +75,7 @@ def build_without_weights(
     files: Sequence[SafetensorsFile],
     dtype: str | None,
     packed: Mapping[str, Scheme] | None = None,
-) -> tuple[nn.Module, dict[str, Any], Weights]:
+) -> tuple[PretrainedModel, dict[str, Any], Weights]:
     """A model whose parameters use no memory, the loading info, and the places of its weights.
 
     Buffers, and parameters that the checkpoint lacks, have real values: code computed them.
@@ -86,7 +87,9 @@ def build_without_weights(
         dtype: The element type to load with; ``None`` for that of the configuration or the checkpoint.
         packed: The layers whose weights the checkpoint has packed: linear layers keep them so; others get dense ones.
     """
-    state_dict = {name: _recorded(name, place) for file in files for name, place in file.tensors.items()}
+    state_dict: dict[str, torch.Tensor] = {
+        name: _recorded(name, place) for file in files for name, place in file.tensors.items()
+    }
     for layer, scheme in (packed or {}).items():
         _unpack_later(state_dict, layer, scheme, getattr(torch, dtype) if dtype is not None else None)
     model, info = cls.from_pretrained(
