@@ -29,45 +29,36 @@ def translated_opset(opset: int | None) -> int | None:
     return opset if opset is None else max(opset, OLDEST_TRANSLATED)
 
 
-def convert_to_opset(model: ir.Model, opset: int) -> ir.Model:
-    """Convert an inlined graph with owners to an older opset; its values keep their names.
+def convert_to_opset(model: ir.Model, opset: int) -> None:
+    """Convert an inlined graph with owners to an older opset, in place; its values keep their names.
 
     Raises:
         CaptureError: ONNX cannot convert one of the graph's operators.
     """
     if model.opset_imports.get("") == opset:
-        return model
+        return
     with_unique_names(model, {})
     source = take_snapshot(model)
-    reasons = _Reasons()
+    why = ""
+
+    def note(record: logging.LogRecord) -> bool:
+        """Keep the reason of a failure, which the converter only logs."""
+        nonlocal why
+        error = record.exc_info[1] if record.exc_info else None
+        why = next((f": {line.strip()}" for line in reversed(str(error or "").strip().splitlines())), why)
+        return False
+
     logger = logging.getLogger(version_converter.__name__)
-    logger.addFilter(reasons)
+    logger.addFilter(note)
     try:
         with collected():
             version_converter.ConvertVersionPass(opset, fallback=True)(model)
     finally:
-        logger.removeFilter(reasons)
+        logger.removeFilter(note)
     if model.opset_imports.get("") != opset:
-        before = model.opset_imports.get("")
-        reason = f"ONNX cannot convert this graph from opset {before} to opset {opset}{reasons.last}"
+        reason = f"ONNX cannot convert this graph from opset {model.opset_imports.get('')} to opset {opset}{why}"
         raise CaptureError(
             f"{reason}; choose opset {OLDEST_TRANSLATED} or later, or the front end torchscript", reason=reason
         )
     passes.ShapeInferencePass()(model)
     derive_owners(source, model)
-    return model
-
-
-class _Reasons(logging.Filter):
-    """Records why the converter failed: it only logs the reason."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = ""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        if error is not None:
-            text = str(error).strip().splitlines()
-            self.last = f": {text[-1].strip()}" if text else ""
-        return False
