@@ -64,12 +64,10 @@ def capture_by_tracing(
     """Trace and translate a model. The model's state is restored afterwards, also after a failure.
 
     Args:
-        inputs: Keyword or positional arguments of ``model.forward``; not changed.
+        inputs, constants: As in :func:`modelexport.capture.dynamo.capture_by_dynamo`.
         dynamic: Make every axis of every input dynamic. A trace cannot tell which of them the model fixes.
         opset: The opset of the ONNX standard domain, from :data:`TRACED_OPSETS`; ``None`` for the exporter's default.
-        constants: Arguments whose values the graph keeps, instead of taking them as inputs.
-        stack_traces: Changes nothing: a trace has the lines of Python.
-        form: Changes nothing: the exporter does not translate these layers.
+        stack_traces, form: Change nothing: a trace has the lines of Python, and no translation of packed layers.
         presumed: Has the lines that may read values.
 
     Raises:

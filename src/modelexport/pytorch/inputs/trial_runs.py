@@ -41,12 +41,9 @@ def fitting_shapes(module: torch.nn.Module, batch: int) -> list[tuple[Shape, int
             spaces = [(edge,) * rank for edge in (SAMPLES, _EDGES, (16, 32, 64))[rank - 1]]
             shapes = [(batch, module.in_channels, *space) for space in spaces]
             shapes += [(batch, *space) for space in spaces] if module.in_channels == 1 else []
-        case nn.RNNBase():
-            shapes = [(batch, length, module.input_size) if module.batch_first else (length, batch, module.input_size)]
-        case nn.MultiheadAttention():
-            shapes = [(batch, length, module.embed_dim) if module.batch_first else (length, batch, module.embed_dim)]
-        case nn.Transformer():
-            shapes = [(batch, length, module.d_model) if module.batch_first else (length, batch, module.d_model)]
+        case nn.RNNBase() | nn.MultiheadAttention() | nn.Transformer():
+            widths: list[Any] = [getattr(module, name, None) for name in ("input_size", "embed_dim", "d_model")]
+            shapes = [(*((batch, length) if module.batch_first else (length, batch)), next(filter(None, widths)))]
         case nn.LayerNorm() | nn.RMSNorm():
             shapes = [(batch, length, *module.normalized_shape), (batch, *module.normalized_shape)]
         case nn.modules.batchnorm._NormBase():
@@ -82,12 +79,11 @@ class TrialRuns:
 
     def _shapes_of(self, inputs: Mapping[str, Any] | tuple[Any, ...]) -> Mapping[str, Any] | tuple[Any, ...]:
         """The inputs, or, for a model without weights, tensors of the same types and shapes without data."""
-        fake = self._fake
-        if fake is None:
-            return inputs
-        shapes: Mapping[str, Any] | tuple[Any, ...] = tree_map(
-            lambda value: fake.from_tensor(value) if isinstance(value, torch.Tensor) else value, inputs
-        )
+
+        def without_data(value: Any) -> Any:
+            return self._fake.from_tensor(value) if self._fake and isinstance(value, torch.Tensor) else value
+
+        shapes: Mapping[str, Any] | tuple[Any, ...] = tree_map(without_data, inputs) if self._fake else inputs
         return shapes
 
     def call(self, function: Callable[..., Any], inputs: Mapping[str, Any] | tuple[Any, ...]) -> Any:
