@@ -94,6 +94,7 @@ CASES: dict[str, Callable[[torch.Tensor], Any]] = {
     ],
     "searched": lambda y: (
         torch.searchsorted(y[0, 0].sort()[0], 0.1),
+        torch.searchsorted(y[0, 0].sort()[0], torch.where(y[1] > 0, y[1], float("nan")), right=True),
         torch.bucketize(0.1, y[0, 0].sort()[0], right=True),
         torch.where(y > 0, 0, y.round()).unique_consecutive(return_inverse=True, return_counts=True),
         (y > 0).unique_consecutive(),
