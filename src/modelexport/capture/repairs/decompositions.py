@@ -56,15 +56,10 @@ def scatter_reduced(self: Any, dim: int, index: Any, src: Any, reduce: str, *, i
         total = old.scatter_add(dim, index, src)
         rounded = None if self.is_floating_point() or self.is_complex() else "floor"
         return torch.div(total, count, rounding_mode=rounded)
-    if include_self:
+    if include_self or reduce not in ("amax", "amin") or not self.is_floating_point():
         return NotImplemented
-    if reduce in ("sum", "prod"):
-        neutral: float = 0 if reduce == "sum" else 1
-    elif self.is_floating_point():
-        neutral = float("-inf" if reduce == "amax" else "inf")
-    else:
-        neutral = torch.iinfo(self.dtype).min if reduce == "amax" else torch.iinfo(self.dtype).max
-    return torch.scatter_reduce(self.scatter(dim, index, neutral), dim, index, src, reduce, include_self=True)
+    begun = self.scatter(dim, index, float("-inf" if reduce == "amax" else "inf"))
+    return torch.scatter_reduce(begun, dim, index, src, reduce, include_self=True)
 
 
 def copied(self: Any, src: Any, non_blocking: bool = False) -> Any:
