@@ -58,7 +58,7 @@ class Quotients(nn.Module):
 
 @pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
 def test_quotients_are_not_rounded_before_they_are_floored(frontend: Any, tmp_path: Path) -> None:
-    inputs = torch.tensor([[1.0, -0.7], [0.3, -2.0]]), torch.tensor([50331651, -50331652, -7, 7])
-    plain = torch.rand(2, 2), torch.arange(4)
+    inputs = torch.tensor([[1.0, -0.7], [0.3, -2.0]]), torch.tensor([50331651, -50331652, -7, 2**62 + 1, -(2**62) - 1])
+    plain = torch.rand(2, 2), torch.arange(5)
     export(Quotients(), plain, tmp_path / "m.onnx", frontend=frontend, check=False)
     assert wrong(tmp_path / "m.onnx", Quotients(), inputs) == ""

@@ -21,7 +21,9 @@ def remainder(self: Any, other: Any) -> Any:
 def quotient(self: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
     """``div``, if it is rounded: translations divide integers in float32, and others before the remainder is known."""
     if not _has_fractions(self, other) and rounding_mode is not None:
-        return torch.floor_divide(self if rounding_mode == "floor" else self - torch.fmod(self, other), other)
+        whole = torch.floor_divide(self, other)
+        is_below = (whole < 0) & (whole * other != self)
+        return torch.where(is_below, whole + 1, whole) if rounding_mode == "trunc" else whole
     return floored_quotient(self, other) if rounding_mode == "floor" else NotImplemented
 
 
