@@ -25,6 +25,7 @@ from modelexport.capture.front_ends import capture
 from modelexport.capture.patches import TABLE, private, problem, replaced, turned_off, usable
 from modelexport.capture.repairs.recurrent import steps_open
 from modelexport.capture.repairs.untraceable import _Rewritten, reading_no_values
+from modelexport.capture.transformers_exporter import _of_imported_models
 from modelexport.errors import CaptureError, VersionWarning
 
 aten = torch.ops.aten
@@ -253,3 +254,13 @@ def test_transformers_that_cannot_be_imported_does_not_stop_other_models(tmp_pat
     command = [sys.executable, "-c", "\n".join(lines)]
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
+
+
+def test_the_modules_of_other_models_are_not_imported_to_be_changed() -> None:
+    module = "transformers.models.yoso.modeling_yoso"
+    imported_already = module in sys.modules
+    with replaced({"changed models": _of_imported_models}):
+        assert (private("changed models")(module, missing_ok=True) is None) != imported_already
+        assert (module in sys.modules) == imported_already
+        assert private("changed models")("torch.Tensor", missing_ok=True) is torch.Tensor
+    assert private("changed models")(module, missing_ok=True) is sys.modules[module]

@@ -152,16 +152,23 @@ def test_calls_have_one_order_though_the_model_iterates_over_a_set(tmp_path: Pat
     assert called == [f"letters.{letter}" for letter in fixed.stdout.decode().split()]
 
 
-def test_tree_does_not_import_torch(exported: Exporter) -> None:
+def test_tree_and_cost_do_not_import_what_they_do_not_need(exported: Exporter) -> None:
     code = f"""
 import sys
-sys.argv = ["modelexport", "tree", {str(exported("blocks").path)!r}]
 from modelexport.cli.app import main
-try:
-    main()
-except SystemExit as stop:
-    assert not stop.code, stop.code
-assert not {{"torch", "transformers", "rich", "sympy.core"}} & set(sys.modules)
+for command in ("tree", "cost"):
+    sys.argv = ["modelexport", command, {str(exported("blocks").path)!r}]
+    try:
+        main()
+    except SystemExit as stop:
+        assert not stop.code, stop.code
+assert not {{"torch", "transformers", "rich", "sympy.core", "onnx.reference"}} & set(sys.modules)
+from scipy.optimize import linear_sum_assignment
+assert "scipy.optimize._optimize" not in sys.modules
+assert [list(rows) for rows in linear_sum_assignment([[1, 0], [0, 1]])] == [[0, 1], [1, 0]]
+assert "scipy.optimize._optimize" in sys.modules
+import sympy.core
+assert sympy.Symbol("n") * 2 == sympy.sympify("2*n")
 """
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 

@@ -45,7 +45,7 @@ from modelexport.capture.failure_hints import (
 )
 from modelexport.capture.numbers_of_python import compute_numbers_in_double, floor_quotients_of_sizes
 from modelexport.capture.once.decomposed_calls import decomposed_once
-from modelexport.capture.once.signatures import parsed_once, signed_once
+from modelexport.capture.once.signatures import parsed_when_used, signed_when_used
 from modelexport.capture.opset_conversion import convert_to_opset, translated_opset
 from modelexport.capture.patches import private, replaced, require, usable
 from modelexport.capture.presumed_selections import Presumed
@@ -171,8 +171,8 @@ def _replacements(
         "decompose": lambda whole: decomposed_once(with_decompositions(whole), calls, ADDRESS_KEY),
         "prepare": outputs_converted_back,
         "translate": lambda export: with_translations(export, programs, translated),
-        "parsed": parsed_once,
-        "signatures": signed_once,
+        "parsed": parsed_when_used,
+        "signatures": signed_when_used,
         "operators": functools.cache,
         "lazy graphs": lambda _: True,
         "stack traces": lambda before: before or not stack_traces,

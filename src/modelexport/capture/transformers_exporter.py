@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
-from modelexport.capture.patches import private, usable
+from modelexport.capture.patches import private, replaced, usable
 from modelexport.capture.repairs.attention import ATTENTION
 from modelexport.core.collected_messages import collected
 from modelexport.core.replaced_attributes import attribute_set
@@ -41,7 +41,7 @@ def export_pretrained(
     from transformers.exporters.exporter_onnx import OnnxConfig
 
     config = OnnxConfig(dynamic=dynamic, opset_version=opset, optimize=False)
-    with contextlib.ExitStack() as translation:
+    with replaced({"changed models": _of_imported_models}), contextlib.ExitStack() as translation:
         program = _silent_exporter(translation).export(model, kwargs, config).program
     return program, tuple(value.name for value in program.graph.outputs)
 
@@ -65,6 +65,17 @@ def _silent_exporter(translation: contextlib.ExitStack) -> Any:
         pass
 
     return Silent()
+
+
+def _of_imported_models(resolve: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that finds an object by its path, which does not import the modules of other models for it."""
+
+    def resolve_imported(path: str, missing_ok: bool = False) -> Any:
+        module = ".".join(path.split(".")[:4])
+        is_unused = missing_ok and path.startswith("transformers.models.") and module not in sys.modules
+        return None if is_unused else resolve(path, missing_ok)
+
+    return resolve_imported
 
 
 @contextlib.contextmanager
@@ -95,7 +106,7 @@ def export_around_pretrained(
     from transformers.exporters.exporter_dynamo import reset_model_state
     from transformers.exporters.utils import apply_fx_node_fixes, apply_patches
 
-    with reset_model_state(model), apply_patches("onnx"):
+    with reset_model_state(model), replaced({"changed models": _of_imported_models}), apply_patches("onnx"):
         with torch.no_grad(), apply_patches("dynamo"), _attention_of_torch():
             program = torch.export.export(model, copied(args), copied(kwargs), dynamic_shapes=shapes, strict=False)
         apply_fx_node_fixes("onnx", program.graph_module)

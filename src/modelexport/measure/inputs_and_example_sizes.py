@@ -28,8 +28,6 @@ from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import open_file, session_options
 from modelexport.tagged.file import TaggedFile
 from modelexport.tagged.strip_and_inline import runnable
-from modelexport.traces.file_run import FileRun
-from modelexport.traces.node_computation import NodeError
 from modelexport.traces.reference_values import open_reference, reference_path
 
 
@@ -114,6 +112,9 @@ def shapes_in_run(tagged: TaggedFile, sizes: Mapping[str, int]) -> dict[str, tup
 
     Values in branches that are not taken have none.
     """
+    from modelexport.traces.file_run import FileRun  # slow to import
+    from modelexport.traces.node_computation import NodeError
+
     shapes: dict[str, tuple[int, ...]] = {}
 
     def watch(node: ir.Node, arrays: Sequence[Any], value: ir.Value, array: Any) -> Any:

@@ -1,36 +1,47 @@
-"""The parameters of the translations of ``torch.onnx``, read once in a process.
+"""The parameters of the translations of ``torch.onnx``, read when they are needed.
 
 Every export makes a registry of all translations anew: it parses the source of each of five hundred functions, and
-infers its signature. Both depend on the function alone.
+infers its signature. Both depend on the function alone, and a model needs few of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from typing import Any
-from weakref import WeakKeyDictionary
-
-_PARSED: MutableMapping[Any, Any] = WeakKeyDictionary()
-"""What was parsed, by function."""
 
 
-def parsed_once(parse: property) -> property:
+class _Parsed:
+    """What the source of a function says; it is parsed for anything but the domain, which the function has."""
+
+    def __init__(self, function: Any, parse: property) -> None:
+        self._function, self._parse = function, parse
+        self.domain = function.opset.domain
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parse.__get__(self._function), name)
+
+
+def parsed_when_used(parse: property) -> property:
     """The property of a function that parses its source."""
-
-    def function_ir(function: Any) -> Any:
-        if function not in _PARSED:
-            _PARSED[function] = parse.__get__(function)
-        return _PARSED[function]
-
-    return property(function_ir)
+    return property(lambda function: _Parsed(function, parse))
 
 
-def signed_once(sign: Callable[[Any], None]) -> Callable[[Any], None]:
-    """The method that infers the signature of an entry of the registry; it leaves what it finds at the function."""
+def signed_when_used(sign: Callable[[Any], None]) -> Callable[[Any], None]:
+    """The method that infers the signature of a new entry of the registry, and leaves it at the function."""
 
-    def sign_once(entry: Any) -> None:
-        if not entry.is_custom and entry.signature is None:
-            entry.signature = getattr(entry.onnx_function, "_pt_onnx_signature", None)
+    def signature(entry: Any) -> Any:
+        entry.__class__ = type(entry).__base__
+        entry.signature = getattr(entry.onnx_function, "_pt_onnx_signature", None)
         sign(entry)
+        return entry.signature
 
-    return sign_once
+    def sign_later(entry: Any) -> None:
+        if entry.is_custom or entry.signature is not None or entry.skip_signature_inference:
+            sign(entry)
+            return
+        if not unsigned:
+            unsigned.append(type("Unsigned", (type(entry),), {"signature": property(signature)}))
+        entry.__class__ = unsigned[0]
+
+    unsigned: list[type] = []
+    return sign_later
