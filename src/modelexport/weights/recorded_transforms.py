@@ -54,7 +54,7 @@ def apply_transform(
     outputs: dict[str, Any] = {}
     for number, step in enumerate(steps):
         try:
-            inputs = [_input(name, outputs, tensors) for name in step.inputs]
+            inputs = [(outputs if name in outputs else tensors)[name] if name else None for name in step.inputs]
             results = _run(step, inputs, wide=wide)
         except (KeyError, WeightsError):
             raise
@@ -68,12 +68,6 @@ def apply_transform(
     result = outputs[f"%{len(steps) - 1}"]
     assert isinstance(result, np.ndarray)
     return result
-
-
-def _input(name: str, outputs: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> Any:
-    if not name:
-        return None
-    return outputs[name] if name in outputs else tensors[name]
 
 
 def _run(step: TransformStep, inputs: Sequence[Any], *, wide: bool) -> tuple[Any, ...]:

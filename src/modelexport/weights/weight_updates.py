@@ -78,9 +78,37 @@ def update_weights(
     """
     path, output = as_path(path), Path(output)
     check_writable(output, [path] if isinstance(state_dict, Mapping) else [path, Path(state_dict)])
-    if isinstance(state_dict, Mapping):
-        return _update(path, _InMemory(state_dict), output, strict)
-    return _update(path, WeightsInFile(Path(state_dict)), output, strict)
+    weights = _InMemory(state_dict) if isinstance(state_dict, Mapping) else WeightsInFile(Path(state_dict))
+    model = load_onnx(path)
+    check_version(path, format_version(model))
+    plans, tied, read = planned(path, model, weights, strict)
+    values = list(initializers(model))
+    tensors = {value: new_tensor(path, value, plan, read) for value, plan in plans.items()}
+    if not is_tagged(model):
+        forget_values(model)
+    external = any(isinstance(value.const_value, ir.ExternalTensor) for value in values)
+    sidecar = path.with_suffix(_SIDECAR)
+    documents = {}
+    try:
+        check_document(path, model, _SIDECAR)
+        documents = {_SIDECAR: read_document(sidecar)} if sidecar.exists() else {}
+    except FileFormatError as error:
+        READING.info("not used: %s", error)
+    with checked_and_written(output.parent, [path]) as staging:
+        target = staging / output.name
+        save_model(model, target, external=external, tensors=tensors, same_graph=True)
+        for suffix, content in documents.items():
+            target.with_suffix(suffix).write_bytes(content)
+        files = [str(output.parent / file.name) for file in sorted(staging.iterdir())]
+    return UpdateResult(
+        path=str(output),
+        files=files,
+        replaced=len(plans),
+        transformed=sum(bool(plan.steps) for plan in plans.values()),
+        kept=len(values) - len(plans),
+        used=len(tied),
+        unused=len(weights.types.keys() - tied.keys()),
+    )
 
 
 class _InMemory:
@@ -139,39 +167,6 @@ def planned(
         return weights.read(next(name for name in tied[key] if name in weights.types))
 
     return plans, tied, read
-
-
-def _update(path: Path, weights: _InMemory | WeightsInFile, output: Path, strict: bool) -> UpdateResult:
-    model = load_onnx(path)
-    check_version(path, format_version(model))
-    plans, tied, read = planned(path, model, weights, strict)
-    values = list(initializers(model))
-    tensors = {value: new_tensor(path, value, plan, read) for value, plan in plans.items()}
-    if not is_tagged(model):
-        forget_values(model)
-    external = any(isinstance(value.const_value, ir.ExternalTensor) for value in values)
-    sidecar = path.with_suffix(_SIDECAR)
-    documents = {}
-    try:
-        check_document(path, model, _SIDECAR)
-        documents = {_SIDECAR: read_document(sidecar)} if sidecar.exists() else {}
-    except FileFormatError as error:
-        READING.info("not used: %s", error)
-    with checked_and_written(output.parent, [path]) as staging:
-        target = staging / output.name
-        save_model(model, target, external=external, tensors=tensors, same_graph=True)
-        for suffix, content in documents.items():
-            target.with_suffix(suffix).write_bytes(content)
-        files = [str(output.parent / file.name) for file in sorted(staging.iterdir())]
-    return UpdateResult(
-        path=str(output),
-        files=files,
-        replaced=len(plans),
-        transformed=sum(bool(plan.steps) for plan in plans.values()),
-        kept=len(values) - len(plans),
-        used=len(tied),
-        unused=len(weights.types.keys() - tied.keys()),
-    )
 
 
 def _check_recorded(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from modelexport.cli.printing import print_json, print_result
+from modelexport.cli.printing import print_result
 from modelexport.cli.progress import stages_on_line
 from modelexport.cli.shared_options import FILE, JSON
 from modelexport.core.declared_options import option
@@ -18,10 +18,7 @@ def devices(as_json: bool = JSON) -> None:
     from modelexport.runtime.devices import find_devices
 
     devices_here = find_devices()
-    if as_json:
-        print_json({"devices": devices_here})
-    else:
-        print(format_devices(devices_here))
+    print_result({"devices": devices_here}, lambda: format_devices(devices_here), as_json=as_json)
 
 
 def kit(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from modelexport.cli.model_argument import Loading, ModelChoice, load_for_package, read_sizes
-from modelexport.cli.printing import format_headings, print_json
+from modelexport.cli.printing import format_headings, print_result
 from modelexport.cli.progress import stages_on_line
 from modelexport.cli.shared_options import DEVICE, FILE, INPUTS
 from modelexport.core.declared_options import option
@@ -111,10 +111,7 @@ def verify(
         _show_errors(file, report, shown.html, as_csv=shown.as_csv)
     if not shown.as_csv:
         document, text = _shown(report, verbose=shown.verbose)
-        if shown.as_json:
-            print_json(document)
-        else:
-            print(text)
+        print_result(document, lambda: text, as_json=shown.as_json)
     if not report.agrees:
         raise typer.Exit(1)
 

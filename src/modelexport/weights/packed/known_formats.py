@@ -6,7 +6,6 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from safetensors import safe_open
 
 from modelexport.errors import WeightsError
@@ -35,12 +34,12 @@ def find_packed(settings: Mapping[str, Any], files: Sequence[SafetensorsFile]) -
         WeightsError: The format has settings that are not known, or the tensors do not fit it.
     """
     method = settings["quant_method"]
+    notes: dict[str, str] = {}
+    for file in files:
+        with safe_open(file.path, framework="numpy") as opened:
+            notes.update(opened.metadata() or {})
     places = {name: place for file in files for name, place in file.tensors.items()}
-
-    def read(name: str) -> np.ndarray:
-        return places[name].tensor(name).numpy().copy()
-
-    schemes = FORMATS[method].find(settings, Reader(places, read, _notes(files)))
+    schemes = FORMATS[method].find(settings, Reader(places, notes))
     if not schemes:
         raise WeightsError(
             f"config.json says that the checkpoint is quantized by {method}, and it has no such weights: download both "
@@ -61,11 +60,3 @@ def entry_name(name: str) -> str:
     """The name that a tensor of a checkpoint has in a ``state_dict``, where parameters have no dots in their names."""
     dotted = _DOTTED.search(name)
     return name if dotted is None else name[: dotted.start(1)] + dotted[1].replace(".", "_")
-
-
-def _notes(files: Sequence[SafetensorsFile]) -> dict[str, str]:
-    notes: dict[str, str] = {}
-    for file in files:
-        with safe_open(file.path, framework="numpy") as opened:
-            notes.update(opened.metadata() or {})
-    return notes

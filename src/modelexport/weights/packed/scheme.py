@@ -46,14 +46,16 @@ class Part:
     """Whether the result has the bytes of the first tensor, if the columns need not be sorted."""
 
 
+@dataclass(frozen=True)
 class Reader:
     """The tensors of a checkpoint by name: their places, and their contents on demand."""
 
-    def __init__(
-        self, places: Mapping[str, Place], read: Callable[[str], np.ndarray], notes: Mapping[str, Any]
-    ) -> None:
-        self.places, self.read, self.notes = places, read, notes
-        """``notes`` are the metadata in the headers of the files."""
+    places: Mapping[str, Place]
+    notes: Mapping[str, Any]
+    """The metadata in the headers of the files."""
+
+    def read(self, name: str) -> np.ndarray:
+        return self.places[name].tensor(name).numpy().copy()
 
     def layers(self, role: str) -> list[str]:
         """The names of the layers that have a tensor of this role."""
