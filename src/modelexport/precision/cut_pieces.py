@@ -150,7 +150,7 @@ class Pieces:
         values = {}
         for value in piece.graph.initializers.values():
             before = self._model.graph.initializers.get(value.name or "")
-            if before is not None and _equal(before.const_value, value.const_value):
+            if before is not None and same_tensors(before.const_value, value.const_value):
                 values[value] = before
             else:
                 values[value] = created = value_like(value)
@@ -240,10 +240,10 @@ def _together(owners: Sequence[Owner | None]) -> Owner | None:
     return Owner(tuple(calls), Evidence.DERIVED) if calls else None
 
 
-def _equal(first: ir.TensorProtocol | None, second: ir.TensorProtocol | None) -> bool:
-    if first is None or second is None or first.dtype != second.dtype or first.shape != second.shape:
-        return False
-    return first is second or first.tobytes() == second.tobytes()
+def same_tensors(first: ir.TensorProtocol | None, second: ir.TensorProtocol | None) -> bool:
+    if first is None or second is None or first is second:
+        return first is second
+    return first.dtype == second.dtype and first.shape == second.shape and first.tobytes() == second.tobytes()
 
 
 def _is_same(first: ir.Node, second: ir.Node, inputs: Sequence[ir.Value | None]) -> bool:

@@ -67,7 +67,11 @@ def find_groups(tagged: TaggedFile) -> list[Group]:
     groups = []
     for together in merged([*([node] for node in nodes), *by_weight.values(), *attentions]):
         why: Why = "alone" if len(together) == 1 else "weight" if of_attentions.isdisjoint(together) else "attention"
-        groups.append(_group(together, nodes, why))
+        owners = (owner_of(node) for node in together)
+        calls = dict.fromkeys(str(call) for owner in owners if owner is not None for call in owner.calls)
+        names = tuple(node.name or "" for node in together)
+        weights = dict.fromkeys(nodes[node].name or "" for node in together)
+        groups.append(Group(nodes=names, calls=tuple(calls), weights=tuple(weights), why=why))
     return groups
 
 
@@ -131,14 +135,3 @@ def _is_fused_attention(node: ir.Node) -> bool:
         return node.op_type.endswith("Attention")
     schema = onnx.defs.get_schema(node.op_type, domain=node.domain)
     return {"Q", "K", "V"} <= {parameter.name for parameter in schema.inputs}
-
-
-def _group(together: list[ir.Node], weights: Mapping[ir.Node, ir.Value], why: Why) -> Group:
-    owners = (owner_of(node) for node in together)
-    calls = dict.fromkeys(str(call) for owner in owners if owner is not None for call in owner.calls)
-    return Group(
-        nodes=tuple(node.name or "" for node in together),
-        calls=tuple(calls),
-        weights=tuple(dict.fromkeys(weights[node].name or "" for node in together)),
-        why=why,
-    )

@@ -30,7 +30,7 @@ from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.lineage.retagging import RetagReport, write_retagged
 from modelexport.precision.calibration_data import Runs, given_runs
 from modelexport.precision.changes_for_devices import apply_changes
-from modelexport.precision.cut_pieces import Pieces, cut_piece, weight_behind
+from modelexport.precision.cut_pieces import Pieces, cut_piece, same_tensors, weight_behind
 from modelexport.precision.equal_method_groups import weighted_nodes
 from modelexport.precision.methods import Method, apply_method
 from modelexport.precision.prepared_for_quantizers import prepared
@@ -306,13 +306,9 @@ def _same(first: ir.Node, second: ir.Node) -> bool:
     names, now = ([value and value.name for value in (*node.inputs, *node.outputs)] for node in (first, second))
     if first.op_identifier() != second.op_identifier() or names != now or _written(first) != _written(second):
         return False
-    for before, after in zip(first.inputs, second.inputs, strict=True):
-        if before is None or after is None or not before.is_initializer():
-            continue
-        a, b = before.const_value, after.const_value
-        if a is not b and (a is None or b is None or a.dtype != b.dtype or a.tobytes() != b.tobytes()):
-            return False
-    return True
+    pairs = zip(first.inputs, second.inputs, strict=True)
+    held = ((before, after) for before, after in pairs if before is not None and after is not None)
+    return all(same_tensors(before.const_value, after.const_value) for before, after in held if before.is_initializer())
 
 
 def _written(node: ir.Node) -> list[bytes]:

@@ -138,11 +138,9 @@ def model_parts(
     Args:
         inside: The addresses of modules that the pipeline calls itself.
     """
-    noted = {
-        part.entry.component: f"the pipeline also calls {address} itself, which is in no part"
-        for part in parts
+    notes = {
+        address.partition(".")[0]: (f"the pipeline also calls {address} itself, which is in no part",)
         for address in inside
-        if address.startswith(f"{part.entry.component}.")
     }
     return [
         ModelPart(
@@ -152,7 +150,7 @@ def model_parts(
             part.entry.component,
             file=f"{part.name}/model.onnx",
             optional=part.is_optional(modules),
-            notes=(noted[part.entry.component],) if part.entry.component in noted else (),
+            notes=notes.get(part.entry.component, ()),
         )
         for part in parts
     ]
