@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from modelexport.errors import UsageError
-from modelexport.format.documents import Value
+from modelexport.format.documents import Hierarchy
 from modelexport.format.package_manifest import Generation, Rows, Start
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.sessions import open_session, run_session
@@ -35,24 +35,20 @@ BATCH, SEQUENCE, PAST_SEQUENCE = "batch", "sequence", "past_sequence"
 _DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(double)": "float64"}
 
 
-def generation_of(
-    inputs: Mapping[str, Sequence[Value]],
-    outputs: Mapping[str, Sequence[str]],
-    rows: Rows = "padded",
-    restart_after: int = 0,
-) -> Generation | None:
+def generation_of(parts: Mapping[str, Hierarchy], rows: Rows, restart_after: int) -> Generation | None:
     """How parts generate, by the names that their inputs and outputs have in every package of ours.
 
     Args:
-        inputs: Name of a part to its inputs.
-        outputs: Name of a part to the names of its outputs.
+        parts: Name of a part to the document that describes it.
         restart_after: The number of tokens after which the model's own ``generate`` begins with a new cache.
 
     Returns:
         ``None`` if there is no part ``decode``.
     """
-    if "decode" not in inputs:
+    if "decode" not in parts:
         return None
+    inputs = {name: part.inputs for name, part in parts.items()}
+    outputs = {name: [value.name for value in part.outputs] for name, part in parts.items()}
     step, first = "decode", "prefill" if "prefill" in inputs else "decode"
     ports = {port.name: port for part in (step, first) for port in inputs[part]}
     results = [name for part in inputs for name in outputs[part]]

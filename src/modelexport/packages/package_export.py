@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from modelexport.capture.exported_graph import Exported
 from modelexport.core.declared_options import with_keywords_of
-from modelexport.core.result_display import Rows, Written
+from modelexport.core.result_display import Rows as TableRows
+from modelexport.core.result_display import Written
 from modelexport.core.text import error_line, plural
 from modelexport.core.timed_stages import Stages
 from modelexport.errors import CaptureError, CheckError, ModelExportError, UsageError
@@ -22,7 +23,7 @@ from modelexport.exporting.options import Keywords, Options, PackageOptions
 from modelexport.exporting.pipeline import export
 from modelexport.files.manifest_file import write_manifest
 from modelexport.files.output_folders import check_package_folder
-from modelexport.format.package_manifest import PACKAGE_VERSION, Kind, Manifest, PartEntry
+from modelexport.format.package_manifest import PACKAGE_VERSION, Kind, Manifest, PartEntry, Rows
 from modelexport.packages.configs_and_tokenizers import write_layouts
 from modelexport.packages.diffusion.components_module import PipelineModules, as_module, is_diffusion_pipeline
 from modelexport.packages.generation_loop import BATCH, STEPWISE, generation_of
@@ -72,7 +73,7 @@ class PackageResult(Written):
         """The folder."""
         return self.folder
 
-    def _table(self) -> Rows:
+    def _table(self) -> TableRows:
         yield "part", "what"
         yield from self.parts.items()
 
@@ -257,11 +258,6 @@ def _manifest(
     ]
     how = None
     if kind == "generate":
-        described = {part.name: results[part.name].hierarchy for part in parts}
-        how = generation_of(
-            {name: hierarchy.inputs for name, hierarchy in described.items()},
-            {name: [value.name for value in hierarchy.outputs] for name, hierarchy in described.items()},
-            next((part.rows for part in parts if part.rows != "padded"), "padded"),
-            restart_after,
-        )
+        rows: Rows = next((part.rows for part in parts if part.rows != "padded"), "padded")
+        how = generation_of({part.name: results[part.name].hierarchy for part in parts}, rows, restart_after)
     return Manifest(format_version=PACKAGE_VERSION, kind=kind, parts=entries, weights=weights, generation=how)

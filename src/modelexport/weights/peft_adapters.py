@@ -196,15 +196,13 @@ def _read_configuration(folder: Path) -> _Configuration:
     path = folder / CONFIGURATION
     if not path.is_file():
         raise FileFormatError(f"{folder} has no {CONFIGURATION}: give the folder of an adapter that PEFT wrote")
-    try:
-        options = decode_json(read_regular(path, SETTINGS_BYTES), kind=dict[str, Any])
+    content = read_regular(path, SETTINGS_BYTES)
+    if_damaged = {"damaged": f"{path} is damaged or another document", "then": "save the adapter again"}
+    options = decode_json(content, kind=dict[str, Any], **if_damaged)
+    if str(options.get("peft_type")).upper() != "LORA":
         kind = options.get("peft_type")
-        if isinstance(kind, str) and kind.upper() == "LORA":
-            configuration = msgspec.convert(options, _Configuration)
-        else:
-            raise WeightsError(f"{folder} is an adapter of the kind {kind}, and modelexport applies LORA alone")
-    except (ValueError, UnicodeError) as error:
-        raise FileFormatError(f"{path} is damaged or another document ({error}): save the adapter again") from error
+        raise WeightsError(f"{folder} is an adapter of the kind {kind}, and modelexport applies LORA alone")
+    configuration: _Configuration = decode_json(content, kind=_Configuration, **if_damaged)
     known = {field.name for field in msgspec.structs.fields(_Configuration)} | _TRAINING
     if other := [name for name, value in options.items() if value and name not in known]:
         raise WeightsError(
