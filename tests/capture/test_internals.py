@@ -14,7 +14,7 @@ import commands
 import models
 from modelexport.capture.internals.both_exporters import study
 from modelexport.capture.internals.internals_report import FrontEnd, Internals, Quality, Stage, quality
-from modelexport.cli.show_internals import format_internals
+from modelexport.cli.show_models import format_internals
 from modelexport.pytorch.inputs.generated_inputs import generate_inputs
 from modelexport.pytorch.loading import load_model
 

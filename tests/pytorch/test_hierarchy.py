@@ -11,7 +11,7 @@ import torch
 import transformers
 from torch import nn
 
-from modelexport.cli.show_hierarchy_and_inputs import format_hierarchy
+from modelexport.cli.show_models import format_hierarchy
 from modelexport.core.calls import CallTree, ModuleCall, TensorSpec
 from modelexport.core.module_tree import ModuleTree
 from modelexport.core.tags import Tags

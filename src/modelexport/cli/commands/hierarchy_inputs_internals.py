@@ -29,7 +29,7 @@ def hierarchy(
 ) -> None:
     """Show the module tree of MODEL; nothing is exported."""
     choice = ModelChoice(model, inputs, loading)
-    from modelexport.cli.show_hierarchy_and_inputs import HierarchyMode, format_hierarchy
+    from modelexport.cli.show_models import HierarchyMode, format_hierarchy
     from modelexport.pytorch.hierarchy_overview import hierarchy as run
 
     runs = trace or mode != "static"
@@ -52,7 +52,7 @@ def inputs(
     as_json: bool = JSON,
 ) -> None:
     """Show the example inputs that MODEL is run with, or save them."""
-    from modelexport.cli.show_hierarchy_and_inputs import format_inputs
+    from modelexport.cli.show_models import format_inputs
 
     stages = stages_on_line()
     _, example = ModelChoice(model, spec, loading).load(stages)
@@ -66,7 +66,7 @@ def inputs(
 
 def internals(model: str = MODEL, inputs: Path | None = INPUTS, *, loading: Loading, as_json: bool = JSON) -> None:
     """Show what PyTorch's own exporters record about MODEL's modules; nothing is written."""
-    from modelexport.cli.show_internals import format_internals
+    from modelexport.cli.show_models import format_internals
 
     stages = stages_on_line()
     loaded, example = ModelChoice(model, inputs, loading).load(stages)

@@ -1,4 +1,4 @@
-"""The text of ``modelexport hierarchy`` and ``inputs``: a model's modules, the calls of a run, example inputs."""
+"""The text of ``modelexport hierarchy``, ``inputs`` and ``internals``: a model that is not exported."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from modelexport.core.tags import Tags
 from modelexport.core.text import align, indent, plural
 
 if TYPE_CHECKING:
+    from modelexport.capture.internals.internals_report import Internals
     from modelexport.core.uncalled_modules import Comparison
     from modelexport.pytorch.hierarchy_overview import HierarchyOverview
 
@@ -142,3 +143,38 @@ def format_inputs(described: Mapping[str, Mapping[str, object]]) -> str:
         sizes = ", ".join(map(str, facts["shape"])) if isinstance(facts["shape"], list) else ""
         rows.append((name, f"{facts['dtype']}[{sizes}]", f"{facts['least']}", f"{facts['largest']}"))
     return align(rows, right={2, 3})
+
+
+def format_internals(internals: Internals) -> str:
+    """The map from module to scope name, the quality of names, and the stages of each exporter."""
+    parts = []
+    if internals.module_map:
+        rows = [("MODULE", "SCOPE")]
+        for entry in internals.module_map:
+            above, _, last = entry.path.rpartition(".")
+            depth = above.count(".") + 2 if above else int(bool(entry.path))
+            rows.append((indent(depth, last or "."), entry.scope or "not in the map"))
+        parts.append(align(rows))
+        quality = (("module map", internals.map_quality), ("captured nodes", internals.scope_quality))
+        head = ("SCOPE NAMES OF", "PLAIN", "CLASS", "HIERARCHY", "NONE", "DIFFERENT")
+        counts = (
+            (name, counted.plain, counted.class_scopes, counted.full_hierarchies, counted.none, counted.different)
+            for name, counted in quality
+        )
+        parts.append(align([head, *counts]))
+    stages = [(front_end.name, stage) for front_end in internals.front_ends for stage in front_end.stages]
+    table = (
+        (name, stage.name, stage.graph, stage.nodes, stage.located, stage.calls, stage.bytes) for name, stage in stages
+    )
+    parts.append(align([("EXPORTER", "STAGE", "GRAPH", "NODES", "LOCATED", "CALLS", "BYTES"), *table]))
+    records = (
+        (name, stage.name, key, facts.nodes, facts.bytes)
+        for name, stage in stages
+        for key, facts in stage.keys.items()
+        if facts.bytes is not None
+    )
+    parts.append(align([("EXPORTER", "STAGE", "RECORD", "NODES", "BYTES"), *records], right={3, 4}))
+    parts += [f"{way.name} failed: {way.error}" for way in internals.front_ends if way.error]
+    called = f"{internals.modules_called:,} of {plural(internals.modules, 'module')}"
+    parts.append(f"one run makes {plural(internals.calls, 'call')} of {called}, the root included")
+    return "\n\n".join(parts)
