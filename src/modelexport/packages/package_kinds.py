@@ -39,15 +39,12 @@ def load_for_parts(
     folder = named_folder(spec) or Path(spec)
     linked = any((folder / name).is_file() for name in (SINGLE, INDEX))
     weights: Literal["files", "auto"] = "files" if linked else "auto"
+    how: dict[str, Any] = {"trust_remote_code": trust_remote_code, "dtype": dtype}
     if parts in ("auto", "pipeline") and (folder / MODEL_INDEX).is_file():
-        return load_diffusion(folder, trust_remote_code=trust_remote_code, dtype=dtype), "arguments"
+        return load_diffusion(folder, **how), "arguments"
     if parts in ("auto", "pipeline") and (pipeline := sentences.pipeline_folder(spec)) is not None:
-        return sentences.load_pipeline(
-            pipeline, trust_remote_code=trust_remote_code, dtype=dtype, weights=weights
-        ), "nothing"
-    loaded = load_model(
-        spec, model_class=model_class, trust_remote_code=trust_remote_code, seed=seed, dtype=dtype, weights=weights
-    )
+        return sentences.load_pipeline(pipeline, weights=weights, **how), "nothing"
+    loaded = load_model(spec, model_class=model_class, seed=seed, weights=weights, **how)
     return loaded, "sizes" if parts != "whole" and can_generate(loaded.model) else "inputs"
 
 
