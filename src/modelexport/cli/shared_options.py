@@ -38,6 +38,7 @@ INPUTS = option(
     metavar="SPEC.json",
     file="read",
 )
+ARRAYS = option(None, "Arrays by name: .npz, .safetensors, or a JSON description.", metavar="FILE", file="read")
 OUTPUT = option(..., "The file to write.", flag="-o --output", metavar="OUT.onnx", file="written")
 
 

@@ -85,7 +85,8 @@ def format_table(
     cut = _fitting([header, *body], screen.width, least=header.index("") + 2)
     lines = align([cells[:cut] for cells in (header, *body)], right=right).splitlines()
     if screen.colour:
-        lines[1:] = [_coloured(line, share) for line, share in zip(lines[1:], bars, strict=True)]
+        colours = [_COLOURS[(share >= 0.1) + (share >= 0.5)] for share in bars]
+        lines[1:] = [styled(line, style, colour=True) for line, style in zip(lines[1:], colours, strict=True)]
     hidden = len(rows) - len([row for row in rows if any(row.total.values())])
     below = [f"{plural(hidden, 'row')} without figures not shown"] if hidden else []
     if cut < len(header):
@@ -139,10 +140,6 @@ def _bar(share: float, blocks: bool) -> str:
         return "#" * round(share * BAR)
     eighths = max(0, min(round(share * BAR * 8), BAR * 8))
     return "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
-
-
-def _coloured(line: str, share: float) -> str:
-    return styled(line, _COLOURS[(share >= 0.1) + (share >= 0.5)], colour=True)
 
 
 def _cell(column: Column, figure: Any) -> str:

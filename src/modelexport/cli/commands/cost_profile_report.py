@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from modelexport.cli.model_argument import Loading, ModelChoice
 from modelexport.cli.printing import document_of_parts, fitting_depth, format_headings, left_out, print_json
 from modelexport.cli.progress import stages_on_line
-from modelexport.cli.shared_options import DEVICE, FILE_OR_FOLDER, parsed_sizes
+from modelexport.cli.shared_options import ARRAYS, DEVICE, FILE_OR_FOLDER, parsed_sizes
 from modelexport.core.declared_options import argument, option
 from modelexport.errors import UsageError
 
@@ -95,9 +95,7 @@ def cost(
 def profile(
     file: Path = FILE_OR_FOLDER,
     selectors: Sequence[str] = ONLY,
-    inputs: Path | None = option(
-        None, "Arrays by name: .npz, .safetensors, or a JSON description.", metavar="FILE", file="read"
-    ),
+    inputs: Path | None = ARRAYS,
     size: Sequence[str] = SIZE,
     *,
     how: Runs,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from modelexport.cli.printing import print_result
 from modelexport.cli.progress import stages_on_line
-from modelexport.cli.shared_options import FILE, JSON
+from modelexport.cli.shared_options import ARRAYS, FILE, JSON
 from modelexport.core.declared_options import option
 from modelexport.core.text import plural
 
@@ -27,9 +27,7 @@ def kit(
     modules: Sequence[str] = option(
         (), "Calls that become parts, beside the whole; by default all.", flag="--module", metavar="SELECTOR"
     ),
-    inputs: Path | None = option(
-        None, "Arrays by name: .npz, .safetensors, or a JSON description.", metavar="FILE", file="read"
-    ),
+    inputs: Path | None = ARRAYS,
     seed: int = option(0, "For random inputs.", metavar="N"),
     as_json: bool = JSON,
 ) -> None:
