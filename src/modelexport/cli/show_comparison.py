@@ -27,9 +27,9 @@ _NUMBER = "\0"
 
 def format_comparison(comparison: FileComparison) -> str:
     """The comparison as text: facts, the calls in only one file, the calls that differ, and a summary line."""
-    first, other = comparison.first, comparison.second
-    parts = [_files(first, other), _operators(first.operators, other.operators)]
-    for facts, only in ((first, comparison.only_in_first), (other, comparison.only_in_second)):
+    first, second = comparison.first, comparison.second
+    parts = [_files(first, second), _operators(first.operators, second.operators)]
+    for facts, only in ((first, comparison.only_in_first), (second, comparison.only_in_second)):
         parts.append(_section(f"only in {facts.path}", [*_only(only)]))
     parts.append(_section("calls that differ", _changes(comparison.changed)))
     retagged = [change for change in comparison.changed if change.source_module or change.tag]
@@ -43,12 +43,12 @@ def format_comparison(comparison: FileComparison) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _files(first: FileFacts, other: FileFacts) -> str:
+def _files(first: FileFacts, second: FileFacts) -> str:
     """The facts of both files, one on each line; settings and packages only if they differ."""
-    rows = [("", first.path, other.path)]
-    rows += list(zip(_LINES, _fact_cells(first), _fact_cells(other), strict=True))
+    rows = [("", first.path, second.path)]
+    rows += list(zip(_LINES, _fact_cells(first), _fact_cells(second), strict=True))
     for kind in ("settings", "environment"):
-        left, right = (_values(getattr(facts, kind)) for facts in (first, other))
+        left, right = (_values(getattr(facts, kind)) for facts in (first, second))
         if not left or not right:
             continue
         rows += [
@@ -98,8 +98,8 @@ def _size(count: int) -> str:
     return f"{count / 1e6:,.1f} MB" if count >= 1e5 else f"{count:,} bytes"
 
 
-def _operators(first: Mapping[str, int], other: Mapping[str, int]) -> str:
-    pairs = [(name, first.get(name, 0), other.get(name, 0)) for name in sorted({*first, *other})]
+def _operators(first: Mapping[str, int], second: Mapping[str, int]) -> str:
+    pairs = [(name, first.get(name, 0), second.get(name, 0)) for name in sorted({*first, *second})]
     rows = [(name, f"{a:,}", f"{b:,}", f"{b - a:+,}") for name, a, b in pairs if a != b]
     if not rows:
         return ""
@@ -137,10 +137,10 @@ def _arrow(before: str | None, after: str | None) -> str:
 
 def _only(only: Sequence[OnlyInOne]) -> Iterator[tuple[str, str, str]]:
     """The names, the class and the sizes of calls that only one file has, those that differ in numbers together."""
-    for group in _grouped(only, lambda one: one.address, lambda one: class_in_tag(one.tag)):
-        calls, nodes = sum(one.calls for one in group), sum(one.nodes for one in group)
+    for group in _grouped(only, lambda call: call.address, lambda call: class_in_tag(call.tag)):
+        calls, nodes = sum(call.calls for call in group), sum(call.nodes for call in group)
         sizes = f"{plural(calls, 'call')} with those inside, {plural(nodes, 'node')}"
-        yield _span([one.address for one in group]), class_in_tag(group[0].tag), sizes
+        yield _span([call.address for call in group]), class_in_tag(group[0].tag), sizes
 
 
 def _changes(changed: Sequence[CallChange]) -> list[tuple[str, str]]:
@@ -242,7 +242,7 @@ def format_markdown(report: ChangeReport) -> str:
         lines.append("")
     lines += [f"| | {name[0]} | {name[1]} |", "|---|---|---|"]
     cells = zip(_LINES, _fact_cells(comparison.first), _fact_cells(comparison.second), strict=True)
-    lines += [f"| {what} | {as_markdown(one)} | {as_markdown(other)} |" for what, one, other in cells]
+    lines += [f"| {what} | {as_markdown(cell)} | {as_markdown(second_cell)} |" for what, cell, second_cell in cells]
     for change in report.costs or ():
         if change.first != change.second:
             lines.append(f"| {change.column} | {change.first} | {change.second}{' (more)' if change.worse else ''} |")

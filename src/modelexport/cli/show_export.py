@@ -123,7 +123,7 @@ def print_warnings(result: ExportResult, options: Options) -> None:
     from modelexport.exporting.export_checks import told_of_presumed
     from modelexport.exporting.markdown_report import told_of
 
-    lines = [*result.notes, *(f"{one.kind}: {one.where}; {told_of(one.kind)}" for one in result.unrepeatable)]
+    lines = [*result.notes, *(f"{item.kind}: {item.where}; {told_of(item.kind)}" for item in result.unrepeatable)]
     lines += [
         f"axis {axis.axis} of {axis.input} is not dynamic, it is {axis.size}: "
         f"{axis.call or 'the model itself'} fixes it ({axis.reason})"
@@ -134,7 +134,7 @@ def print_warnings(result: ExportResult, options: Options) -> None:
     if presumed := result.hierarchy.settings.presumed:
         lines.append(told_of_presumed(presumed))
     if result.attempts:
-        reasons = "; ".join(f"{one.frontend} failed: {one.reason.splitlines()[0]}" for one in result.attempts)
+        reasons = "; ".join(f"{item.frontend} failed: {item.reason.splitlines()[0]}" for item in result.attempts)
         lines.append(f"exported with {result.hierarchy.settings.frontend}; {reasons}")
     if options.tags.tags_as == "attributes":
         lines.append(

@@ -145,7 +145,7 @@ def random_feeds(
             if isinstance(size, ir.SymbolicDim) and size.value is not None and size.value.isidentifier():
                 bound[size.value] = actual
     session = open_file(path, session_options("none", provider))
-    return make_random_inputs(tagged.model, session, seed=seed, given=fixed, sized=_sized(tagged.model, bound))
+    return make_random_inputs(tagged.model, session, seed=seed, known=fixed, sized=_sized(tagged.model, bound))
 
 
 def _sized(model: ir.Model, sizes: Mapping[str, int]) -> ir.Model:

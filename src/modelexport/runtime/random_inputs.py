@@ -42,7 +42,7 @@ def make_random_inputs(
     runs: onnxruntime.InferenceSession,
     *,
     seed: int = 0,
-    given: Mapping[str, Any] | None = None,
+    known: Mapping[str, Any] | None = None,
     sized: ir.Model | None = None,
 ) -> dict[str, Any]:
     """Arrays that a file has run with: numbers drawn from a normal distribution, whole numbers, true.
@@ -53,14 +53,14 @@ def make_random_inputs(
         model: The file, for its inputs' types and shapes.
         runs: A session for the same file.
         seed: For the values.
-        given: Arrays of inputs that are not to be drawn.
+        known: Arrays of inputs that are not to be drawn.
         sized: A model with the same inputs, some of whose dynamic axes have a size.
 
     Raises:
         InputsError: The file does not run with any of the inputs that were tried.
     """
     reason, sizes = "", _inputs_that_are_sizes(model)
-    given = {**_compared_numbers(model), **(given or {})}
+    known = {**_compared_numbers(model), **(known or {})}
     without_numbers: dict[str, Any] | None = None
     scans = any(node.op_type == "Scan" for node in all_nodes(model))
     for of_axes in (*(_SIZES_OF_SCANS if scans else ()), *_SIZES):
@@ -70,14 +70,14 @@ def make_random_inputs(
         ):
             continue
         for lowest in (1, 0):
-            draw = partial(_drawn, model, shapes, seed, lowest, given)
+            draw = partial(_drawn, model, shapes, seed, lowest, known)
             drawn, bounds = draw({}), dict[str, int]()
             misfit = _misfit(runs, drawn)
             reason = reason or misfit
             if misfit.endswith(_NOT_A_NUMBER) and without_numbers is None:
                 without_numbers = drawn
             if not misfit:
-                for name in (name for name, array in drawn.items() if name not in given and array.dtype.kind in "iu"):
+                for name in (name for name, array in drawn.items() if name not in known and array.dtype.kind in "iu"):
                     for bound in (_LARGEST_SIZE,) if name in sizes else _BOUNDS:
                         if not _misfit(runs, draw({**bounds, name: bound})):
                             bounds[name] = bound

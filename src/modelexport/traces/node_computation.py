@@ -135,7 +135,7 @@ class NodeComputation:
                 results = self._implementations[node](*inputs)
         except Exception as error:  # any implementation, given any arrays
             raise NodeError(node, error) from error
-        return tuple(self._typed(value, one) for value, one in zip(node.outputs, results, strict=False))
+        return tuple(self._typed(value, result) for value, result in zip(node.outputs, results, strict=False))
 
     def _typed(self, value: ir.Value, array: Any) -> Any:
         """A result in the type that it has in this run."""
@@ -150,8 +150,8 @@ class NodeComputation:
 
         def run(*inputs: Any) -> tuple[Any, ...]:
             error: Exception | None = None
-            types = [getattr(one, "dtype", None) for one in inputs]
-            if reference is not None and not (any(one in _QUANTIZED for one in types) and np.float64 not in types):
+            types = [getattr(item, "dtype", None) for item in inputs]
+            if reference is not None and not (any(item in _QUANTIZED for item in types) and np.float64 not in types):
                 try:
                     return reference(*inputs)
                 except Exception as its:  # of any implementation, given any arrays
@@ -200,13 +200,15 @@ class NodeComputation:
             return None
         if proto.op_type == "Attention" and self._wide not in (None, "float64"):
             kernel = _with_scale_in_float32(kernel)
-        nothing = {"log": lambda *told: None, "opsets": self._opsets, "verbose": 0, "new_ops": None}
+        nothing = {"log": lambda *words: None, "opsets": self._opsets, "verbose": 0, "new_ops": None}
         try:
-            made = kernel(proto, nothing, schema)
+            implementation = kernel(proto, nothing, schema)
         except TypeError:  # some constructors do not take a schema
-            made = kernel(proto, nothing)
-        widen_attributes(made, lambda numbers: nudge(numbers, self._nudge, _generator()) if self._nudge else numbers)
-        return made.run  # type: ignore[no-any-return]
+            implementation = kernel(proto, nothing)
+        widen_attributes(
+            implementation, lambda numbers: nudge(numbers, self._nudge, _generator()) if self._nudge else numbers
+        )
+        return implementation.run  # type: ignore[no-any-return]
 
     def _nudged_result(self, array: Any) -> Any:
         if not self._nudge or array is None or array.dtype.kind != "f":

@@ -46,7 +46,7 @@ class Matches:
     def same(self) -> Mapping[ir.Value, list[Content]]:
         """Values to the contents with their elements in their order, those of all iterations of a loop."""
         return {
-            value: [one for each in prints for one in self.truth.contents.same(each, self.room(value))]
+            value: [content for each in prints for content in self.truth.contents.same(each, self.room(value))]
             for value, prints in self.trace.prints.items()
         }
 
@@ -55,27 +55,27 @@ class Matches:
         """Values to the contents with their elements in any order."""
         return {
             value: self.same[value]
-            or [one for each in prints for one in self.truth.contents.alike(each, self.room(value))]
+            or [content for each in prints for content in self.truth.contents.alike(each, self.room(value))]
             for value, prints in self.trace.prints.items()
         }
 
     @cached_property
     def found(self) -> set[Content]:
         """The contents that are values of the file; in another order of the elements if what follows is right."""
-        return {one for value in self.same for one in (self.alike if value in self.right else self.same)[value]}
+        return {content for value in self.same for content in (self.alike if value in self.right else self.same)[value]}
 
     @cached_property
     def nearest(self) -> Mapping[Content, tuple[ir.Value, float]]:
         """The contents that are values of the file, each to the nearest one, and how far off that is."""
-        found: dict[Content, tuple[ir.Value, float]] = {}
+        nearest: dict[Content, tuple[ir.Value, float]] = {}
         for value, contents in self.same.items():
             for content in contents:
                 its = content.fingerprint
                 error = min(each.distance(its) for each in self.trace.prints[value] if each.size == its.size)
                 error = error / its.norm if its.norm else error
-                if content not in found or error < found[content][1]:
-                    found[content] = value, error
-        return found
+                if content not in nearest or error < nearest[content][1]:
+                    nearest[content] = value, error
+        return nearest
 
     def error_of(self, value: ir.Value, tensor: SeenTensor) -> float:
         """How far off a value is from a tensor of PyTorch, as a share of its size."""
@@ -116,8 +116,8 @@ class Matches:
     @cached_property
     def skipped(self) -> set[str]:
         """The modules that PyTorch calls less often than the file: their calls have other numbers."""
-        own, there = (Counter(call.path for call in calls) for calls in (self.tagged.tags, self.truth.parents))
-        return {path for path, count in there.items() if count < own[path]}
+        own_counts, there = (Counter(call.path for call in calls) for calls in (self.tagged.tags, self.truth.parents))
+        return {path for path, count in there.items() if count < own_counts[path]}
 
     def is_random(self, value: ir.Value) -> bool:
         """Whether a value depends on random numbers that are not PyTorch's."""
@@ -134,13 +134,13 @@ class Matches:
             and self.trace.replaced.get(value, 0.0) <= self.room(value)
             and self._in_own_call(value, contents)
         ]
-        found = set(pending)
+        reached = set(pending)
         while pending:
             for before in self._before(pending.pop()):
-                if before not in found and self.trace.replaced.get(before, 0.0) <= self.room(before):
-                    found.add(before)
+                if before not in reached and self.trace.replaced.get(before, 0.0) <= self.room(before):
+                    reached.add(before)
                     pending.append(before)
-        return found
+        return reached
 
     @cached_property
     def confirmed(self) -> set[ir.Value]:
@@ -152,15 +152,15 @@ class Matches:
         node, graph = value.producer(), value.graph
         if node is not None and nested_graphs(node):
             inside = {"Loop": 2, "Scan": 0}.get(node.op_type, len(node.inputs))  # the inputs that decide, and no more
-            yield from (one for one in node.inputs[:inside] if one is not None)
+            yield from (taken for taken in node.inputs[:inside] if taken is not None)
             for nested in nested_graphs(node):
                 yield from nested.outputs
         elif node is not None:
-            yield from (one for one in node.inputs if one is not None)
+            yield from (taken for taken in node.inputs if taken is not None)
         elif isinstance(graph, ir.Graph) and graph in self._enclosing:  # what a loop gives to its body
-            given = self._enclosing[graph].inputs[list(graph.inputs).index(value)] if value in graph.inputs else None
-            if given is not None:
-                yield given
+            passed = self._enclosing[graph].inputs[list(graph.inputs).index(value)] if value in graph.inputs else None
+            if passed is not None:
+                yield passed
 
     @cached_property
     def _enclosing(self) -> Mapping[object, ir.Node]:
@@ -179,12 +179,14 @@ class Matches:
     @cached_property
     def sizes(self) -> set[ir.Value]:
         """The values that are computed from sizes and constants alone."""
-        found: set[ir.Value] = set()
+        sizes: set[ir.Value] = set()
         for node in all_nodes(self.tagged.model):
             taken = [value for value in node.inputs if value is not None and not value.is_initializer()]
-            if node.op_type in READ_SIZES_ONLY or (not nested_graphs(node) and all(one in found for one in taken)):
-                found.update(node.outputs)
-        return found
+            if node.op_type in READ_SIZES_ONLY or (
+                not nested_graphs(node) and all(taken_value in sizes for taken_value in taken)
+            ):
+                sizes.update(node.outputs)
+        return sizes
 
     @cached_property
     def suspect(self) -> Mapping[ir.Node, int]:
@@ -208,8 +210,8 @@ class Matches:
         Values that were replaced are not followed: what is before them is not to blame. Nor is what only rounds a value
         to a few bits: it may have the owner of the value, and the error is that of the call which computes with it.
         """
-        own = value.producer()
-        found, pending, seen = [own] if own is not None else [], [value], {value}
+        producer = value.producer()
+        suspects, pending, seen = [producer] if producer is not None else [], [value], {value}
         while pending:
             for before in self._before(pending.pop()):
                 if before in seen or before in self.trace.replaced:
@@ -217,10 +219,10 @@ class Matches:
                 seen.add(before)
                 node = before.producer()
                 if node is not None and node in self.suspect and node.op_type not in _ROUND:
-                    found.append(node)
+                    suspects.append(node)
                 if node is None or node in self.suspect or nested_graphs(node):
                     pending.append(before)
-        return min(found, key=lambda node: self.suspect.get(node, len(self.tagged.nodes)), default=None)
+        return min(suspects, key=lambda node: self.suspect.get(node, len(self.tagged.nodes)), default=None)
 
 
 _ROUND = frozenset(("QuantizeLinear", "DynamicQuantizeLinear", "DequantizeLinear"))
@@ -228,9 +230,9 @@ _ROUND = frozenset(("QuantizeLinear", "DynamicQuantizeLinear", "DequantizeLinear
 
 def telling_outputs(truth: Trace, call: ModuleCall) -> list[SeenTensor]:
     """What a call returned that is not just what it got."""
-    given = {tensor.content for tensor in truth.side(call, "inputs")}
+    inputs = {tensor.content for tensor in truth.side(call, "inputs")}
     return [
         tensor
         for tensor in truth.side(call, "outputs")
-        if tensor.content not in given and tensor.content.fingerprint.telling
+        if tensor.content not in inputs and tensor.content.fingerprint.telling
     ]

@@ -35,17 +35,17 @@ class Contradiction(NamedTuple):
 
 def check_owners(matches: Matches) -> tuple[OwnerCounts, list[Contradiction]]:
     """The counts, and the contradicted nodes in the order of the graph."""
-    found, confirmed, open_ = [], 0, 0
+    contradictions, confirmed, open_ = [], 0, 0
     for node in matches.tagged.nodes:
         state, reason = _state(matches, node)
         if state == "contradicted" and matches.trace.ties:  # another choice puts rows in another order
             state = "not confirmable"
         owner = owner_of(node)
         if state == "contradicted" and owner is not None:
-            found.append(Contradiction(node, owner.call, reason))
+            contradictions.append(Contradiction(node, owner.call, reason))
         confirmed += state == "confirmed"
         open_ += state == "not confirmable"
-    return OwnerCounts(confirmed=confirmed, contradicted=len(found), not_confirmable=open_), found
+    return OwnerCounts(confirmed=confirmed, contradicted=len(contradictions), not_confirmable=open_), contradictions
 
 
 def _state(matches: Matches, node: ir.Node) -> tuple[OwnerState, str]:
@@ -89,10 +89,10 @@ def _is_of_parameters(node: ir.Node) -> bool:
     """Whether a node gives a constant, or parts of parameters: these are not computed in any call."""
     pending = [node]
     while pending:
-        one = pending.pop()
-        if one.op_type not in MOVES:
+        node_before = pending.pop()
+        if node_before.op_type not in MOVES:
             return False
-        for value in one.inputs:
+        for value in node_before.inputs:
             if value is not None and not value.is_initializer():
                 producer = value.producer()
                 if producer is None:
@@ -105,12 +105,12 @@ def _moves(matches: Matches, node: ir.Node, value: ir.Value) -> bool:
     """Whether a node only moves elements: its value has those of one that it takes, or some of them."""
     if node.op_type in MOVES:
         return True
-    made = matches.trace.prints[value]
+    results = matches.trace.prints[value]
     return any(
-        one.alike(other, matches.room(value))
-        for given in node.inputs
-        if given is not None
-        for one, other in zip(matches.trace.prints.get(given, ()), made, strict=False)
+        first.alike(second, matches.room(value))
+        for taken in node.inputs
+        if taken is not None
+        for first, second in zip(matches.trace.prints.get(taken, ()), results, strict=False)
     )
 
 
@@ -120,9 +120,11 @@ def _is_earlier(
     """Whether its owners computed what the file makes of a value before PyTorch had an equal one: they took a step that
     PyTorch does not take, and the equal tensor is another.
     """
-    made = (one for user in _users(value) for output in user.outputs for one in matches.same.get(output, ()))
-    order = [matches.order[one] for one in made if not one.computed.keys().isdisjoint(owners)]
-    return min(order, default=len(matches.order)) < min(matches.order[one] for one in contents)
+    computed_contents = (
+        content for user in _users(value) for output in user.outputs for content in matches.same.get(output, ())
+    )
+    order = [matches.order[content] for content in computed_contents if not content.computed.keys().isdisjoint(owners)]
+    return min(order, default=len(matches.order)) < min(matches.order[content] for content in contents)
 
 
 def _crossing(matches: Matches, node: ir.Node, value: ir.Value) -> ModuleCall | None:

@@ -117,7 +117,7 @@ def find_pairs(
         refused: Those that are known not to be.
     """
     pairs = dict(kept)
-    taken = {one.tensor.content for one in kept.values()}
+    taken = {pair.tensor.content for pair in kept.values()}
     for value, tensor in outputs:
         if value in kept:
             continue
@@ -176,13 +176,13 @@ def _wrong_users(matches: Matches, value: ir.Value) -> list[ir.Node]:
         user
         for user, _ in value.uses()
         if user in matches.suspect
-        and all(one is None or one in matches.confirmed or one.is_initializer() for one in user.inputs)
+        and all(taken is None or taken in matches.confirmed or taken.is_initializer() for taken in user.inputs)
     ]
 
 
 def replacements(pairs: Mapping[ir.Value, Wrong]) -> dict[ir.Value, Any]:
     """The arrays that take the place of wrong values."""
-    return {value: one.tensor.content.array.reshape(one.tensor.shape) for value, one in pairs.items()}
+    return {value: pair.tensor.content.array.reshape(pair.tensor.shape) for value, pair in pairs.items()}
 
 
 def locate(matches: Matches, pairs: Mapping[ir.Value, Wrong]) -> Located:
@@ -199,14 +199,14 @@ def locate(matches: Matches, pairs: Mapping[ir.Value, Wrong]) -> Located:
         node = matches.first_suspect(value)
         owner = owner_of(node) if node is not None else None
         if node is not None and owner is not None:
-            told = (
+            reason = (
                 f"{value.name} is off by {error:.1e} of its size"
                 if error < INFINITE
                 else f"{value.name} {_other(matches, pairs[value])}"
             )
             known = located.blamed.get(owner.call)
             if known is None or _place(matches, node) < _place(matches, known[0]):
-                located.blamed[owner.call] = node, told
+                located.blamed[owner.call] = node, reason
     return located
 
 
