@@ -31,7 +31,7 @@ import onnx_ir as ir
 import models
 from browser import MISSING, browser
 from modelexport import export, load, verify
-from modelexport.devices.device_report import DeviceReport, PieceReport
+from modelexport.devices.device_report import DeviceReport, Fallback, PieceReport
 from modelexport.devices.kits import write_kit
 from modelexport.devices.wrong_modules import check
 from modelexport.errors import ModelExportError
@@ -81,12 +81,21 @@ def npu(folder: Path) -> Iterator[str]:
 def npu_cells(report: DeviceReport) -> list[str]:
     whole, fix = report.whole, report.fix
     on = whole.nodes.get(report.device.provider, 0)
-    fallbacks = ", ".join(f"{len(one.nodes)} {one.operator}" for one in report.fallbacks)
-    changed = sorted({f"{step.kind}: {', '.join(step.operators[:4])}" for step in fix.steps}) if fix else []
+    fallbacks = ", ".join(f"{len(one.nodes)} {one.operator}{helped(one)}" for one in report.fallbacks)
+    changed = (
+        sorted({f"{step.change}: {', '.join(step.operators[:4] or [step.address])}" for step in fix.steps})
+        if fix
+        else []
+    )
     off_by = f"{whole.error:.1e}" if whole.error is not None else f"{whole.status}: {whole.reason[:150]}"
     cells = [str(on), fallbacks or "0", off_by, "" if whole.rounding is None else f"{whole.rounding:.1e}"]
     after = "" if fix is None or fix.error is None else f"{fix.error:.1e}{'' if fix.agrees else ' (not within)'}"
     return [*cells, named(report), after, "; ".join(changed)]
+
+
+def helped(fallback: Fallback) -> str:
+    changes = [remedy.change for remedy in fallback.remedies if remedy.helps]
+    return f" (runs there by {changes[0]})" if changes else ""
 
 
 def named(report: DeviceReport) -> str:

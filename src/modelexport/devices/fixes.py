@@ -86,7 +86,7 @@ class _Search:
     @property
     def rules(self) -> tuple[Rule, ...]:
         """The steps as a recipe has them."""
-        return tuple(Rule(step.address or ".", step.change, tuple(step.nodes)) for step in self.steps)
+        return tuple(map(_rule, self.steps))
 
     def fix_wrong(self, report: DeviceReport) -> list[str]:
         """Change wrong pieces, round by round; returns the addresses of those that no change makes right."""
@@ -123,8 +123,7 @@ class _Search:
     def _agrees(self, steps: Sequence[FixStep]) -> bool:
         """Whether the file is within the bound with more steps."""
         self._tell(f"{len(steps)} modules: {CHANGES[steps[0].change]}")
-        rules = tuple(Rule(step.address or ".", step.change, tuple(step.nodes)) for step in steps)
-        piece = Pieces(self._changed((*self.rules, *rules)), self._feeds).whole()
+        piece = Pieces(self._changed((*self.rules, *map(_rule, steps))), self._feeds).whole()
         return self._runs.run(piece).error <= self._bound
 
     def _level(self) -> tuple[list[ModuleCall], list[ModuleCall]]:
@@ -179,3 +178,7 @@ class _Search:
                 step = FixStep(address=culprit.address, change=change, nodes=chosen, operators=operators)
                 return msgspec.structs.replace(step, before=culprit.error, after=result.error)
         return None
+
+
+def _rule(step: FixStep) -> Rule:
+    return Rule(step.address or ".", step.change, tuple(step.nodes))

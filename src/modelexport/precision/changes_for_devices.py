@@ -39,6 +39,10 @@ _SIXTEEN_SINCE = 21
 """The version of ONNX's operators since which ``QuantizeLinear`` has 16-bit types; before, ONNX Runtime's own has."""
 
 
+_BODY_OF = "modelexport.body_of"
+"""The property of nodes of a function that names the node that it replaces; gone when the function is inlined."""
+
+
 def change_nodes(model: ir.Model, kind: str, names: Collection[str | None]) -> bool:
     """Change some nodes of the main graph in place; returns whether there was something to change.
 
@@ -116,21 +120,23 @@ def _keep_apart(model: ir.Model, nodes: Sequence[ir.Node]) -> bool:
 
 def _by_definition(model: ir.Model, nodes: Sequence[ir.Node]) -> bool:
     """Replace operators by the bodies that the standard gives for them, and ``GatherND`` by ``Gather``."""
-    changed = False
+    sources, changed = dict[str, ir.Node](), False
     for node in nodes:
-        function = _definition(node, model.opset_imports)
-        if function is None:
+        if (function := _definition(node, model.opset_imports)) is None:
             changed |= node.op_type == "GatherND" and _gather_flat(model.graph, node)
             continue
-        before, source = set(model.graph), ir.Node("", "", [], name=node.name)
-        set_owner(source, owner_of(node))
+        for inner in function:
+            inner.metadata_props[_BODY_OF] = node.name or ""
+        sources[node.name or ""] = ir.Node("", "", [], name=node.name)
+        set_owner(sources[node.name or ""], owner_of(node))
         model.functions[function.identifier()] = function
         node.domain, node.op_type, node.overload = function.identifier()
+    if sources:
         passes.InlinePass()(model)
-        for inlined in [node for node in model.graph if node not in before]:
-            _give(inlined, source)
-        changed = True
-    return changed
+    for inlined in model.graph if sources else ():
+        if (name := inlined.metadata_props.pop(_BODY_OF, None)) is not None:
+            _give(inlined, sources[name])
+    return changed or bool(sources)
 
 
 def _definition(node: ir.Node, opsets: Mapping[str, int]) -> ir.Function | None:
