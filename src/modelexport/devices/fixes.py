@@ -47,16 +47,16 @@ def find_fix(
     with tempfile.TemporaryDirectory(prefix="modelexport-fix-") as folder:
         search = _Search(tagged, feeds, runs, report.bound, Path(folder), tell)
         unchanged = search.fix_wrong(report)
-        if not search.found.agrees:
+        if not search.report.agrees:
             search.fix_rounding()
     if search.steps:
         quantize(tagged.path, output, recipe=Recipe(search.rules, (f"made for {runs.device}",)), check_runtime=False)
-    whole, pieces = search.found.whole, (Pieces(file, feeds).whole() for file in (tagged, search.file))
+    whole, pieces = search.report.whole, (Pieces(file, feeds).whole() for file in (tagged, search.file))
     return Fix(
         path=str(output) if search.steps else "",
         recipe=str(output.with_suffix(RECIPE_SUFFIX)) if search.steps else "",
         steps=search.steps,
-        unchanged=[] if search.found.agrees else unchanged,
+        unchanged=[] if search.report.agrees else unchanged,
         status=whole.status,
         error=whole.error,
         rounding=whole.rounding,
@@ -90,17 +90,17 @@ class _Search:
 
     def fix_wrong(self, report: DeviceReport) -> list[str]:
         """Change wrong pieces, round by round; returns the addresses of those that no change makes right."""
-        self.found, unchanged = report, list[str]()
+        self.report, unchanged = report, list[str]()
         for _ in range(_ROUNDS):
             pieces = Pieces(self.file, self._feeds)
-            steps = [self._first_step(culprit, pieces) for culprit in self.found.culprits]
-            pairs = zip(self.found.culprits, steps, strict=True)
+            steps = [self._first_step(culprit, pieces) for culprit in self.report.culprits]
+            pairs = zip(self.report.culprits, steps, strict=True)
             unchanged = [culprit.address for culprit, step in pairs if step is None]
             if not any(steps):
                 break
             self.steps += [step for step in steps if step is not None]
             self.file = self._changed(self.rules)
-            self.found = check(self.file, self._feeds, self._runs, bound=self._bound, tell=self._tell)
+            self.report = check(self.file, self._feeds, self._runs, bound=self._bound, tell=self._tell)
         return unchanged
 
     def fix_rounding(self) -> None:
@@ -117,7 +117,7 @@ class _Search:
                 count = bisect_left(range(1, len(steps)), True, key=lambda count: self._agrees(steps[:count])) + 1
                 self.steps += steps[:count]
                 self.file = self._changed(self.rules)
-                self.found = check(self.file, self._feeds, self._runs, bound=self._bound, tell=self._tell)
+                self.report = check(self.file, self._feeds, self._runs, bound=self._bound, tell=self._tell)
                 return
 
     def _agrees(self, steps: Sequence[FixStep]) -> bool:

@@ -104,7 +104,9 @@ class Pieces:
         self._right: dict[ir.Value, Any] = {
             value: np.asarray(inputs[value.name or ""]) for value in tagged.model.graph.inputs if value.name in inputs
         }
-        boundaries = (value for one in tagged.boundaries.values() for value in (*one.inputs, *one.outputs))
+        boundaries = (
+            value for boundary in tagged.boundaries.values() for value in (*boundary.inputs, *boundary.outputs)
+        )
         self._compute([*tagged.model.graph.outputs, *boundaries])
 
     def whole(self) -> Piece:
@@ -122,13 +124,13 @@ class Pieces:
 
     def of_nodes(self, name: str, nodes: Sequence[ir.Node], calls: Collection[ModuleCall]) -> Piece | None:
         """Some nodes of the main graph."""
-        own = set(nodes)
+        inside_piece = set(nodes)
         taken = dict.fromkeys(value for node in nodes for value in values_taken(node))
-        outside = [value for value in taken if value.producer() not in own and not value.is_initializer()]
+        outside = [value for value in taken if value.producer() not in inside_piece and not value.is_initializer()]
         outputs = outputs_of(nodes)
-        needs = self._cutter.needs(own, outside)
-        inside = {call for node in nodes if (owner := owner_of(node)) is not None for call in owner.calls}
-        return self._piece(name, nodes, self._cutter.copy(own, needs, outputs, inside, calls, name))
+        needs = self._cutter.needs(inside_piece, outside)
+        calls_inside = {call for node in nodes if (owner := owner_of(node)) is not None for call in owner.calls}
+        return self._piece(name, nodes, self._cutter.copy(inside_piece, needs, outputs, calls_inside, calls, name))
 
     def _piece(self, name: str, nodes: Iterable[ir.Node], cut: Cut) -> Piece | None:
         self._compute([*cut.inputs, *cut.outputs])

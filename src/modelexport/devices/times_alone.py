@@ -37,7 +37,7 @@ def time_calls_alone(
         RunError: The file does not run there.
         FileFormatError, InputsError: As :func:`modelexport.measure.profiles.profile`.
     """
-    tagged, found = read_tagged(file), dict[ModuleCall, int]()
+    tagged, nanoseconds = read_tagged(file), dict[ModuleCall, int]()
     feeds, source = make_feeds(tagged, tagged.path, inputs, sizes or {}, provider=CPU, seed=seed)
     pieces, on = Pieces(tagged, feeds), find_device(device)
     with PartRuns(on, limit=LIMIT, keep=True) as runs:
@@ -49,7 +49,7 @@ def time_calls_alone(
                 continue
             result = runs.run(piece) if piece is not None else None
             if result is not None and result.status == "ran":
-                found[traced.call] = round(result.seconds * 1e9)
+                nanoseconds[traced.call] = round(result.seconds * 1e9)
             elif result is not None and traced.parent is None:
                 raise RunError(f"{tagged.path} does not run on {on}: {result.message}")
     notes = [
@@ -58,6 +58,6 @@ def time_calls_alone(
     ]
     if on.simulated:
         notes.append(f"{on.name} is a simulator here: its times tell nothing about the device")
-    direct = {SECONDS_ALONE.name: found}
+    direct = {SECONDS_ALONE.name: nanoseconds}
     columns = (SECONDS_ALONE,)
     return Table(tagged.calls, tagged.tags, columns, direct=direct, name=tagged.path.name, notes=tuple(notes))

@@ -102,22 +102,22 @@ class _Check:
         Args:
             alone: Whether the call itself was run, and is wrong.
         """
-        found: list[PieceReport] = []
+        culprits: list[PieceReport] = []
         for child in self._tagged.calls.children[call]:
             piece = self.call(child)
             if piece is None or piece.status == "not compared":
-                found += self.wrong_in(child, alone=False)
+                culprits += self.wrong_in(child, alone=False)
             elif piece.is_faulty:
-                found += self.wrong_in(child)
+                culprits += self.wrong_in(child)
         if alone and not self._runs.halves:
-            return found or [self.looked_at[str(call)]]
-        if alone and not found:  # what is wrong is across its parts, or between them
-            found.append(self._span(self._main_nodes(call), call))
+            return culprits or [self.looked_at[str(call)]]
+        if alone and not culprits:  # what is wrong is across its parts, or between them
+            culprits.append(self._span(self._main_nodes(call), call))
         elif alone:
-            own = [node for node in self._main_nodes(call) if is_owned(node, call)]
-            if own and self._is_wrong(own, call):  # beside a part
-                found.append(self._span(own, call))
-        return found
+            between = [node for node in self._main_nodes(call) if is_owned(node, call)]
+            if between and self._is_wrong(between, call):  # beside a part
+                culprits.append(self._span(between, call))
+        return culprits
 
     def _main_nodes(self, call: ModuleCall) -> list[ir.Node]:
         """The nodes of a call in the main graph that compute something."""
@@ -169,23 +169,23 @@ class _Check:
         return {name: provider for provider, graphs in nodes for graph in graphs for name in graph if name in names}
 
     def placed(self) -> dict[str, dict[str, int]]:
-        providers, found = self._providers(), dict[str, Counter[str]]()
+        providers, counts_of = self._providers(), dict[str, Counter[str]]()
         for node in self._tagged.nodes:
             owner = owner_of(node)
             if owner is not None and node.name in providers:
-                found.setdefault(owner.call.address, Counter())[providers[node.name]] += 1
-        return {address: dict(counts) for address, counts in found.items()}
+                counts_of.setdefault(owner.call.address, Counter())[providers[node.name]] += 1
+        return {address: dict(counts) for address, counts in counts_of.items()}
 
     def crossings(self) -> int:
         """How many values of a run go from one provider to another."""
-        providers, found = self._providers(), set()
+        providers, crossing = self._providers(), set()
         for node in self._tagged.nodes:
             for value in node.inputs:
                 maker = value.producer() if value is not None else None
-                pair = [providers.get(one.name or "") for one in (maker, node) if one is not None]
+                pair = [providers.get(end.name or "") for end in (maker, node) if end is not None]
                 if len(pair) == 2 and None not in pair and pair[0] != pair[1]:
-                    found.add((value, pair[1]))
-        return len(found)
+                    crossing.add((value, pair[1]))
+        return len(crossing)
 
     def fallbacks(self) -> Iterator[Fallback]:
         """The operators that the device does not run, with what its log says about them."""
@@ -245,10 +245,10 @@ def _shapes(values: Iterable[ir.Value | None]) -> str:
 
 def _reasons(log: Iterable[str], operator: str, names: Sequence[str]) -> Iterator[str]:
     """The lines of a provider's log that name an operator's nodes as not supported."""
-    found = dict.fromkeys(
+    lines = dict.fromkeys(
         shortened(line.split("] ", 1)[-1].strip(), 200)
         for line in log
         if re.search("support|fail", line, re.I) and any(name in line for name in [*names, operator])
         if "PASSED" not in line
     )
-    yield from list(found)[:_REASONS]
+    yield from list(lines)[:_REASONS]

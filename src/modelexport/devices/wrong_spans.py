@@ -30,7 +30,7 @@ def smallest_span(nodes: Sequence[Node], is_wrong: Callable[[Sequence[Node]], bo
         first, last = (middle, last) if is_wrong(nodes[middle:high]) else (first, middle)
     span = list(nodes[first:high])
     for node in list(span) if 1 < len(span) <= _FEW else ():
-        rest = [one for one in span if one is not node]
+        rest = [other for other in span if other is not node]
         if rest and is_wrong(rest):
             span = rest
     return span

@@ -117,7 +117,7 @@ def short_name(provider: str) -> str:
 
 def find_devices() -> list[FoundDevice]:
     """The devices that this machine has: built into ONNX Runtime, or of plug-ins that are installed."""
-    found = []
+    devices = []
     for name, provider in {**_built_in(), **{name: provider for name, (provider, _) in _plug_ins().items()}}.items():
         vendor, reason = KNOWN_DEVICES.get(name, _Vendor("", "")), ""
         try:
@@ -126,8 +126,8 @@ def find_devices() -> list[FoundDevice]:
             device, reason = Device(name=name, provider=provider), str(error)
         listed = [*vendor.options, *(key for key in device.options if key not in vendor.options)]
         shown = [f"{key}={device.options[key]}" if key in device.options else key for key in listed]
-        found.append(FoundDevice(name, provider, device.version, vendor.runs, shown, reason))
-    return found
+        devices.append(FoundDevice(name, provider, device.version, vendor.runs, shown, reason))
+    return devices
 
 
 @cache
@@ -140,7 +140,7 @@ def find_device(text: str) -> Device:
     name, *pairs = (part.strip() for part in text.split(","))
     if wrong := [pair for pair in pairs if "=" not in pair]:
         raise UsageError(f"'{wrong[0]}' in the device '{text}' is not an option: write NAME,option=value")
-    given = dict(pair.split("=", 1) for pair in pairs)
+    options_asked = dict(pair.split("=", 1) for pair in pairs)
     typed, name, built_in, plugged = name, short_name(name), _built_in(), _plug_ins()
     if name in plugged:
         provider, package = plugged[name]
@@ -152,11 +152,11 @@ def find_device(text: str) -> Device:
         version = f"onnxruntime {onnxruntime.__version__}"
     else:
         raise UsageError(_missing(typed, name, [*built_in, *plugged]))
-    if unknown := [key for key in given if not _takes(provider, library, key)]:
+    if unknown := [key for key in options_asked if not _takes(provider, library, key)]:
         known = KNOWN_DEVICES[name].options if name in KNOWN_DEVICES else ()
         told = f"; it has {', '.join(known)}" if known else ""
         raise UsageError(f"the device {name} has no option '{unknown[0]}'{nearest(unknown[0], known)}{told}")
-    options |= given
+    options |= options_asked
     return Device(
         name=name,
         asked=",".join([name, *pairs]),
@@ -191,7 +191,7 @@ def add_device(options: onnxruntime.SessionOptions, device: Device) -> None:
     if device.library is None:
         options.add_provider(device.provider, device.options)
     else:
-        devices = [one for one in onnxruntime.get_ep_devices() if one.ep_name == device.provider]
+        devices = [part for part in onnxruntime.get_ep_devices() if part.ep_name == device.provider]
         options.add_provider_for_devices(devices[:1], device.options)
 
 
@@ -209,7 +209,7 @@ def _built_in() -> dict[str, str]:
 @cache
 def _plug_ins() -> dict[str, tuple[str, ModuleType]]:
     """Short names of the providers of installed plug-ins, to their own names and the packages."""
-    found = {}
+    plug_ins = {}
     for module in pkgutil.iter_modules():
         if not module.name.startswith(_PREFIX):
             continue
@@ -219,8 +219,8 @@ def _plug_ins() -> dict[str, tuple[str, ModuleType]]:
             continue  # importing it would have effects, and it is not a plug-in
         package = importlib.import_module(module.name)
         names = package.get_ep_names() if hasattr(package, "get_ep_names") else [package.get_ep_name()]
-        found.update({short_name(provider): (provider, package) for provider in names})
-    return found
+        plug_ins.update({short_name(provider): (provider, package) for provider in names})
+    return plug_ins
 
 
 @cache
