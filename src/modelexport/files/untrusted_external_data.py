@@ -1,7 +1,4 @@
-"""Files beside a model that hold its weights: where they may be, and whether they are those that were written with it.
-
-Does not import ``onnx_ir``.
-"""
+"""Files that hold weights beside a model: where they may be, and whether they are those that were written with it."""
 
 from __future__ import annotations
 
@@ -9,14 +6,13 @@ import hashlib
 import os
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import onnx_ir as ir
 
 from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.regular_files import open_regular
+from modelexport.files.safetensors_files import read_header
 from modelexport.format.documents import DataFile, WeightsFile
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 _TAIL = hashlib.sha256().digest_size
 """Bytes at the end of a data file: the SHA-256 of everything before them."""
@@ -108,8 +104,6 @@ class WeightsBeside:
 
     def _linked_fault(self, recorded: WeightsFile) -> str:
         """How the file differs from the safetensors file that the model was linked to."""
-        from modelexport.files.safetensors_files import read_header  # imports onnx_ir
-
         try:
             file = read_header(self.path)
         except WeightsError:

@@ -1,4 +1,4 @@
-"""What a serialized model must not have, checked before ``onnx_ir`` reads it; for the functions alone, without it."""
+"""What a serialized model must not have, checked before ``onnx_ir`` reads it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from graphlib import CycleError, TopologicalSorter
 from math import prod
 
 import onnx
+import onnx_ir as ir
 
 from modelexport.core.limits import CALL_DEPTH, INLINED_NODES, OPSET
 from modelexport.errors import FileFormatError
@@ -44,7 +45,7 @@ def check_model(model: onnx.ModelProto) -> None:
             name = graph.sparse_initializer[0].values.name
             raise FileFormatError(f"the initializer {name!r} is sparse, which is not read: make it dense")
         _check_acyclic(graph.node)
-    check_functions(model)
+    _check_functions(model)
     _check_operator_sets(model.opset_import, model.graph.node)
     for function in model.functions:
         _check_operator_sets(function.opset_import, function.node)
@@ -113,8 +114,6 @@ def _check_tensor(tensor: onnx.TensorProto) -> None:
         return
     size = prod(tensor.dims)
     if is_raw:
-        import onnx_ir as ir  # takes longer than showing a tree, which checks functions only
-
         held_bytes = len(tensor.raw_data)
         if held_bytes != (size * ir.DataType(kind).bitwidth + 7) // 8:
             raise FileFormatError(f"the tensor {name} has {held_bytes:,} bytes for {size:,} elements")
@@ -128,12 +127,8 @@ def _check_tensor(tensor: onnx.TensorProto) -> None:
         raise FileFormatError(f"the tensor {name} has data of another type or size: {error}") from error
 
 
-def check_functions(model: onnx.ModelProto) -> None:
-    """Refuse functions that call themselves, are not graphs, or call each other so often that they cannot be inlined.
-
-    Raises:
-        FileFormatError: A function calls itself, or the calls are too many or nested too deeply.
-    """
+def _check_functions(model: onnx.ModelProto) -> None:
+    """Refuse functions that call themselves, are not graphs, or call each other too often to be inlined."""
     if not model.functions:
         return
     for function in model.functions:

@@ -82,16 +82,16 @@ def interface_of(
 def match_names(
     wanted: Mapping[str, Sequence[str]],
     offered: Mapping[str, ir.Value],
-    given: Mapping[str, str],
+    mapping: Mapping[str, str],
     elsewhere: Mapping[str, ir.Value],
     by_position: Sequence[ir.Value],
 ) -> dict[str, ir.Value]:
-    """The value for each name: the one that ``given`` names, or the one of the same name; what is left by position.
+    """The value for each name: the one that ``mapping`` names, or the one of the same name; what is left by position.
 
     Args:
         wanted: Each name, with others that it is known by.
-        given: Names to names of values.
-        elsewhere: More values that ``given`` may name.
+        mapping: Names to names of values.
+        elsewhere: More values that ``mapping`` may name.
         by_position: The values that are used in their order, if as many of them are left as names.
 
     Raises:
@@ -99,11 +99,11 @@ def match_names(
     """
     matched: dict[str, ir.Value] = {}
     for name, others in wanted.items():
-        if name in given:
-            value = offered.get(given[name]) or elsewhere.get(given[name])
+        if name in mapping:
+            value = offered.get(mapping[name]) or elsewhere.get(mapping[name])
             if value is None:
                 known = ", ".join(offered) or "none"
-                raise UsageError(f"the call has no value '{given[name]}' for '{name}': it has {known}")
+                raise UsageError(f"the call has no value '{mapping[name]}' for '{name}': it has {known}")
             matched[name] = value
         elif (other := next((other for other in (name, *others) if other in offered), None)) is not None:
             matched[name] = offered[other]

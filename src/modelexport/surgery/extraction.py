@@ -127,18 +127,18 @@ def extract_values(
         raise UsageError(
             f"{tagged.path} has no value '{unknown[0]}'{nearest(unknown[0], [str(name) for name in values])}"
         )
-    returned, given = [values[name] for name in outputs], [values[name] for name in inputs]
-    if absent := [value.name for value in returned if value.producer() is None or value in given]:
+    returned, start = [values[name] for name in outputs], [values[name] for name in inputs]
+    if absent := [value.name for value in returned if value.producer() is None or value in start]:
         raise UsageError(f"no node computes '{absent[0]}': name a value that is the result of a node")
-    nodes, taken = nodes_between(returned, lambda value: value.producer() is not None and value not in given)
+    nodes, taken = nodes_between(returned, lambda value: value.producer() is not None and value not in start)
     cutter = Cutter(tagged)
-    needs = cutter.needs(nodes, dict.fromkeys([*given, *taken]))
-    if given and (more := [value.name or "" for value in needs.inputs if value not in given]):
+    needs = cutter.needs(nodes, dict.fromkeys([*start, *taken]))
+    if start and (more := [value.name or "" for value in needs.inputs if value not in start]):
         raise UsageError(f"'{outputs[0]}' also depends on {first_few(more)}: give it with --from as well")
     calls = {owner.call for node in nodes if (owner := owner_of(node)) is not None}
     inside = {above for call in calls for above in tagged.calls.stack(call)}
     cut = cutter.copy(nodes, needs, returned, inside, {ROOT}, "the part")
-    cut.reorder(given or [value for value in tagged.model.graph.inputs if value in cut.inputs], returned)
+    cut.reorder(start or [value for value in tagged.model.graph.inputs if value in cut.inputs], returned)
     with checked_and_written(output.parent, [tagged.path]) as staging:
         return _save(tagged, cut, common_stack(map(tagged.calls.stack, calls))[-1], staging, output)
 

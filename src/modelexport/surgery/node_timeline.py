@@ -97,10 +97,10 @@ class Timeline:
         Sizes, constants, and inputs of the model are not counted.
         """
         changes = [0] * (len(self.nodes) + 2)
-        for value, (made, used) in self._values.items():
+        for value, (begin, end) in self._values.items():
             cost = _nbytes(value) * 1000 + 1
-            changes[made] += cost
-            changes[used + 1] -= cost
+            changes[begin] += cost
+            changes[end + 1] -= cost
         total, costs = 0, []
         for point in range(len(self.nodes)):
             total += changes[point]
@@ -111,7 +111,7 @@ class Timeline:
 
     def crossing_values(self, point: int) -> list[ir.Value]:
         """The values that cross a point."""
-        return [value for value, (made, used) in self._values.items() if made <= point <= used]
+        return [value for value, (begin, end) in self._values.items() if begin <= point <= end]
 
     def items(self, places: range, measure: Callable[[ir.Node], int] | None) -> dict[Hashable, int]:
         """The sizes of some nodes: their weights and the bytes of each, or the nodes and their measures."""

@@ -122,18 +122,18 @@ class FromModel:
         returned = [tensor.name for tensor in interface.entry.outputs] if interface.entry is not None else []
         if len(returned) == len(graph.outputs):
             offered = dict(zip(returned, graph.outputs, strict=True)) | offered
-        given = {whole: name for name, whole in self.mapping.items() if name in offered}
+        mapped = {whole: name for name, whole in self.mapping.items() if name in offered}
         wanted: dict[str, Sequence[str]] = {}
         for value in interface.outputs:
             name, returned_as = value.name or "", interface.results.get(value)
             wanted[name] = spellings(returned_as) if returned_as is not None else ()
-            if returned_as in given:
-                given[name] = given[returned_as]
-        if unknown := [whole for whole in given if whole not in {*wanted, *chain(*wanted.values())}]:
+            if returned_as in mapped:
+                mapped[name] = mapped[returned_as]
+        if unknown := [whole for whole in mapped if whole not in {*wanted, *chain(*wanted.values())}]:
             raise UsageError(
                 f"'{interface.call}' has no output '{unknown[0]}' that is used: it has {', '.join(wanted)}"
             )
-        by_name = match_names(wanted, offered, given, {}, list(graph.outputs))
+        by_name = match_names(wanted, offered, mapped, {}, list(graph.outputs))
         if missing := [name for name in wanted if name not in by_name]:
             raise UsageError(
                 f"{self.path} has the outputs {', '.join(value.name or '' for value in graph.outputs)}, and "
