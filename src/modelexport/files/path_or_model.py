@@ -50,7 +50,7 @@ def as_path(source: Source) -> Path:
     weakref.finalize(path, shutil.rmtree, folder, ignore_errors=True)
     model = model_of(source) if isinstance(source, onnx.ModelProto) else copy_of(source)
     for value in initializers(model):
-        take_properties(value)
+        take_properties(value, shared=True)
     for key in (keys.DATA, keys.WEIGHTS, keys.DOCUMENTS):  # of the files that it was read from
         record(model, key, None)
     try:

@@ -148,11 +148,17 @@ def drop_texts(carriers: Iterable[Carrier], dropped: Container[str] | Callable[[
                 del carrier.metadata_props[key]
 
 
-def take_properties(value: ir.Value) -> None:
-    """Give an initializer the properties of its tensor, where files have them; the tensor loses them."""
+def take_properties(value: ir.Value, *, shared: bool = False) -> None:
+    """Give an initializer the properties of its tensor, where files have them.
+
+    Args:
+        shared: The tensor is that of somebody else's model, too; otherwise it loses them.
+    """
     tensor = value.const_value
-    if tensor is not None:
-        value.metadata_props.update(tensor.metadata_props)
+    if tensor is None:
+        return
+    value.metadata_props.update(tensor.metadata_props)
+    if not shared:
         tensor.metadata_props.clear()
         if isinstance(tensor, ir.TensorProtoTensor):  # is written as it was read, with its old properties
             del tensor.raw.metadata_props[:]

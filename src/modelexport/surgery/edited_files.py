@@ -47,7 +47,7 @@ class EditedFile:
             encoding: The encoding to write, if not that of the file.
 
         Raises:
-            FileFormatError, OutputError: As :meth:`.SharedFiles.save`.
+            FileFormatError, OutputError: As :meth:`modelexport.surgery.shared_files.SharedFiles.save`.
         """
         tagged, model, tags = self._tagged, self._tagged.model, tags or self._tagged.call_tags
         before, values = self._before, {}
