@@ -6,9 +6,9 @@
 
 A command is *right* if it ends with status 0 and what it wrote computes what the original computes in ONNX Runtime, on
 inputs that ONNX Runtime takes: exactly for `adopt`, `rename`, `update-weights` (with the same weights) and a chain of
-stages, within 1e-3 of the output's size for what ONNX Runtime's optimizer made, and loadable and finite for what was
-quantized. `cost` is right if the parameters and bytes are those that the initializers have. It is *refused* if it
-ends with one line and writes nothing.
+stages, within 1e-3 of the output's size for what ONNX Runtime's optimizer made (1e-2 if the file is quantized, since
+its own nodes round elsewhere), and loadable for what is quantized. `cost` is right if the parameters and bytes are
+those that the initializers have. It is *refused* if it ends with one line and writes nothing.
 
 Needs pip, npm, and about an hour, most of it for ONNX Runtime.
 """
@@ -186,8 +186,8 @@ class Trial:
         done = run(*arguments, cwd=self.place)
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if " has no tags" not in line]
-            if done.returncode == 1 and "no node was quantized" in done.stdout:
-                raise NotTriedError(done.stdout)
+            if any(text in done.stdout + done.stderr for text in _NOTHING):
+                raise NotTriedError(lines[-1] if lines else done.stdout)
             raise RefusedError(done.returncode, " ".join(lines[-3:]) or done.stdout[-300:])
         return done.stdout
 
@@ -239,7 +239,7 @@ class Trial:
 
     def optimize(self) -> None:
         self.tell("optimize", self.file, "--with", "ort-extended", "-o", "optimized.onnx")
-        self.same("optimized.onnx", 1e-3)
+        self.same("optimized.onnx", 1e-2 if self._is_quantized() else 1e-3)
 
     def verify(self) -> None:
         changed = "optimized.onnx" if (self.place / "optimized.onnx").exists() else self.file
@@ -256,6 +256,9 @@ class Trial:
     def _kept(self) -> list[object]:
         leaves = [call.address for call, callees in self.tagged.calls.children.items() if not callees and call.path]
         return ["--keep", leaves[0]] if leaves else []
+
+    def _is_quantized(self) -> bool:
+        return any("Quantize" in node.op_type or "Integer" in node.op_type for node in self.model.graph.node)
 
     def _loads(self, output: str) -> None:
         found = outputs(self.place / output, self.feeds)
@@ -280,8 +283,7 @@ class Trial:
         self.tell("split", self.file, "--stages", 2, "-o", "stages")
         found = modelexport.run_chain(self.place / "stages", self.feeds)
         far = max(distance(self.expected[name], found[name]) for name in self.expected)
-        quantized = any("Quantize" in node.op_type or "Integer" in node.op_type for node in self.model.graph.node)
-        assert far <= (1e-2 if quantized else 1e-5), f"the outputs of the stages differ by {far:.2g}"
+        assert far <= (1e-2 if self._is_quantized() else 1e-5), f"the outputs of the stages differ by {far:.2g}"
 
     def rename(self) -> None:
         self.tell("rename", self.file, "-o", "renamed.onnx")
@@ -321,6 +323,10 @@ def _picture(value: Any) -> Any:
     tiles = [-(-size // side) for size, side in zip(shape[2:], words.shape, strict=True)]
     pixels = 1 - 2 * np.tile(words, tiles)[: shape[2], : shape[3]].astype(np.float32)
     return np.broadcast_to(pixels, shape).copy()
+
+
+_NOTHING = ("no node was quantized", "no node has a weight it is for", "it has 0 places for a cut")
+"""What commands say if a file has nothing that they are for."""
 
 
 class RefusedError(Exception):

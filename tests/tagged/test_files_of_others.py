@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import modelexport
 from commands import run
+from modelexport.measure.change_checks import check_changes
 
 FLOATS = TensorProto.FLOAT
 
@@ -273,5 +274,7 @@ def test_cost_of_open_sizes_is_that_of_an_example_and_formulas_are_shown_when_as
     assert "small ones with which the file runs: rows=2, x_1=8 (give others with --size NAME=N)" in shown
     document = json.loads(run("cost", "m.onnx", "--json", "--size", "rows=5", "--size", "x_1=7", cwd=tmp_path).stdout)
     assert document["rows"][0]["total"]["macs"] == 3 * 2 * (5 * 7)
+    changes = check_changes(tmp_path / "m.onnx", tmp_path / "m.onnx", ["cost"]).costs
+    assert {change.column: change.first for change in changes or ()}["macs"] == 3 * 2 * (2 * 8)
     shown = run("cost", "m.onnx", "--formulas", cwd=tmp_path).stdout
     assert "dynamic axes: rows, x_1" in shown and "sizes that depend on the data" in shown

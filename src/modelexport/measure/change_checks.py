@@ -14,7 +14,7 @@ from modelexport.core.tags import CallFacts, RecordedTags
 from modelexport.files.path_or_model import Source
 from modelexport.graph.node_owners import OWNER
 from modelexport.graph.parameter_plans import record_own_names
-from modelexport.measure.costs import cost
+from modelexport.measure.costs import cost, cost_at_example
 from modelexport.measure.inputs_and_example_sizes import make_feeds
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.sessions import arrays_in, open_file, run_session, session_options
@@ -116,8 +116,9 @@ def _outputs(first: TaggedFile, second: TaggedFile, inputs: Path | None, provide
 
 
 def _costs(first: TaggedFile, second: TaggedFile) -> list[CostChange]:
-    tables = cost(first), cost(second)
-    figures: list[dict[str, Any]] = [table.numbers(table.whole) for table in tables]
+    """Figures of files without tags are compared at example sizes: formulas of what others exported take minutes."""
+    told = cost if first.found is None and second.found is None else cost_at_example
+    figures: list[dict[str, Any]] = [table.numbers(table.whole) for table in (told(first), told(second))]
     changes = []
     for name in figures[0]:
         if name in figures[1]:
