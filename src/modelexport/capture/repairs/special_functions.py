@@ -1,11 +1,16 @@
-"""Functions of numbers, one by one."""
+"""Functions of numbers, one by one.
+
+torch.onnx lacks some. Others it writes out so that they overflow or lose small numbers beside one, or computes from
+rounded quotients or without the sign of zero.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from modelexport.capture.patches import private
@@ -117,3 +122,131 @@ def histogram(input: Any, bins: int = 100, min: float = 0, max: float = 0) -> An
     place = ((x - low) * bins / (high - low)).floor().clamp(max=bins - 1)
     place = torch.where((x < low) | (x > high), -1, place)
     return (place == torch.arange(bins, dtype=place.dtype).unsqueeze(-1)).to(x.dtype).sum(-1)
+
+
+def log_plus_one(self: Any) -> Any:
+    """``log1p`` by Kahan: the logarithm of the rounded sum, times the share of the number that rounding left."""
+    total = self + 1
+    left = total - 1
+    share = torch.where(left == self, 1, self / left)  # also of infinity
+    return torch.where(left == 0, self, torch.log(total) * share)
+
+
+def exponential_minus_one(self: Any) -> Any:
+    """``expm1`` by Kahan, for small numbers."""
+    power = torch.exp(self)
+    small = torch.where(power == 1, self, (power - 1) * (self / torch.log(power)))
+    return torch.where(torch.abs(self) < 1, small, power - 1)
+
+
+def log_of_sum(base: float, power: Callable[[Any], Any]) -> Callable[..., Any]:
+    """``logaddexp`` and ``logaddexp2``: no power is above one."""
+
+    def added(self: Any, other: Any) -> Any:
+        apart, larger = torch.abs(self - other), torch.maximum(self, other)
+        more = torch.log1p(power(-apart)) / math.log(base)
+        return larger + torch.where(self == other, math.log(2) / math.log(base), more)
+
+    return added
+
+
+def running_log_of_sum(self: Any, dim: int) -> Any:
+    """``logcumsumexp``: a square table of which elements lie before which, as for ``cummax``."""
+    if not self.dim():
+        return self.clone()
+    elements = self.movedim(dim, -1)
+    places = torch.arange(elements.shape[-1])
+    before = torch.where(places <= places.unsqueeze(1), elements.unsqueeze(-2), float("-inf"))
+    return before.logsumexp(-1).movedim(-1, dim)
+
+
+def scaled_error_complement(self: Any) -> Any:
+    """``erfcx``, the product of ``exp(x ** 2)`` and ``erfc(x)``, which is finite where the two are not."""
+    x = self.double()
+    scaled = _scaled_complement(torch.abs(x))
+    return torch.where(x < 0, 2 * torch.exp(x * x) - scaled, scaled).to(self.dtype)
+
+
+def error_complement(self: Any) -> Any:
+    """``erfc``, of which one minus ``erf`` leaves nothing for large numbers."""
+    x = self.double()
+    tail = torch.exp(-x * x) * _scaled_complement(torch.abs(x))
+    return torch.where(x < 0, 2 - tail, tail).to(self.dtype)
+
+
+def _scaled_complement(x: Any) -> Any:
+    """``erfcx`` of numbers that are not negative, in double precision: a polynomial in ``2 / (2 + x)``."""
+    place = 2 / (2 + x)
+    return _polynomial(_COEFFICIENTS, 2 * place - 1) * place
+
+
+def _interpolated() -> list[float]:
+    """Its coefficients, the highest power first, from PyTorch's ``erfcx``; before a capture, which would record it."""
+
+    def share(argument: Any) -> Any:
+        place = torch.from_numpy((argument + 1) / 2)
+        return (torch.special.erfcx(2 / place - 2) / place).numpy()
+
+    series = np.polynomial.chebyshev.chebinterpolate(share, 27)
+    powers: list[float] = np.polynomial.chebyshev.cheb2poly(series)[::-1].tolist()
+    return powers
+
+
+_COEFFICIENTS = _interpolated()
+
+
+def remainder(self: Any, other: Any) -> Any:
+    """``remainder`` of numbers with fractions, from the exact ``fmod``: 1 - floor(1 / 0.1) * 0.1 is 0, and not 0.1."""
+    if not _has_fractions(self, other):
+        return NotImplemented
+    rest = torch.fmod(self, other)
+    return torch.where(_has_other_sign(rest, other), rest + other, rest)
+
+
+def quotient(self: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
+    """``div``, if it is rounded: translations divide integers in float32, and others before the remainder is known."""
+    if not _has_fractions(self, other) and rounding_mode is not None:
+        whole = torch.floor_divide(self, other)
+        is_below = (whole < 0) & (whole * other != self)
+        return torch.where(is_below, whole + 1, whole) if rounding_mode == "trunc" else whole
+    return floored_quotient(self, other) if rounding_mode == "floor" else NotImplemented
+
+
+def floored_quotient(self: Any, other: Any) -> Any:
+    """``floor_divide`` of numbers with fractions, from the same remainder; also of a number of Python by a tensor."""
+    if not isinstance(self, torch.Tensor):
+        return torch.floor_divide(torch.full((), self, dtype=torch.result_type(self, other)), other)
+    if not _has_fractions(self, other):
+        return NotImplemented
+    rest = torch.fmod(self, other)
+    whole = (self - rest) / other
+    whole = torch.where(_has_other_sign(rest, other), whole - 1, whole)
+    whole = torch.round(whole)
+    return torch.where(other == 0, self / other, whole) if isinstance(other, torch.Tensor) else whole
+
+
+def _has_other_sign(rest: Any, other: Any) -> Any:
+    if isinstance(other, torch.Tensor):
+        return (rest != 0) & ((rest < 0) != (other < 0))
+    return rest > 0 if other < 0 else rest < 0
+
+
+def _has_fractions(self: Any, other: Any) -> bool:
+    return bool(torch.result_type(self, other).is_floating_point)
+
+
+def angle(self: Any, other: Any) -> Any:
+    """``atan2``, which is pi, not -pi, for zero and a negative number."""
+    slope = torch.where(self == other, 1.0, torch.where(self == -other, -1.0, self / other))  # also of infinities
+    within = torch.atan(torch.where((self == 0) & (other == 0), self, slope))
+    half_turn = torch.where(is_negative(self), -math.pi, math.pi).to(within.dtype)
+    return torch.where(is_negative(other), within + half_turn, within)
+
+
+def hypotenuse(self: Any, other: Any) -> Any:
+    """``hypot`` without squares of large numbers."""
+    self, other = torch.abs(self), torch.abs(other)
+    longer = torch.maximum(self, other)
+    share = torch.minimum(self, other) / torch.where(longer == 0, 1, longer)
+    length = longer * torch.sqrt(1 + share * share)
+    return torch.where((self == float("inf")) | (other == float("inf")), float("inf"), length)

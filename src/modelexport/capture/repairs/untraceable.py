@@ -12,7 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from modelexport.capture.patches import replaced
-from modelexport.capture.repairs import attention, quotients, special_functions
+from modelexport.capture.repairs import attention, special_functions
 from modelexport.capture.repairs.packed_sequences import packed_sequences, unless_packed
 from modelexport.capture.repairs.sized_tensors import SIZED
 
@@ -156,7 +156,7 @@ def running_sum(input: Any, dim: int, **kwargs: Any) -> Any:
 
 def floored_quotient(input: Any, other: Any) -> Any:
     """``torch.floor_divide``, which is truncated; also of sizes, which are scalars of a trace and may be negative."""
-    quotient = quotients.floored_quotient(input, other)
+    quotient = special_functions.floored_quotient(input, other)
     if quotient is not NotImplemented:
         return quotient
     return torch.div(input, other, rounding_mode="floor") if input.dim() else (input - input % other) // other
@@ -164,7 +164,7 @@ def floored_quotient(input: Any, other: Any) -> Any:
 
 def remainder(input: Any, other: Any) -> Any:
     """``torch.remainder``, for which the quotient is rounded."""
-    rest = quotients.remainder(input, other)
+    rest = special_functions.remainder(input, other)
     return torch.remainder(input, other) if rest is NotImplemented else rest
 
 
@@ -176,7 +176,7 @@ def any_of(input: Any, *args: Any, **kwargs: Any) -> Any:
 _TRANSLATABLE: Mapping[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.floor_divide, torch.Tensor.floor_divide, torch.Tensor.__floordiv__), floored_quotient),
     **dict.fromkeys((torch.remainder, torch.Tensor.remainder), remainder),
-    **dict.fromkeys((torch.atan2, torch.Tensor.atan2, torch.arctan2, torch.Tensor.arctan2), quotients.angle),
+    **dict.fromkeys((torch.atan2, torch.Tensor.atan2, torch.arctan2, torch.Tensor.arctan2), special_functions.angle),
     **dict.fromkeys((torch.any, torch.Tensor.any), any_of),
     torch.diff: difference,
     torch.Tensor.diff: difference,
