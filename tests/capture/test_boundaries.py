@@ -252,3 +252,20 @@ def test_views_of_a_written_tensor_belong_to_the_call_that_makes_them(tmp_path: 
     assert found["node_transpose"] == "part"
     assert found["node_permute"] == ""
     assert result.verified is not None and result.verified.agrees
+
+
+class ReturnsView(nn.Module):
+    """Returns a view of a tensor that it then writes into."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        doubled = x * 2
+        first = doubled[:, 0]
+        doubled.add_(1)
+        return first
+
+
+def test_a_returned_view_of_a_written_tensor_belongs_to_its_call(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(6, 3), ReturnsView()).eval()
+    result = export(model, (torch.ones(4, 6),), tmp_path / "m.onnx", frontend="dynamo", check=False)
+    assert {node.call for node in result.hierarchy.nodes} == {"0", "1"}
+    assert (result.coverage.derived, result.coverage.inferred) == (0, 0)
