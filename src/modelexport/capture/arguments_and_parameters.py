@@ -64,14 +64,10 @@ def state_dict_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
     return {key: tuple(keys) for keys in names.values() for key in keys}
 
 
-_PLAIN = (torch.Tensor, bool, int, float, str, type(None))
+PLAIN = (torch.Tensor, bool, int, float, str, type(None))
+"""The types of arguments that ``torch.export`` takes."""
 READABLE = 100_000
 """Elements of a constant whose values Python may read while a model is captured."""
-
-
-def needs_binding(args: tuple[Any, ...], kwargs: Mapping[str, Any], constants: Collection[str] = ()) -> bool:
-    """Whether ``torch.export`` would refuse these arguments, or some of them are constants."""
-    return bool(constants) or not all(isinstance(leaf, _PLAIN) for leaf in tree_leaves((args, kwargs)))
 
 
 def variable_inputs(

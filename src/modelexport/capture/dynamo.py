@@ -23,10 +23,10 @@ import torch.fx.traceback
 from torch import nn
 
 from modelexport.capture.arguments_and_parameters import (
+    PLAIN,
     READABLE,
     Bound,
     by_name,
-    needs_binding,
     only_tensors,
     state_dict_names,
 )
@@ -76,6 +76,7 @@ from modelexport.pytorch.calls.traced_tree import trace_calls, untouched
 from modelexport.pytorch.inputs.generated_inputs import check_inputs
 from modelexport.pytorch.nested_tensors import Inputs, NamedTensors, run_arguments
 from modelexport.pytorch.pretrained import is_pretrained
+from modelexport.pytorch.private_torch import tree_leaves
 
 
 def capture_by_dynamo(
@@ -204,7 +205,7 @@ def _bound(
     """
     register_caches(model)
     unnamed = not is_pretrained(model) and kwargs.keys() - inspect.signature(model.forward).parameters.keys()
-    if not (unnamed or needs_binding(args, kwargs, constants)):
+    if not unnamed and not constants and all(isinstance(leaf, PLAIN) for leaf in tree_leaves((args, kwargs))):
         return model, args, kwargs
     bound = Bound(model, args, kwargs, constants)
     return bound, (), bound.given

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from modelexport.capture import FrontEnd
 from modelexport.capture.quantized_form import QuantizedAs, QuantizedForm
-from modelexport.capture.supported_opsets import check_opset
+from modelexport.capture.supported_opsets import OPSETS
 from modelexport.core.declared_options import option
 from modelexport.core.tags import Granularity
 from modelexport.errors import UsageError
@@ -286,7 +286,9 @@ class Options:
         Raises:
             UsageError: They do not.
         """
-        check_opset(self.capture.opset)
+        if self.capture.opset is not None and self.capture.opset not in OPSETS:
+            choice = f"choose one from {OPSETS[0]} to {OPSETS[-1]}"
+            raise UsageError(f"no front end writes opset {self.capture.opset}: {choice}")
         fused = self.graph.fuse is not None
         if fused and not self.graph.optimized:
             raise UsageError("an optimised graph is fused: leave out --no-optimize, or --fuse")
