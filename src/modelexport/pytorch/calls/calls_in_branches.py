@@ -43,11 +43,11 @@ class Bodies(OperationMode):
             return self._run_while(func, *args, **kwargs)
         if func is torch.ops.higher_order.scan:
             return func(self._once(args[0], set()), *args[1:], **kwargs)
-        if self._made is not None:
-            self._check_writes(func, args, kwargs)
+        if self._made is not None and _memory(written_by(func, args, kwargs)) - self._made:
+            raise BodyError(f"{func} writes to a tensor from outside of the branch")
         output = func(*args, **kwargs)
         if self._made is not None:
-            self._see_made(output, args, kwargs)
+            self._made |= _memory(output) - _memory((args, kwargs))
         self._recorder.note_work()
         return output
 
@@ -103,14 +103,6 @@ class Bodies(OperationMode):
                 return function(*args)
 
         return run
-
-    def _check_writes(self, func: Any, args: Any, kwargs: Any) -> None:
-        if _memory(written_by(func, args, kwargs)) - (self._made or set()):
-            raise BodyError(f"{func} writes to a tensor from outside of the branch")
-
-    def _see_made(self, output: Any, args: Any, kwargs: Any) -> None:
-        assert self._made is not None
-        self._made |= _memory(output) - _memory((args, kwargs))
 
 
 def _memory(value: Any) -> set[int | None]:

@@ -20,9 +20,9 @@ from modelexport.pytorch.inputs.trial_runs import LENGTHS, Inputs, Shape, TrialR
 from modelexport.pytorch.loading.trust import no_questions
 
 _TYPES = "mm_token_type_ids"
+"""The argument that says of each token whether it is text or a placeholder."""
 _TILES = 5
 """How many parts an image is cut into: a capture treats an axis of size one as fixed, and axes of one size as equal."""
-"""The argument that says of each token whether it is text or a placeholder."""
 COUNTED = ("_ids", "mask")
 """Suffixes of the names of integer arguments."""
 _SENTENCES = (

@@ -236,29 +236,28 @@ def lend_weights(model: nn.Module, weights: Weights, never_called: Collection[st
                 by_module.setdefault(owner, {})[key] = parameter
     with contextlib.ExitStack() as stack:
         for path, parameters in by_module.items():
-            loader = _Loader(weights, parameters)
-            stack.callback(modules[path].register_forward_pre_hook(loader.before).remove)
-            stack.callback(modules[path].register_forward_hook(loader.after, always_call=True).remove)
+            before, after = _loading_hooks(weights, parameters)
+            stack.callback(modules[path].register_forward_pre_hook(before).remove)
+            stack.callback(modules[path].register_forward_hook(after, always_call=True).remove)
         yield
 
 
-class _Loader:
+def _loading_hooks(weights: Weights, parameters: Mapping[str, nn.Parameter]) -> tuple[Callable[..., None], ...]:
     """The hooks that set the values of parameters when a module's call begins, and release them when it ends."""
+    empty: list[dict[str, torch.Tensor]] = []
 
-    def __init__(self, weights: Weights, parameters: Mapping[str, nn.Parameter]) -> None:
-        self._weights, self._parameters = weights, parameters
-        self._empty: list[dict[str, torch.Tensor]] = []
-
-    def before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+    def before(module: nn.Module, args: tuple[Any, ...]) -> None:
         with outside_of_modes():
-            self._empty.append({key: parameter.data for key, parameter in self._parameters.items()})
-            for key, parameter in self._parameters.items():
-                parameter.data = read_tensor(self._weights.tensors[key]).view_as(parameter)
+            empty.append({key: parameter.data for key, parameter in parameters.items()})
+            for key, parameter in parameters.items():
+                parameter.data = read_tensor(weights.tensors[key]).view_as(parameter)
 
-    def after(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
+    def after(module: nn.Module, args: tuple[Any, ...], output: object) -> None:
         with outside_of_modes():
-            for key, data in (self._empty.pop() if self._empty else {}).items():
-                self._parameters[key].data = data
+            for key, data in (empty.pop() if empty else {}).items():
+                parameters[key].data = data
+
+    return before, after
 
 
 def read_tensor(tensor: ir.TensorProtocol) -> torch.Tensor:
