@@ -1,10 +1,7 @@
 """The private names of torch that running a model needs; ``tests/pytorch/test_private_torch.py`` tests them.
 
-There is no public interface for these: running a model without values, recording the inputs and results of operations,
-recognizing the tensors of ``torch.func``, telling what PyTorch compiles by itself from what a model compiles, asking
-for the shape of a tensor unseen by function modes, flattening nested lists and dictionaries as torch does, what an
-operation says of its arguments, and whether a trace is running. Without them no model runs here. What only an export
-needs, and can do without, is in ``capture/patches.py``.
+There is no public interface for what they do, and without them no model runs here. What only an export needs, and can
+do without, is in ``capture/patches.py``.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

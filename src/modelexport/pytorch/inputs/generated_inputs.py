@@ -48,12 +48,7 @@ def generate_inputs(
 
     Args:
         model: It runs in eval mode without gradients; its modes and the caller's random state are restored.
-        spec: Replaces or adds to the generated inputs: a dict, or the path of a JSON file with name ->
-            ``{"dtype": "int64", "shape": [2, 8], "range": [0, 100]}`` (100 is excluded), ``{"value": [[1, 2]]}``, or
-            ``null`` to leave an argument out.
-        directory: The folder of the model's tokenizer or ``preprocessor_config.json``.
-        seed: The seed of the values.
-        batch: The first dimension; 1 if the model accepts no other.
+        spec, directory, seed, batch: As in :func:`modelexport.pytorch.inputs.example_inputs.example_inputs`.
         has_weights: Whether the model can compute values. Without weights only shapes and types are checked, and if
             no inputs fit, the first that were generated are returned.
         grids: Give images with the grids of their patches to a model that takes them so; otherwise text alone. A
