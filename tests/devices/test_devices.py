@@ -25,7 +25,7 @@ from modelexport.errors import UsageError
 from modelexport.graph.node_owners import owner_of
 from modelexport.runtime import part_process
 from modelexport.runtime.devices import Device, find_device, find_devices
-from modelexport.runtime.part_process import PartResult
+from modelexport.runtime.part_process import PartResult, dynamic_axes, with_sizes
 from spoiled_device import SpoiledDevice, is_fused, is_operator
 
 UINT8 = ir.DataType.UINT8
@@ -232,6 +232,19 @@ def test_what_is_wrong_with_a_device_is_one_line(file: Path, device: str, messag
     assert done.stderr.count("\n") == 1
 
 
+def test_dynamic_axes_have_the_sizes_of_the_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")  # nothing can be kept there, and no command needs it
+    export(Model(), {"x": torch.randn(2, 5, 8)}, tmp_path / "model.onnx", dynamic=True)
+    inputs = {"x": np.ones((3, 6, 8), np.float32)}
+    piece = Pieces(load(tmp_path / "model.onnx"), inputs).whole()
+    assert dynamic_axes(piece.model, inputs) == ["x"]
+    assert [list(value.shape or ()) for value in with_sizes(piece.model, inputs).graph.inputs] == [[3, 6, 8]]
+    report = verify(tmp_path / "model.onnx", device="cpu", inputs=inputs)
+    assert report.agrees
+    told = "dynamic axes had the sizes of the inputs, as devices that compile need: x [3, 6, 8]"
+    assert told in report.notes
+
+
 def test_devices_lists_what_this_machine_has() -> None:
     listed = json.loads(run("devices", "--json").stdout)["devices"]
     assert ("cpu", "CPUExecutionProvider", "") in [(one["name"], one["provider"], one["unavailable"]) for one in listed]
@@ -244,7 +257,16 @@ def test_the_command_shows_where_the_file_runs_and_what_it_is_off_by(file: Path)
     assert "agree: on cpu the file is off by" in right.stdout
     document = json.loads(run("verify", file, "--device", "cpu", "--json").stdout)
     assert (document["verdict"], document["pieces"][0]["status"]) == ("agree", "agree")
-    assert run("verify", file, "--bound", "0.1").returncode == 2
+    quantizes = "quantize", file, "-o", file.with_name("int8.onnx"), "--to", "int8-dynamic"
+    for wrong, message in (
+        (("verify", file, "--bound", "0.1"), "--bound goes with"),
+        (("verify", file, "--device", "cpu", "--bound", "-1"), "-1 is not a bound"),
+        (("verify", file, "--device", "cpu", "--limit", "0"), "0 is not a limit"),
+        ((*quantizes, "--device", "cpu"), "--device is where a search runs"),
+    ):
+        refused = run(*wrong)
+        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+        assert message in refused.stderr
     root = run("verify", file, "--device", "cpu", "--csv").stdout.splitlines()
     row = dict(zip(root[0].split(","), root[1].split(","), strict=True))
     placed = [count for providers in document["placed"].values() for count in providers.values()]

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 
 from commands import run
 from modelexport import export, verify
+from modelexport.devices.kits import write_kit
 from modelexport.errors import UsageError
 
 
@@ -59,6 +61,20 @@ def test_results_that_are_not_those_of_the_file_are_refused_in_one_line(tmp_path
     damaged.write_text(json.dumps(right | {"parts": {".": {"status": "crashed", "message": "one\ntwo\x1b[31m"}}}))
     report = verify(file, results=damaged)
     assert (report.agrees, report.whole.status, report.whole.reason) == (False, "crashed", "one\\ntwo\\x1b[31m")
+
+
+def test_a_kit_knows_the_weights_files_of_its_model(tmp_path: Path) -> None:
+    export(Model(), {"x": torch.randn(2, 4)}, tmp_path / "inside.onnx")
+    file, data, kit = tmp_path / "model.onnx", tmp_path / "model.data", tmp_path / "kit"
+    onnx.save(
+        onnx.load(tmp_path / "inside.onnx"), file, save_as_external_data=True, location=data.name, size_threshold=0
+    )
+    write_kit(file, kit, modules=["last"])
+    subprocess.run([sys.executable, "-I", kit / "runner.py"], check=True)
+    assert verify(file, results=kit / "results.json").agrees
+    data.write_bytes(bytes(len(data.read_bytes())))
+    with pytest.raises(UsageError, match="was made from another file"):
+        verify(file, results=kit / "results.json")
 
 
 def test_a_kit_gives_the_report_of_the_machine_where_it_was_run(tmp_path: Path) -> None:
