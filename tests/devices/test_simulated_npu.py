@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from commands import run
-from modelexport import export, verify
+from modelexport import export, sensitivity, verify
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("onnxruntime_qnn") is None, reason="needs onnxruntime-qnn: `make test-devices`"
@@ -42,6 +42,15 @@ def test_the_wrong_span_is_named_and_kept_apart(tmp_path: Path, monkeypatch: pyt
     assert report.fix.error is not None
     assert report.fix.error < 1e-2
     assert report.device.simulated
+
+
+def test_sensitivity_leaves_out_what_is_wrong_without_quantization(tmp_path: Path) -> None:
+    file, ids = tmp_path / "model.onnx", torch.randint(0, 50, (2, 16))
+    export(Embeddings(), {"ids": ids}, file)
+    report = sensitivity(file, to="int8-static", data=[{"ids": ids.numpy()}], device="qnn")
+    assert max(unit.loss for unit in report.units) < 0.05
+    note = next(note for note in report.table.notes if note.startswith("not in these figures"))
+    assert float(note.split("has error ")[1].split()[0]) > 0.1
 
 
 def test_the_devices_of_this_machine_have_options_that_are_checked(tmp_path: Path) -> None:

@@ -44,13 +44,9 @@ def verify_device(
 
     Args:
         file: A tagged file. It is right by definition: its values are computed exactly, in float64.
-        device: ``NAME[,option=value...]``.
         modules: Selectors of calls that are run alone even if the whole is right.
         inputs: Arrays by name, or a file of them; by default those of the reference values, or random ones.
-        bound: How far off outputs may be, as a share of their size.
-        limit: Seconds that a run may take.
-        keep: Whether results of earlier runs are used, and these kept.
-        fix: A file to write that is right there, if there is a change that makes it so.
+        device, bound, limit, keep, fix, seed: As :func:`modelexport.verify` has them.
         tell: Called with the name of each piece that is run.
 
     Raises:
