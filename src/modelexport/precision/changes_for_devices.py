@@ -273,8 +273,8 @@ def _in_sixteen_bits(model: ir.Model, nodes: Sequence[ir.Node]) -> bool:
         for index, tensor in enumerate(tensors, 1):
             source = quantizer.inputs[index]
             assert source is not None
-            value = ir.Value(name=free_name(f"{source.name}.int16", taken), type=ir.TensorType(tensor.dtype))
-            value.shape, value.const_value = ir.Shape(tensor.shape.numpy()), tensor
+            name, dtype_of = free_name(f"{source.name}.int16", taken), ir.TensorType(tensor.dtype)
+            value = ir.Value(name=name, type=dtype_of, shape=ir.Shape(tensor.shape.numpy()), const_value=tensor)
             model.graph.register_initializer(value)
             for node in (quantizer, *users):
                 node.replace_input_with(index, value)
