@@ -23,7 +23,7 @@ def _unless(values: Any, usual: Any) -> Any:
 
 def _pads(o: Operation, kernel: Sequence[int], *, sizes: Sequence[Any]) -> tuple[list[int], list[int]]:
     """The padding before and behind each axis of an image."""
-    ones, automatic = [1] * len(kernel), o.attribute("auto_pad")
+    ones, automatic = [1] * len(kernel), o.attribute("auto_pad") or "NOTSET"
     strides, dilations = o.attribute("strides") or ones, o.attribute("dilations") or ones
     if not automatic.startswith("SAME"):
         pads = list(o.attribute("pads") or [0] * 2 * len(kernel))
@@ -37,7 +37,7 @@ def _pads(o: Operation, kernel: Sequence[int], *, sizes: Sequence[Any]) -> tuple
 
 
 def _group(o: Operation) -> Any:
-    return LEFT_OUT if o.attribute("group") == 1 else o.attribute("group")
+    return LEFT_OUT if o.attribute("group") in (None, 1) else o.attribute("group")
 
 
 def _around(before: Sequence[int], after: Sequence[int]) -> tuple[int, ...]:

@@ -65,6 +65,7 @@ class ModuleClasses:
         sidecar = layout.tagged.hierarchy
         self._counts = {module.path: module.parameters for module in sidecar.modules} if sidecar is not None else {}
         self._shared = {first: names for first, names in layout.entries.names.items() if len(names) > 1}
+        self._statistics = {key for value, key in layout.entries.values.items() if _is_statistic(value)}
         self._taken = {*FUNCTIONS, *_OF_THE_FILE}
         self.ties = self._ties()
 
@@ -129,8 +130,9 @@ class ModuleClasses:
         return name in self._parameters[node.path]
 
     def _parameters_of(self, node: ModuleNode) -> Collection[str]:
-        """The entries that are parameters: of a floating-point type, and among the sidecar's count of these."""
-        floating = {key: math.prod(entry.shape) for key, entry in node.entries.items() if _is_floating(entry)}
+        """The entries that are parameters: floating-point, no statistics, and among the sidecar's count of these."""
+        floating = {key: math.prod(entry.shape) for key, entry in node.entries.items()
+                    if _is_floating(entry) and f"{node.path}.{key}".lstrip(".") not in self._statistics}  # fmt: skip
         if node.path not in self._counts or not floating:
             return floating
         inside = sum(self._counts.get(child.path, 0) for child in node.children.values() if child.alias_of is None)
@@ -282,6 +284,11 @@ class ModuleClasses:
         for method, body in methods.items():
             lines += [f"    def {method}:", *(f"        {line}" for line in body), ""]
         return "\n".join(lines if methods else [*lines, "    pass", ""])
+
+
+def _is_statistic(value: ir.Value) -> bool:
+    """Whether a value is a mean or variance of a batch normalization, which has no gradient."""
+    return any(use.node.op_type == "BatchNormalization" and use.idx in (3, 4) for use in value.uses())
 
 
 def _is_floating(entry: StateDictEntry) -> bool:
