@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from modelexport.devices.judged_pieces import Runs, judge
 from modelexport.devices.pieces import Pieces, error_between
 from modelexport.devices.wrong_modules import check, is_owned
 from modelexport.errors import UsageError
+from modelexport.files.atomic_writing import scratch
 from modelexport.graph.copies import copy_of
 from modelexport.precision.changes_for_devices import change_nodes
 from modelexport.precision.quantize import RECIPE_SUFFIX, quantize
@@ -44,8 +44,8 @@ def find_fix(
     the file is looked at again: behind what was wrong something else may be. If nothing is wrong and the types of the
     device cost more than the bound, the modules that lose most get a more precise type.
     """
-    with tempfile.TemporaryDirectory(prefix="modelexport-fix-") as folder:
-        search = _Search(tagged, feeds, runs, report.bound, Path(folder), tell)
+    with scratch(output.parent) as folder:
+        search = _Search(tagged, feeds, runs, report.bound, folder, tell)
         unchanged = search.fix_wrong(report)
         if not search.report.agrees:
             search.fix_rounding()
