@@ -5,7 +5,6 @@ Half of the time of a short command went into modules that few commands need, an
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -54,6 +53,8 @@ def _run_when_used(run: Callable[[ModuleType], None], module: ModuleType) -> Non
 
 def _run_without_lines(run: Callable[[ModuleType], None], module: ModuleType) -> None:
     """Torch asks for the line of source of each of its operators, which takes long, and uses only its number."""
+    import inspect  # which help and the version do not need
+
     with attribute_set(inspect, "getframeinfo", partial(inspect.getframeinfo, context=0)):
         run(module)
 
