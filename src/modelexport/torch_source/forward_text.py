@@ -215,7 +215,7 @@ class ForwardText(NestedGraphs):
             self._pass(value)
 
     def _node(self, node: ir.Node) -> None:
-        walks = {"If": self._if, "Loop": self._loop}
+        walks = {"If": self._if, "Loop": self._loop, "Scan": self._scan}
         if node.op_type in walks and not node.domain:
             walks[node.op_type](node)
         elif node.outputs[0] in self.file_numbers.known:

@@ -19,7 +19,7 @@ class MissingOperatorError(UsageError):
 
 
 class NestedGraphs(ValueScope):
-    """Writes ``If`` and ``Loop``."""
+    """Writes ``If``, ``Loop`` and ``Scan``."""
 
     def _items(self, items: Sequence[Item]) -> None:
         """Write nodes, and the calls among them."""
@@ -94,3 +94,33 @@ class NestedGraphs(ValueScope):
             kind = parsed(f"torch.{self.type_name(inner.dtype or ir.DataType.FLOAT)}")
             template = "torch.stack(x) if x else torch.zeros(sizes, dtype=kind, device=device)"
             self._assign(value, code(template, x=parsed(name), sizes=sizes, kind=kind, device=self.device), "stacked")
+
+    def _scan(self, node: ir.Node) -> None:
+        body = node.attributes["body"].as_graph()
+        count = len(node.inputs) - node.attributes["num_scan_inputs"].as_int()
+        if any(any(node.attributes[name].as_ints()) for name in _SCAN_ORDERS if name in node.attributes):
+            raise MissingOperatorError(
+                f"Scan {node.name or ''} of {self.group.call} runs backwards or along another axis than the first: cut "
+                "the module out with `modelexport extract`"
+            )
+        self._flush()
+        names = [self._name(value, "state" if place < count else "element") for place, value in enumerate(body.inputs)]
+        texts = [ast.unparse(self.tensor(value)) for value in node.inputs if value is not None]
+        kept = [self._fresh("steps") for _ in body.outputs[count:]]
+        for name, text in zip((*names[:count], *kept), (*texts[:count], *["[]"] * len(kept)), strict=True):
+            self._emit(f"{name} = {text}")
+        source = f"zip({', '.join(texts[count:])})" if len(texts) > count + 1 else texts[count]
+        self._emit(f"for {', '.join(names[count:])} in {source}:")
+        self._env.update({value: parsed(name) for value, name in zip(body.inputs, names, strict=True)})
+        with self._indented():
+            results = self._body(body)
+            for name, text in zip(kept, results[count:], strict=True):
+                self._emit(f"{name}.append({text})")
+            if count:
+                self._emit(f"{', '.join(names[:count])} = {', '.join(results[:count])}")
+        self._env.update({value: parsed(name) for value, name in zip(node.outputs, names[:count], strict=False)})
+        for value, name in zip(node.outputs[count:], kept, strict=True):
+            self._assign(value, code("torch.stack(x)", x=parsed(name)), "stacked")
+
+
+_SCAN_ORDERS = ("scan_input_axes", "scan_input_directions", "scan_output_axes", "scan_output_directions")

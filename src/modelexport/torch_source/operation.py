@@ -43,7 +43,7 @@ _TEXT_ATTRIBUTES = frozenset(
 """The attributes that are texts; what writes them quotes or compares them."""
 _WITHOUT_EFFECT = frozenset(
     ("stash_type", "kernel_shape", "storage_order", "saturate", "output_dtype", "mask_index_type", "accuracy_level",
-     "extrapolation_value", "seed", "allowzero", "cubic_coeff_a")
+     "extrapolation_value", "seed", "noop_with_empty_axes", "allowzero", "cubic_coeff_a")
 )  # fmt: skip
 """Attributes that do not change a result, or that what writes their operator has checked."""
 
@@ -145,12 +145,13 @@ class Operation:
         value, number = self.value(index), self.number(index)
         others = [each for each in range(len(self.node.inputs)) if each != index and self.has(each)]
         rank = len(value.shape) if value is not None and value.shape is not None else None
-        fits = all(rank == 0 or (rank is not None and self._rank_or_none(each) >= rank) for each in others)
+        fits = all(rank == 0 or (rank is not None and self.known_rank(each) >= rank) for each in others)
         if number is None or not fits or (index == 0 and all(self.number(each) is not None for each in others)):
             return self.tensor(index)
         return number
 
-    def _rank_or_none(self, index: int) -> int:
+    def known_rank(self, index: int = 0) -> int:
+        """How many axes an operand has; -1 if that is not known."""
         value = self.value(index)
         return -1 if value is None or value.shape is None else len(value.shape)
 
@@ -204,7 +205,7 @@ class Operation:
 
     def rank(self, index: int = 0) -> int:
         """How many axes an operand has."""
-        rank, value = self._rank_or_none(index), self.value(index)
+        rank, value = self.known_rank(index), self.value(index)
         if rank < 0:
             raise UnwrittenError(f"the number of axes of {value.name if value is not None else 'it'} is not known")
         return rank

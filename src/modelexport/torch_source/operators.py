@@ -97,8 +97,8 @@ def _reduce(template: str) -> Callable[[Operation], ast.expr]:
         axes, keep = o.axes(1), o.attribute("keepdims")
         if not axes and o.attribute("noop_with_empty_axes"):
             return o.write(re.sub(r"\.\w+\(dims\)", "", template))
-        rank = o.rank()
-        axes = sorted(axis % rank for axis in axes or range(rank)) if rank and axes != [-1] else axes or [0]
+        rank = o.known_rank() if axes else o.rank()
+        axes = sorted(axis % rank for axis in axes or range(rank)) if rank > 0 and axes != [-1] else axes or [0]
         how = {"keepdim": True} if keep and rank else {}
         total = {"dtype": o.type_of(o.dtype())} if o.kind() in "iu" and ".sum(" in template else {}
         operand = o.tensor(0) if rank else o.write("a.unsqueeze(0)")
@@ -121,7 +121,7 @@ def _reduce_product(o: Operation) -> ast.expr:
 
 def _softmax(o: Operation) -> ast.expr:
     name, axis = "log_softmax" if o.node.op_type == "LogSoftmax" else "softmax", o.attribute("axis")
-    if o.version >= 13 or axis in (-1, o.rank() - 1):
+    if o.version >= 13 or axis in (-1, o.known_rank() - 1):
         return o.write(f"a.{name}(axis)")
     return o.write(f"a.flatten(axis).{name}(-1).reshape(a.shape)")
 
