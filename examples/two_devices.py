@@ -1,6 +1,7 @@
 """Two devices: rules by module for one session of ONNX Runtime, or two stages with a session each."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,9 @@ import torch
 from torch import nn
 
 import modelexport
+
+Path("two_devices").mkdir(exist_ok=True)
+os.chdir("two_devices")  # the files below are written here
 
 
 class Net(nn.Module):

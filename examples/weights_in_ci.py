@@ -3,6 +3,9 @@
 The job needs neither the model's code nor an export: `update_weights` and ONNX Runtime are enough.
 """
 
+import os
+from pathlib import Path
+
 import numpy as np
 import onnxruntime
 import torch
@@ -10,6 +13,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 import modelexport
+
+Path("weights_in_ci").mkdir(exist_ok=True)
+os.chdir("weights_in_ci")  # the files below are written here
 
 
 def make_model(seed):

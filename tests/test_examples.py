@@ -56,4 +56,5 @@ def test_an_example_prints_what_its_page_shows(
         runpy.run_path(str(example), run_name="__main__")
     finally:
         onnxruntime.set_default_logger_severity(2)  # its default, which two examples change
+    assert [entry.name for entry in tmp_path.iterdir()] == [example.stem]
     assert without_figures(capsys.readouterr().out) == without_figures(shown(example.stem))

@@ -70,6 +70,11 @@ def test_a_container_is_refused() -> None:
         generate_inputs(nn.ModuleList([nn.Linear(4, 4)]))
 
 
+def test_a_name_is_not_a_model(tmp_path: Path) -> None:
+    with pytest.raises(InputsError, match=r"the model is a str, not a torch.nn.Module: give the module, or"):
+        export("bert-tiny", (X,), tmp_path / "m.onnx")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("child", [NoForward, Around])
 def test_what_a_child_computes_in_its_own_call_belongs_to_its_caller(child: type[nn.Module], tmp_path: Path) -> None:
     model, path = Parent(child()), tmp_path / "m.onnx"

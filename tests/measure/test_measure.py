@@ -24,6 +24,7 @@ from exports import Exporter
 from modelexport.cli.printing import rendered
 from modelexport.cli.show_table import Screen, format_csv, format_table
 from modelexport.core.calls import CallTree, ModuleCall, TracedCall
+from modelexport.core.selectors import select_calls
 from modelexport.core.text import printable
 from modelexport.errors import UsageError
 from modelexport.lineage.optimize_tools import optimize_file
@@ -148,6 +149,12 @@ def test_a_tree_has_bars_and_colour_only_where_asked() -> None:
     assert "\x1b[31m" in rendered(format_table(table, "work", screen=Screen(colour=True)), printable)
     assert "#" in format_table(table, "work", screen=Screen(blocks=False))
     assert "█" not in format_table(table, "work", screen=Screen(blocks=False))
+
+
+def test_modules_that_are_selected_are_shown_with_their_addresses() -> None:
+    table = small_table()
+    only = select_calls(["b"], table.calls, table.tags, where="x.onnx")
+    assert [line.split()[0] for line in format_table(table, "work", only=only).splitlines()[1:3]] == ["b", "b.inner"]
 
 
 @pytest.mark.parametrize("name", COUNTED)

@@ -51,7 +51,7 @@ def format_table(
     sort: str | None = None,
     screen: Screen | None = None,
 ) -> str:
-    """The table as an indented tree, or sorted, with a bar for each row's total of the main column.
+    """The table as an indented tree, or by address if sorted or selected, with a bar for each total of the main column.
 
     Args:
         main: The column of the bars and of the own figures.
@@ -59,7 +59,7 @@ def format_table(
     """
     screen = screen or Screen()
     rows = table.rows(by, depth=depth, only=only)
-    flat = sort is not None or by == "class"
+    flat = sort is not None or by == "class" or (only is not None and by == "call")
     rows = table.sorted(rows, sort) if sort is not None else rows
     column = table.column(main)
     most = max([_number(column, table.whole.get(main)), *(_number(column, row.total.get(main)) for row in rows)])
@@ -68,7 +68,7 @@ def format_table(
     header += [_title(other, "") for other in columns if other is not column]
     lines_of_table: list[tuple[str, str, Mapping[str, Any], Mapping[str, Any]]] = []
     for row in rows:
-        name = row.address.removeprefix("class:") if flat else indent(row.depth, row.tag.rpartition("/")[2])
+        name = row.address.removeprefix("class:") or "." if flat else indent(row.depth, row.tag.rpartition("/")[2])
         lines_of_table.append((name, f"{len(row.calls):,}", row.own, row.total))
     lines_of_table += [(name, "", {}, figures) for name, figures in table.outside_rows if only is None]
     body, bars = [], []

@@ -65,11 +65,16 @@ def containers(model: nn.Module) -> frozenset[str]:
 
 
 def check_has_forward(model: nn.Module) -> None:
-    """Refuse a model that has no ``forward``, which is what hooks see and what is exported.
+    """Refuse what is not a module, or has no ``forward``, which is what hooks see and what is exported.
 
     Raises:
-        InputsError: It has none.
+        InputsError: It is none, or has none.
     """
+    if not isinstance(model, nn.Module):
+        raise InputsError(
+            f"the model is a {type(model).__name__}, not a torch.nn.Module: give the module, or a name to the command "
+            f"`modelexport export NAME -o FILE.onnx`"
+        )
     if _has_forward(model):
         return
     if type(model).__call__ is nn.Module.__call__:
