@@ -20,9 +20,9 @@ import numpy as np
 
 import modelexport
 from modelexport.runtime.devices import CPU, find_device
-from modelexport.runtime.provider_assignment import assigned_providers
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import open_session, run_session
+from modelexport.surgery.placing import assigned_providers
 
 OTHER = "OpenVINOExecutionProvider"
 

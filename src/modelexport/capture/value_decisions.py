@@ -219,7 +219,7 @@ _SELECTING = {getattr(owner, name) for owner in (torch, torch.Tensor) for name i
 def selects(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
     """Whether the size of what a function gives depends on values."""
     if func is torch.Tensor.__getitem__:
-        return any(one.dtype in (torch.bool, torch.uint8) for one in tensor_leaves(args[1]))
+        return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensor_leaves(args[1]))
     return func in _SELECTING or (func in (torch.where, torch.Tensor.where) and len(args) == 1)
 
 
@@ -240,12 +240,12 @@ class InputsRead(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        given = tensor_leaves((args, kwargs))
-        sources = frozenset[str]().union(*(self._from.get(id(tensor), frozenset()) for tensor in given))
+        tensors = tensor_leaves((args, kwargs))
+        sources = frozenset[str]().union(*(self._from.get(id(tensor), frozenset()) for tensor in tensors))
         if sources and func in READS_VALUES:
             self.read.update(dict.fromkeys(sorted(sources)))
         output = func(*args, **(kwargs or {}))
-        data = any(_is_data(tensor) and id(tensor) not in self._from for tensor in given)
+        data = any(_is_data(tensor) and id(tensor) not in self._from for tensor in tensors)
         if sources and not data:
             for tensor in tensor_leaves(output):
                 self._from[id(tensor)] = self._from.get(id(tensor), frozenset()) | sources

@@ -161,8 +161,8 @@ class _Search:
                 self.open.update(group)
                 continue
             alone = {symbol: self._tried([symbol]) for symbol in group} if len(group) > 1 else {group[0]: together}
-            self.open.update(symbol for symbol, one in alone.items() if one.status in ("agree", "tie"))
-            wrong = {symbol: one.reason for symbol, one in alone.items() if one.status == "differ"}
+            self.open.update(symbol for symbol, result in alone.items() if result.status in ("agree", "tie"))
+            wrong = {symbol: result.reason for symbol, result in alone.items() if result.status == "differ"}
             if not wrong and together.status == "differ":  # the model accepts no other size of one of them alone
                 wrong = {symbol: together.reason for symbol in group if symbol not in self.open}
             self.closed |= wrong
@@ -174,10 +174,10 @@ class _Search:
         return bool(self.closed)
 
     def _tried(self, symbols: Collection[str]) -> Tried:
-        found = self.run({*self.open, *symbols})
-        if found.status == "differ":
-            self.calls.append(found.call)
-        return found
+        result = self.run({*self.open, *symbols})
+        if result.status == "differ":
+            self.calls.append(result.call)
+        return result
 
 
 _WAYS = 2

@@ -96,15 +96,21 @@ def narrowed_to_one_size(
     settled: Settled, inputs: Inputs, model: ir.Model, sizes: Mapping[str, int], run: Run
 ) -> list[FixedAxis]:
     """The axes of which the conditions of a file leave no other size that model and file accept."""
-    found: list[FixedAxis] = []
-    for symbol in dict.fromkeys(name for one in settled.kept for name in one.symbols):
-        about = [one for one in settled.kept if symbol in one.symbols and one.formula in settled.reasons]
+    narrowed: list[FixedAxis] = []
+    for symbol in dict.fromkeys(name for condition in settled.kept for name in condition.symbols):
+        about = [
+            condition
+            for condition in settled.kept
+            if symbol in condition.symbols and condition.formula in settled.reasons
+        ]
         others = sizes_within(settled.kept, sizes, symbol)[:_RUNS]
-        if about and all((one := run(other)) is not None and one.status == "not compared" for other in others):
+        if about and all(
+            (condition := run(other)) is not None and condition.status == "not compared" for other in others
+        ):
             result, line = settled.reasons[about[0].formula], about[0].where
             reason = f"{result.reason}{f' ({line} decides by it: `{about[0].source}`)' if line else ''}"
-            found += axes_of(inputs, model, symbol, reason, result.call)
-    return found
+            narrowed += axes_of(inputs, model, symbol, reason, result.call)
+    return narrowed
 
 
 @dataclass(frozen=True)
@@ -141,13 +147,13 @@ def find_sizes(sides: Sides, inputs: Inputs, exported: Exported, names: Interfac
     if names is None:
         return SizesFound(settled.kept)
     fixed = narrowed_to_one_size(settled, inputs, model, sizes, trials.run)
-    fixed += [one for one in find_fixed_axes(inputs, model, trials.run) if one not in fixed]
+    fixed += [item for item in find_fixed_axes(inputs, model, trials.run) if item not in fixed]
     constant = find_constant_axes(sides, inputs, exported, names)
-    refused = [told_of_fixed(one) for one in (*fixed, *constant) if every or one.symbol in names.asked]
+    refused = [told_of_fixed(item) for item in (*fixed, *constant) if every or item.symbol in names.asked]
     if fixed and not refused:
         raise FixedAxesError(fixed)
-    differing = (one for one in settled.kept if one.formula in settled.reasons)
-    refused += [told_of_condition(one) for one in differing if every or names.asked.intersection(one.symbols)]
+    differing = (item for item in settled.kept if item.formula in settled.reasons)
+    refused += [told_of_condition(item) for item in differing if every or names.asked.intersection(item.symbols)]
     return SizesFound(settled.kept, constant, next(iter(refused), ""))
 
 
@@ -164,7 +170,9 @@ def stated_unchecked(exported: Exported) -> Sequence[SizeCondition]:
     """The conditions that a file states if it is not run: what the model's own code decides."""
     known = {symbol for value in exported.model.graph.inputs for size in value.shape or () if not isinstance(size, int)
              for symbol in SYMBOL.findall(str(size.value))}  # fmt: skip
-    return [one for one in exported.conditions if one.in_model and known.issuperset(one.symbols)]
+    return [
+        condition for condition in exported.conditions if condition.in_model and known.issuperset(condition.symbols)
+    ]
 
 
 def find_constant_axes(sides: Sides, inputs: Inputs, exported: Exported, names: Interface) -> list[FixedAxis]:
@@ -174,7 +182,7 @@ def find_constant_axes(sides: Sides, inputs: Inputs, exported: Exported, names: 
     """
     from modelexport.pytorch.inputs.other_sizes import inputs_of_file, with_sizes
 
-    made = {one.symbols[0]: one for one in exported.conditions if _CONSTANT.fullmatch(one.formula)}
+    constant_conditions = {item.symbols[0]: item for item in exported.conditions if _CONSTANT.fullmatch(item.formula)}
     ports = {
         name: port.position for port, name in exported.values.items() if port.call == ROOT and port.side == "inputs"
     }
@@ -184,13 +192,19 @@ def find_constant_axes(sides: Sides, inputs: Inputs, exported: Exported, names: 
         shape = specs[ports[name]].shape if ports.get(name, len(specs)) < len(specs) else ()
         fixed = [isinstance(size, int) for size in declared.get(name) or ()]
         axes[name] = [
-            str(s) if is_fixed and str(s) in made else None for s, is_fixed in zip(shape, fixed, strict=False)
+            str(s) if is_fixed and str(s) in constant_conditions else None
+            for s, is_fixed in zip(shape, fixed, strict=False)
         ]
-    sizes = {one: int(made[one].formula.split()[-1]) for symbols in axes.values() for one in symbols if one is not None}
+    sizes = {
+        item: int(constant_conditions[item].formula.split()[-1])
+        for symbols in axes.values()
+        for item in symbols
+        if item is not None
+    }
     alike: dict[tuple[str, int], list[str]] = {}
     for symbol, size in sizes.items():
         if size > 1:
-            alike.setdefault((made[symbol].where, size), []).append(symbol)
+            alike.setdefault((constant_conditions[symbol].where, size), []).append(symbol)
     alone = [[symbol] for group in alike.values() if len(group) > 1 for symbol in group]
     accepted: set[str] = set()
     for group in [*alike.values(), *alone][:_GROUPS]:
@@ -205,11 +219,12 @@ def find_constant_axes(sides: Sides, inputs: Inputs, exported: Exported, names: 
             symbol=names.leading[axis] if axis < len(names.leading) else symbol,
             size=sizes[symbol],
             call="",
-            reason=f"it is a constant of the file: {made[symbol].where or 'torch.export'}: `{made[symbol].source}`",
+            reason=f"it is a constant of the file: {condition.where or 'torch.export'}: `{condition.source}`",
         )
         for name, symbols in axes.items()
         for axis, symbol in enumerate(symbols)
         if symbol in accepted
+        for condition in [constant_conditions[symbol]]
     ]
 
 
@@ -247,19 +262,23 @@ def settle_conditions(
         sizes: The size of each dynamic axis in the example inputs.
         changeable: The axes that may have another size.
     """
-    asked = [one for one in recorded if set(one.symbols) <= sizes.keys() and set(one.symbols) & set(changeable)]
+    asked = [
+        candidate
+        for candidate in recorded
+        if set(candidate.symbols) <= sizes.keys() and set(candidate.symbols) & set(changeable)
+    ]
     ones = [SizeCondition(f"{symbol} > 1") for symbol in changeable]
-    pending = [one for one in simplified([*asked, *ones]) if one.holds(sizes)]
+    pending = [candidate for candidate in simplified([*asked, *ones]) if candidate.holds(sizes)]
     settled = Settled()
 
-    equal = [one for one in pending if _EQUAL.fullmatch(one.formula)]
+    equal = [candidate for candidate in pending if _EQUAL.fullmatch(candidate.formula)]
 
     def try_most(conditions: Sequence[SizeCondition]) -> bool:
         """Whether the file agrees at sizes at which most conditions do not hold; these are dropped then."""
         other = fitting(settled.kept, _against_most(conditions, sizes, changeable), changeable)
-        if other is None or (found := run(other)) is None or found.status not in ("agree", "tie"):
+        if other is None or (result := run(other)) is None or result.status not in ("agree", "tie"):
             return False
-        pending[:] = [one for one in pending if one.in_model or one.holds(other)]
+        pending[:] = [candidate for candidate in pending if candidate.in_model or candidate.holds(other)]
         return all(other[symbol] != sizes[symbol] for symbol in changeable)
 
     def try_alone(condition: SizeCondition) -> None:
@@ -270,24 +289,24 @@ def settle_conditions(
             other for other in against if all(other[name] == sizes[name] or name in changeable for name in sizes)
         ]
         against = [other for other in against if not broken(settled.kept, other)]
-        others = [one for one in pending if one is not condition]
+        others = [candidate for candidate in pending if candidate is not condition]
         against.sort(key=lambda other: bool(broken(others, other)))
-        found = _tried(against, run)
-        if found is None and against and condition.in_model:
+        result = _tried(against, run)
+        if result is None and against and condition.in_model:
             settled.kept.append(condition)
-        elif found is not None and found.status == "differ" and (as_is := run(sizes)) and as_is.status != "differ":
+        elif result is not None and result.status == "differ" and (as_is := run(sizes)) and as_is.status != "differ":
             settled.kept.append(condition)
-            settled.reasons[condition.formula] = found
+            settled.reasons[condition.formula] = result
 
     settled.varies = try_most(pending)
-    for condition in [one for one in pending if one.in_model]:
+    for condition in [candidate for candidate in pending if candidate.in_model]:
         try_alone(condition)
         pending.remove(condition)
     settled.varies |= try_most(pending)
-    pending[:] = [one for one in pending if not _always_with(settled.kept, one)]
+    pending[:] = [candidate for candidate in pending if not _always_with(settled.kept, candidate)]
     smallest = {symbol: 1 if symbol in changeable else size for symbol, size in sizes.items()}
-    if (found := run(smallest)) is not None and found.status in ("agree", "tie"):
-        pending[:] = [one for one in pending if one.holds(smallest)]
+    if (result := run(smallest)) is not None and result.status in ("agree", "tie"):
+        pending[:] = [candidate for candidate in pending if candidate.holds(smallest)]
     for condition in list(pending):
         if condition in pending:
             try_alone(condition)
@@ -309,14 +328,16 @@ def _tried(candidates: Sequence[Mapping[str, int]], run: Run) -> Tried | None:
     """What happens at some of several sizes; ``None`` if they are too large."""
     results: list[Tried] = []
     for other in candidates:
-        if (found := run(other)) is None:
+        if (result := run(other)) is None:
             continue
-        results.append(found)
-        agreeing = sum(one.status in ("agree", "tie") for one in results)
-        most = _RUNS if agreeing or found.status != "not compared" else _REFUSED
-        if found.status == "differ" or agreeing == _AGREEING or len(results) >= most:
+        results.append(result)
+        agreeing = sum(earlier.status in ("agree", "tie") for earlier in results)
+        most = _RUNS if agreeing or result.status != "not compared" else _REFUSED
+        if result.status == "differ" or agreeing == _AGREEING or len(results) >= most:
             break
-    return max(results, key=lambda one: ("not compared", "tie", "agree", "differ").index(one.status), default=None)
+    return max(
+        results, key=lambda earlier: ("not compared", "tie", "agree", "differ").index(earlier.status), default=None
+    )
 
 
 _LOOKED_AT, _RUNS, _REFUSED, _AGREEING = 24, 4, 12, 2
@@ -333,8 +354,12 @@ def _against_most(
     """
     chosen = dict(sizes)
     for symbol in changeable:
-        own = [one for one in conditions if one.symbols == (symbol,)]
-        values = Counter(other[symbol] for one in own for other in islice(sizes_against(one, sizes), _LOOKED_AT))
+        own_conditions = [condition for condition in conditions if condition.symbols == (symbol,)]
+        values = Counter(
+            other[symbol]
+            for condition in own_conditions
+            for other in islice(sizes_against(condition, sizes), _LOOKED_AT)
+        )
         likely = [value for value, _ in values.most_common() if value > 1]
         chosen[symbol] = likely[0] if likely else (sizes[symbol] + max(sizes[symbol] // 8, 1)) | 1
     return chosen
@@ -342,20 +367,26 @@ def _against_most(
 
 def _always_with(kept: Sequence[SizeCondition], condition: SizeCondition) -> bool:
     """Whether a condition of one axis always holds where those of the same axis do that are kept."""
-    about = [one for one in kept if one.symbols == condition.symbols]
+    about = [known for known in kept if known.symbols == condition.symbols]
     return len(condition.symbols) == 1 and bool(about) and follows(condition, about)
 
 
 def _without_implied(conditions: Sequence[SizeCondition]) -> list[SizeCondition]:
     """Conditions without those that hold wherever the others of the same axis do."""
     kept = list(conditions)
-    for one in conditions:
-        if _always_with([other for other in kept if other is not one], one):
-            kept.remove(one)
-    for symbols in {one.symbols for one in kept if len(one.symbols) == 1}:
-        same = [one for one in kept if one.symbols == symbols]
-        both = simplified([msgspec.structs.replace(same[0], formula=" and ".join(f"({one.formula})" for one in same))])
-        if len(same) > 1 and len(both) == 1 and len(both[0].formula) <= max(len(one.formula) for one in same):
+    for condition in conditions:
+        if _always_with([other for other in kept if other is not condition], condition):
+            kept.remove(condition)
+    for symbols in {condition.symbols for condition in kept if len(condition.symbols) == 1}:
+        same = [condition for condition in kept if condition.symbols == symbols]
+        both = simplified(
+            [msgspec.structs.replace(same[0], formula=" and ".join(f"({condition.formula})" for condition in same))]
+        )
+        if (
+            len(same) > 1
+            and len(both) == 1
+            and len(both[0].formula) <= max(len(condition.formula) for condition in same)
+        ):
             kept[kept.index(same[0])] = both[0]
-            kept = [one for one in kept if one not in same[1:]]
+            kept = [condition for condition in kept if condition not in same[1:]]
     return kept

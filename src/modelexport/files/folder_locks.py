@@ -77,11 +77,11 @@ def only_writer(folder: Path) -> Iterator[None]:
 
 def remove_abandoned(directory: Path) -> None:
     """Remove the staging folders of runs that were killed, here and in the folders here, which packages go to."""
-    found: list[Path] = []
+    folders: list[Path] = []
     for pattern in (f"{STAGING_PREFIX}*", f"*/{STAGING_PREFIX}*"):
         with contextlib.suppress(OSError):  # a folder goes while it is looked into, as in /tmp
-            found += directory.glob(pattern)
-    for folder in found:
+            folders += directory.glob(pattern)
+    for folder in folders:
         if folder.is_symlink() or not folder.is_dir():
             continue
         with contextlib.suppress(OSError):

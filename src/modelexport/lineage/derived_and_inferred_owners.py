@@ -31,7 +31,7 @@ class LostCalls:
         self._found: dict[str, tuple[tuple[ModuleCall, ...], ...]] = {}
         """Value to the owners of each node behind it, equal ones once."""
 
-    def behind(self, names: Iterable[str | None], own: Collection[ModuleCall] = ()) -> dict[ModuleCall, None]:
+    def behind(self, names: Iterable[str | None], known_calls: Collection[ModuleCall] = ()) -> dict[ModuleCall, None]:
         """The owners of the source nodes between values that are present and these.
 
         No node is visited twice, but each lost value keeps all owners behind it: a long lost region of many calls takes
@@ -47,7 +47,7 @@ class LostCalls:
             if name not in self._found:
                 self._search(name)
             for owners in self._found[name]:
-                if len(owners) == 1 or not any(call in own for call in owners):
+                if len(owners) == 1 or not any(call in known_calls for call in owners):
                     calls.update(dict.fromkeys(owners))
         return calls
 

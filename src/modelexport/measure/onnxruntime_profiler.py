@@ -136,14 +136,14 @@ def _profiled(
         written = session.end_profiling()
     data = Path(written).read_bytes()
     events = decode_json(data, kind=list[_Event])
-    found: list[list[_Event]] = [[]]
+    events_by_run: list[list[_Event]] = [[]]
     for event in events:
         if event.cat == "Node" and event.name.endswith(_KERNEL):
-            found[-1].append(event)
+            events_by_run[-1].append(event)
         elif event.name == "model_run":
-            found[-1].append(event)
-            found.append([])
-    return [run for run in found if run and run[-1].name == "model_run"]
+            events_by_run[-1].append(event)
+            events_by_run.append([])
+    return [run for run in events_by_run if run and run[-1].name == "model_run"]
 
 
 def _profiler_time(runs: Sequence[Sequence[_Event]]) -> int:

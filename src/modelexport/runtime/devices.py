@@ -154,8 +154,8 @@ def find_device(text: str) -> Device:
         raise UsageError(_missing(typed, name, [*built_in, *plugged]))
     if unknown := [key for key in options_asked if not _takes(provider, library, key)]:
         known = KNOWN_DEVICES[name].options if name in KNOWN_DEVICES else ()
-        told = f"; it has {', '.join(known)}" if known else ""
-        raise UsageError(f"the device {name} has no option '{unknown[0]}'{nearest(unknown[0], known)}{told}")
+        options_known = f"; it has {', '.join(known)}" if known else ""
+        raise UsageError(f"the device {name} has no option '{unknown[0]}'{nearest(unknown[0], known)}{options_known}")
     options |= options_asked
     return Device(
         name=name,

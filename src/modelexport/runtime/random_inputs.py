@@ -129,15 +129,15 @@ def _drawn(
     shapes: Mapping[str, tuple[int, ...]],
     seed: int,
     lowest: int,
-    given: Mapping[str, Any],
+    known: Mapping[str, Any],
     bounds: Mapping[str, int],
 ) -> dict[str, Any]:
     """Inputs whose whole numbers are below ``bounds``, or all the lowest."""
     arrays: dict[str, Any] = {}
     for index, value in enumerate(required_inputs(model)):
         random, name, dtype = np.random.default_rng((seed, index)), value.name or "", value.dtype or ir.DataType.FLOAT
-        if name in given:
-            arrays[name] = given[name]
+        if name in known:
+            arrays[name] = known[name]
         elif dtype is ir.DataType.BOOL:
             arrays[name] = np.ones(shapes[name], dtype=bool)
         elif dtype.is_integer():

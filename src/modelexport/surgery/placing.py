@@ -129,7 +129,7 @@ def place(
         named = [plugged[name] if name in plugged else find_device(name) for name in providers]
         session = [*(device for device in named if device.provider != CPU), find_device(CPU)]
         opened = [device.provider for device in session]
-        assigned = _assigned_providers(tagged.path, settings, session)
+        assigned = assigned_providers(tagged.path, settings, session)
     by_call: dict[_Sent, list[str]] = {}
     for node in tagged.nodes:
         if (owner := owner_of(node)) is not None and owner.call in sent:
@@ -144,7 +144,7 @@ def place(
     )
 
 
-def _assigned_providers(path: Path, settings: str, devices: Sequence[Device]) -> dict[str, str]:
+def assigned_providers(path: Path, settings: str, devices: Sequence[Device]) -> dict[str, str]:
     """Open a session and return the provider of each node: node name to provider.
 
     The runtime's optimizations are off, so that the nodes are those of the file. Nodes that the runtime drops while it

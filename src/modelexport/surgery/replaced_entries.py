@@ -64,6 +64,6 @@ def _drop_taken(model: ir.Model, new: Collection[ir.Value]) -> None:
             record_plan(value, None)
 
 
-def _equal(value: ir.Value, other: ir.Value) -> bool:
-    first, second = value.const_value, other.const_value
+def _equal(value: ir.Value, other_value: ir.Value) -> bool:
+    first, second = value.const_value, other_value.const_value
     return first is not None and second is not None and np.array_equal(first.numpy(), second.numpy())

@@ -159,13 +159,13 @@ def _add_boundaries(
 
 def _names(sidecar: documents.Hierarchy | None, tagged: TaggedFile) -> dict[tuple[str, str, str], str]:
     """Call, side and name of a tensor to its value in the main graph, as recorded in the sidecar."""
-    made = {value.name for node in tagged.model.graph for value in node.outputs}
+    produced = {value.name for node in tagged.model.graph for value in node.outputs}
     return {
         (call.address, side, tensor.name): tensor.value
         for call in (sidecar.calls if sidecar is not None else ())
         for side, tensors in (("inputs", call.inputs), ("outputs", call.outputs))
         for tensor in tensors
-        if tensor.value is not None and tensor.value in made
+        if tensor.value is not None and tensor.value in produced
     }
 
 

@@ -75,11 +75,11 @@ def is_tie(right_scores: Any, scores: Any, right: Any, found: Any) -> bool:
     axis = chosen_axis(right_scores, right)
     if axis is None or scores.shape != right_scores.shape or found.shape != right.shape:
         return False
-    one, other = _rows(right_scores, right, axis), _rows(right_scores, found, axis)
-    if one is None or other is None or not _are_places(other[1], other[0].shape[-1]):
+    first, second = _rows(right_scores, right, axis), _rows(right_scores, found, axis)
+    if first is None or second is None or not _are_places(second[1], second[0].shape[-1]):
         return False
-    expected = np.take_along_axis(one[0], one[1].astype(np.int64), -1).astype(np.float64)
-    actual = np.take_along_axis(other[0], other[1].astype(np.int64), -1).astype(np.float64)
+    expected = np.take_along_axis(first[0], first[1].astype(np.int64), -1).astype(np.float64)
+    actual = np.take_along_axis(second[0], second[1].astype(np.int64), -1).astype(np.float64)
     with np.errstate(invalid="ignore"):  # infinities side by side
         steps = np.nan_to_num(np.diff(expected, axis=-1))
     if not ((steps <= 0).all() or (steps >= 0).all()):  # it was not asked for an order

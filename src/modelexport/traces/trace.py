@@ -84,10 +84,10 @@ class Trace:
     @property
     def _by_call(self) -> Mapping[tuple[ModuleCall, Side], list[SeenTensor]]:
         if self._sides is None or self._sides[0] != len(self.tensors):
-            found: dict[tuple[ModuleCall, Side], list[SeenTensor]] = defaultdict(list)
+            by_call: dict[tuple[ModuleCall, Side], list[SeenTensor]] = defaultdict(list)
             for tensor in self.tensors:
-                found[tensor.place.call, tensor.place.side].append(tensor)
-            self._sides = len(self.tensors), found
+                by_call[tensor.place.call, tensor.place.side].append(tensor)
+            self._sides = len(self.tensors), by_call
         return self._sides[1]
 
     _sides: tuple[int, Mapping[tuple[ModuleCall, Side], list[SeenTensor]]] | None = None
@@ -129,11 +129,11 @@ class Index:
 
     def same(self, fingerprint: Fingerprint, room: float = AGREE) -> list[Content]:
         """The contents that are equal to an array, in its order."""
-        return [one for one in self._near(fingerprint, room) if one.fingerprint.same(fingerprint, room)]
+        return [content for content in self._near(fingerprint, room) if content.fingerprint.same(fingerprint, room)]
 
     def alike(self, fingerprint: Fingerprint, room: float = AGREE) -> list[Content]:
         """The contents that have the elements of an array, in any order."""
-        return [one for one in self._near(fingerprint, room) if one.fingerprint.alike(fingerprint, room)]
+        return [content for content in self._near(fingerprint, room) if content.fingerprint.alike(fingerprint, room)]
 
     def _near(self, fingerprint: Fingerprint, room: float) -> Iterable[Content]:
         if not self._sorted:

@@ -296,7 +296,7 @@ def _pairs(first: TaggedFile, second: TaggedFile, cut: CutRecord | None) -> dict
 
 
 def _calls(
-    one: TaggedFile,
+    first_file: TaggedFile,
     two: TaggedFile,
     pairs: Mapping[ir.Value, ir.Value],
     end_to_end: Mapping[ir.Value, Loss],
@@ -309,7 +309,7 @@ def _calls(
             losses_of[address].append(loss)
     names = {first.name: end_to_end[value] for value, first in pairs.items() if value in end_to_end}
     returned: dict[str, list[Loss]] = defaultdict(list)
-    for (address, side, _), name in _ports(one).items():
+    for (address, side, _), name in _ports(first_file).items():
         if side == "outputs" and name in names:
             returned[address].append(names[name])
     counts: dict[str, int] = defaultdict(int)
@@ -319,7 +319,7 @@ def _calls(
         if owner is not None:
             counts[owner.call.address] += 1
             inside.update(above.address for call in owner.calls if call in two.calls for above in two.calls.stack(call))
-    for traced in one.calls:
+    for traced in first_file.calls:
         if modules and traced.call not in modules:
             continue
         address = traced.call.address
@@ -335,7 +335,7 @@ def _calls(
             status, reason = decisive.difference.status, decisive.difference.reason
         yield CallLoss(
             address=address,
-            tag=one.tags[traced.call],
+            tag=first_file.tags[traced.call],
             status=status,
             reason=reason,
             nodes=counts[address],

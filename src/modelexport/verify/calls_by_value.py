@@ -109,8 +109,12 @@ def with_calls_of(tagged: TaggedFile, modules: ModuleTree, matches: Matches) -> 
     used = {value: plan.keys[0] for value, plan in parameter_plans(tagged.model).items()}
     used |= _stand_ins(tagged.model)
     for node in tagged.nodes:
-        told = owner_of(node)
-        named = told.call if told is not None and told.call in calls and told.call != ROOT else None
+        known_owner = owner_of(node)
+        named = (
+            known_owner.call
+            if known_owner is not None and known_owner.call in calls and known_owner.call != ROOT
+            else None
+        )
         computed = [
             call
             for value in node.outputs

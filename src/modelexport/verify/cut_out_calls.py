@@ -55,8 +55,8 @@ def _tensors(
     """The tensors that the record names; of a value of which it does not tell, the only one
     that is left of its type and shape."""
     seen = {tensor.place.name: tensor for tensor in truth.side(tagged.top, side)}
-    found = {v: seen[each.tensor] for v, each in zip(values, known, strict=False) if each.tensor in seen}
-    left = [tensor for tensor in seen.values() if tensor not in found.values()]
+    by_value = {v: seen[each.tensor] for v, each in zip(values, known, strict=False) if each.tensor in seen}
+    left = [tensor for tensor in seen.values() if tensor not in by_value.values()]
     fitting: Mapping[ir.Value, list[SeenTensor]] = {
         value: [
             tensor for tensor in left if tensor.dtype == _dtype(value) and may_be(value.shape, ir.Shape(tensor.shape))
@@ -65,10 +65,10 @@ def _tensors(
         if each.tensor is None
     }
     chosen = [tensors[0] for tensors in fitting.values() if len(tensors) == 1]
-    found |= {
+    by_value |= {
         v: t[0] for v, t in fitting.items() if len(t) == 1 and sum(t[0] is candidate for candidate in chosen) == 1
     }
-    return {value: found[value] for value in values if value in found}
+    return {value: by_value[value] for value in values if value in by_value}
 
 
 def _dtype(value: ir.Value) -> str:

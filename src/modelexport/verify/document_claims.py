@@ -225,7 +225,9 @@ class _Right:
 
     def _with_modules(self, right: dict[tuple[str, str], Any], tree: ModuleTree) -> dict[tuple[str, str], Any]:
         """The entries with the facts of the model; modules that others were put in the place of stay listed."""
-        right = {key: one for key, one in right.items() if key[0] != "modules" or key[1] in tree or self._replaced}
+        right = {
+            key: claimed for key, claimed in right.items() if key[0] != "modules" or key[1] in tree or self._replaced
+        }
         kept = {"trainable", "qualified_class"} | ({"parameters"} if self._replaced else set())
         for module in tree:
             entry = right.setdefault(("modules", module.path), {})

@@ -88,13 +88,13 @@ class Matches:
     @cached_property
     def computing(self) -> Mapping[Content, list[ir.Node]]:
         """The contents to the nodes that compute them, and do not merely move them."""
-        found: dict[Content, list[ir.Node]] = {}
+        computing: dict[Content, list[ir.Node]] = {}
         for value, contents in self.same.items():
             node = value.producer()
             if node is not None and node.op_type not in (*MOVES, "Cast"):
                 for content in contents:
-                    found.setdefault(content, []).append(node)
-        return found
+                    computing.setdefault(content, []).append(node)
+        return computing
 
     def is_equal(self, value: ir.Value, tensor: SeenTensor) -> bool:
         """Whether a value has the elements of a tensor, or is one that is zero but for rounding."""

@@ -228,7 +228,7 @@ class Sides:
             ran: What the file computes there, if it was run before.
         """
         own_results, model = self.own(inputs), self.tagged.model
-        own_results, exact = (requested_outputs(model, one) for one in (own_results, exact))
+        own_results, exact = (requested_outputs(model, each_result) for each_result in (own_results, exact))
         exposed = exposed_outputs(model)
         if self.tagged.cut is not None:
             own_results = self._results(self.trace(inputs, {}, as_it_runs=True))

@@ -43,7 +43,7 @@ class AsRun:
 def compare_as_run(
     path: Path,
     inputs: Mapping[str, Any],
-    own: Sequence[Any],
+    own_results: Sequence[Any],
     exact: Sequence[Any],
     *,
     narrowest: str,
@@ -54,7 +54,7 @@ def compare_as_run(
     """Run a file and compare its outputs.
 
     Args:
-        own: What PyTorch returns in the types of the model.
+        own_results: What PyTorch returns in the types of the model.
         exact: The same in float64.
         narrowest: The narrowest floating-point type in which the file computes.
         exposed: The outputs that the model does not return.
@@ -69,11 +69,11 @@ def compare_as_run(
         differences = []
         actual = {name: array for name, array in actual.items() if name not in exposed}
         for place, (name, array) in enumerate(actual.items()):
-            if place >= len(own):
+            if place >= len(own_results):
                 differences.append(Difference(name=name, status="differ", reason="PyTorch has no such output"))
                 continue
-            differences.append(_compare(name, own[place], exact[place], array, ALLOWED[narrowest]))
-        missing = [i for i in range(len(actual), len(own)) if own[i].size]
+            differences.append(_compare(name, own_results[place], exact[place], array, ALLOWED[narrowest]))
+        missing = [i for i in range(len(actual), len(own_results)) if own_results[i].size]
         differences += [
             Difference(name=f"output {i}", status="differ", reason="the file has no such output") for i in missing
         ]
@@ -95,7 +95,7 @@ def _cause(path: Path, feeds: Mapping[str, Any], agrees: Callable[[Mapping[str, 
     """What makes the outputs of a file wrong that is right; empty if nothing is found, or the file itself is wrong."""
     model = load_onnx(path)
     levels = [node.attributes for node in all_nodes(model) if "accuracy_level" in node.attributes]
-    if rounding := [one for one in levels if one.get_int("accuracy_level") == _IN_8_BITS]:
+    if rounding := [level for level in levels if level.get_int("accuracy_level") == _IN_8_BITS]:
         for attributes in rounding:
             attributes.add(ir.AttrInt64("accuracy_level", 0))
         exact = open_session(model, folder=path.parent, provider=provider, optimized=True)

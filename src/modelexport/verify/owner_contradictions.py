@@ -69,7 +69,7 @@ def _state(matches: Matches, node: ir.Node) -> tuple[OwnerState, str]:
             continue
         if wrong and _is_earlier(matches, value, owner.calls, contents):
             continue
-        others = (one for content in contents for one in matches.computing.get(content, ()) if one is not node)
+        others = (user for content in contents for user in matches.computing.get(content, ()) if user is not node)
         if wrong and any(its is not None and not calls.isdisjoint(its.calls) for its in map(owner_of, others)):
             continue  # another node is what PyTorch computes there, and this one happens to be equal
         if len(wrong) == len(owner.calls) or (wrong and owner.evidence is Evidence.EXACT):

@@ -85,8 +85,8 @@ def verify(
     """
     with only_new_garbage():
         tagged = open_for(model, path)
-        said = sidecar or tagged.hierarchy  # what is used of it, if it was written with the file
-        constants = tuple(said.settings.constants) if said is not None else ()
+        known_sidecar = sidecar or tagged.hierarchy  # what is used of it, if it was written with the file
+        constants = tuple(known_sidecar.settings.constants) if known_sidecar is not None else ()
         arguments = arguments_by_name(model, inputs)
         inputs = prepare_inputs(model, inputs, [name for name in constants if name in arguments]).inputs
         sides = Sides.of(model, inputs, tagged, weights, kept)
@@ -112,7 +112,7 @@ def verify(
         varied = Others()
         if others and weights is None and compared.agrees and tagged.cut is None:
             tell("verify: other inputs")
-            selects = said is not None and bool(said.settings.presumed)
+            selects = known_sidecar is not None and bool(known_sidecar.settings.presumed)
             varied = compare_others(sides, inputs, kept_tensors(model, inputs, constants), selects=selects)
         if tagged.found is not None:
             wrong = wrong_parameters(tagged.model, entries_of(model), compared.located.blamed)
@@ -122,7 +122,9 @@ def verify(
             calls = _with_others(calls, varied.wrong, chosen)
         claims = []
         if tagged.found is None:
-            claims = false_claims(tagged, said, compared.end_to_end, module_tree(model), entries=entries_of(model))
+            claims = false_claims(
+                tagged, known_sidecar, compared.end_to_end, module_tree(model), entries=entries_of(model)
+            )
         return VerifyReport(
             outputs=(run.outputs if run.cause else _judged(run.outputs, compared, bool(parameters.differing)))
             or output_differences(compared),

@@ -128,11 +128,12 @@ class VerifyReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
 
     def _table(self) -> Rows:
         yield "call", "tag", "status", "end to end", "per module", "reason"
-        for one in sorted(self.calls, key=lambda call: (*_SHOWN_FIRST, call.status).index(call.status)):
+        for verdict in sorted(self.calls, key=lambda call: (*_SHOWN_FIRST, call.status).index(call.status)):
             errors = (
-                None if difference is None else difference.relative for difference in (one.end_to_end, one.per_module)
+                None if difference is None else difference.relative
+                for difference in (verdict.end_to_end, verdict.per_module)
             )
-            yield one.address or ".", one.tag, one.status, *map(error_text, errors), one.reason
+            yield verdict.address or ".", verdict.tag, verdict.status, *map(error_text, errors), verdict.reason
 
     @property
     def verdict(self) -> Verdict:

@@ -72,10 +72,10 @@ def save_with_weights(
         small = onnx_models.fits_inside(sum(tensor.nbytes for tensor in values.values()))
         mode = "link" if weights is not None else "embed" if small else "copy"
     linked, to_file, embedded = _divided(values, mode)
-    made = weights.made if weights is not None else {}
+    computed = weights.made if weights is not None else {}
     for value in (*to_file, *embedded):
         if isinstance(values[value], ir.LazyTensor):
-            summary.made[value.name or ""] = made.get(values[value].name or "", "repacked")
+            summary.made[value.name or ""] = computed.get(values[value].name or "", "repacked")
     placed: _Tensors = {value: onnx_models.inside_file(tensor) for value, tensor in embedded.items()}
     if linked:
         assert weights is not None

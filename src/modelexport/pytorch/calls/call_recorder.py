@@ -193,12 +193,12 @@ class CallRecorder:
         if error is not None and error is not self._outer_error and error is not self._raised[0]:
             self._raised = (error, traced.call)
 
-    def _described(self, call: ModuleCall, side: Side, given: NamedTensors, held_by: object) -> tuple[TensorSpec, ...]:
+    def _described(self, call: ModuleCall, side: Side, named: NamedTensors, held_by: object) -> tuple[TensorSpec, ...]:
         """The tensors that a call gets or returns."""
         self.observing = True
         try:
             with DisableTorchFunction():  # torch.export has four modes that would see each question for a shape
-                tensors = self._recorded(given, call, held_by)
+                tensors = self._recorded(named, call, held_by)
                 self._watch(call, side, tensors)
                 return tensor_specs(tensors)
         finally:

@@ -55,7 +55,7 @@ def time_calls(model: nn.Module, inputs: Inputs, *, runs: int = 10, warmup: int 
         InputsError: The model fails with these inputs.
     """
     args, kwargs = run_arguments(inputs)
-    found: dict[ModuleCall, list[int]] = {}
+    nanoseconds: dict[ModuleCall, list[int]] = {}
     with untouched(model, runs=False), collected(), torch.inference_mode():
         for number in range(warmup + runs):
             clock = _Clock()
@@ -70,5 +70,5 @@ def time_calls(model: nn.Module, inputs: Inputs, *, runs: int = 10, warmup: int 
                     raise InputsError(f"the model does not run with these inputs: {error}") from error
             if number >= warmup:
                 for call, taken in clock.own.items():
-                    found.setdefault(call, []).append(taken)
-    return {call: round(statistics.median(taken)) for call, taken in found.items()}
+                    nanoseconds.setdefault(call, []).append(taken)
+    return {call: round(statistics.median(taken)) for call, taken in nanoseconds.items()}

@@ -86,8 +86,8 @@ def check_has_forward(model: nn.Module) -> None:
 
 
 def _has_forward(module: nn.Module) -> bool:
-    own = inspect.getattr_static(type(module), "forward", None)
-    return own is not nn.Module.forward or "forward" in vars(module)
+    forward = inspect.getattr_static(type(module), "forward", None)
+    return forward is not nn.Module.forward or "forward" in vars(module)
 
 
 def _all_paths(module: nn.Module, path: str, above: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:

@@ -154,7 +154,9 @@ def _same_memory(tensor: torch.Tensor, data: torch.Tensor) -> bool:
     """Whether a tensor still uses the same memory."""
     if isinstance(tensor, FakeTensor) or type(tensor.data) is not type(data):
         return False
-    facts = [(one.dtype, one.device, one.shape, one.layout) for one in (tensor, data)]
+    facts = [
+        (each_tensor.dtype, each_tensor.device, each_tensor.shape, each_tensor.layout) for each_tensor in (tensor, data)
+    ]
     if facts[0] != facts[1]:
         return False
     if tensor.layout is not torch.strided or tensor.is_meta:

@@ -224,10 +224,12 @@ def _model_kept(model: nn.Module, changed: Changed) -> Iterator[None]:
                 tensor.copy_(value)
 
 
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _equal(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether tensors are equal; NaN equals NaN."""
-    has_nan = one.is_floating_point() or one.is_complex()
-    return bool(torch.equal(one, other) or (has_nan and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)))
+    has_nan = first.is_floating_point() or first.is_complex()
+    return bool(
+        torch.equal(first, second) or (has_nan and torch.allclose(first, second, rtol=0, atol=0, equal_nan=True))
+    )
 
 
 def _has_values(tensor: torch.Tensor) -> bool:

@@ -83,9 +83,9 @@ class InputMaker:
         if self.is_of_tokens(name):
             # Shorter for a decoder, so that exporters do not assume that its length equals the encoder's.
             long, short = [n // 2 for n in LENGTHS] if name.startswith("decoder") else LENGTHS
-            made = [self.tokens(name, shape) for shape in ((batch, long), (batch, short), (batch, 2, long))]
+            drawn = [self.tokens(name, shape) for shape in ((batch, long), (batch, short), (batch, 2, long))]
             read = self._tokenized(batch) if name == "input_ids" else []
-            return [*read, *made]
+            return [*read, *drawn]
         shapes: list[Shape] = []
         if name.startswith("pixel_values"):
             image, frames = self.image(), self.number("num_frames", "frames_per_clip")
@@ -183,12 +183,12 @@ class InputMaker:
             # If this fails, the run decides; it may then use text alone.
             with contextlib.suppress(Exception):
                 function = getattr(self.model, f"get_{kind}_features")
-                given = self._as_taken(function, name, f"{kind}_grid_thw", inputs)
-                made = runner.call(function, given)
-                made = getattr(made, "pooler_output", made)
-                made = torch.cat(list(made)) if isinstance(made, list | tuple) else made
-                slots = ids.new_full((len(ids), made.numel() // made.shape[-1] // len(ids)), token)
-                inputs = inputs | given | {"input_ids": torch.cat([ids[:, :1], slots, ids[:, 1:]], 1)}
+                taken = self._as_taken(function, name, f"{kind}_grid_thw", inputs)
+                features = runner.call(function, taken)
+                features = getattr(features, "pooler_output", features)
+                features = torch.cat(list(features)) if isinstance(features, list | tuple) else features
+                slots = ids.new_full((len(ids), features.numel() // features.shape[-1] // len(ids)), token)
+                inputs = inputs | taken | {"input_ids": torch.cat([ids[:, :1], slots, ids[:, 1:]], 1)}
                 if _TYPES in inspect.signature(self.model.forward).parameters:
                     inputs[_TYPES] = (inputs["input_ids"] == token).to(torch.int32)
         return inputs
@@ -197,7 +197,7 @@ class InputMaker:
         """An image for each row: as it is, or, for a function that takes grids, cut into patches, a row for each."""
         taken = inspect.signature(function).parameters
         if not self._grids or grid not in taken or name not in inputs:
-            return {one: inputs[one] for one in (name, *taken) if one in inputs}
+            return {argument: inputs[argument] for argument in (name, *taken) if argument in inputs}
         channels = self.number("in_channels", "in_chans", "num_channels") or 3
         depth, edge = self.number("temporal_patch_size") or 1, self.number("patch_size") or 16
         sizes = inputs.get(grid)
@@ -214,14 +214,14 @@ def _configs(model: torch.nn.Module, directory: Path | None) -> list[Mapping[str
     queue = [vars(module).get("config") for module in model.modules()]
     queue = [config for config in queue if config is not None][:1]
     queue += [vars(model)[name] for name in ("pretrained_cfg", "default_cfg") if vars(model).get(name)]
-    found: list[Mapping[str, Any]] = []
+    configs: list[Mapping[str, Any]] = []
     for config in queue:
         values = dict(config) if isinstance(config, Mapping) else dict(getattr(config, "__dict__", {}))
         # transformers gives some settings a standard name besides their own: n_embd is also hidden_size.
         aliases = getattr(config, "attribute_map", {})
-        found.append(values | {alias: values.get(own) for alias, own in aliases.items() if alias not in values})
+        configs.append(values | {alias: values.get(own) for alias, own in aliases.items() if alias not in values})
         queue.extend(v for v in values.values() if hasattr(v, "to_dict") or (isinstance(v, dict) and "input_size" in v))
     with contextlib.suppress(FileFormatError, ValueError, TypeError, RecursionError):
         if directory is not None:
-            found.append(dict(json.loads(read_regular(directory / "preprocessor_config.json", SETTINGS_BYTES))))
-    return found
+            configs.append(dict(json.loads(read_regular(directory / "preprocessor_config.json", SETTINGS_BYTES))))
+    return configs

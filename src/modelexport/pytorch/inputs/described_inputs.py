@@ -28,15 +28,15 @@ def read_spec(spec: Mapping[str, Any] | str | Path | None, accepted: list[str] |
         spec = read_json(Path(spec), InputsError, f"write {_EXAMPLE}")
     if not isinstance(spec, Mapping | None):
         raise InputsError(f"the inputs are a {type(spec).__name__}, not a JSON object: write {_EXAMPLE}")
-    given: Inputs = {}
+    inputs: Inputs = {}
     for name, entry in (spec or {}).items():
         if accepted is not None and name not in accepted:
             raise InputsError(f"{type(maker.model).__name__} takes no input {name}: it takes {', '.join(accepted)}")
         try:
-            given[name] = None if entry is None else _read_entry(name, entry, maker)
+            inputs[name] = None if entry is None else _read_entry(name, entry, maker)
         except (ValueError, TypeError, RuntimeError, OverflowError, MemoryError) as error:
             raise InputsError(f"input {name}: {' '.join(str(error).split())}") from error
-    return given
+    return inputs
 
 
 def _read_entry(name: str, entry: Any, maker: InputMaker) -> Any:

@@ -45,20 +45,20 @@ def example_inputs(
     if not isinstance(model, nn.Module):
         loaded = load_model(str(model), seed=seed)
         if loaded.inputs is not None and spec is None:
-            given: Inputs = loaded.inputs
-            return given
+            inputs: Inputs = loaded.inputs
+            return inputs
         model, directory, has_weights = loaded.model, directory or loaded.directory, loaded.weights is None
     return generate_inputs(model, spec=spec, directory=directory, seed=seed, batch=batch, has_weights=has_weights)
 
 
 def describe_inputs(inputs: Inputs) -> dict[str, dict[str, Any]]:
     """Name to element type, shape, smallest and largest element of every tensor in example inputs."""
-    found = {}
+    described = {}
     for name, array in arrays_in(inputs).items():
         numbers = array.astype("float64") if array.dtype.kind in "fV" else array
         least, largest = (numbers.min().item(), numbers.max().item()) if array.size else (None, None)
-        found[name] = {"dtype": str(array.dtype), "shape": list(array.shape), "least": least, "largest": largest}
-    return found
+        described[name] = {"dtype": str(array.dtype), "shape": list(array.shape), "least": least, "largest": largest}
+    return described
 
 
 def save_inputs(inputs: Inputs, path: Path) -> None:

@@ -65,8 +65,8 @@ def generate_inputs(
     maker = InputMaker(model, Path(directory) if directory is not None else None, seed, grids=grids)
     takes_any = any(p.kind is kind.VAR_KEYWORD for p in signature.values())
     entries = read_spec(spec, None if takes_any else list(named), maker)
-    given = {name: value for name, value in entries.items() if value is not None}
-    sized = [value.shape[0] for value in given.values() if isinstance(value, torch.Tensor) and value.ndim]
+    described = {name: value for name, value in entries.items() if value is not None}
+    sized = [value.shape[0] for value in described.values() if isinstance(value, torch.Tensor) and value.ndim]
 
     main = getattr(model, "main_input_name", None)
     free = [name for name in named if name not in entries]
@@ -79,14 +79,14 @@ def generate_inputs(
         beside = [name for name in beside if name != "token_type_ids"]
     runner = TrialRuns(model, has_weights)
     for size in (sized[0],) if sized else dict.fromkeys((batch, 1)):
-        plans = _plans(runner, maker, size, given=given, required=required, optional=optional, beside=beside)
+        plans = _plans(runner, maker, size, given=described, required=required, optional=optional, beside=beside)
         for inputs in itertools.islice(plans, _MAX_RUNS if has_weights else _MAX_RUNS_OF_SHAPES):
             if runner.run(inputs):
-                return {name: inputs[name] for name in dict.fromkeys((*named, *given)) if name in inputs}
+                return {name: inputs[name] for name in dict.fromkeys((*named, *described)) if name in inputs}
     if not has_weights and runner.first_inputs is not None:
         # Some operations compute shapes for fewer types than values; the exporter replaces these, and reports errors.
         return runner.first_inputs
-    raise InputsError(_advice(runner, maker, given)) from runner.first_error
+    raise InputsError(_advice(runner, maker, described)) from runner.first_error
 
 
 def read_inputs(model: torch.nn.Module, spec: str | Path, *, seed: int = 0) -> Inputs:
@@ -132,12 +132,12 @@ def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _advice(runner: TrialRuns, maker: InputMaker, given: Inputs) -> str:
+def _advice(runner: TrialRuns, maker: InputMaker, described: Inputs) -> str:
     """Why no inputs worked, and JSON to correct: the inputs that were generated first."""
     kind, tried = type(runner.model).__name__, runner.first_inputs or {}
     entries: dict[str, Any] = {}
     for name, value in tried.items():
-        if name not in given:
+        if name not in described:
             entries[name] = {"dtype": _dtype(value), "shape": list(value.shape)}
             if maker.is_of_tokens(name):
                 entries[name]["range"] = [0, maker.vocabulary]

@@ -39,9 +39,9 @@ def _matching_name(name: str, known: Collection[str]) -> str | None:
 def inputs_of_file(inputs: Inputs, model: ir.Model) -> dict[str, str]:
     """The name of each tensor in inputs to that of a file's input: the same, or, if names differ, that in order."""
     wanted = [value.name or "" for value in required_inputs(model)]
-    given = [name for name, _ in tensors_in(inputs)]
-    same = {name: one for name in given if (one := _matching_name(name, wanted)) is not None}
-    return dict(zip(given, wanted, strict=True)) if len(same) < len(given) == len(wanted) else same
+    names = [name for name, _ in tensors_in(inputs)]
+    same = {name: match for name in names if (match := _matching_name(name, wanted)) is not None}
+    return dict(zip(names, wanted, strict=True)) if len(same) < len(names) == len(wanted) else same
 
 
 def given_sizes(inputs: Inputs, model: ir.Model) -> dict[str, int]:
@@ -86,8 +86,8 @@ def with_sizes(
         axes: The inputs of the file, each to the symbol of each axis; by default the dynamic axes of the file.
     """
     axes = dynamic_axes(model) if axes is None else axes
-    own = inputs_of_file(inputs, model)
-    names = {id(tensor): own.get(name) for name, tensor in tensors_in(inputs)}
+    file_names = inputs_of_file(inputs, model)
+    names = {id(tensor): file_names.get(name) for name, tensor in tensors_in(inputs)}
     shorter: list[tuple[int, int]] = []
 
     def with_size(value: Any) -> Any:
@@ -150,8 +150,10 @@ def sizes_at_limits(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inpu
     before, conditions = symbol_sizes(inputs, model), conditions_of(model)
     odd = {symbol: (size + max(size // 8, 1)) | 1 for symbol, size in given_sizes(inputs, model).items()}
     wanted = [("odd sizes", {**before, **odd})] if odd else []
-    for one in conditions:
-        for other in islice(sizes_against(one, before), _LIMITS) if before.keys() >= set(one.symbols) else ():
+    for condition in conditions:
+        for other in (
+            islice(sizes_against(condition, before), _LIMITS) if before.keys() >= set(condition.symbols) else ()
+        ):
             symbol = next(name for name in other if other[name] != before[name])
             inner = other[symbol] + (1 if other[symbol] < before[symbol] else -1)
             wanted.append((f"{symbol} = {inner}", {**before, symbol: inner}))
@@ -176,14 +178,14 @@ def one_row(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inputs]]:
     rows = {symbol for symbol, (size, axis) in symbols.items() if axis == 0 and size > 1}
     if not rows:
         return
-    given = {symbol: 1 if symbol in rows else size for symbol, (size, _) in symbols.items()}
-    small = small_sizes(given)
-    odd = {symbol: _odd(size, given[symbol]) for symbol, size in small.items()}
+    one_row_sizes = {symbol: 1 if symbol in rows else size for symbol, (size, _) in symbols.items()}
+    small = small_sizes(one_row_sizes)
+    odd = {symbol: _odd(size, one_row_sizes[symbol]) for symbol, size in small.items()}
     conditions, others = conditions_of(model), symbols.keys() - rows
-    fits = [fitting(conditions, sizes, others) for sizes in (odd, small, given)]
+    fits = [fitting(conditions, sizes, others) for sizes in (odd, small, one_row_sizes)]
     for index, sizes in enumerate(fits):
         if sizes is not None and sizes not in fits[:index]:
-            yield ONE_SMALL_ROW if sizes != given else "one row", with_sizes(inputs, model, sizes)
+            yield ONE_SMALL_ROW if sizes != one_row_sizes else "one row", with_sizes(inputs, model, sizes)
 
 
 ONE_SMALL_ROW = "one row of small sizes"
@@ -210,24 +212,24 @@ def symbol_sizes(inputs: Inputs, model: ir.Model) -> dict[str, int]:
 
 def dynamic_axes(model: ir.Model) -> dict[str, list[str | None]]:
     """The inputs with dynamic axes, each to the size of each axis, ``None`` for a number."""
-    found = {}
+    axes = {}
     for value in required_inputs(model):
         sizes = [s.value if isinstance(s, ir.SymbolicDim) else None for s in value.shape or ()]
         if any(sizes):
-            found[value.name or ""] = sizes
-    return found
+            axes[value.name or ""] = sizes
+    return axes
 
 
 def _symbols(inputs: Inputs, model: ir.Model) -> dict[str, tuple[int, int]]:
     """Each symbol that is the size of an axis to its size in some inputs, and the first axis that has it."""
-    axes, own = dynamic_axes(model), inputs_of_file(inputs, model)
-    found: dict[str, tuple[int, int]] = {}
-    for given, tensor in tensors_in(inputs):
-        for axis, symbol in enumerate(axes.get(own.get(given, ""), ())):
+    axes, file_names = dynamic_axes(model), inputs_of_file(inputs, model)
+    symbols: dict[str, tuple[int, int]] = {}
+    for name, tensor in tensors_in(inputs):
+        for axis, symbol in enumerate(axes.get(file_names.get(name, ""), ())):
             if symbol is not None and SYMBOL.fullmatch(symbol) and axis < tensor.ndim:
-                size, first = found.get(symbol, (tensor.shape[axis], axis))
-                found[symbol] = size, min(axis, first)
-    return found
+                size, first = symbols.get(symbol, (tensor.shape[axis], axis))
+                symbols[symbol] = size, min(axis, first)
+    return symbols
 
 
 def fix_broadcast_axes(model: ir.Model, inputs: Inputs) -> None:
@@ -236,11 +238,11 @@ def fix_broadcast_axes(model: ir.Model, inputs: Inputs) -> None:
     PyTorch captures a mask that is broadcast as if it had the size of what it is added to, and so for all sizes. A file
     that says so would be wrong about the inputs that it was made for.
     """
-    axes, own = dynamic_axes(model), inputs_of_file(inputs, model)
+    axes, file_names = dynamic_axes(model), inputs_of_file(inputs, model)
     seen = [
-        (own[name], axis, symbol, tensor.shape[axis])
+        (file_names[name], axis, symbol, tensor.shape[axis])
         for name, tensor in tensors_in(inputs)
-        for axis, symbol in enumerate(axes.get(own.get(name, ""), ()))
+        for axis, symbol in enumerate(axes.get(file_names.get(name, ""), ()))
         if symbol is not None and axis < tensor.ndim
     ]
     larger = {symbol for _, _, symbol, size in seen if size > 1}
@@ -273,5 +275,5 @@ def _with_others(tensor: torch.Tensor, axis: int, size: int) -> torch.Tensor:
     plain = (tensor == 0) | (tensor == 1) | ~torch.isfinite(tensor)
     if plain.all():
         return tensor
-    added = added.reshape([-1 if one == axis else 1 for one in range(tensor.ndim)])
+    added = added.reshape([-1 if place == axis else 1 for place in range(tensor.ndim)])
     return torch.where(added & torch.isfinite(others), others, tensor)

@@ -358,7 +358,7 @@ def _makes_numbers(func: Any, args: Any, kwargs: Any, output: Any) -> bool:
     narrow = isinstance(output, torch.Tensor) and output.dtype is torch.get_default_dtype()
     if not narrow or _draws(func) or tensor_leaves(args) or kwargs.get("dtype") or not hasattr(func, "_schema"):
         return False
-    return any(one.name == "dtype" for one in func._schema.arguments)
+    return any(parameter.name == "dtype" for parameter in func._schema.arguments)
 
 
 def _as_float(value: Any) -> Any:

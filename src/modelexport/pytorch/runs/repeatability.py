@@ -165,11 +165,11 @@ def _all_same(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tens
     return all(name in second and _same(tensor, second[name]) for name, tensor in first.items())
 
 
-def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _close(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether no more than rounding is between two tensors."""
-    if one.shape != other.shape or one.dtype != other.dtype or not one.is_floating_point():
-        return _same(one, other)
-    a, b = (torch.nan_to_num(tensor.double(), posinf=0.0, neginf=0.0) for tensor in (one, other))
+    if first.shape != second.shape or first.dtype != second.dtype or not first.is_floating_point():
+        return _same(first, second)
+    a, b = (torch.nan_to_num(tensor.double(), posinf=0.0, neginf=0.0) for tensor in (first, second))
     return bool((a - b).norm() <= REPEATED * max(float(a.norm()), 1e-6))
 
 
