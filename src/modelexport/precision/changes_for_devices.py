@@ -24,6 +24,7 @@ from modelexport.graph.nodes import (
     required_inputs,
     values_taken,
 )
+from modelexport.graph.properties import drop_texts, put_texts, text_of
 from modelexport.graph.unique_names import free_name, names_in
 from modelexport.precision.cut_pieces import outputs_of
 from modelexport.precision.recipes import CHANGES, Rule
@@ -126,7 +127,7 @@ def _by_definition(model: ir.Model, nodes: Sequence[ir.Node]) -> bool:
             changed |= node.op_type == "GatherND" and _gather_flat(model.graph, node)
             continue
         for inner in function:
-            inner.metadata_props[_BODY_OF] = node.name or ""
+            put_texts(inner, {_BODY_OF: node.name or ""})
         sources[node.name or ""] = ir.Node("", "", [], name=node.name)
         set_owner(sources[node.name or ""], owner_of(node))
         model.functions[function.identifier()] = function
@@ -134,7 +135,8 @@ def _by_definition(model: ir.Model, nodes: Sequence[ir.Node]) -> bool:
     if sources:
         passes.InlinePass()(model)
     for inlined in model.graph if sources else ():
-        if (name := inlined.metadata_props.pop(_BODY_OF, None)) is not None:
+        if (name := text_of(inlined, _BODY_OF)) is not None:
+            drop_texts([inlined], {_BODY_OF})
             _give(inlined, sources[name])
     return changed or bool(sources)
 
