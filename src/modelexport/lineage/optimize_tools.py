@@ -9,17 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-import onnx_ir as ir
 
 from modelexport.core.collected_messages import collected
 from modelexport.core.missing_extras import missing_extra
 from modelexport.core.text import nearest
 from modelexport.errors import FileFormatError, ModelExportError, UsageError
 from modelexport.files.atomic_writing import NO_ROOM, check_writable, scratch
-from modelexport.files.linked_weights import check_files
+from modelexport.files.linked_weights import check_files, data_files
 from modelexport.files.onnx_models import OLDER_FILE, save_model
 from modelexport.files.path_or_model import Source, as_path
-from modelexport.graph.nodes import initializers
 from modelexport.lineage.retagging import RetagReport, retag
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.products_for_quantizers import transpose_weights
@@ -118,7 +116,7 @@ def _ort(level: Level) -> Callable[[Path, Path, Inputs], None]:
 
         options = session_options(level, CPU)
         options.optimized_model_filepath = str(target)
-        if _external(source):
+        if data_files(source):
             options.add_session_config_entry(
                 "session.optimized_model_external_initializers_file_name", f"{target.name}.data"
             )
@@ -132,7 +130,7 @@ def _ort_transformers(model_type: str) -> Callable[[Path, Path, Inputs], None]:
         from onnxruntime.transformers.optimizer import optimize_model
 
         optimized = optimize_model(str(source), model_type=model_type)
-        optimized.save_model_to_file(str(target), use_external_data_format=_external(source))
+        optimized.save_model_to_file(str(target), use_external_data_format=bool(data_files(source)))
 
     return run
 
@@ -140,7 +138,7 @@ def _ort_transformers(model_type: str) -> Callable[[Path, Path, Inputs], None]:
 def _quantize_dynamic(source: Path, target: Path, inputs: Inputs) -> None:
     from onnxruntime.quantization import quantize_dynamic
 
-    quantize_dynamic(transpose_weights(onnx.load(source)), target, use_external_data_format=_external(source))
+    quantize_dynamic(transpose_weights(onnx.load(source)), target, use_external_data_format=bool(data_files(source)))
 
 
 def _quantize_static(quant_format: str) -> Callable[[Path, Path, Inputs], None]:
@@ -159,7 +157,7 @@ def _quantize_static(quant_format: str) -> Callable[[Path, Path, Inputs], None]:
             target,
             Once(),
             quant_format=QuantFormat[quant_format],
-            use_external_data_format=_external(source),
+            use_external_data_format=bool(data_files(source)),
             # Otherwise, with QOperator, a Where after a quantized operator loses its input.
             extra_options={"ForceQuantizeNoInputCheck": True},
         )
@@ -172,7 +170,7 @@ def _quantize_4bit(source: Path, target: Path, inputs: Inputs) -> None:
 
     quantizer = MatMulNBitsQuantizer(transpose_weights(onnx.load(source)), block_size=32)
     quantizer.process()
-    quantizer.model.save_model_to_file(str(target), use_external_data_format=_external(source))
+    quantizer.model.save_model_to_file(str(target), use_external_data_format=bool(data_files(source)))
 
 
 def _onnxsim(source: Path, target: Path, inputs: Inputs) -> None:
@@ -193,13 +191,8 @@ def _proto(module: str, function: str, *more: Any, **options: Any) -> Callable[[
     return run
 
 
-def _external(source: Path) -> bool:
-    """Whether a file has external weights."""
-    return any(isinstance(value.const_value, ir.ExternalTensor) for value in initializers(ir.load(source)))
-
-
 def _save(model: onnx.ModelProto, source: Path, target: Path) -> None:
-    external = _external(source)
+    external = bool(data_files(source))
     onnx.save(model, target, save_as_external_data=external, location=f"{target.name}.data" if external else None)
 
 
