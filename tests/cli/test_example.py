@@ -16,7 +16,7 @@ import modelexport
 from commands import run
 from exports import Shared
 from modelexport.cli.commands.example import EXAMPLES, FOLDER
-from modelexport.exporting.input_output_axis_names import Interface
+from modelexport.exporting.given_names import Interface
 from modelexport.files.named_models import named_folder
 from modelexport.format.versions import FORMAT_VERSION
 

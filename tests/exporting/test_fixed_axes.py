@@ -12,7 +12,7 @@ from torch import nn
 from modelexport import export, verify
 from modelexport.cli.name_and_axis_options import NameOptions, read_interface
 from modelexport.errors import CheckError
-from modelexport.exporting.input_output_axis_names import Interface
+from modelexport.exporting.given_names import Interface
 from modelexport.graph.size_symbols import put_size
 from modelexport.pytorch.inputs.other_sizes import given_sizes, resized
 from modelexport.tagged.file import read_tagged

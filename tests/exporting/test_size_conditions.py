@@ -18,7 +18,7 @@ from torch.nn import functional
 from modelexport import cost, export, profile, verify
 from modelexport.cli.show_export import format_export
 from modelexport.errors import CheckError, UsageError
-from modelexport.exporting.input_output_axis_names import Interface
+from modelexport.exporting.given_names import Interface
 from modelexport.exporting.size_decisions import SizeTrials
 from modelexport.graph.size_conditions import SizeCondition, fitting, renamed, simplified, sizes_against
 from modelexport.pytorch.inputs.other_sizes import symbol_sizes, with_sizes, within_conditions, without_parts

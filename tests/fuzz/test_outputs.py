@@ -29,7 +29,7 @@ from modelexport.cli.overwrite_guard import Read, Written
 from modelexport.errors import OutputError
 from modelexport.files import folder_locks, onnx_models
 from modelexport.files.folder_locks import only_writer
-from modelexport.files.linked_weights import changed_files, data_files, names_other_files
+from modelexport.files.linked_weights import data_files, names_other_files, weights_faults
 from modelexport.files.ordered_moves import Move
 from modelexport.files.protobuf_writing import to_proto
 from modelexport.format.package_manifest import MANIFEST
@@ -268,7 +268,7 @@ def test_of_two_writers_one_wins_and_its_files_are_whole(place: Path, monkeypatc
                 writing.result()
             tagged = load("out.onnx")
             assert tagged.hierarchy is not None  # its digest is that in the model
-            assert not changed_files(tagged.model)
+            assert not weights_faults(tagged.model)
             assert Path("out.onnx.data").exists() == any(names_other_files(Path(name)) for name in ["out.onnx"])
 
 

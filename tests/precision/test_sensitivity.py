@@ -231,7 +231,7 @@ def test_the_command_shows_the_table_and_refuses_what_does_not_fit(exported: Exp
     data = tmp_path / "data.npz"
     np.savez(data, **{name: np.stack([one[name] for one in feeds]) for name in feeds[0]})
     shown = run("sensitivity", case.path, "--to", "int4", "--data", data, "encoder.layer.0")
-    assert "SENSITIVITY TOTAL" in shown.stdout and "Linear.query" in shown.stdout
+    assert "SENSITIVITY TOTAL" in shown.stdout and "encoder.layer.0.attention.self.query" in shown.stdout
     for arguments, message in (
         (["--to", "keep", "--data", data], "give a method"),
         (["--to", "int4"], "give --data"),

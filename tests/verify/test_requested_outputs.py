@@ -13,7 +13,7 @@ from torch import nn
 from modelexport import export, load, retag, verify, verify_reference
 from modelexport.capture import FrontEnd
 from modelexport.errors import FileFormatError
-from modelexport.exporting.input_output_axis_names import Interface
+from modelexport.exporting.given_names import Interface
 from modelexport.format.keys import OUTPUTS
 
 X = {"x": torch.linspace(-1, 1, 24).reshape(3, 8)}

@@ -28,7 +28,7 @@ from modelexport.exporting.export_result import ExportResult
 from modelexport.exporting.pipeline import export
 from modelexport.files import linked_weights as linking
 from modelexport.files.atomic_writing import written_together
-from modelexport.files.linked_weights import changed_files
+from modelexport.files.linked_weights import weights_faults
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents, keys
 from modelexport.format.parameter_plan import ParameterPlan
@@ -368,7 +368,7 @@ def shard(folder: Path) -> Path:
 def test_a_file_that_was_changed_after_the_export_is_noticed(linked: Path) -> None:
     loaded = load_model(str(linked), weights="files")
     path, model = linked / "model.onnx", load(linked / "model.onnx").model
-    assert changed_files(model) == []
+    assert weights_faults(model) == []
     whole = shard(linked).read_bytes()
     for damaged, fault in (
         (whole + b"x", "was changed after the export: it has"),
@@ -377,7 +377,7 @@ def test_a_file_that_was_changed_after_the_export_is_noticed(linked: Path) -> No
     ):
         assert damaged != whole
         shard(linked).write_bytes(damaged) if damaged is not None else shard(linked).unlink()
-        faults = changed_files(model)
+        faults = weights_faults(model)
         assert len(faults) == 1 and fault in faults[0]
         with pytest.raises(modelexport.errors.FileFormatError, match=fault):
             verify(loaded.model, INPUTS, path, weights=loaded.weights)

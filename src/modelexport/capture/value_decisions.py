@@ -91,7 +91,7 @@ def _reasons(node: Any, of: Literal["elements", "size"]) -> tuple[bool, list[tup
         return kind == "prim::Param", [(value, "size" if kind in _SIZES else "elements") for value in inputs]
     if kind in _SIZED_BY_VALUES or (kind == "aten::where" and len(inputs) == 1):
         return True, []
-    if kind == "aten::index" and any(map(_is_mask, inputs[1].node().inputs())):
+    if kind == "aten::index" and any(map(_is_boolean_tensor, inputs[1].node().inputs())):
         return True, []
     is_made = kind in _MADE_OF_NUMBERS
     return False, [(value, "elements" if is_made or _is_number(value) else "size") for value in inputs]
@@ -105,7 +105,7 @@ def _is_number(value: Any) -> bool:
     return not isinstance(kind, torch.TensorType)
 
 
-def _is_mask(value: Any) -> bool:
+def _is_boolean_tensor(value: Any) -> bool:
     kind = value.type()
     return isinstance(kind, torch.TensorType) and kind.scalarType() in ("Bool", "Byte")
 

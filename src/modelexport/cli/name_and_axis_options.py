@@ -11,7 +11,7 @@ from modelexport.core.declared_options import option
 from modelexport.errors import UsageError
 
 if TYPE_CHECKING:
-    from modelexport.exporting.input_output_axis_names import Interface
+    from modelexport.exporting.given_names import Interface
 
 _AXIS = re.compile(r"([^,]+):(-?\d+)=([A-Za-z_]\w*)")
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -49,7 +49,7 @@ def spelled_out(arguments: Sequence[str]) -> list[str]:
 
 def read_interface(names: NameOptions) -> Interface:
     """The interface that the options describe."""
-    from modelexport.exporting.input_output_axis_names import Interface
+    from modelexport.exporting.given_names import Interface
 
     open_axes: dict[tuple[str, int], str] = {}
     leading: list[str] = []

@@ -14,7 +14,7 @@ from modelexport.capture.exported_graph import Exported
 from modelexport.core.text import first_few
 from modelexport.core.timed_stages import Stages
 from modelexport.errors import CheckError
-from modelexport.exporting.input_output_axis_names import AS_CAPTURED, Interface
+from modelexport.exporting.given_names import AS_CAPTURED, Interface
 from modelexport.exporting.options import Options
 from modelexport.exporting.output_checks import LONGEST_REASON, FileCheck, check_outputs
 from modelexport.exporting.size_decisions import SizesFound, find_sizes, stated_unchecked

@@ -16,12 +16,12 @@ from modelexport.core.garbage_collection import only_new_garbage
 from modelexport.core.one_at_a_time import exclusive
 from modelexport.core.timed_stages import Stages
 from modelexport.exporting import steps
-from modelexport.exporting.axis_names import captured_symbols, name_axes
+from modelexport.exporting.automatic_axis_names import captured_symbols, name_unnamed_axes
 from modelexport.exporting.export_checks import ExportChecks
 from modelexport.exporting.export_result import ExportResult
 from modelexport.exporting.exposed_outputs import expose
 from modelexport.exporting.fixed_axes import FixedAxesError, FixedAxis
-from modelexport.exporting.input_output_axis_names import AS_CAPTURED, Interface, with_fixed_axes
+from modelexport.exporting.given_names import AS_CAPTURED, Interface, with_fixed_axes
 from modelexport.exporting.markdown_report import report_path, write_report
 from modelexport.exporting.options import Keywords, Options
 from modelexport.exporting.size_decisions import stated_unchecked
@@ -185,7 +185,7 @@ class _Job:
             return exported
         shapes = {name: tuple(t.shape) for name, t in input_tensors(self.model, *run_arguments(self.prepared.inputs))}
         words = documented_axes(self.model, {name: len(shape) for name, shape in shapes.items()})
-        return name_axes(exported, symbols, words, shapes)
+        return name_unnamed_axes(exported, symbols, words, shapes)
 
 
 @dataclass

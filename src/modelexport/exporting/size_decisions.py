@@ -30,7 +30,7 @@ from modelexport.exporting.fixed_axes import (
     told_of_fixed,
     tried,
 )
-from modelexport.exporting.input_output_axis_names import Interface
+from modelexport.exporting.given_names import Interface
 from modelexport.graph.size_conditions import (
     SizeCondition,
     broken,

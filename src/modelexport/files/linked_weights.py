@@ -21,7 +21,7 @@ import onnx_ir as ir
 from modelexport.errors import FileFormatError
 from modelexport.files.protobuf_reading import read_serialized, serialized_tensors
 from modelexport.files.regular_files import open_regular
-from modelexport.files.untrusted_external_data import WAY_OUT, WeightsBeside
+from modelexport.files.weights_beside import WAY_OUT, WeightsBeside
 from modelexport.format import keys
 from modelexport.format.documents import DataFile, WeightsFile
 from modelexport.graph.hidden_weights import bind_tensors
@@ -130,11 +130,11 @@ def check_files(model: ir.Model) -> None:
     Raises:
         FileFormatError: Names each such file.
     """
-    if faults := changed_files(model):
+    if faults := weights_faults(model):
         raise FileFormatError(f"{'; '.join(faults)}: {WAY_OUT}")
 
 
-def changed_files(model: ir.Model) -> list[str]:
+def weights_faults(model: ir.Model) -> list[str]:
     """What is wrong with a model's weights files, one sentence for each file.
 
     A linked file must have the size, the header and the samples of its weights that it had when the model was exported.

@@ -110,7 +110,7 @@ def place_new_nodes(
             set_owner(node, owners[leads[node]])
 
 
-def infer_from_neighbours(nodes: Iterable[ir.Node], enclosing: Mapping[ir.Graph, ir.Node]) -> None:
+def infer_from_neighbors(nodes: Iterable[ir.Node], enclosing: Mapping[ir.Graph, ir.Node]) -> None:
     """Assign each node without an owner the call of its neighbors if all that have one agree (``inferred``)."""
     forwards = list(nodes)
     for node in (*forwards, *reversed(forwards)):  # a constant comes before the node that tells

@@ -26,7 +26,7 @@ from modelexport.graph.snapshot import SourceGraph, SourceNode, scoped_nodes, ta
 from modelexport.lineage.derived_and_inferred_owners import (
     LostCalls,
     enclosing_nodes,
-    infer_from_neighbours,
+    infer_from_neighbors,
     place_new_nodes,
 )
 from modelexport.lineage.matching.by_position import are_equal
@@ -54,7 +54,7 @@ def derive_owners(source: SourceGraph, changed: ir.Model) -> dict[str, ir.Value]
             node.meta[OWNER] = owner
     enclosing = enclosing_nodes(scopes)
     place_new_nodes([node for node in scopes if node not in state.matches], enclosing)
-    infer_from_neighbours(scopes, enclosing)
+    infer_from_neighbors(scopes, enclosing)
     for name in source.producer:
         if name not in state.values and (value := state.values.get(state.unchanged(name))) is not None:
             state.values[name] = value

@@ -25,7 +25,7 @@ from modelexport.core.owners import Owner
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import may_be
 from modelexport.graph.snapshot import SourceGraph, SourceNode
-from modelexport.lineage.derived_and_inferred_owners import LostCalls, infer_from_neighbours, place_new_nodes
+from modelexport.lineage.derived_and_inferred_owners import LostCalls, infer_from_neighbors, place_new_nodes
 from modelexport.lineage.matching.by_inputs_of_fused_nodes import match_by_fusion, match_through_moves
 from modelexport.lineage.matching.by_lost_nodes import match_by_activation, match_by_folding, match_by_removal
 from modelexport.lineage.matching.by_name import match_by_derived_name, match_by_name, name_given_values
@@ -114,7 +114,7 @@ def _place_owners(state: Matching) -> dict[ir.Node, Reason]:
             several[node] = reason
     new = [node for node in unowned if node not in state.matches]
     place_new_nodes(new, state.enclosing, state.derived)
-    infer_from_neighbours(unowned, state.enclosing)
+    infer_from_neighbors(unowned, state.enclosing)
     for node in new:
         owner = owner_of(node)
         if owner is not None and len(owner.calls) > 1:

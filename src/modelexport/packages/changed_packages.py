@@ -24,7 +24,7 @@ from modelexport.files.linked_weights import seal
 from modelexport.files.manifest_file import write_manifest
 from modelexport.files.output_folders import check_package_folder
 from modelexport.files.path_or_model import Source, as_path
-from modelexport.files.untrusted_external_data import sample_digest
+from modelexport.files.weights_beside import sample_digest
 from modelexport.format import keys
 from modelexport.format.documents import DataFile, WeightsFile
 from modelexport.format.parameter_plan import ParameterPlan

@@ -30,7 +30,7 @@ from modelexport.packages.generation_loop import BATCH, STEPWISE, generation_of
 from modelexport.packages.model_parts import ModelPart
 from modelexport.packages.observed_state import restart_length
 from modelexport.packages.package_kinds import parts_of
-from modelexport.packages.part_names import name_axes, name_generation, name_pipeline
+from modelexport.packages.part_names import name_axes_of_part, name_generation, name_pipeline
 from modelexport.packages.shared_weights import share_components, share_weights
 from modelexport.packages.verify_before_writing import check_package
 from modelexport.runtime.checked_writing import checked_and_written
@@ -215,7 +215,7 @@ def _export_each(
     for part in parts:
         own_stages = stages.within(part.name)
         keywords: Keywords = {
-            "interface": partial(name_axes, axes=part.axes) if part.axes else _INTERFACES.get(kind),
+            "interface": partial(name_axes_of_part, axes=part.axes) if part.axes else _INTERFACES.get(kind),
             "constants": [*constants, *part.constants],
             "dynamic": not part.constants,  # what depends on the values of constants has their sizes
             "weights": "link",

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import onnx_ir as ir
 
 from modelexport.capture.exported_graph import Exported
-from modelexport.exporting.input_output_axis_names import Interface
+from modelexport.exporting.given_names import Interface
 from modelexport.graph.size_symbols import SYMBOL
 from modelexport.packages.generation_loop import BATCH, CACHE_POSITION, PAST_SEQUENCE, SEQUENCE
 
@@ -54,7 +54,7 @@ def name_generation(exported: Exported) -> Exported:
     return Interface(inputs=inputs, outputs=outputs, kept=escaped, axes=axes)(exported)
 
 
-def name_axes(exported: Exported, *, axes: Mapping[tuple[str, int], str]) -> Exported:
+def name_axes_of_part(exported: Exported, *, axes: Mapping[tuple[str, int], str]) -> Exported:
     """Name the inputs, outputs and given axes of a graph that generates, in place."""
     inputs, outputs = _plain_names(exported)
     known = {place: size for place, size in axes.items() if place[0] in inputs.values()}

@@ -173,7 +173,7 @@ def resolve(recipe: Recipe, tagged: TaggedFile) -> Resolved:
             of_node.update(dict.fromkeys(group.nodes, chosen))
     assignment = {name: method for name, index in of_node.items() if index < last and (method := methods[index])}
     for node in tagged.model.graph:
-        if (method := assignment.get(node.name or "")) is not None and is_beyond(method, node):
+        if (method := assignment.get(node.name or "")) is not None and exceeds_range(method, node):
             del assignment[node.name or ""]
             owner = owner_of(node)
             calls = ", ".join(map(str, owner.calls)) if owner is not None else node.name
@@ -222,7 +222,7 @@ def can_quantize(method: Method, node: ir.Node, weighted: Collection[ir.Node]) -
     return weight_behind(node.outputs[0]) is None and all(value.dtype not in half for value in values)
 
 
-def is_beyond(method: Method, node: ir.Node) -> bool:
+def exceeds_range(method: Method, node: ir.Node) -> bool:
     """Whether a weight of a node does not fit the range of a method's numbers.
 
     The number by which a mask hides is none of them: the lowest one of the method hides too.

@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import FileFormatError, UsageError
-from modelexport.files.linked_weights import changed_files
+from modelexport.files.linked_weights import weights_faults
 from modelexport.files.path_or_model import Source
 from modelexport.format import keys
 from modelexport.format.dtypes import dtype_name
@@ -141,7 +141,7 @@ class _Side:
             held, dtype = parameters if value in self.held else constants, dtype_name(tensor.dtype)
             before = held.get(dtype, Held(0, 0))
             held[dtype] = Held(before.initializers + 1, before.bytes + tensor.nbytes)
-        notes += changed_files(model)
+        notes += weights_faults(model)
         return FileFacts(
             path=str(tagged.path),
             bytes=sum(file.stat().st_size for file in files if file.is_file()),

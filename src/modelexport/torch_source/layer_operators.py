@@ -12,7 +12,7 @@ import onnx_ir as ir
 from modelexport.torch_source.attention_pattern import DOMAIN, OPERATOR
 from modelexport.torch_source.expressions import LEFT_OUT, code
 from modelexport.torch_source.operation import Operation, UnwrittenError
-from modelexport.torch_source.operators import TENSOR_OPERATORS, Row
+from modelexport.torch_source.tensor_operators import TENSOR_OPERATORS, Row
 
 
 def _unless(values: Any, usual: Any) -> Any:

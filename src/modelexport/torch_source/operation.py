@@ -272,7 +272,7 @@ def _ends_with_none(arguments: list[ast.expr]) -> bool:
     return bool(arguments) and isinstance(arguments[-1], ast.Constant) and arguments[-1].value is None
 
 
-def check_nodes(model: ir.Model) -> None:
+def refuse_damaged_nodes(model: ir.Model) -> None:
     """Refuse nodes that the standard does not allow: what they have would become code.
 
     Raises:

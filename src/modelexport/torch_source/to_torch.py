@@ -28,7 +28,7 @@ from modelexport.torch_source.entries_as_nodes import Entries, constants_of, ent
 from modelexport.torch_source.expressions import TORCH_TYPES
 from modelexport.torch_source.module_classes import ModuleClasses
 from modelexport.torch_source.module_nodes import ModuleNodes
-from modelexport.torch_source.operation import FUNCTIONS, check_nodes
+from modelexport.torch_source.operation import FUNCTIONS, refuse_damaged_nodes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -107,7 +107,7 @@ def torch_source(source: Source, *, dropout: Mapping[str, float] | None = None, 
         raise UsageError(f"dtype is {dtype}: give float64, or leave it out")
     tagged = read_tagged(source)
     _ = tagged.hierarchy  # read while the graph is still the file's
-    check_nodes(tagged.model)
+    refuse_damaged_nodes(tagged.model)
     if any(value.dtype is None for node in tagged.model.graph.all_nodes() for value in node.outputs):
         passes.ShapeInferencePass()(tagged.model)
     entries = entries_as_nodes(tagged.model, tagged.calls, named=tagged.found is None)

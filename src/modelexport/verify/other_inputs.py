@@ -16,12 +16,12 @@ from modelexport.pytorch.inputs.other_sizes import WAYS, one_row, other_sizes, s
 from modelexport.pytorch.inputs.variations import (
     PADDED,
     PADDED_AT_THE_END,
-    all_at_once,
     beyond_example,
     magnified,
     padded_at_the_end,
-    telling_inputs,
     uniform,
+    variations_in_one,
+    variations_one_by_one,
 )
 from modelexport.tagged.file import TaggedFile
 from modelexport.traces.array_differences import Verdict
@@ -70,12 +70,12 @@ def compare_others(sides: Sides, inputs: Inputs, kept: frozenset[str], *, select
             others.wrong = compared_run
         return verdict
 
-    together = all_at_once(inputs, tagged.model, kept)
+    together = variations_in_one(inputs, tagged.model, kept)
     first = compared(*together) if together is not None else None
     if first is not None:
         others.compared.append(first)
     if first is None or first.status == "not compared":
-        for what, other in telling_inputs(inputs, tagged.model, kept):
+        for what, other in variations_one_by_one(inputs, tagged.model, kept):
             verdict = compared(what, other)
             if verdict.status == "not compared" and PADDED in what:
                 verdict = compared(PADDED_AT_THE_END, padded_at_the_end(inputs, kept))

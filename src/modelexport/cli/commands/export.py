@@ -66,7 +66,7 @@ def _export_file(
     choice: ModelChoice, output: str, names: NameOptions, options: Options, stages: Stages
 ) -> tuple[ExportResult, str]:
     """The result, and what the model computes if its class does not say it."""
-    from modelexport.exporting.input_output_axis_names import widened
+    from modelexport.exporting.given_names import widened
     from modelexport.exporting.pipeline import export as run
 
     interface = read_interface(names)

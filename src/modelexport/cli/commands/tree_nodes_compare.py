@@ -40,7 +40,7 @@ def tree(
     as_json: bool = JSON,
 ) -> None:
     """Show the module tree in FILE, or in each part of FOLDER; without a tree, what the file has."""
-    from modelexport.files.linked_weights import changed_files
+    from modelexport.files.linked_weights import weights_faults
     from modelexport.graph.node_owners import owned_operators
     from modelexport.tagged.file import read_tagged
     from modelexport.tagged.file_overview import format_overview, overview
@@ -58,7 +58,7 @@ def tree(
         levels = [row.depth for row in rows if row.nodes]
         to = depth if as_json else fitting_depth(levels, depth)
         shown = [row for row in rows if to is None or row.depth <= to]
-        faults_of_part = changed_files(tagged.model) if check else []
+        faults_of_part = weights_faults(tagged.model) if check else []
         faults += faults_of_part
         documents[name] = {"path": str(part), "coverage": tagged.coverage, "tree": shown, "untagged": untagged}
         documents[name] |= {"weights": faults_of_part} if check else {}

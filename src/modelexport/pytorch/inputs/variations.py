@@ -29,7 +29,7 @@ PADDED = "padded masks"
 PADDED_AT_THE_END = f"{PADDED}, at the end only"
 
 
-def telling_inputs(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) -> Iterator[tuple[str, Inputs]]:
+def variations_one_by_one(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) -> Iterator[tuple[str, Inputs]]:
     """Each variation of the inputs that a file with this graph can run, with its description; other sizes apart.
 
     Args:
@@ -39,7 +39,7 @@ def telling_inputs(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) 
         yield what, changed(inputs, [change])
 
 
-def all_at_once(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) -> tuple[str, Inputs] | None:
+def variations_in_one(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) -> tuple[str, Inputs] | None:
     """All variations in one, with their descriptions; ``None`` if there are less than two, or branches to be taken."""
     if any(nested_graphs(node) for node in model.graph):
         return None
@@ -51,7 +51,7 @@ def all_at_once(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) -> 
 
 def padded_at_the_end(inputs: Inputs, kept: Collection[str] = ()) -> Inputs:
     """The inputs with masks that leave a token to each causal row, unlike those of :data:`PADDED`."""
-    masks = [name for name, tensor in tensors_in(inputs) if name not in kept and is_mask(tensor)]
+    masks = [name for name, tensor in tensors_in(inputs) if name not in kept and is_mask_of_zeros_and_ones(tensor)]
     return changed(inputs, [lambda name, t: _padded(t, masks.index(name), left=False) if name in masks else t])
 
 
@@ -63,12 +63,14 @@ def beyond_example(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) 
     those beside them.
 
     Args:
-        kept: As in :func:`telling_inputs`.
+        kept: As in :func:`variations_one_by_one`.
     """
     tensors = {name: tensor for name, tensor in tensors_in(inputs) if name not in kept}
     rows = _rows_by_name(inputs, model, tensors)
     positive = {name for name, tensor in tensors.items() if _has_one_sign(tensor)}
-    masks = [name for name, tensor in tensors.items() if tensor.is_floating_point() and is_mask(tensor)]
+    masks = [
+        name for name, tensor in tensors.items() if tensor.is_floating_point() and is_mask_of_zeros_and_ones(tensor)
+    ]
     counts = {name for name, tensor in tensors.items() if _counts(tensor) and name not in rows}
     long = {name for name, tensor in tensors.items() if tensor.shape and tensor.shape[-1] > 3}
     special = {name: ids for name, count in rows.items() if name in long and (ids := _ids_compared(model, count))}
@@ -85,7 +87,7 @@ def beyond_example(inputs: Inputs, model: ir.Model, kept: Collection[str] = ()) 
 def with_hidden_rows(inputs: Inputs, kept: Collection[str] = ()) -> Iterator[tuple[str, Inputs]]:
     """Masks with a first row that hides all: a query without keys, or a text without tokens."""
     tensors = {name: tensor for name, tensor in tensors_in(inputs) if name not in kept}
-    hidden = {name: number for name, tensor in tensors.items() if (number := _hidden_by(tensor)) is not None}
+    hidden = {name: number for name, tensor in tensors.items() if (number := _number_that_hides(tensor)) is not None}
 
     def change(name: str, tensor: torch.Tensor) -> torch.Tensor:
         other = tensor.clone()
@@ -100,7 +102,7 @@ def with_hidden_rows(inputs: Inputs, kept: Collection[str] = ()) -> Iterator[tup
 def magnified(inputs: Inputs, kept: Collection[str] = ()) -> Iterator[tuple[str, Inputs]]:
     """Numbers that overflow in formulas such as ``log(exp(x))``, also in float64; not those of masks."""
     numbers = [(name, t) for name, t in tensors_in(inputs) if name not in kept and t.is_floating_point()]
-    if names := [name for name, tensor in numbers if _hidden_by(tensor) is None]:
+    if names := [name for name, tensor in numbers if _number_that_hides(tensor) is None]:
         larger = _only(names, lambda name, t: torch.where(t.abs() < _HUGE, 1000 * t, t))
         yield "numbers a thousand times as large", changed(inputs, [larger])
 
@@ -109,7 +111,7 @@ def uniform(inputs: Inputs, kept: Collection[str] = ()) -> Iterator[tuple[str, I
     """The same number everywhere: little is selected of these, or all. So of masks."""
     fills: dict[str, Callable[..., Any]] = {"smallest": torch.amin, "largest": torch.amax, "zero": torch.zeros_like}
     tensors = {name: tensor for name, tensor in tensors_in(inputs) if name not in kept}
-    masks = {name for name, tensor in tensors.items() if is_mask(tensor)}
+    masks = {name for name, tensor in tensors.items() if is_mask_of_zeros_and_ones(tensor)}
     numbers = {name for name, tensor in tensors.items() if tensor.numel() and not tensor.is_complex()} - masks
     for what, fill in fills.items():
         yield f"the {what} number everywhere", changed(inputs, [_filled(fill, numbers)])
@@ -121,7 +123,7 @@ def uniform(inputs: Inputs, kept: Collection[str] = ()) -> Iterator[tuple[str, I
 def _changes(inputs: Inputs, model: ir.Model, kept: Collection[str]) -> Iterator[tuple[str, Change]]:
     names = [name for name, _ in tensors_in(inputs) if name not in kept]
     tensors = dict(tensors_in(inputs))
-    masks = [name for name in names if not _has_fractions(tensors[name]) and is_mask(tensors[name])]
+    masks = [name for name in names if not _has_fractions(tensors[name]) and is_mask_of_zeros_and_ones(tensors[name])]
     if masks:
         yield PADDED, _only(masks, lambda name, t: _padded(t, masks.index(name)))
     rows = _rows_by_name(inputs, model, names)
@@ -262,7 +264,7 @@ def _filled(fill: Callable[..., Any], names: Collection[str]) -> Change:
     return _only(names, lambda name, tensor: fill(tensor).to(tensor.dtype).expand(tensor.shape).clone())
 
 
-def is_mask(tensor: torch.Tensor) -> bool:
+def is_mask_of_zeros_and_ones(tensor: torch.Tensor) -> bool:
     """Whether a tensor has nothing but zeros and ones, in rows that are long enough not to be so by chance.
 
     If it is of conditions, it may have no ones: what is true then is padding.
@@ -292,9 +294,9 @@ def _kept(mask: torch.Tensor) -> int:
     return 0 if mask.dtype is torch.bool and 2 * int(mask.sum()) < mask.numel() else 1
 
 
-def _hidden_by(tensor: torch.Tensor) -> float | None:
+def _number_that_hides(tensor: torch.Tensor) -> float | None:
     """The number with which a mask hides keys, also one that is added to the scores of attention."""
-    if is_mask(tensor):
+    if is_mask_of_zeros_and_ones(tensor):
         return 1 - _kept(tensor)
     if not tensor.is_floating_point() or tensor.ndim < 2 or tensor.shape[-1] <= 3:
         return None

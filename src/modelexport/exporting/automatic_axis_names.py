@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from modelexport.capture.exported_graph import Exported
 from modelexport.core.calls import Port
-from modelexport.exporting.input_output_axis_names import with_symbols
+from modelexport.exporting.given_names import with_symbols
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.size_conditions import SizeCondition
 from modelexport.graph.size_symbols import SYMBOL
@@ -31,7 +31,7 @@ def captured_symbols(exported: Exported) -> frozenset[str]:
     return frozenset(axis.symbol for axis in (*_input_axes(exported), *_output_axes(exported)))
 
 
-def name_axes(
+def name_unnamed_axes(
     exported: Exported,
     unnamed: Collection[str],
     words: Mapping[str, Sequence[str]],
