@@ -1,9 +1,12 @@
-"""Element types of values that an exporter or a rewrite left without one, by the schemas of their operators."""
+"""Types of values that an exporter or a rewrite left without one, by the schemas of operators or by inference."""
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import onnx
 import onnx_ir as ir
+from onnx_ir.passes import common as passes
 
 from modelexport.graph.nodes import all_nodes, initializers
 
@@ -52,3 +55,9 @@ def _type_of(node: ir.Node, value: ir.Value, schema: onnx.defs.OpSchema | None) 
         if taken is not None and schema.inputs[min(index, len(schema.inputs) - 1)].type_str == name:
             return taken.dtype
     return None
+
+
+def infer_shapes(model: ir.Model) -> None:
+    """Give values the types and shapes that ONNX infers, in place; none if some are maps, which ``onnx_ir`` lacks."""
+    with suppress(ir.serde.SerdeError):
+        passes.ShapeInferencePass()(model)

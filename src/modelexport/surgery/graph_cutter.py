@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
-import onnx_ir.passes.common as passes
 from msgspec.structs import replace
 
 from modelexport.core.calls import CallTree, ModuleCall
@@ -17,6 +15,7 @@ from modelexport.core.tags import RecordedTags
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.format import keys
 from modelexport.graph.copies import copy_of, model_like
+from modelexport.graph.missing_types import infer_shapes
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import nested_graphs, nodes_behind, required_inputs, values_taken, with_nested
 from modelexport.graph.parameter_plans import listed_entries, record_state_dict, used_keys
@@ -160,8 +159,7 @@ class Cutter:
         """
         values = [*needs.inputs, *outputs]
         if untyped := [v for v in values if v.type is None and text_of(v, keys.VALUE_TYPE) is None]:
-            with suppress(ir.serde.SerdeError):  # onnx infers maps, which onnx_ir does not hold
-                passes.ShapeInferencePass()(self._model)
+            infer_shapes(self._model)
             if unknown := [value.name for value in untyped if value.type is None]:
                 raise FileFormatError(
                     f"{self._tagged.path} has no type for '{unknown[0]}', which {what} takes or returns, and it cannot "

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
-import onnx_ir.passes.common as passes
 
 from modelexport.core.selectors import select_calls
 from modelexport.core.text import plural
 from modelexport.errors import UsageError
 from modelexport.files.atomic_writing import replaced_together
 from modelexport.files.path_or_model import Source
+from modelexport.graph.missing_types import infer_shapes
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.torch_source.attention_pattern import put_attention_together
 from modelexport.torch_source.call_layout import CallLayout
@@ -109,7 +109,7 @@ def torch_source(source: Source, *, dropout: Mapping[str, float] | None = None, 
     _ = tagged.hierarchy  # read while the graph is still the file's
     refuse_damaged_nodes(tagged.model)
     if any(value.dtype is None for node in tagged.model.graph.all_nodes() for value in node.outputs):
-        passes.ShapeInferencePass()(tagged.model)
+        infer_shapes(tagged.model)
     entries = entries_as_nodes(tagged.model, tagged.calls, named=tagged.found is None)
     put_attention_together(tagged.model, entries.values, _returned(tagged), exact=bool(dtype))
     constants = constants_of(tagged.model, entries)
