@@ -282,7 +282,8 @@ def main() -> None:
 def write_section(name: str, text: str) -> None:
     title = SECTIONS[name]
     page = PAGE.read_text() if PAGE.exists() else "# Files on devices\n\nMade by `benchmarks/devices.py`.\n"
-    section = f"## {title}\n\n<!-- figures: devices.py {name} -->\n\n{text}\n\n<!-- end -->\n"
+    intro, table = text[: text.index("| ")], text[text.index("| ") :]
+    section = f"## {title}\n\n{intro}<!-- figures: devices.py {name} -->\n\n{table}\n\n<!-- end -->\n"
     pattern = re.compile(rf"^## {re.escape(title)}\n.*?(?=^## |\Z)", re.M | re.S)
     page = pattern.sub(lambda _: section + "\n", page) if pattern.search(page) else f"{page.rstrip()}\n\n{section}"
     PAGE.write_text(page.rstrip() + "\n")
