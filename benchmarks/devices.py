@@ -130,10 +130,10 @@ def planted(folder: Path) -> Iterator[str]:
         print(name, found, missed, sound, without, file=sys.stderr, flush=True)
         rows.append(f"| {name} | {found} of {found + missed} | {sound} | {without} |")
     yield (
-        f"Each operator of a model that computes floating-point numbers in turn multiplies its results by {BY}, "
-        f"wherever it is,\nup to {OPERATORS} operators of each of {len(PLANTED)} models. Named: every culprit contains "
-        f"a spoiled node.\n**{right} of {total} named, {accused} sound modules accused**; {none} faults change no "
-        f"output by more than {BOUND:g} (a product before a normalization)."
+        f"In each test, all nodes of one floating-point operator of a model multiply their results by {BY}. Up to "
+        f"{OPERATORS} operators\nof each of {len(PLANTED)} models are tested. A fault counts as named if every "
+        f"reported module contains a changed node.\n**{right} of {total} named, {accused} correct modules reported**; "
+        f"{none} faults change no output by more than {BOUND:g} (a product before a normalization)."
     )
     yield ""
     yield "| model | named | sound modules accused | without effect |"

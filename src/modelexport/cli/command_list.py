@@ -28,34 +28,34 @@ COMMANDS = {
         "export", "hierarchy_inputs_internals:internals", "show what PyTorch's exporters record about modules", True
     ),
     "example": Listed("look", "example:example", "write a small file to try commands with"),
-    "documents": Listed("look", "tree_nodes_compare:documents", "write the tables that --no-documents left away"),
+    "documents": Listed("look", "tree_nodes_compare:documents", "write the tables that --no-documents omitted"),
     "tree": Listed("look", "tree_nodes_compare:tree", "show the modules in a file"),
     "select": Listed(
         "look", "quantize_sensitivity_select:select", "list nodes of modules in the form that another tool takes"
     ),
     "nodes": Listed("look", "tree_nodes_compare:nodes", "list the nodes of modules"),
-    "cost": Listed("look", "cost_profile_report:cost", "parameters, operations and memory of each module"),
+    "cost": Listed("look", "cost_profile_report:cost", "show parameters, operations and memory of each module"),
     "profile": Listed("look", "cost_profile_report:profile", "run a file, and show the time of each module", True),
     "sensitivity": Listed(
-        "look", "quantize_sensitivity_select:sensitivity", "how much quantizing each module changes the output"
+        "look", "quantize_sensitivity_select:sensitivity", "show how much quantizing each module changes the output"
     ),
     "report": Listed("look", "cost_profile_report:report", "write tree, cost and verification to an HTML page"),
     "verify": Listed("check", "verify:verify", "compare a file with PyTorch, module by module", True),
-    "devices": Listed("check", "devices_kit:devices", "show what this machine can run files on"),
+    "devices": Listed("check", "devices_kit:devices", "show the devices of this machine"),
     "compare": Listed("check", "tree_nodes_compare:compare", "show how two files differ, module by module"),
-    "extract": Listed("change", "extract_update_weights:extract", "write modules as models of their own"),
+    "extract": Listed("change", "extract_update_weights:extract", "write modules as separate models"),
     "replace": Listed(
         "change", "split_replace_place_rename:replace", "replace modules by a model, an operator or nothing"
     ),
     "rename": Listed("change", "split_replace_place_rename:rename", "name nodes after their modules"),
     "update-weights": Listed(
-        "change", "extract_update_weights:update_weights", "put other weights or LoRA adapters into a file"
+        "change", "extract_update_weights:update_weights", "replace the weights of a file, or add LoRA adapters"
     ),
     "quantize": Listed(
         "change", "quantize_sensitivity_select:quantize", "quantize modules, and keep others bit for bit"
     ),
     "optimize": Listed(
-        "change", "strip_inline_adopt_retag_optimize:optimize", "run another package's optimizer, and keep the tags"
+        "change", "strip_inline_adopt_retag_optimize:optimize", "run another package's optimizer, and restore the tags"
     ),
     "retag": Listed(
         "change", "strip_inline_adopt_retag_optimize:retag", "restore the tags of a file that a tool changed"

@@ -18,7 +18,9 @@ class Loading:
 
     model_class: str | None = option(None, "The transformers class to load a directory with.", metavar="NAME")
     dtype: str | None = option(None, "float32, float16, bfloat16: convert the weights while loading.", metavar="NAME")
-    bare: bool = option(False, "Of a model of sentence-transformers its transformer alone, which gives no embeddings.")
+    bare: bool = option(
+        False, "Of a sentence-transformers model, only the transformer, without pooling and normalization."
+    )
     trust_remote_code: bool = option(False, "Run code from the model's repository.")
     seed: int = option(0, "The seed of random weights and inputs.", metavar="N")
 

@@ -19,7 +19,7 @@ FOLLOW = inspect.Parameter(
     inspect.Parameter.KEYWORD_ONLY,
     default=False,
     annotation=Annotated[
-        bool, typer.Option("--follow-symlinks", help="Where an output is a symbolic link, write what it leads to.")
+        bool, typer.Option("--follow-symlinks", help="If an output is a symbolic link, write to its target.")
     ],
 )
 """The parameter of every command that writes files."""

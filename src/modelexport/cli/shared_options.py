@@ -27,7 +27,7 @@ SELECTORS = argument(
 # A declared option that dataclasses share has to have one name in all of them: the field object keeps the last one.
 DEVICE = option(
     "CPUExecutionProvider",
-    "What it runs on: NAME[,option=value...], as in qnn or cuda,device_id=1; `modelexport devices` lists them.",
+    "The device to run on: NAME[,option=value...], such as qnn or cuda,device_id=1; see `modelexport devices`.",
     flag="--device --provider",
     metavar="NAME",
 )

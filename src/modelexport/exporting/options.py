@@ -38,17 +38,18 @@ class CaptureOptions:
     """How the model is captured."""
 
     frontend: FrontEnd = option(
-        "auto", "The front end that captures MODEL; auto: the first whose file passes its check, dynamo if it does."
+        "auto",
+        "The front end that captures MODEL; auto: dynamo, or torchscript if that fails or its file fails the check.",
     )
     dynamic: bool = option(False, "Make every axis dynamic that the model does not fix.")
     opset: int | None = option(None, "The opset of the file; by default the exporter's.", metavar="N")
     constants: Collection[str] = option(
         (),
-        "An argument whose value the file keeps instead of taking it; auto: those without which it fails.",
+        "Keep the value of this argument in the file; auto: of the arguments without which the export fails.",
         flag="--constant",
         metavar="NAME",
     )
-    reuse: bool = option(True, "Do equal work for each layer: the same file, more slowly.")
+    reuse: bool = option(True, "Process equal layers separately: the same file, but slower.")
     interface: "Callable[[Exported], Exported] | None" = None
     """Names the inputs, outputs and dynamic axes of the captured graph; ``None``: as the front end does."""
 
@@ -59,7 +60,7 @@ class GraphOptions:
 
     optimized: bool = option(True, "Do not fold constants, rewrite and merge equal nodes.", flag="--no-optimize")
     fuse: FuseFor | None = option(
-        None, "Fuse nodes into operators of ONNX Runtime, for its CPU or CUDA provider; no other runtime has them."
+        None, "Fuse nodes into operators that only ONNX Runtime has, for its CPU or CUDA provider."
     )
     row: str | None = None
     """The symbol of the batch, if the graph may refuse several new tokens after a cache for more than one row."""
@@ -80,7 +81,7 @@ class QuantizedOptions:
     )
     accuracy_level: AccuracyLevel = option(
         "exact",
-        "fast: MatMulNBits computes with activations in 8 bits on a CPU (accuracy_level 4), about 1 % off.",
+        "fast: MatMulNBits uses 8-bit activations on a CPU (accuracy_level 4); the error is about 1 %.",
     )
 
     def check_model(self, model: Any) -> None:
@@ -109,8 +110,11 @@ class QuantizedOptions:
 class LevelOptions:
     """Which modules get a segment in tags."""
 
-    granularity: Granularity = option("auto", "model: those of classes outside of torch.nn; auto: as fits the model.")
-    include: Collection[str] = option((), "A class that gets a segment in tags as well.", metavar="CLASS")
+    granularity: Granularity = option(
+        "auto",
+        "Modules with a segment in tags: all; model: of classes outside torch.nn; auto: model, or else all.",
+    )
+    include: Collection[str] = option((), "A class that also gets a segment in tags.", metavar="CLASS")
     exclude: Collection[str] = option((), "A class that does not get a segment in tags.", metavar="CLASS")
 
 
@@ -126,8 +130,10 @@ class TagOptions(LevelOptions):
     node_names: NodeNames = option(
         "exporter", "path: name nodes after their modules: /encoder/layer.0/attention/self/MatMul_1."
     )
-    expose: Collection[str] = option((), "Modules whose results are outputs too, named by address.", metavar="SELECTOR")
-    documents: bool = option(True, "Write FILE alone; `modelexport documents FILE` makes its tables later.")
+    expose: Collection[str] = option(
+        (), "Modules whose results become outputs of the file, named by address.", metavar="SELECTOR"
+    )
+    documents: bool = option(True, "Write only FILE; `modelexport documents FILE` writes its tables later.")
     dag_dir: str | Path | None = option(
         None,
         "Also write each module call's DAG to a file in DIR.",
@@ -169,7 +175,7 @@ class CheckOptions:
     keep_anyway: bool = option(False, "Write the file even if that check fails; the exit status is 1.")
     verify: bool = option(False, "Compare every module call with PyTorch as well.")
     reference: bool | Sequence[str] = option(
-        False, "Store the inputs and every call's values of the PyTorch run beside FILE.", type=bool
+        False, "Store the inputs and the values of every call in the PyTorch run next to FILE.", type=bool
     )
     """In Python also the addresses or tags of calls: only the values of these and of the calls inside them."""
     sizes: bool = False
@@ -189,12 +195,15 @@ class PackageOptions:
     """The parts of a FOLDER/."""
 
     parts: PartsMode | None = option(
-        None, "One graph, those of generation, or those of a pipeline; auto, the default: as fits MODEL."
+        None, "Export one graph, the graphs of generation, or those of a pipeline; auto (default): by MODEL."
     )
     static_cache: int | None = option(
-        None, "A decoder whose cache has N positions, which cache_position names.", metavar="N", least=1
+        None,
+        "Export a decoder with a cache of N positions; the input cache_position says where to write.",
+        metavar="N",
+        least=1,
     )
-    separate_prefill: bool = option(False, "Another graph for prompts, without a cache.")
+    separate_prefill: bool = option(False, "Add a graph for prompts, without a cache as input.")
 
 
 class Keywords(TypedDict, total=False):

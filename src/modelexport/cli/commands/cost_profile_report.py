@@ -23,17 +23,21 @@ if TYPE_CHECKING:
 
 Grouping = Literal["call", "module", "class"]
 LevelName = Literal["all", "extended", "basic", "none"]
-ONLY = argument((), "Only these calls and those inside: encoder.layer.0, *.dense, !...", metavar="[SELECTOR]...")
-SIZE = option((), "The size of a dynamic axis; by default that of the example, or a small one.", metavar="NAME=N")
+ONLY = argument(
+    (), "Only these calls and the calls inside them: encoder.layer.0, *.dense, !...", metavar="[SELECTOR]..."
+)
+SIZE = option(
+    (), "The size of a dynamic axis; by default that of the example inputs, or a small size.", metavar="NAME=N"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
     """What is shown"""
 
-    by: Grouping = option("call", "A row for each call, module or class.")
+    by: Grouping = option("call", "One row for each call, module or class.")
     depth: int | None = option(None, "Show N levels below the root.", metavar="N")
-    sort: str | None = option(None, "Largest own figure first.", metavar="COLUMN")
+    sort: str | None = option(None, "Sort by this column, largest own figure first.", metavar="COLUMN")
     as_csv: bool = option(False, "Print CSV and nothing else.", flag="--csv")
     as_json: bool = option(False, "Print one JSON document and nothing else.", flag="--json")
     html: Path | None = option(
@@ -62,7 +66,7 @@ class Runs:
     """How FILE is run"""
 
     runs: int = option(10, "The number of measured runs.", metavar="N", least=1)
-    warmup: int = option(2, "The number of runs before these.", metavar="N", least=1)
+    warmup: int = option(2, "The number of runs before the measured ones.", metavar="N", least=1)
     level: LevelName = option("all", "ONNX Runtime's optimization level.")
     provider: str = DEVICE
 
@@ -71,15 +75,19 @@ class Runs:
 class Beside:
     """What it is compared with"""
 
-    against: Path | None = option(None, "Another tagged file of the same model.", metavar="OTHER.onnx", file="read")
-    against_torch: str | None = option(None, "Compare with the same model in PyTorch.", metavar="MODEL", file="model")
+    against: Path | None = option(
+        None, "Another ONNX file of the same model, for example a quantized one.", metavar="OTHER.onnx", file="read"
+    )
+    against_torch: str | None = option(
+        None, "Compare with the time of the same model in PyTorch.", metavar="MODEL", file="model"
+    )
 
 
 def cost(
     file: Path = FILE_OR_FOLDER,
     selectors: Sequence[str] = ONLY,
     size: Sequence[str] = SIZE,
-    formulas: bool = option(False, "Show formulas of dynamic axes without a --size."),
+    formulas: bool = option(False, "Show formulas in the dynamic axes that have no --size."),
     *,
     shown: Shown,
 ) -> None:
@@ -158,9 +166,12 @@ def report(
     file: Path = FILE_OR_FOLDER,
     output: Path = option(..., "The page to write.", flag="-o --output", metavar="OUT.html", file="written alone"),
     size: Sequence[str] = SIZE,
-    profiled: bool = option(False, "Also run it, and show the time of each module.", flag="--profile"),
+    profiled: bool = option(False, "Also run FILE, and show the time of each module.", flag="--profile"),
     against: Path | None = option(
-        None, "A quantized FILE: show its error, and with --profile its time.", metavar="OTHER.onnx", file="read"
+        None,
+        "A quantized version of FILE: show its error, and with --profile its time.",
+        metavar="OTHER.onnx",
+        file="read",
     ),
     provider: str = DEVICE,
 ) -> None:

@@ -13,7 +13,7 @@ from modelexport.core.text import plural
 
 
 def devices(as_json: bool = JSON) -> None:
-    """Show the devices of this machine, with the options that matter; `--device NAME[,option=value...]` takes one."""
+    """Show the devices of this machine and their main options, for `--device NAME[,option=value...]`."""
     from modelexport.cli.show_devices import format_devices
     from modelexport.runtime.devices import find_devices
 
@@ -25,10 +25,13 @@ def kit(
     file: Path = FILE,
     output: Path = option(..., "The folder to write.", flag="-o --output", metavar="KIT/", file="written folder"),
     modules: Sequence[str] = option(
-        (), "Calls that become parts, beside the whole; by default all.", flag="--module", metavar="SELECTOR"
+        (),
+        "Calls to write as parts, in addition to the whole file; by default all calls.",
+        flag="--module",
+        metavar="SELECTOR",
     ),
     inputs: Path | None = ARRAYS,
-    seed: int = option(0, "For random inputs.", metavar="N"),
+    seed: int = option(0, "The seed of random inputs.", metavar="N"),
     as_json: bool = JSON,
 ) -> None:
     """Write modules of FILE with inputs and right outputs, and runners for Python, Node and browsers.

@@ -16,12 +16,12 @@ EXAMPLES = {
 
 
 def example(
-    name: str = argument("", "tiny-bert.onnx or sentences.txt; without NAME, what they are.", metavar="NAME"),
+    name: str = argument("", "tiny-bert.onnx or sentences.txt; without NAME, describe both.", metavar="NAME"),
     output: Path | None = option(
         None, "The file to write; NAME by default.", flag="-o --output", metavar="OUT", file="written alone"
     ),
 ) -> None:
-    """Write a file that comes with the package, to try commands with."""
+    """Write a sample file that comes with the package."""
     if not name:
         width = max(map(len, EXAMPLES))
         print("\n".join(f"{example:<{width}}  {what}" for example, what in EXAMPLES.items()))

@@ -33,7 +33,7 @@ def export(
     names: NameOptions,
     options: Options,
     loading: Loading,
-    report: bool = option(False, "Write the page of `modelexport report`, too, with what --verify found."),
+    report: bool = option(False, "Also write the page of `modelexport report`, with the result of --verify."),
     as_json: bool = JSON,
 ) -> None:
     """Export MODEL to a file, or to a folder with all of its parts; without MODEL, bert-tiny."""

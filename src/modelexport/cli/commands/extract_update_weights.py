@@ -22,11 +22,11 @@ def update_weights(
     adapter: Sequence[str] = option(
         (), "A LoRA adapter that PEFT wrote, to add to the weights.", metavar="DIR", file="read"
     ),
-    as_inputs: bool = option(False, "Let FILE take adapters as inputs, and write each as .onnx_adapter."),
+    as_inputs: bool = option(False, "Give FILE optional inputs for adapters, and write each adapter as .onnx_adapter."),
     strict: bool = option(False, "Refuse entries that the module does not have."),
     as_json: bool = JSON,
 ) -> None:
-    """Put other weights of the same shapes, or LoRA adapters, into FILE, without exporting again."""
+    """Replace the weights of FILE by others of the same shapes, or add LoRA adapters, without a new export."""
     from modelexport.packages.changed_packages import update_package
     from modelexport.weights.weight_updates import update_weights as run
 
@@ -82,14 +82,17 @@ def extract(
     modules: Sequence[str] = argument((), "Modules: address, glob, tag, class:NAME.", metavar="SELECTOR"),
     each: str | None = option(None, "Every call of modules of CLASS.", metavar="CLASS"),
     to_values: Sequence[str] = option(
-        (), "Instead of a module: the nodes up to this value of the file.", flag="--to", metavar="VALUE"
+        (), "Instead of a module: the nodes that compute this value of the file.", flag="--to", metavar="VALUE"
     ),
     from_values: Sequence[str] = option(
-        (), "With --to: only the nodes behind this value, an input of SUB.onnx.", flag="--from", metavar="VALUE"
+        (),
+        "With --to: only the nodes after this value, which becomes an input of SUB.onnx.",
+        flag="--from",
+        metavar="VALUE",
     ),
     as_json: bool = JSON,
 ) -> None:
-    """Write module calls, or the nodes between values, as models of their own."""
+    """Write module calls, or the nodes between values, as separate models."""
     from modelexport.cli import show_changed
     from modelexport.surgery import extraction as cutting
     from modelexport.tagged.file import read_tagged

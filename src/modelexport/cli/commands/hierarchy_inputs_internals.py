@@ -20,7 +20,7 @@ EVERY_MODULE = LevelOptions(granularity="all")
 def hierarchy(
     model: str = MODEL,
     mode: HierarchyView = option("static", "What to show."),
-    trace: bool = option(False, "Show every step of the traced run on a line."),
+    trace: bool = option(False, "Print one line for each step of the traced run."),
     inputs: Path | None = INPUTS,
     *,
     levels: LevelOptions = EVERY_MODULE,

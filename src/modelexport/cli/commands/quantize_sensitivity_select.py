@@ -18,7 +18,9 @@ from modelexport.core.declared_options import option
 from modelexport.errors import UsageError
 
 Saved = Literal["size", "time"]
-COMPARED = option(None, "The output that is compared; by default the first.", flag="--compare", metavar="NAME")
+COMPARED = option(
+    None, "The output to compare; by default the first floating-point output.", flag="--compare", metavar="NAME"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +33,13 @@ class Rules:
         "devices: apart, definition, int32, int16, float, processor.",
         metavar="METHOD",
     )
-    keep: Sequence[str] = option((), "Modules that stay bit for bit what they are.", metavar="SELECTOR")
-    only: Sequence[str] = option((), "The modules to quantize; the others are kept.", metavar="SELECTOR")
+    keep: Sequence[str] = option((), "Modules that stay the same bit for bit.", metavar="SELECTOR")
+    only: Sequence[str] = option((), "Quantize only these modules.", metavar="SELECTOR")
     recipe: Path | None = option(
-        None, "Rules of selector and method; the first match wins.", metavar="RECIPE.yaml", file="read"
+        None,
+        "Rules of a selector and a method; the first rule that matches applies.",
+        metavar="RECIPE.yaml",
+        file="read",
     )
 
 
@@ -43,9 +48,11 @@ class Data:
     """Inputs for methods that measure ranges"""
 
     data: Path | None = option(
-        None, ".npz, .safetensors, .jsonl, text (a run a line), a folder of images.", metavar="DATA", file="read"
+        None, ".npz, .safetensors, .jsonl, text (one run per line), or a folder of images.", metavar="DATA", file="read"
     )
-    processor: Path | None = option(None, "Where tokenizer.json is, if not beside FILE.", metavar="FOLDER", file="read")
+    processor: Path | None = option(
+        None, "The folder of tokenizer.json, if it is not next to FILE.", metavar="FOLDER", file="read"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +60,13 @@ class Within:
     """A search for the cheapest methods: several --to may be given, and every module may be kept"""
 
     within: str | None = option(None, "error<=0.05, cosine>=0.999, kl<=0.01, top1>=0.99, f.py:f<=1.", metavar="BOUND")
-    save: Saved = option("size", "Choose the smallest file, or the quickest, that keeps the bound.", flag="--for")
-    budget: str | None = option(None, "The least error with weights of this size: 25MB.", metavar="SIZE")
-    metric: str = option("error", "The error for --budget, as --within names it.", metavar="METRIC")
+    save: Saved = option("size", "Choose the smallest or the fastest file that meets the bound.", flag="--for")
+    budget: str | None = option(
+        None, "Find the smallest error with weights of at most this size, such as 25MB.", metavar="SIZE"
+    )
+    metric: str = option(
+        "error", "The metric that --budget minimizes: error, cosine, kl, top1 or f.py:f.", metavar="METRIC"
+    )
     output_name: str | None = COMPARED
     provider: str = DEVICE
 
@@ -69,10 +80,10 @@ def quantize(
     rules: Rules,
     bounds: Within,
     calibration: Data,
-    runtime_check: bool = option(True, "The result is for a runtime that has other kernels."),
+    runtime_check: bool = option(True, "Do not check that ONNX Runtime here has kernels for the result."),
     as_json: bool = JSON,
 ) -> None:
-    """Quantize modules of FILE by ONNX Runtime's quantizers; all others stay bit for bit what they are."""
+    """Quantize modules of FILE with ONNX Runtime's quantizers; all others stay the same bit for bit."""
     from modelexport.cli import show_changed
     from modelexport.packages.changed_packages import quantize_package
     from modelexport.precision.quantize import quantize as run
@@ -126,7 +137,7 @@ class Measured:
 
     metric: str = option("error", "error, cosine, kl, top1, or file.py:function.", metavar="METRIC")
     output_name: str | None = COMPARED
-    every_run: bool = option(False, "Use all inputs, also when further ones would not change the order.")
+    every_run: bool = option(False, "Use all inputs, even if more inputs do not change the order of the modules.")
     provider: str = DEVICE
 
 
@@ -139,7 +150,7 @@ def sensitivity(
     calibration: Data,
     shown: Shown,
 ) -> None:
-    """Show how much the output of FILE changes when one module alone is quantized."""
+    """Show how much the output of FILE changes if only one module is quantized."""
     from modelexport.packages.changed_packages import graph_of
     from modelexport.precision.sensitivity import COLUMNS, STEADY
     from modelexport.precision.sensitivity import sensitivity as measure
@@ -168,7 +179,7 @@ def sensitivity(
 def select(
     file: Path = FILE,
     selectors: Sequence[str] = SELECTORS,
-    form: str = option(..., "ort, modelopt, olive, trt or nncf: the form that it takes.", flag="--as", metavar="TOOL"),
+    form: str = option(..., "The tool: ort, modelopt, olive, trt or nncf.", flag="--as", metavar="TOOL"),
 ) -> None:
     """Print the nodes of modules in the form that another tool's option takes, to exclude or include them there."""
     from modelexport.core.text import nearest

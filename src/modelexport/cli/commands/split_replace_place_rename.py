@@ -20,7 +20,7 @@ from modelexport.surgery import Sharing
 if TYPE_CHECKING:
     from modelexport.surgery.substitutes import Substitute
 
-SHARING = option("auto", "External weights: link the files beside the output, or copy the used weights.")
+SHARING = option("auto", "External weights: link the files next to the output, or copy the used weights.")
 MOST_MEGABYTES = 1e12
 By = Literal["bytes", "flops", "time"]
 Body = Literal["keep", "drop"]
@@ -31,8 +31,10 @@ class Cuts:
     """Where stages begin"""
 
     stages: int | None = option(None, "The number of stages.", metavar="N", least=1)
-    max_mb: float | None = option(None, "Largest weights of a stage, in millions of bytes.", metavar="M")
-    at: Sequence[str] = option((), "Begin a stage at these modules; with --stages, only there.", metavar="SELECTOR")
+    max_mb: float | None = option(None, "The most weights that a stage may have, in millions of bytes.", metavar="M")
+    at: Sequence[str] = option(
+        (), "Begin a stage at each of these modules; with --stages, stages may begin only there.", metavar="SELECTOR"
+    )
     by: By = option("bytes", "The figure by which stages are balanced.")
     size: Sequence[str] = option((), "The size of a dynamic axis, for --by flops and time.", metavar="NAME=N")
 

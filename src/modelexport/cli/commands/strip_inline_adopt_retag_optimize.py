@@ -33,7 +33,7 @@ def adopt(
     keep_torch_metadata: bool = option(False, "Keep pkg.torch.* keys, which contain paths of the exporting machine."),
     as_json: bool = JSON,
 ) -> None:
-    """Make a tagged file from one that another exporter wrote, using the information that it left in the file."""
+    """Tag a file of another exporter, from the information about modules in the file."""
     from modelexport.cli import show_changed
     from modelexport.lineage.adoption import adopt as run
 

@@ -15,11 +15,11 @@ from modelexport.errors import UsageError
 def to_torch(
     file: Path = FILE,
     output: Path = option(
-        ..., "The source to write; the weights go beside it, as MODEL.safetensors.", flag="-o --output",
+        ..., "The source file to write; the weights are written next to it, as MODEL.safetensors.", flag="-o --output",
         metavar="MODEL.py", file="written alone",
     ),
     dropout: Sequence[str] = option(
-        (), "Drop results of modules in training, with a probability: 'encoder.layer.*=0.1'.", metavar="SELECTOR=P"
+        (), "Modules that apply dropout in training, and its probability: 'encoder.layer.*=0.1'.", metavar="SELECTOR=P"
     ),
     as_json: bool = JSON,
 ) -> None:  # fmt: skip

@@ -23,7 +23,7 @@ from modelexport.errors import UsageError
 
 
 def documents(file: Path = FILE) -> None:
-    """Write the tables that `export --no-documents` left away, from the tags in FILE."""
+    """Write the tables that `export --no-documents` omitted, from the tags in FILE."""
     from modelexport.tagged.file import read_tagged
     from modelexport.tagged.table_writing import write_tables
 

@@ -26,13 +26,15 @@ class Other:
     """What FILE is compared with; without one of these, the values that `export --reference` stored"""
 
     model: str | None = option(None, "The model that FILE was exported from.", metavar="MODEL", file="read")
-    against: Path | None = option(None, "A tagged descendant of FILE.", metavar="OTHER.onnx", file="read")
+    against: Path | None = option(
+        None, "A file that was made from FILE, for example by quantization.", metavar="OTHER.onnx", file="read"
+    )
     results: Path | None = option(
-        None, "What the runner of FILE's kit wrote on another machine.", metavar="results.json", file="read"
+        None, "The results that a runner of FILE's kit wrote on another machine.", metavar="results.json", file="read"
     )
     bound: float | None = option(
         None,
-        "How far off may be what agrees: with --against, outputs [the bound of OTHER's recipe]; with --device, calls "
+        "The largest error allowed: of outputs with --against [the bound of OTHER's recipe], of calls with --device "
         "[0.01].",
         metavar="SHARE",
     )
@@ -46,34 +48,39 @@ class Extent:
     """What is compared"""
 
     modules: Sequence[str] = option(
-        (), "Calls, with those inside them: address, glob, class:NAME, !.", flag="--module", metavar="SELECTOR"
+        (),
+        "Only these calls and the calls inside them: address, glob, class:NAME, !.",
+        flag="--module",
+        metavar="SELECTOR",
     )
     weights_sample: int | None = option(
         None,
-        "Only N random calls and those of --module, each cut out and run alone: for a FILE too large to run.",
+        "Only N random calls and those of --module, each extracted and run alone: for a FILE too large to run.",
         metavar="N",
         least=0,
     )
-    new_tokens: int = option(64, "Tokens to generate with a FOLDER/ that generates.", metavar="N", least=1)
-    steps: int = option(4, "Steps of the scheduler for a FOLDER/ of diffusers.", metavar="N", least=1)
+    new_tokens: int = option(
+        64, "For a FOLDER/ that generates text: the number of tokens to generate.", metavar="N", least=1
+    )
+    steps: int = option(4, "For a FOLDER/ of diffusers: the number of steps of the scheduler.", metavar="N", least=1)
     perturb: bool | None = option(
         None,
-        "Compare calls with changed weights, in memory, on both sides; by default if MODEL has equal ones.",
+        "Change all weights in memory, in MODEL and FILE, first; by default constant, tiny and equal ones.",
         flag="--perturb/--no-perturb",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnDevice:
-    """A device: FILE alone is compared there with what it should compute"""
+    """A device, on which the results of FILE are compared with the correct ones"""
 
     provider: str = DEVICE
     limit: float = option(300.0, "Seconds that a module may take on the device.", metavar="SECONDS")
-    fix: bool = option(False, "Also look for a change that makes it right there: writes OUT.onnx.")
+    fix: bool = option(False, "Also find changes that make FILE correct on the device, and write OUT.onnx.")
     output: Path | None = option(
-        None, "With --fix: the changed file.", flag="-o --output", metavar="OUT.onnx", file="written"
+        None, "With --fix: the changed file to write.", flag="-o --output", metavar="OUT.onnx", file="written"
     )
-    fresh: bool = option(False, "Measure again what earlier runs measured.")
+    fresh: bool = option(False, "Ignore the stored results of earlier runs.")
 
     @property
     def named(self) -> bool:
@@ -90,7 +97,7 @@ class Shown:
         None, "Also write a page with the error of each call.", metavar="OUT.html", file="written alone"
     )
     as_json: bool = option(False, "Print one JSON document and nothing else.", flag="--json")
-    verbose: bool = option(False, "Also say how far the calls of nodes are confirmed.", flag="-v --verbose")
+    verbose: bool = option(False, "Also print how many calls of nodes are confirmed.", flag="-v --verbose")
 
 
 def verify(
@@ -104,7 +111,7 @@ def verify(
     shown: Shown,
 ) -> None:
     """Compare FILE module by module: with MODEL, with OTHER, with the values that `export --reference` stored, or with
-    what it should compute on a device."""
+    the correct values on a device."""
     _check_options(file, other, inputs, extent, on_device, loading, shown)
     report = _compared(file, other, inputs, extent, on_device, loading)
     if shown.html is not None or shown.as_csv:
