@@ -72,6 +72,10 @@ def test_a_folder_of_an_installed_package_is_a_model(tmp_path: Path, monkeypatch
     assert named_folder("some_models:small") is None
     (tmp_path / "some_models" / "small" / "config.json").write_text("{}")
     assert named_folder("some_models:small") == tmp_path / "some_models" / "small"
+    for wrong in ("some_models", "some-models", "some-models:small"):
+        assert "give some_models:small" in run("export", wrong, "-o", tmp_path / "x.onnx").stderr
+    (tmp_path / "some_models" / "__init__.py").write_text("")
+    assert "did you mean some_models:small?" in run("export", "some_models:smal", "-o", tmp_path / "x.onnx").stderr
 
 
 def test_a_file_alone_gets_its_tables_again_and_nothing_else(alone: Path, tmp_path: Path) -> None:

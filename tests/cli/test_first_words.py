@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import msgspec
 import pytest
 from typer.main import get_command
 
@@ -123,3 +124,45 @@ def test_the_program_of_typer_is_the_same_one() -> None:
     from typer.testing import CliRunner
 
     assert CliRunner().invoke(app, []).stdout == run().stdout
+
+
+def test_a_file_is_not_written_under_the_name_of_a_folder_nor_a_folder_under_that_of_a_file(
+    exported: Exporter, tmp_path: Path
+) -> None:
+    source = exported("blocks").path
+    for arguments, told in (
+        (["quantize", source, "-o", "q/", "--to", "int8-dynamic"], "q has no suffix: give q.onnx"),
+        (["extract", source, "head", "-o", "part/"], "part has no suffix, and one call is one file: give part.onnx"),
+        (["extract", source, "head", "stem", "-o", "p.onnx"], "p.onnx would be a folder of several files: give p/"),
+        (["split", source, "-o", "s.onnx", "--stages", 2], "s.onnx would be a folder of several files: give s/"),
+    ):
+        done = run(*arguments, cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (2, f"modelexport: {told}\n"), arguments
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_verify_says_where_a_model_is_given() -> None:
+    assert "a model is given with --model, another file with --against" in run("verify", "a.onnx", "bert-tiny").stderr
+
+
+def test_a_wrong_weight_is_counted_among_all_parameters(exported: Exporter, tmp_path: Path) -> None:
+    from modelexport.cli.show_verification import format_verify
+    from modelexport.verify.verify_report import ParameterReport
+
+    found = exported("blocks").verified
+    some = ParameterReport(used=22, transformed=0, unaccounted=[], differing=["head.weight"], untraced=["a", "b"])
+    text = format_verify(msgspec.structs.replace(found, parameters=some)).splitlines()[-1]
+    assert "; 1 of 20 parameters missing or different: head.weight; 2 parameters not compared: " in text
+
+
+def test_a_page_that_export_wrote_is_listed_and_not_offered_again(tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text("import torch\ndef make():\n    return torch.nn.Linear(2, 3), torch.ones(1, 2)\n")
+    done = run("export", f"{tmp_path}/nets.py:make", "-o", "x.onnx", "--report", cwd=tmp_path)
+    assert "x.report.md, x.html\n" in done.stdout
+    assert done.stdout.splitlines()[-1].endswith("; open x.html in a browser")
+
+
+def test_why_nothing_was_quantized_is_said_as_it_is(exported: Exporter, tmp_path: Path) -> None:
+    done = run("quantize", exported("blocks").path, "-o", tmp_path / "q.onnx", "--to", "int8-dynamic", "--keep", ".")
+    assert done.returncode == 1
+    assert "no node was quantized: all modules are kept" in done.stdout

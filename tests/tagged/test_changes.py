@@ -57,6 +57,18 @@ def test_other_weights_fail_as_weights_and_outputs_alone(exported: Exporter, tmp
     assert "| weights | **differs** |" in done.stdout
 
 
+def test_outputs_are_compared_at_the_sizes_that_one_file_fixes(tmp_path: Path) -> None:
+    for name, rows, dynamic in (("four", 4, False), ("any", 3, True), ("two", 2, False)):
+        export(torch.nn.Linear(2, 2).eval(), torch.ones(rows, 2), tmp_path / f"{name}.onnx", dynamic=dynamic)
+    for first, second in (("any", "four"), ("four", "any")):
+        done = run(tmp_path / f"{first}.onnx", tmp_path / f"{second}.onnx", "--fail-on", "outputs")
+        assert done.returncode == 1, done.stderr
+        assert "outputs: differs" in done.stdout
+    done = run(tmp_path / "four.onnx", tmp_path / "two.onnx", "--fail-on", "outputs")
+    assert done.returncode == 2
+    assert "axis 0 of input is 4 in" in done.stderr
+
+
 def test_a_larger_model_fails_as_cost(exported: Exporter, tmp_path: Path) -> None:
     torch.manual_seed(0)
     wide = torch.nn.Sequential(models.Block(), models.Block(8)).eval()

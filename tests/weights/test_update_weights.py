@@ -195,11 +195,18 @@ def test_everything_that_does_not_fit_is_listed_at_once(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("content", [b"", b"no weights", b"\xff" * 100, b"PK\x03\x04" + b"\0" * 100])
+@pytest.mark.parametrize("content", [b"", b"no weights", b"\xff" * 100])
 def test_a_file_that_is_not_safetensors_is_refused(content: bytes, blocks: Path, tmp_path: Path) -> None:
     (tmp_path / "w.safetensors").write_bytes(content)
     with pytest.raises(FileFormatError, match="is cut off or not a safetensors file"):
         update_weights(blocks, tmp_path / "w.safetensors", tmp_path / "new.onnx")
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_file_of_torch_save_is_named_as_such(zipped: bool, blocks: Path, tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(2)}, tmp_path / "new.pt", _use_new_zipfile_serialization=zipped)
+    with pytest.raises(FileFormatError, match=r"new\.pt was written by torch\.save: .*save_file$"):
+        update_weights(blocks, tmp_path / "new.pt", tmp_path / "new.onnx")
 
 
 def test_weights_that_are_not_there_are_named(blocks: Path, tmp_path: Path) -> None:

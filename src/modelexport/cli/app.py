@@ -35,6 +35,7 @@ _PAGES: dict[tuple[str, ...], Callable[[], str]] = {
 _INTERNAL = 70
 """The status of an error of ours: ``EX_SOFTWARE`` of sysexits.h."""
 _NO_CHOICE = re.compile(r"'([^']*)' is not one of (.+)")
+_EXTRA = re.compile(r"unexpected extra argument(?:s|\(s\))? \((.+)\)")
 _LONGEST = 4000
 """Characters of a message: several lines of a terminal, and JSON to correct in the longest ones."""
 _formatted = warnings.formatwarning
@@ -50,6 +51,7 @@ def main() -> None:
     if os.name == "posix" and _is_program():
         watch_for_crash()
     warnings.formatwarning = _on_one_line
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"numpy\.")  # about the mean of an empty window
     # A short command spends most of its time on imports, whose objects stay: garbage collection took a seventh of it.
     gc.set_threshold(50_000, 20, 100)
     import_when_used()
@@ -152,6 +154,8 @@ def _misused(error: Any) -> str:
         text += nearest(wrong[1], re.findall(r"'([^']+)'", wrong[2]))
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "modelexport"
+    if _EXTRA.search(text) and command.endswith("verify"):
+        text += ": a model is given with --model, another file with --against"
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     return f"{text}{hint}; see `{command} --help`"
 

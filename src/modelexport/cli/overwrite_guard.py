@@ -40,6 +40,8 @@ class Written:
     """True if it is always a folder. Others are checked before the command runs if a file of that name exists."""
     alone: bool = False
     """Nothing is written beside it."""
+    several: bool = False
+    """It is a folder for several results of one file; otherwise a file gives a file."""
 
 
 def _model_files(spec: str) -> list[Path]:
@@ -61,6 +63,7 @@ MARKS = {
     "libraries": Read(lambda texts: [Path(text.partition("=")[2]) for text in texts]),
     "written": Written(),
     "written alone": Written(alone=True),
+    "written file or folder": Written(several=True),
     "written folder": Written(folder=True),
 }
 """The words of a declared option for what it names."""
@@ -88,6 +91,8 @@ def guarded(marks: Mapping[str, Read | Written], values: dict[str, Any]) -> Iter
         for path in mark.files(values[name])
     ]
     outputs = {name: values[name] for name in marks_of_outputs}
+    source = values.get("file")
+    _check_kinds(outputs, marks_of_outputs, one_file=isinstance(source, Path) and source.is_file())
     with reading(reads), _folders_made(outputs.values()):
         _check(outputs, marks_of_outputs)
         yield
@@ -119,6 +124,18 @@ def _followed(value: Path | str) -> Path | str:
         return value
     real = os.path.realpath(path)
     return Path(real) if isinstance(value, Path) else real + "/" * value.endswith("/")
+
+
+def _check_kinds(outputs: Mapping[str, Path | str], marks: Mapping[str, Written], *, one_file: bool) -> None:
+    """Refuse a folder with the name of a file, and a file with that of a folder, before anything is written."""
+    for name, value in outputs.items():
+        mark, path = marks[name], Path(value)
+        if path.exists():
+            continue
+        if mark.folder and path.suffix == ".onnx":
+            raise OutputError(f"{value} would be a folder of several files: give {path.with_suffix('')}/")
+        if one_file and not path.suffix and not (mark.folder or mark.alone or mark.several):
+            raise OutputError(f"{value} has no suffix: give {value}.onnx")
 
 
 def _check(outputs: Mapping[str, Path | str], marks: Mapping[str, Written]) -> None:

@@ -75,7 +75,8 @@ def format_quantized(
         )
         lines += [f"  {method}: {plural(count, 'node')}" for method, count in result.methods.items()]
         if not result.changed:
-            lines.append("  no node was quantized: the methods do not quantize what these modules consist of")
+            why = "the methods do not quantize what these modules consist of"
+            lines.append(f"  no node was quantized: {'all modules are kept' if '.' in result.kept else why}")
         elif not result.methods:
             lines.append(f"  no node was quantized: {plural(result.quantized_before, 'node')} are quantized already")
         if result.left:

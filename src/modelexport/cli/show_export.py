@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modelexport.cli.printing import styled
@@ -24,18 +25,19 @@ _MOST = 6
 """How many inputs or outputs are shown."""
 
 
-def format_export(result: ExportResult, about: str = "") -> str:
+def format_export(result: ExportResult, about: str = "", page: Path | None = None) -> str:
     """The result of an export: what was written, what was proven, and what to do next.
 
     Args:
         about: What the model computes, if its class does not say it.
+        page: The page of `export --report`, if it was written.
     """
     calls, shown = sum(row.nodes > 0 for row in result.tree), result.hierarchy
     lines = [styled(f"wrote {result.path}: {plural(result.tree[0].nodes, 'node')} of {plural(calls, 'call')}", "bold")]
     lines += [f"  {side}  {_values(values)}" for side, values in (("in ", shown.inputs), ("out", shown.outputs))]
     lines += [f"  {about}"] * bool(about)
     lines += [f"  {format_coverage(result.coverage)}"]
-    beside = [file.name for file in result.files if file != result.path]
+    beside = [file.name for file in (*result.files, *([page] if page is not None else [])) if file != result.path]
     lines += [f"  beside it: {', '.join(beside)}"] if beside else []
     lines += [f"  {line}" for line in format_weights(result.weights)]
     if result.fusion is not None:
@@ -51,7 +53,7 @@ def format_export(result: ExportResult, about: str = "") -> str:
     slowest = sorted(result.seconds.items(), key=lambda stage: -stage[1])[:3]
     most = ", ".join(f"{stage} {spent:.1f} s" for stage, spent in slowest)
     lines.append(styled(f"{sum(result.seconds.values()):.1f} s: {most}", "dim"))
-    return "\n".join([*lines, "next: " + _next_steps(result)])
+    return "\n".join([*lines, "next: " + _next_steps(result, page)])
 
 
 def _values(values: Sequence[Value]) -> str:
@@ -60,11 +62,12 @@ def _values(values: Sequence[Value]) -> str:
     return ", ".join(texts[:_MOST]) + (f" and {len(texts) - _MOST} more" if len(texts) > _MOST else "")
 
 
-def _next_steps(result: ExportResult) -> str:
+def _next_steps(result: ExportResult, page: Path | None) -> str:
     steps = [f"modelexport tree {result.path}"]
     if result.verified is None and result.check is not None and result.check.status == "passed":
         steps.append("export with --verify to compare every module call")
-    return "; ".join([*steps, f"modelexport report {result.path} -o {result.path.with_suffix('.html')}"])
+    shown = f"modelexport report {result.path} -o {result.path.with_suffix('.html')}"
+    return "; ".join([*steps, shown if page is None else f"open {page} in a browser"])
 
 
 def format_fusion(fusion: Fusion) -> list[str]:

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from modelexport.cli.printing import Style, styled
-from modelexport.core.text import align, indent, plural, shortened
+from modelexport.core.text import align, first_few, indent, plural, shortened
 
 if TYPE_CHECKING:
     from modelexport.traces.array_differences import Difference
@@ -77,12 +77,12 @@ def _summary(report: VerifyReport) -> str:
     summary = [f"{report.verdict}: {_counts(report)}"]
     if report.parameters is not None:
         wrong = [*report.parameters.unaccounted, *report.parameters.differing]
-        text = f"missing or different: {', '.join(wrong)}" if wrong else "equal to the model's"
-        summary.append(f"{plural(report.parameters.used, 'parameter')} {text}")
-        if report.parameters.untraced:
-            summary.append(
-                f"{len(report.parameters.untraced)} of them not compared: another tool folded or packed them"
-            )
+        untraced = len(report.parameters.untraced)
+        compared = plural(report.parameters.used - untraced, "parameter")
+        text = f"{len(wrong):,} of {compared} missing or different: {first_few(wrong)}"
+        summary.append(text if wrong else f"{compared} equal to the model's")
+        if untraced:
+            summary.append(f"{plural(untraced, 'parameter')} not compared: another tool folded or packed them")
     return "; ".join(summary)
 
 

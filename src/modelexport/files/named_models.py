@@ -31,6 +31,21 @@ def named_folder(spec: str) -> Path | None:
     return next((f for f in folders if any((f / name).is_file() for name in _DESCRIPTIONS)), None)
 
 
+def models_in_package(name: str) -> list[str]:
+    """``package:folder`` for each folder with a model that lies in an installed package, which is not imported.
+
+    Args:
+        name: The package, or its distribution, which may have hyphens.
+    """
+    package = name.replace("-", "_")
+    module = find_spec(package) if package.isidentifier() else None
+    places = module.submodule_search_locations if module is not None else None
+    found = {
+        path.parent.name for place in places or () for kind in _DESCRIPTIONS for path in Path(place).glob(f"*/{kind}")
+    }
+    return [f"{package}:{folder}" for folder in sorted(found)]
+
+
 def check_named(spec: str) -> None:
     """Check what can be checked without importing the model's code or libraries.
 
@@ -56,10 +71,14 @@ def check_named(spec: str) -> None:
         place, _, attribute = spec.rpartition(":")
         if not place or not attribute:
             raise ModelLoadError(f"{spec} does not name a factory: give file.py:factory or package.module:factory")
+        if "-" in place and (models := models_in_package(place)):
+            raise ModelLoadError(f"{spec} has the name of a distribution: give {' or '.join(models)}")
         if place.endswith(".py") and not Path(place).expanduser().is_file():
             raise ModelLoadError(f"no such file: {place} (for {spec})")
     elif spec != BERT_TINY and path.is_file():
         hint = f"name its factory: {spec}:FACTORY" if path.suffix == ".py" else f"give {LOCAL}"
         raise ModelLoadError(f"{spec} is a file: {hint}")
+    elif spec != BERT_TINY and "/" not in spec and (models := models_in_package(spec)):
+        raise ModelLoadError(f"{spec} is a package: give {' or '.join(models)}")
     elif not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", spec):
         raise ModelLoadError(f"no such directory: {spec}; give {LOCAL}")

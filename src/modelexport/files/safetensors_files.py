@@ -27,6 +27,8 @@ from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.regular_files import open_regular, read_regular
 from modelexport.format.dtypes import SAFETENSORS_NAMES, parse_dtype, parse_safetensors_dtype
 
+_PICKLED = (b"PK\x03\x04", b"\x80\x02")
+"""The first bytes of what torch.save writes: a zip archive, or before PyTorch 1.6 a pickle."""
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """The names of a checkpoint's files: one file, or an index that lists several."""
 
@@ -111,7 +113,7 @@ def read_header(path: Path) -> SafetensorsFile:
     Raises:
         WeightsError: It is missing, truncated or not a safetensors file.
     """
-    real, tensors = Path(os.path.realpath(path)), dict[str, Place]()
+    real, tensors, header = Path(os.path.realpath(path)), dict[str, Place](), b""
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -128,6 +130,11 @@ def read_header(path: Path) -> SafetensorsFile:
     except (OSError, FileFormatError) as error:
         raise WeightsError(f"{getattr(error, 'strerror', None) or error}: copy or download {path} again") from error
     except (SafetensorError, ValueError, LookupError) as error:
+        if header.startswith(_PICKLED):
+            raise WeightsError(
+                f"{path} was written by torch.save: load it with torch.load, and write it with "
+                "safetensors.torch.save_file"
+            ) from error
         raise WeightsError(
             f"{path} is cut off or not a safetensors file ({error}): copy or download it again"
         ) from error

@@ -11,8 +11,10 @@ import msgspec
 from modelexport.core.calls import ROOT, CallTree, TracedCall
 from modelexport.core.owners import Evidence, Owner
 from modelexport.core.tags import CallFacts, RecordedTags
+from modelexport.errors import InputsError
 from modelexport.files.path_or_model import Source
 from modelexport.graph.node_owners import OWNER
+from modelexport.graph.nodes import required_inputs
 from modelexport.graph.parameter_plans import record_own_names
 from modelexport.measure.costs import cost, cost_at_example
 from modelexport.measure.inputs_and_example_sizes import make_feeds
@@ -104,8 +106,9 @@ def check_changes(
 
 def _outputs(first: TaggedFile, second: TaggedFile, inputs: Path | None, provider: str, seed: int) -> list[Difference]:
     """The outputs of both files for the same inputs, output by output."""
+    sizes = _fixed_by_second(first, second)
     with runnable(first.path, first.encoding) as path, runnable(second.path, second.encoding) as against:
-        feeds, _ = make_feeds(first, path, inputs, {}, provider=provider, seed=seed)
+        feeds, _ = make_feeds(first, path, inputs, sizes, provider=provider, seed=seed)
         results = [
             arrays_in(run_session(open_file(file, session_options("all", provider)), feeds)) for file in (path, against)
         ]
@@ -113,6 +116,32 @@ def _outputs(first: TaggedFile, second: TaggedFile, inputs: Path | None, provide
     names = [name if name == theirs else f"{name} / {theirs}" for name, theirs in zip(expected, actual, strict=False)]
     names += list(actual)[len(names) :]
     return compare_outputs(names, list(expected.values()), list(actual.values()))
+
+
+def _fixed_by_second(first: TaggedFile, second: TaggedFile) -> dict[str, int]:
+    """Sizes of dynamic axes of the first file that the second one fixes.
+
+    Raises:
+        InputsError: No inputs fit both files.
+    """
+    ours, theirs = ({v.name or "": v for v in required_inputs(file.model)} for file in (first, second))
+    if set(ours) != set(theirs):
+        raise InputsError(
+            f"{first.path} takes {', '.join(ours)}, and {second.path} takes {', '.join(theirs)}: "
+            "outputs can be compared of files that take the same inputs"
+        )
+    sizes: dict[str, int] = {}
+    for name, value in ours.items():
+        for axis, (size, other) in enumerate(zip(value.shape or (), theirs[name].shape or (), strict=False)):
+            if not isinstance(other, int):
+                continue
+            wanted = size if isinstance(size, int) else sizes.setdefault(size.value, other) if size.value else other
+            if wanted != other:
+                raise InputsError(
+                    f"axis {axis} of {name} is {wanted} in {first.path} and {other} in {second.path}: "
+                    "export one of them with the size of the other, or with --dynamic"
+                )
+    return sizes
 
 
 def _costs(first: TaggedFile, second: TaggedFile) -> list[CostChange]:

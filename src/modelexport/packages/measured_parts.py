@@ -165,7 +165,7 @@ def cost_parts(path: Source, sizes: Mapping[str, int] | None = None, *, formulas
 
     Args:
         sizes: Names of dynamic axes to sizes. The length of a prompt is also that of the cache that a step then finds.
-        formulas: Leave the other sizes of a file open; by default they are those of its example, or small ones.
+        formulas: Leave the other sizes open; by default they are those of the example of each file, or small ones.
 
     Raises:
         FileFormatError: A file is missing, or the folder is not a package.
@@ -176,7 +176,8 @@ def cost_parts(path: Source, sizes: Mapping[str, int] | None = None, *, formulas
         return {"": cost(path, sizes) if formulas else cost_at_example(path, sizes)}
     folder = path.resolve().name
     uses = uses_of(path, sizes or {}).items()
-    return {name: replace(cost(use.tagged, use.sizes), name=f"{folder}: {name}") for name, use in uses}
+    told = cost if formulas else cost_at_example
+    return {name: replace(told(use.tagged, use.sizes), name=f"{folder}: {name}") for name, use in uses}
 
 
 def profile_parts(

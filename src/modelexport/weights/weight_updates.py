@@ -136,7 +136,9 @@ class WeightsInFile:
         try:
             self._places = {entry_name(name): place for name, place in read_header(path).tensors.items()}
         except WeightsError as error:
-            raise FileFormatError(f"{error}, or write it with safetensors.torch.save_file") from error
+            told = str(error)
+            hint = "" if "save_file" in told else ", or write it with safetensors.torch.save_file"
+            raise FileFormatError(told + hint) from error
         self.types = {key: (dtype_name(place.dtype), list(place.shape)) for key, place in self._places.items()}
 
     def read(self, key: str) -> np.ndarray:

@@ -53,10 +53,12 @@ def export(
     options.check_together()
     stages = stages_on_line()
     result, about = _export_file(choice, output, names, options, stages)
-    if report:
-        _write_page(result.path, result.path.with_suffix(".html"), stages, result.verified)
+    page = result.path.with_suffix(".html") if report else None
+    if page is not None:
+        _write_page(result.path, page, stages, result.verified)
     show_export.print_warnings(result, options)
-    print_result(show_export.export_document(result), lambda: show_export.format_export(result, about), as_json=as_json)
+    text = show_export.format_export(result, about, page)
+    print_result(show_export.export_document(result), lambda: text, as_json=as_json)
     failed = result.check is not None and result.check.status == "failed"
     if failed or (result.verified is not None and not result.verified.agrees):
         raise typer.Exit(1)

@@ -77,7 +77,11 @@ def _adapt(
 def extract(
     file: Path = FILE_OR_FOLDER,
     output: Path = option(
-        ..., "The file to write; a folder for several calls.", flag="-o --output", metavar="SUB.onnx", file="written"
+        ...,
+        "The file to write; a folder for several calls.",
+        flag="-o --output",
+        metavar="SUB.onnx",
+        file="written file or folder",
     ),
     modules: Sequence[str] = argument((), "Modules: address, glob, tag, class:NAME.", metavar="SELECTOR"),
     each: str | None = option(None, "Every call of modules of CLASS.", metavar="CLASS"),
@@ -104,10 +108,14 @@ def extract(
     tagged = read_tagged(next(iter(parts_with(file, modules[0] if modules else ".").values())))
     if to_values:
         extracted = [cutting.extract_values(tagged, to_values, output, inputs=from_values)]
+    elif (each or len(tagged.select(*modules).calls) > 1) and output.suffix == ".onnx" and not output.is_dir():
+        raise UsageError(f"{output} would be a folder of several files: give {output.with_suffix('')}/")
     elif each:
         extracted = cutting.extract_all(tagged, [f"class:{each}"], output)
     elif len(calls := tagged.select(*modules).calls) > 1:
         extracted = cutting.extract_all(tagged, modules, output)
+    elif not output.suffix:
+        raise UsageError(f"{output} has no suffix, and one call is one file: give {output}.onnx")
     else:
         extracted = [cutting.extract(tagged, str(calls[0]), output)]
     print_result(extracted, lambda: show_changed.format_extracted(extracted), as_json=as_json)

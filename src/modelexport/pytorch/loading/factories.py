@@ -18,6 +18,7 @@ import torch
 
 from modelexport.core.text import error_line
 from modelexport.errors import ModelLoadError
+from modelexport.files.named_models import models_in_package
 from modelexport.pytorch.loading.loaded import LoadedModel
 from modelexport.pytorch.nested_tensors import arguments_of
 
@@ -35,7 +36,8 @@ def load_from_factory(spec: str) -> LoadedModel:
             factory = operator.attrgetter(attribute)(module)
         except AttributeError as error:
             callables = [name for name, value in vars(module).items() if callable(value)]
-            close = difflib.get_close_matches(attribute, callables, 1)
+            models = [name.rpartition(":")[2] for name in models_in_package(place)] if file is None else []
+            close = difflib.get_close_matches(attribute, [*models, *callables], 1)
             hint = f"did you mean {place}:{close[0]}?" if close else "name a callable that returns the module"
             raise ModelLoadError(f"{place} has no {attribute}: {hint}") from error
         if not callable(factory):
