@@ -20,7 +20,7 @@ from torch import nn
 import commands
 import models
 from exports import Exporter
-from modelexport import compare, export
+from modelexport import compare, export, quantize
 from modelexport.cli.show_comparison import format_comparison
 from modelexport.errors import FileFormatError
 from modelexport.tagged.comparison_report import FileComparison, OnlyInOne
@@ -283,3 +283,10 @@ except SystemExit as stop:
 assert not {{"torch", "transformers", "rich"}} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_weights_that_a_quantizer_changed_are_those_of_another_tool(exported: Exporter, tmp_path: Path) -> None:
+    quantize(exported("blocks").path, tmp_path / "q.onnx", to="int8-dynamic")
+    text = format_comparison(compare(exported("blocks").path, tmp_path / "q.onnx"))
+    assert "by another tool" in text
+    assert "Unrecorded" not in text

@@ -276,7 +276,7 @@ def _tensor(tensor: ir.TensorProtocol) -> str:
 def _how_held(value: ir.Value, plan: ParameterPlan) -> str:
     tensor = value.const_value
     assert tensor is not None  # otherwise it would not be an initializer
-    steps = ", ".join(step.op_type for step in plan.steps)
+    steps = ", ".join("another tool" if step.op_type == keys.UNRECORDED else step.op_type for step in plan.steps)
     return _typed(dtype_name(tensor.dtype), tensor.shape) + (f" by {steps}" if steps else "")
 
 
