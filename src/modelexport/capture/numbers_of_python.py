@@ -60,7 +60,7 @@ def compute_numbers_in_double(model: ir.Model) -> None:
         ]
         if users:
             rounded = node_like("Cast", [value], {"to": ir.DataType.FLOAT}, node)
-            node.graph.insert_after(node, rounded)  # type: ignore[union-attr]
+            node.graph.insert_after(node, rounded)  # type: ignore[union-attr]  # it is in a graph
             rounded.outputs[0].type, rounded.outputs[0].shape = ir.TensorType(ir.DataType.FLOAT), value.shape
             for user, index in users:
                 user.replace_input_with(index, rounded.outputs[0])
@@ -83,7 +83,7 @@ def floor_quotients_of_sizes(model: ir.Model) -> None:
         whole = node_like("Sub", [dividend, rest.outputs[0]], {}, node)
         for result in (*rest.outputs, *whole.outputs):
             result.type, result.shape = dividend.type, dividend.shape
-        node.graph.insert_before(node, [rest, whole])  # type: ignore[union-attr]
+        node.graph.insert_before(node, [rest, whole])  # type: ignore[union-attr]  # it is in a graph
         node.replace_input_with(0, whole.outputs[0])
 
 
@@ -117,7 +117,7 @@ def _in_double(value: ir.Value, node: ir.Node, fx_node: torch.fx.Node) -> ir.Val
         numbers = [number for number in fx_node.args if isinstance(number, float) and np.float32(number) == rounded]
         exact = np.full(rounded.shape, numbers[0]) if numbers else rounded.astype(np.float64)
         wide = node_like("Constant", [], {"value": ir.tensor(exact)}, node)
-    node.graph.insert_before(node, wide)  # type: ignore[union-attr]
+    node.graph.insert_before(node, wide)  # type: ignore[union-attr]  # it is in a graph
     wide.outputs[0].type, wide.outputs[0].shape = ir.TensorType(ir.DataType.DOUBLE), value.shape
     return wide.outputs[0]
 
