@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from transformers.models.bert.modeling_bert import BertLayer
 
 import modelexport
 from browser import MISSING, Browser, browser
@@ -144,10 +146,10 @@ def test_the_page_adds_up_as_the_table_does(exported: Exporter, window: Browser,
 def test_figures_are_side_by_side_and_sort_the_rows(window: Browser, tmp_path: Path) -> None:
     write_page(tmp_path / "page.html", Page(large_table(300), "seconds"))
     window.open(tmp_path / "page.html")
-    assert window.texts("#tree button.number") == ["seconds"]
+    assert window.texts("#tree button.number") == ["time"]
     rows = window.texts("#tree [data-address] .label")
     window.click('#tree [data-column="seconds"]')
-    assert window.texts("#count") == ["by seconds"]
+    assert window.texts("#count") == ["by time"]
     assert window.texts("#tree [data-address] .label")[0].startswith("model.layers.2.self_attention")
     own = window.run("return rows.map(r => r.own.seconds || 0).sort((a, b) => b - a)[0]")
     assert window.run("return rows.find(r => r.address === arguments[0]).own.seconds", first_address(window)) == own
@@ -166,10 +168,10 @@ def first_address(window: Browser) -> str:
 def test_another_figure_is_a_click_away(exported: Exporter, window: Browser, tmp_path: Path) -> None:
     write_page(tmp_path / "page.html", Page(cost(exported("bert").path), "flops"))
     window.open(tmp_path / "page.html")
-    assert window.texts("#tree button.number") == ["flops", "parameters", "precision"]
+    assert window.texts("#tree button.number") == ["operations", "parameters", "bits per weight"]
     window.click('#tree [data-column="parameters"]')
     assert window.run("return [column.name, document.querySelector('#column').value]") == ["parameters"] * 2
-    assert window.texts("#tree button.number") == ["parameters", "precision", "flops"]
+    assert window.texts("#tree button.number") == ["parameters", "bits per weight", "operations"]
 
 
 @needs_browser
@@ -179,7 +181,7 @@ def test_two_files_are_beside_each_other(exported: Exporter, window: Browser, tm
     write_report_page(case.path, tmp_path / "page.html", profiled=True, against=tmp_path / "int4.onnx")
     window.open(tmp_path / "page.html")
     assert window.texts("h1") == ["bert.onnx \u2192 int4.onnx"]
-    assert window.texts("#tree button.number") == ["seconds", "bytes", "precision", "error"]
+    assert window.texts("#tree button.number") == ["time", "weights", "bits per weight", "relative error"]
     rows = window.run("return Object.fromEntries(rows.map(r => [r.address, r.total]))")
     quantized, kept = rows["encoder.layer.0"], rows["encoder.layer.1"]
     assert quantized["precision"] == kept["precision"] == kept["against_precision"] == 32
@@ -210,9 +212,11 @@ def test_two_files_are_beside_each_other(exported: Exporter, window: Browser, tm
 @needs_browser
 def test_a_module_shows_the_nodes_of_the_modules_inside_it(exported: Exporter, window: Browser, tmp_path: Path) -> None:
     table = cost(exported("bert").path)
-    write_page(tmp_path / "page.html", Page(table, "flops"))
+    write_report_page(exported("bert").path, tmp_path / "page.html")
     window.open(tmp_path / "page.html")
     window.click('#tree [data-address="encoder.layer.0"]')
+    line = inspect.getsourcelines(BertLayer)[1]
+    assert window.texts("#source code") == [f"transformers.models.bert.modeling_bert:{line}"]
     inside = [node for node in table.nodes if any(str(call).startswith("encoder.layer.0") for call in node.calls)]
     assert window.count("#detail .nodes tr") == len(inside) > 0
     assert window.texts("#detail .nodes summary") == [f"{len(inside)} nodes of its parts"]
@@ -231,7 +235,9 @@ def test_a_phone_and_paper_show_names_and_figures(exported: Exporter, window: Br
     assert window.run(outside) == 0
     assert window.run("return document.documentElement.scrollWidth <= innerWidth")
     window.resize(1300, 1000)
+    window.run("theme(true); return 0")
     window.on_paper(True)
+    assert window.run("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert [window.run(shown, selector) for selector in ("#theme", "#tables")] == ["none", "block"]
     window.on_paper(False)
     assert window.run(shown, "#tables") == "grid"

@@ -12,8 +12,11 @@ from test_packages import ENCODER_DECODERS, llama  # noqa: F401
 from browser import MISSING, browser
 from commands import run
 from exports import Exporter
+from modelexport import export_package
+from modelexport.cli.show_package import format_package
 from modelexport.errors import UsageError
 from modelexport.packages.measured_parts import cost_parts, profile_parts, profile_same
+from modelexport.packages.package_export import PackageResult
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.surgery.splitting import split
 from modelexport.tagged.file import read_tagged
@@ -23,13 +26,14 @@ BATCH, PROMPT = 2, 16
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def written(tmp_path_factory: pytest.TempPathFactory) -> PackageResult:
     """A package of a small T5."""
-    from modelexport import export_package
+    return export_package(ENCODER_DECODERS["t5"]().eval(), tmp_path_factory.mktemp("t5") / "out")
 
-    folder = tmp_path_factory.mktemp("t5")
-    export_package(ENCODER_DECODERS["t5"]().eval(), folder / "out")
-    return folder / "out"
+
+@pytest.fixture(scope="module")
+def pair(written: PackageResult) -> Path:
+    return written.folder
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +41,16 @@ def stages(exported: Exporter, tmp_path_factory: pytest.TempPathFactory) -> Path
     folder = tmp_path_factory.mktemp("stages") / "out"
     split(read_tagged(exported("blocks").path), folder, stages=2)
     return folder
+
+
+def test_an_export_names_what_each_part_takes_and_returns_and_the_next_command(written: PackageResult) -> None:
+    lines = format_package(written, "google/t5").splitlines()
+    encoder = lines.index("encoder:")
+    assert lines[encoder + 1].startswith("  in   input_ids int64[batch, ")
+    assert lines[encoder + 2].startswith("  out  encoder_hidden_states float32[batch, ")
+    out = written.folder
+    report = f"modelexport report {out} -o {out}/report.html"
+    assert lines[-1] == f"next: modelexport verify {out} --model google/t5; {report}"
 
 
 def test_one_graph_for_prompts_and_steps_has_a_table_for_each(llama: tuple[Path, Path]) -> None:  # noqa: F811
@@ -132,4 +146,8 @@ def test_the_page_of_a_package_lets_its_reader_choose_a_part(llama: tuple[Path, 
         assert before != window.run("return root.total.macs") == int(cost_parts(llama[1])["decode"].whole["macs"])
         window.click('#tree [data-address="model"]')
         assert window.texts("#chosen") == ["model"]
+        assert window.run("return location.hash") == "#decode/model"
+        window.type("#part", "prefill")
+        window.run("location.hash = '#decode/model.norm'; chooseLinked(); return 0")
+        assert [*window.texts("#chosen"), window.run("return data.part")] == ["model.norm", "decode"]
         assert window.complaints() == []

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from modelexport.exporting.options import Options
     from modelexport.exporting.output_checks import FileCheck
     from modelexport.exporting.runtime_fusion import Fusion
-    from modelexport.format.documents import Value
+    from modelexport.format.documents import Hierarchy
     from modelexport.weights.linked_copied_embedded import WeightsSummary
 
 _MOST = 6
@@ -34,7 +34,7 @@ def format_export(result: ExportResult, about: str = "", page: Path | None = Non
     """
     calls, shown = sum(row.nodes > 0 for row in result.tree), result.hierarchy
     lines = [styled(f"wrote {result.path}: {plural(result.tree[0].nodes, 'node')} of {plural(calls, 'call')}", "bold")]
-    lines += [f"  {side}  {_values(values)}" for side, values in (("in ", shown.inputs), ("out", shown.outputs))]
+    lines += format_interface(shown)
     lines += [f"  {about}"] * bool(about)
     lines += [f"  {format_coverage(result.coverage)}"]
     beside = [file.name for file in (*result.files, *([page] if page is not None else [])) if file != result.path]
@@ -56,10 +56,9 @@ def format_export(result: ExportResult, about: str = "", page: Path | None = Non
     return "\n".join([*lines, "next: " + _next_steps(result, page)])
 
 
-def _values(values: Sequence[Value]) -> str:
-    """Inputs or outputs with their types and sizes."""
-    texts = [f"{value.name} {value.dtype}[{', '.join(map(str, value.shape))}]" for value in values]
-    return ", ".join(texts[:_MOST]) + (f" and {len(texts) - _MOST} more" if len(texts) > _MOST else "")
+def format_interface(hierarchy: Hierarchy) -> list[str]:
+    """A line for the inputs and one for the outputs, with their types and sizes."""
+    return [f"  in   {first_few(hierarchy.inputs, _MOST)}", f"  out  {first_few(hierarchy.outputs, _MOST)}"]
 
 
 def _next_steps(result: ExportResult, page: Path | None) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modelexport.cli.show_export import export_document, format_fusion
+from modelexport.cli.show_export import export_document, format_fusion, format_interface
 from modelexport.core.text import align, plural
 
 if TYPE_CHECKING:
@@ -13,8 +14,12 @@ if TYPE_CHECKING:
     from modelexport.packages.verify_by_pipeline import PipelineReport
 
 
-def format_package(result: PackageResult) -> str:
-    """A line for each part, one for the weights, one for each note, and one for the time."""
+def format_package(result: PackageResult, model: str, page: Path | None = None) -> str:
+    """A line for each part, its inputs and outputs, then the weights, notes, the time, and what to do next.
+
+    Args:
+        page: The page of `export --report`, if it was written.
+    """
     rows: list[tuple[object, ...]] = [("PART", "FILE", "NODES", "EXACT", "DERIVED", "INFERRED", "CHECKED")]
     for part in result.manifest.parts:
         export = result.parts[part.name]
@@ -31,8 +36,16 @@ def format_package(result: PackageResult) -> str:
         if part.fusion is not None
         for line in format_fusion(part.fusion)
     ]
-    took = sum(result.seconds.values())
-    return "\n".join([align(rows), weights, *fused, *result.notes, f"{result.folder}: {took:,.1f} s"])
+    interfaces = [
+        line for name, part in result.parts.items() for line in (f"{name}:", *format_interface(part.hierarchy))
+    ]
+    took = f"{result.folder}: {sum(result.seconds.values()):,.1f} s"
+    shown = f"modelexport report {result.folder} -o {result.folder / 'report.html'}"
+    steps = [
+        f"modelexport verify {result.folder} --model {model}",
+        shown if page is None else f"open {page} in a browser",
+    ]
+    return "\n".join([align(rows), *interfaces, weights, *fused, *result.notes, took, f"next: {'; '.join(steps)}"])
 
 
 def format_generation(report: GenerationReport) -> str:

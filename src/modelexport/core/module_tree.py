@@ -32,6 +32,8 @@ class Module:
     trainable: int = 0
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Its own parameters and buffers (not its descendants'): name to shape."""
+    line: int = 0
+    """The line of its class in its Python module; 0 if it is not known."""
 
     @property
     def qualified_class(self) -> str:

@@ -23,6 +23,9 @@ class Value(msgspec.Struct, frozen=True):
     shape: list[int | str | None]
     """A string is a dynamic dimension's name; ``null`` is an unknown dimension."""
 
+    def __str__(self) -> str:
+        return f"{self.name} {self.dtype}[{', '.join(map(str, self.shape))}]"
+
 
 class CallTensor(msgspec.Struct, frozen=True, omit_defaults=True):
     """A tensor that a PyTorch module gets or returns in a call."""
@@ -42,6 +45,8 @@ class ModuleEntry(msgspec.Struct, frozen=True, kw_only=True):
     tag: str
     class_name: str
     qualified_class: str
+    line: int = 0
+    """The line of the class in its Python module; 0 if it is not known, as in files of earlier versions."""
     depth: int
     leaf: bool
     aliases: list[str]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import html
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,8 @@ class Page:
     """The name to choose it by where there are several."""
     against: str = ""
     """The other file, whose figures are in columns that begin with ``against_``."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """The path of a module to the Python module and the line of its class."""
 
 
 def write_page(path: Path, *pages: Page) -> None:
@@ -68,13 +70,15 @@ def _data(page: Page) -> dict[str, Any]:
     """What the page's script reads. Totals that are sums or maxima it adds up itself."""
     table = page.table
     operators, nodes = _nodes(table)
+    sources = list(dict.fromkeys(page.sources.values()))
     return {
         "name": table.name,
         "part": page.part,
         "against": page.against,
         "main": page.main,
         "columns": [dataclasses.asdict(column) for column in table.columns],
-        "rows": _rows(table),
+        "rows": _rows(page, sources),
+        "sources": sources,
         "operators": operators,
         "nodes": nodes,
         "whole": {column.name: _plain(column, table.whole.get(column.name)) for column in table.columns},
@@ -87,8 +91,9 @@ def _data(page: Page) -> dict[str, Any]:
     }
 
 
-def _rows(table: Table) -> list[list[Any]]:
-    """A row for each call: the number of its parent, its names, its own figures, and totals that are not sums."""
+def _rows(page: Page, sources: list[str]) -> list[list[Any]]:
+    """A row for each call: its parent, its names, its own figures, totals that are not sums, and its source."""
+    table, source_of = page.table, {text: index for index, text in enumerate(sources)}
     spread = [column for column in table.columns if column.kind is Kind.SPREAD]
     symbolic = any(hasattr(figure, "free_symbols") for figure in table.whole.values())
     numbers = {traced.call: index for index, traced in enumerate(table.calls)}
@@ -108,7 +113,8 @@ def _rows(table: Table) -> list[list[Any]]:
         }
         tag = table.tags[call]
         above = None if parent is None else numbers[parent]
-        rows.append([above, _tail(call, parent), tag.rpartition("/")[2], class_in_tag(tag), own_figures, total])
+        names = [_tail(call, parent), tag.rpartition("/")[2], class_in_tag(tag)]
+        rows.append([above, *names, own_figures, total, source_of.get(page.sources.get(call.path, ""))])
     return rows
 
 

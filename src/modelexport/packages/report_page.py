@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from modelexport.core.calls import ModuleCall
 from modelexport.core.text import plural
 from modelexport.devices.device_report import DeviceReport
@@ -19,6 +21,7 @@ from modelexport.measure.side_by_side import cost_against, profile_against
 from modelexport.measure.table import Table
 from modelexport.packages.measured_parts import DECODE, cost_parts, profile_parts, profile_same
 from modelexport.runtime.devices import CPU
+from modelexport.tagged.documents.hierarchy_sidecar import graph_value
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.package import files_of
 from modelexport.traces.reference_values import reference_path
@@ -61,7 +64,7 @@ def write_report_page(
     profiled: bool = False,
     provider: str = CPU,
     against: Path | None = None,
-    verified: VerifyReport | None = None,
+    verified: Mapping[str, VerifyReport | None] | None = None,
 ) -> None:
     """Write one page with the verification, facts, tree, coverage and cost of a file.
 
@@ -71,8 +74,8 @@ def write_report_page(
         profiled: Also run it, and show the time of its modules.
         against: A file that was made from this one, such as a quantized one: its error by module is on the page instead
             of the verification, and with ``profiled`` its time.
-        verified: The verification of the file; without it the file is compared with reference values, if these are
-            beside it.
+        verified: The verification of the file, under an empty name, or of the parts; without it a file is compared with
+            reference values, if these are beside it.
 
     Raises:
         FileFormatError: A file is missing or has no tags.
@@ -90,7 +93,8 @@ def write_report_page(
     for name, table in tables.items():
         # A part that takes prompts and single tokens alike is there twice.
         tagged = read_tagged(files.get(name) or files[DECODE])
-        pages.append(_page(name, table, tagged, times[name].table if profiled else None, against, verified))
+        known = (verified or {}).get(name if name in files else DECODE)
+        pages.append(_page(name, table, tagged, times[name].table if profiled else None, against, known))
     write_page(output, *pages)
 
 
@@ -113,10 +117,11 @@ def _page(
             verified = verify_reference(tagged.path)
         if verified is not None:
             table = with_errors(table, verified)
-        sections.append(_verification(verified, tagged.path))
+        sections.append(_verification(verified, tagged))
     sections.append(_facts(tagged))
+    page = Page(table, columns.FLOPS.name, sections, part, other, _sources(tagged))
     if measured is None:
-        return Page(table, columns.FLOPS.name, sections, part, other)
+        return page
     timed = [  # with their seconds alone: cost has its own peak memory
         replace(node, figures={name: node.figures[name] for name in _TIMES if name in node.figures}, runs=())
         for node in measured.nodes
@@ -127,37 +132,45 @@ def _page(
         nodes=(*table.nodes, *timed),
         notes=(*table.notes, *measured.notes),
     )
-    return Page(table, columns.SECONDS.name, sections, part, other)
+    return replace(page, table=table, main=columns.SECONDS.name)
+
+
+def _sources(tagged: TaggedFile) -> dict[str, str]:
+    """The Python module and the line of the class of each module, if the sidecar has it."""
+    modules = tagged.hierarchy.modules if tagged.hierarchy is not None else []
+    return {m.path: f"{m.qualified_class.removesuffix(f'.{m.class_name}')}:{m.line}" for m in modules if m.line}
 
 
 def _facts(tagged: TaggedFile) -> Section:
     coverage, model = tagged.coverage, tagged.model
-    kinds = (f"{getattr(coverage, name):,} {name}" for name in coverage.__struct_fields__)
-    return "File", [
-        ("made by", f"{model.producer_name or 'unknown'} {model.producer_version or ''}".strip()),
+    kinds = {name: count for name, count in msgspec.structs.asdict(coverage).items() if count}
+    facts = [
+        ("made by", f"{model.producer_name or ''} {model.producer_version or ''}".strip()),
         ("opset", ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in model.opset_imports.items())),
-        ("calls", f"{len(tagged.calls):,}"),
-        ("nodes", ", ".join(kinds)),
-        ("inputs", ", ".join(f"{value.name} {value.shape}" for value in model.graph.inputs)),
-        ("outputs", ", ".join(f"{value.name} {value.shape}" for value in model.graph.outputs)),
+        ("module calls", f"{len(tagged.calls):,}"),
+        ("nodes", f"{len(tagged.nodes):,}; their calls: {', '.join(f'{n:,} {name}' for name, n in kinds.items())}"),
+        ("inputs", ", ".join(map(str, map(graph_value, model.graph.inputs)))),
+        ("outputs", ", ".join(map(str, map(graph_value, model.graph.outputs)))),
     ]
+    return "File", [fact for fact in facts if fact[1]]
 
 
 def _losses(against: Path, report: AgainstReport) -> Section:
     lines = [
         ("file", against.name),
-        ("first beyond", f"{report.first_beyond or 'none'}, of {report.bound:g} of its norm"),
+        (f"first module that is off by more than {report.bound:.3g}", report.first_beyond or "none"),
     ]
     for loss in report.outputs:
-        norm = f"{loss.norm:.1e} of its norm" if loss.norm is not None else ""
+        norm = f"off by {loss.norm:.2%} of its norm" if loss.norm is not None else ""
         cosine = f"cosine {loss.cosine:.6f}" if loss.cosine is not None else ""
         lines.append((loss.difference.name, ", ".join(filter(None, [loss.difference.status, norm, cosine]))))
     return "Against another file", lines
 
 
-def _verification(report: VerifyReport | None, path: Path) -> Section:
+def _verification(report: VerifyReport | None, tagged: TaggedFile) -> Section:
     if report is None:
-        return "Verification", [("not run", f"modelexport verify {path.name} --model MODEL")]
+        other = "--model MODEL" if tagged.found is None else "--against OTHER.onnx"
+        return "Verification", [("not run", f"modelexport verify {tagged.path.name} {other}")]
     lines = [("outputs", f"{plural(len(report.outputs), 'output')}, largest difference {report.largest:.1e}")]
     lines += [(status, plural(count, "call")) for status, count in report.counts.items()]
     if report.diverging is not None:

@@ -144,9 +144,8 @@ def _module_entries(
         )
     if old is not None and graft.call.path not in placed:
         name = tags.class_of(graft.call)
-        qualified = old.qualified_class if name == old.class_name else name
-        tag = tags.tag(graft.call)
-        placed[graft.call.path] = msgspec.structs.replace(old, class_name=name, qualified_class=qualified, tag=tag)
+        about = {} if name == old.class_name else {"class_name": name, "qualified_class": name, "line": 0}
+        placed[graft.call.path] = msgspec.structs.replace(old, tag=tags.tag(graft.call), **about)
     return placed
 
 

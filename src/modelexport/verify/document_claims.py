@@ -228,7 +228,7 @@ class _Right:
         right = {
             key: claimed for key, claimed in right.items() if key[0] != "modules" or key[1] in tree or self._replaced
         }
-        kept = {"trainable", "qualified_class"} | ({"parameters"} if self._replaced else set())
+        kept = {"trainable", "qualified_class", "line"} | ({"parameters"} if self._replaced else set())
         for module in tree:
             entry = right.setdefault(("modules", module.path), {})
             entry |= {key: fact for key, fact in module_facts(module).items() if key not in kept}

@@ -165,5 +165,7 @@ class VerifyReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def largest(self) -> float:
-        """The largest absolute difference of any output; infinite if one could not be compared."""
-        return max((np.inf if o.absolute is None else o.absolute for o in self.outputs), default=0.0)
+        """The largest absolute difference of any output: 0 of one that agrees in float64, infinite if one could not be
+        compared."""
+        unknown = ((0.0 if o.status == "agree" else np.inf) if o.absolute is None else o.absolute for o in self.outputs)
+        return max(unknown, default=0.0)

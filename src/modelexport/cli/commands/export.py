@@ -55,7 +55,7 @@ def export(
     result, about = _export_file(choice, output, names, options, stages)
     page = result.path.with_suffix(".html") if report else None
     if page is not None:
-        _write_page(result.path, page, stages, result.verified)
+        _write_page(result.path, page, stages, {"": result.verified})
     show_export.print_warnings(result, options)
     text = show_export.format_export(result, about, page)
     print_result(show_export.export_document(result), lambda: text, as_json=as_json)
@@ -88,7 +88,7 @@ def _export_file(
     return result, loaded.about
 
 
-def _write_page(path: Path, output: Path, stages: Stages, verified: VerifyReport | None = None) -> None:
+def _write_page(path: Path, output: Path, stages: Stages, verified: Mapping[str, VerifyReport | None]) -> None:
     from modelexport.packages.report_page import write_report_page
 
     with stages("report"):
@@ -118,8 +118,10 @@ def _export_folder(choice: ModelChoice, folder: Path, options: Options, *, repor
             source=loaded.weights,
             stages=stages,
         )
-    if report:
-        _write_page(folder, folder / "report.html", stages)
-    print_result(show_package.package_document(result), lambda: show_package.format_package(result), as_json=as_json)
+    page = folder / "report.html" if report else None
+    if page is not None:
+        _write_page(folder, page, stages, {name: part.verified for name, part in result.parts.items()})
+    text = show_package.format_package(result, choice.model, page)
+    print_result(show_package.package_document(result), lambda: text, as_json=as_json)
     if not result.agrees:
         raise typer.Exit(1)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import linecache
+import re
+import sys
 from collections.abc import Iterator
 
 from torch import nn
@@ -34,6 +37,7 @@ def module_tree(model: nn.Module) -> ModuleTree:
     for path, module in _all_paths(model, "", set()):
         if path != paths[module]:
             aliases[module].append(path)
+    lines = {kind: _line_of(kind) for kind in {type(module) for module in paths}}
     modules: dict[str, Module] = {}
     for module, path in paths.items():
         above, _, name = path.rpartition(".")
@@ -55,8 +59,24 @@ def module_tree(model: nn.Module) -> ModuleTree:
                 for key, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
                 if not is_lazy(tensor)
             },
+            line=lines[type(module)],
         )
     return ModuleTree(modules)
+
+
+def _line_of(kind: type) -> int:
+    """The line of a class in its file, or in its cell of a notebook; 0 if it is not known.
+
+    ``inspect`` parses the whole file for each class, and does not know classes of notebooks.
+    """
+    codes = [inspect.unwrap(item).__code__ for item in vars(kind).values() if inspect.isfunction(item)]
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    file = file or next((code.co_filename for code in codes), "")
+    text = "".join(linecache.getlines(file))
+    classes = re.finditer(rf"^[ \t]*class {kind.__name__}\b", text, re.M)
+    lines = [text.count("\n", 0, each.start()) + 1 for each in classes]
+    first = min((code.co_firstlineno for code in codes if code.co_filename == file), default=sys.maxsize)
+    return max((line for line in lines if line <= first), default=0)
 
 
 def containers(model: nn.Module) -> frozenset[str]:

@@ -246,6 +246,7 @@ def module_facts(module: Module) -> dict[str, Any]:
         "path": module.path,
         "class_name": module.class_name,
         "qualified_class": module.qualified_class,
+        "line": module.line,
         "depth": module.depth,
         "leaf": module.is_leaf,
         "aliases": list(module.aliases),
