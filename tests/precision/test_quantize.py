@@ -22,8 +22,6 @@ from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import TaggedFile, read_tagged
 
-WORKING = [name for name in METHODS if name != "bfloat16"]  # of which the runtime has no kernels
-
 
 def feeds_of(case: ExportedCase) -> dict[str, Any]:
     return make_random_inputs(read_tagged(case.path).model, open_session(case.path))
@@ -51,7 +49,7 @@ def operators(tagged: TaggedFile, inside: str) -> list[str]:
     return [node.op_type for node in tagged.nodes_of(tagged.find(inside))]
 
 
-@pytest.mark.parametrize("method", WORKING)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", ["bert", "resnet", "tied-weights"])
 def test_every_node_is_tagged_after_every_method(exported: Exporter, tmp_path: Path, name: str, method: str) -> None:
     case = exported(name)
@@ -73,7 +71,7 @@ def test_every_node_is_tagged_after_every_method(exported: Exporter, tmp_path: P
         assert owner is not None and all(call in before.calls for call in owner.calls)
 
 
-@pytest.mark.parametrize("method", WORKING)
+@pytest.mark.parametrize("method", METHODS)
 def test_a_kept_module_is_bit_for_bit_what_it_was(exported: Exporter, tmp_path: Path, method: str) -> None:
     case, keep = exported("bert"), ["encoder.layer.1", "class:LayerNorm"]
     result = modelexport.quantize(case.path, tmp_path / "out.onnx", to=method, keep=keep, data=[feeds_of(case)])
@@ -226,22 +224,6 @@ def test_what_is_quantized_already_is_left_alone(exported: Exporter, tmp_path: P
     assert len(packed[0]) == 6 and packed[0] == packed[1]
     again = modelexport.quantize(tmp_path / "half.onnx", tmp_path / "again.onnx", to="float16")
     assert not again.methods
-
-
-def test_the_method_that_computes_in_bfloat16_is_refused_before_the_work_and_right_elsewhere(
-    exported: Exporter, tmp_path: Path
-) -> None:
-    case, output = exported("bert"), tmp_path / "out.onnx"
-    with pytest.raises(UsageError, match=r"no kernel for .* in bfloat16: keep the module"):
-        modelexport.quantize(case.path, output, to="bfloat16")
-    assert not output.exists()
-    result = modelexport.quantize(case.path, output, to="bfloat16", keep=["class:LayerNorm"], check_runtime=False)
-    assert not result.coverage.untagged and not result.coverage.inferred
-    feeds, model = feeds_of(case), read_tagged(output).model
-    expected, found = run_session(open_session(case.path), feeds), run_session(open_session(model), feeds)
-    assert all(np.linalg.norm(expected[k] - found[k]) < 0.03 * np.linalg.norm(expected[k]) for k in expected)
-    kinds = {value.dtype for value in model.graph.initializers.values()}
-    assert ir.DataType.BFLOAT16 in kinds and ir.DataType.FLOAT16 not in kinds
 
 
 def test_branches_are_kept(exported: Exporter, tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_what_a_library_prints_is_not_in_the_document(tmp_path: Path) -> None:
         (["--to", "int4", "--recipe", "recipe.yaml"], "give --recipe, or --to"),
         (["--recipe", "recipe.yaml"], "recipe.yaml is not a recipe (Object contains unknown field `ruls`"),
         (["--recipe", "nothing.yaml"], "there is no file nothing.yaml"),
-        (["--to", "bfloat16"], "the runtime has no kernel for"),
+        (["--to", "bfloat16"], "there is no method 'bfloat16'; did you mean float16"),
         ([], "give a method with --to (int8-dynamic, int8-static"),
     ],
 )

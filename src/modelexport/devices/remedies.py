@@ -16,7 +16,7 @@ from modelexport.errors import UsageError
 from modelexport.graph.copies import copy_of
 from modelexport.precision.changes_for_devices import change_nodes
 
-_CHANGES = ("definition", "int32", "float")
+_CHANGES = ("definition", "float")
 _OPSETS = (13, 17, 21)
 """Versions of ONNX's operators in which many of them changed."""
 

@@ -184,11 +184,7 @@ def _functions(functions: FunctionsModel) -> Iterator[str]:
         ],
     )
     yield "## Calls that are not functions"
-    flat = [(f"`{call.address}`", call.reason, _values(call.values)) for call in functions.flat]
-    yield _table(("call", "why", "values"), flat)
-    yield "## Nodes outside the calls that own them"
-    hoisted = [(f"`{h.address}`", _values(h.owners), _values(h.values)) for h in functions.hoisted]
-    yield _table(("are in", "owners", "values"), hoisted)
+    yield _values([call.address for call in functions.flat]) or "None."
 
 
 def _weights(weights: WeightsSummary) -> Iterator[str]:

@@ -69,7 +69,6 @@ class Tagged:
     """The tags of a graph, and what was found while they were written."""
 
     tags: Tags
-    coverage: documents.Coverage
     values: Mapping[str, ir.Value]
     """Names of values of the unoptimized graph to the values of the optimized one, for those that still exist."""
 
@@ -153,7 +152,7 @@ def tag(
     bind_tensors(before.tensors)
     present = fused.values if fused is not None else derive_owners(before.source, graph)
     finish(graph, exported.output_names, before.entries)
-    coverage = check_coverage(graph)
+    check_coverage(graph)
     record_exposed(graph, exported.exposed)
     tags = tags_of(tree, exported, options)
     record_plans(before.computed, graph)
@@ -166,7 +165,7 @@ def tag(
         order_uses(graph)
     record_state_dict(graph, with_initializers(before.entries, graph))
     write_metadata(graph, tags, keep_torch_metadata=options.keep_torch_metadata)
-    return Tagged(tags, coverage, present)
+    return Tagged(tags, present)
 
 
 def tags_of(tree: ModuleTree, exported: Exported, options: TagOptions) -> Tags:
@@ -207,7 +206,7 @@ def describe(
         values={port: value for port, value in values.items() if value is not None and value in present},
         tags=tagged.tags,
         comparison=compare_hierarchies(tree, exported.calls, containers(model)),
-        coverage=tagged.coverage,
+        coverage=check_coverage(exported.model),
         settings=settings,
     )
     dags = dag_document(exported.model, tagged.tags)

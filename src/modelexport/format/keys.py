@@ -18,10 +18,6 @@ ADAPTER = "modelexport.adapter"
 """Of nodes: ``lora``, where they add an adapter's low-rank pair. Of initializers that are optional inputs for adapters:
 a JSON object, ``entry`` (the ``state_dict`` key), ``part`` (``a``, ``b``, ``scale`` or ``whole``) and ``kind``."""
 
-# properties of nodes in function bodies
-INITIALIZER = "modelexport.initializer"
-"""Of a ``Constant`` that is an initializer in the flat graph: its name there."""
-
 # attributes of nodes, where the encoding is `attributes`, and of call nodes, where it is `functions`
 SOURCE_MODULE_ATTRIBUTE = "source_module"
 HIERARCHY_TAGS_ATTRIBUTE = "hierarchy_tags"

@@ -260,7 +260,7 @@ def quantize_package(
     results = {}
     with package_made_from(made_from, output, check=check_runtime) as staging:
         quantized_parts = {
-            name: quantized(parts[name], rule, data=feeds, folder=staging, check=check_runtime)
+            name: quantized(parts[name], rule, data=feeds, folder=staging)
             for name, rule in of_parts(rules, parts).items()
         }
         for name in package.manifest.weights:
@@ -340,7 +340,7 @@ def quantize_within(
     Args:
         file: A tagged file, or a package.
         output: The file or the folder to write.
-        check_runtime: Refuse methods for which the runtime of this machine has no kernel.
+        check_runtime: Load and run the result in the ONNX Runtime of this machine before it is written.
         to, data, processor, within, budget, metric, save, keep, only, output_name, stages, device: As for
             :func:`search`.
             Ranges are measured on the inputs that it chooses by.

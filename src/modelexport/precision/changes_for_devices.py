@@ -31,7 +31,6 @@ from modelexport.precision.recipes import CHANGES, Rule
 from modelexport.tagged.file import TaggedFile
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
-_WIDE = (ir.DataType.INT64, ir.DataType.BOOL)
 _WIDER = {ir.DataType.UINT8: (ir.DataType.UINT16, 0), ir.DataType.INT8: (ir.DataType.INT16, 128)}
 """Types of quantized activations to those of twice the bits, and what is added to 257 times the zero point."""
 _STEPS = 257
@@ -198,43 +197,6 @@ def _gather_flat(graph: ir.Graph, node: ir.Node) -> bool:
     return True
 
 
-def _in_int32(model: ir.Model, nodes: Sequence[ir.Node]) -> bool:
-    """Compute in int32 what is in int64 or in conditions, where the operator can, between casts."""
-    changed = False
-    for node in nodes:
-        if node.domain or not onnx.defs.has(node.op_type) or node.op_type == "Cast":
-            continue
-        schema = onnx.defs.get_schema(node.op_type, model.opset_imports.get("", 1), "")
-        able = {row.type_param_str for row in schema.type_constraints if "tensor(int32)" in row.allowed_type_strs}
-        sides = [(node.inputs, schema.inputs), (node.outputs, schema.outputs)]
-        taken, returned = (
-            [
-                (index, value)
-                for index, value in enumerate(values)
-                if value is not None and value.dtype in _WIDE and rows[min(index, len(rows) - 1)].type_str in able
-            ]
-            for values, rows in sides
-        )
-        for index, value in taken:
-            assert value is not None
-            cast = ir.node("Cast", [value], {"to": ir.DataType.INT32})
-            cast.outputs[0].type, cast.outputs[0].shape = ir.TensorType(ir.DataType.INT32), value.shape
-            model.graph.insert_before(node, cast)
-            node.replace_input_with(index, cast.outputs[0])
-            _give(cast, node)
-        for _, value in returned if taken else ():
-            assert value is not None and value.dtype is not None
-            after = value_like(value)
-            back = ir.node("Cast", [value], {"to": value.dtype}, outputs=[after])
-            ir.convenience.replace_all_uses_with(value, after, replace_graph_outputs=True)
-            back.replace_input_with(0, value)
-            value.name, value.type = f"{value.name}.int32", ir.TensorType(ir.DataType.INT32)
-            model.graph.insert_after(node, back)
-            _give(back, node)
-        changed |= bool(taken)
-    return changed
-
-
 def _type_of(value: ir.Value | None) -> bytes:
     if value is None or value.type is None:
         return b""
@@ -353,7 +315,6 @@ def _on_processor(model: ir.Model, nodes: Sequence[ir.Node]) -> bool:
 _WAYS: Mapping[str, Callable[[ir.Model, Sequence[ir.Node]], bool]] = {
     "apart": _keep_apart,
     "definition": _by_definition,
-    "int32": _in_int32,
     "int16": _in_sixteen_bits,
     "float": _without_quantization,
     "processor": _on_processor,

@@ -10,7 +10,6 @@ import logging
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
-from copy import deepcopy
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
@@ -19,13 +18,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import onnx
-import onnx_ir as ir
 
 from modelexport.core.collected_messages import collected
 from modelexport.core.missing_extras import missing_extra
 from modelexport.core.text import nearest
 from modelexport.errors import ModelExportError, UsageError
-from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.runtime.products_for_quantizers import transpose_weights
 
 KEEP = "keep"
@@ -277,40 +274,6 @@ def _float16(model: onnx.ModelProto, method: Method, ranges: Path | None) -> onn
     return result
 
 
-def _bfloat16(model: onnx.ModelProto, method: Method, ranges: Path | None) -> onnx.ModelProto:
-    """ONNX Runtime's conversion to half precision, with the other type: it puts the casts where they belong.
-
-    Weights and constants are rounded from their own numbers, since half precision has a smaller range.
-    """
-    exact = ir.serde.deserialize_model(deepcopy(model))
-    constants = {node.name: node.attributes for node in exact.graph}
-    changed = ir.serde.deserialize_model(_float16(model, method, ranges))
-    for value in changed.graph.initializers.values():
-        if value.dtype == ir.DataType.FLOAT16:
-            bind_tensors({value: _rounded(exact.graph.initializers[value.name or ""].const_value)})
-            value.dtype = ir.DataType.BFLOAT16
-    for node in changed.graph:
-        for name, attribute in node.attributes.items():
-            if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype == ir.DataType.FLOAT16:
-                before = constants[node.name][name].as_tensor()
-                node.attributes[name] = ir.AttrTensor(name, _rounded(before))
-            elif node.op_type == "Cast" and attribute.name == "to" and attribute.as_int() == ir.DataType.FLOAT16:
-                node.attributes[name] = ir.AttrInt64(name, ir.DataType.BFLOAT16)
-        for value in node.outputs:
-            if value.dtype == ir.DataType.FLOAT16:
-                value.dtype = ir.DataType.BFLOAT16
-    return ir.serde.serialize_model(changed)
-
-
-def _rounded(tensor: ir.TensorProtocol | None) -> ir.TensorProtocol:
-    """A tensor in bfloat16; no finite number becomes infinite: a mask's lowest number times 0 has to stay 0."""
-    assert tensor is not None
-    array, dtype = tensor.numpy(), ir.DataType.BFLOAT16.numpy()
-    largest = np.array(ir.DataType.BFLOAT16.max).astype(array.dtype)
-    clipped = np.where(np.isfinite(array), np.clip(array, -largest, largest), array)
-    return ir.tensor(clipped.astype(dtype), name=tensor.name)
-
-
 METHODS: Mapping[str, Row] = {
     "int8-dynamic": Row(
         "int8 weights, activations quantized at run time",
@@ -328,5 +291,4 @@ METHODS: Mapping[str, Row] = {
     "int8-weights": Row("int8 weights by blocks, float activations", _blockwise(8), _MATRICES, _BLOCKS, _WORDS),
     "int4": Row("4-bit weights by blocks, float activations", _blockwise(4), _MATRICES, _BLOCKS, _WORDS),
     "float16": Row("half precision, inputs and outputs unchanged", _float16, largest=float(np.finfo(np.float16).max)),
-    "bfloat16": Row("bfloat16, inputs and outputs unchanged", _bfloat16),
 }

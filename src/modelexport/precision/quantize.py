@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import msgspec
-import onnx
 import onnx_ir as ir
 
 from modelexport.core.collected_messages import collected
 from modelexport.core.text import error_line, short_repr
 from modelexport.errors import CheckError, UsageError, raised_as
 from modelexport.files.atomic_writing import check_writable, scratch
-from modelexport.files.map_types import model_of
 from modelexport.files.onnx_models import save_model
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import documents
@@ -44,8 +40,6 @@ from modelexport.precision.recipes import (
     is_quantized,
     resolve,
 )
-from modelexport.runtime.random_inputs import make_random_inputs
-from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import TaggedFile, read_tagged
 
 RECIPE_SUFFIX = ".recipe.yaml"
@@ -109,10 +103,10 @@ def quantize(
         recipe: A recipe or the file of one, instead of ``to``, ``keep`` and ``only``.
         data: Inputs for methods that measure ranges, or a file or folder of them (:func:`.calibration_data.read_data`).
         processor: The folder of the tokenizer or image processor that ``data`` needs; by default that of ``file``.
-        check_runtime: Refuse methods for which the runtime of this machine has no kernel.
+        check_runtime: Load and run the result in the ONNX Runtime of this machine before it is written.
 
     Raises:
-        UsageError: A selector matches nothing, a method does not exist or has no kernel, or data are needed.
+        UsageError: A selector matches nothing, a method does not exist, or data are needed.
         FileFormatError: The file or the recipe cannot be read.
         OutputError: The output cannot be written. An existing file of that name is unchanged.
     """
@@ -121,7 +115,7 @@ def quantize(
     rules = chosen_recipe(to, keep, only, recipe)
     tagged = read_tagged(path)
     feeds = given_runs(tagged, data, processor) if data else None
-    result = quantized(tagged, rules, data=feeds, folder=output.parent, check=check_runtime)
+    result = quantized(tagged, rules, data=feeds, folder=output.parent)
     report = write_retagged(
         result.model,
         tagged,
@@ -147,17 +141,14 @@ class Quantized:
     outcome: Outcome
 
 
-def quantized(
-    tagged: TaggedFile, recipe: Recipe, *, data: Runs | None = None, folder: Path, check: bool = True
-) -> Quantized:
+def quantized(tagged: TaggedFile, recipe: Recipe, *, data: Runs | None = None, folder: Path) -> Quantized:
     """Quantize a tagged file in memory; what is kept is compared with what it was.
 
     Args:
         folder: Where files may be written that are removed again.
-        check: Refuse methods for which the runtime of this machine has no kernel.
 
     Raises:
-        UsageError: A selector matches nothing, a method does not exist or has no kernel, or data are needed.
+        UsageError: A selector matches nothing, a method does not exist, or data are needed.
         FileFormatError: A weights file is missing or has changed.
     """
     resolved = resolve(recipe, prepared(tagged))
@@ -165,8 +156,6 @@ def quantized(
     if measured and not data:
         raise UsageError(f"{measured[0]} measures ranges on inputs like those that the model will get: give --data")
     with scratch(folder) as place:
-        if check:
-            check_kernels(tagged.model, resolved.assignment, place)
         ranges = calibrate(tagged.model, data, place) if data and measured else None
         model = quantize_model(tagged.model, resolved.assignment, ranges=ranges)
     counts: dict[str, int] = defaultdict(int)
@@ -250,39 +239,6 @@ def calibrate(model: ir.Model, data: Runs, folder: Path) -> Path:
         calibrator.collect_data(SimpleNamespace(get_next=partial(next, iter(data), None)))
         save_tensors_data(calibrator.compute_data(), ranges)
     return ranges
-
-
-def check_kernels(model: ir.Model, assignment: Assignment, folder: Path) -> None:
-    """Refuse methods for which the runtime has no kernels, by one node of each operator."""
-    probed: dict[tuple[Method, ir.OperatorIdentifier], ir.Node] = {}
-    for method, nodes in _parts(model, assignment):
-        if method.row.needs_data:
-            continue  # a runtime without an int8 kernel computes in float between the nodes that quantize
-        for node in nodes:
-            key = method, node.op_identifier()
-            if key not in probed or _weight(node) < _weight(probed[key]):
-                probed[key] = node
-    file = folder / "probe.onnx"
-    for (method, (_, operator, _)), node in probed.items():
-        piece = cut_piece(model, [node])
-        onnx.save(piece, file)
-        feeds: dict[str, Any] = {}
-        with contextlib.suppress(UsageError):  # then it is not run
-            feeds = make_random_inputs(model_of(piece), open_session(file))
-        onnx.save(apply_method(piece, method), file)
-        try:
-            session = open_session(file)
-            if feeds:
-                run_session(session, feeds)
-        except UsageError as error:
-            raise UsageError(
-                f"the runtime has no kernel for {operator} ({node.name}) in {method}: keep the module with --keep, "
-                f"choose another method, or write the file for another runtime with --no-runtime-check ({error})"
-            ) from error
-
-
-def _weight(node: ir.Node) -> int:
-    return sum(value.const_value.size for value in node.inputs if value is not None and value.const_value is not None)
 
 
 def _replaced(before: ir.Model, after: ir.Model, assignment: Assignment) -> list[str]:

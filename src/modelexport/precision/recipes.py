@@ -23,7 +23,6 @@ from modelexport.tagged.file import TaggedFile
 CHANGES: Mapping[str, str] = {
     "apart": "kept apart by two negations, so that the device does not fuse them",
     "definition": "replaced by the function that ONNX defines the operator as",
-    "int32": "computed in int32 instead of int64 or conditions, between casts",
     "int16": "with activations of 16 bits instead of 8",
     "float": "computed without quantization",
     "processor": "put into a branch that only the processor runs",

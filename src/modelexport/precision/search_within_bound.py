@@ -270,7 +270,7 @@ def search(
             choice = ladder.choice(steps)
             recipe = recipe_for(tagged, [*units, *kept], choice)
             with stages("judge"):
-                quantized_model = quantized(tagged, recipe, data=choosing, folder=tagged.path.parent, check=False).model
+                quantized_model = quantized(tagged, recipe, data=choosing, folder=tagged.path.parent).model
                 judged = _judge(quantized_model, switched, measured, judging)
             judgements += 1
             if bound is None or bound.holds(judged) or len(steps) == len(ladder.steps) or judgements == JUDGEMENTS:

@@ -29,7 +29,7 @@ class Rules:
 
     to: Sequence[str] = option(
         (),
-        "int8-dynamic, int8-static, int8-weights, int4, float16, bfloat16; with options as in int4:block=64. For "
+        "int8-dynamic, int8-static, int8-weights, int4, float16; with options as in int4:block=64. For "
         "devices: apart, definition, int32, int16, float, processor.",
         metavar="METHOD",
     )
@@ -80,7 +80,7 @@ def quantize(
     rules: Rules,
     bounds: Within,
     calibration: Data,
-    runtime_check: bool = option(True, "Do not check that ONNX Runtime here has kernels for the result."),
+    runtime_check: bool = option(True, "Do not load and run the result before it is written."),
     as_json: bool = JSON,
 ) -> None:
     """Quantize modules of FILE with ONNX Runtime's quantizers; all others stay the same bit for bit."""

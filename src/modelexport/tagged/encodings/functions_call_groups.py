@@ -10,7 +10,6 @@ ordered does a second pass find the calls that cause this.
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -19,31 +18,6 @@ import onnx_ir as ir
 from modelexport.core.calls import CallTree, ModuleCall, common_stack
 from modelexport.graph.node_owners import owner_of, required_owner
 from modelexport.graph.nodes import nested_graphs
-
-COMES_BACK = "values that leave it return to it"
-INTERLEAVED = "it and its sibling calls depend on each other's values"
-SCATTERED = "its nodes are in different nested graphs"
-MERGED = "all of its nodes are shared with other calls"
-
-
-@dataclass(slots=True)
-class FlatCall:
-    """A call whose nodes cannot become a function, and the values that are the reason."""
-
-    address: str
-    reason: str
-    values: Sequence[str]
-
-
-@dataclass(slots=True)
-class Hoisted:
-    """Nodes that several calls own and that are placed in the deepest call containing these."""
-
-    address: str
-    """The call that they are placed in."""
-    owners: tuple[str, ...]
-    values: Sequence[str]
-    """The outputs of the nodes."""
 
 
 @dataclass(eq=False)
@@ -57,8 +31,6 @@ class Group:
 Item = ir.Node | Group
 Part = ModuleCall | ir.Node
 """The group of a call, or a single node."""
-Blame = tuple[ModuleCall, str, list[ir.Value]]
-"""A call that cannot be one group, why, and the values that are the reason."""
 
 
 @dataclass
@@ -67,8 +39,8 @@ class Grouping:
 
     items: dict[ir.Graph, list[Item]] = field(default_factory=dict)
     """The main graph and the nested graphs to their items."""
-    flat: list[FlatCall] = field(default_factory=list)
-    hoisted: list[Hoisted] = field(default_factory=list)
+    flat: list[ModuleCall] = field(default_factory=list)
+    """The calls with nodes that cannot be a group."""
 
 
 def group_calls(model: ir.Model, calls: CallTree) -> Grouping:
@@ -87,15 +59,15 @@ class _Grouper:
     scattered: set[ModuleCall] = field(default_factory=set)
     stacks: dict[ModuleCall, tuple[ModuleCall, ...]] = field(default_factory=dict)
     formed: set[ModuleCall] = field(default_factory=set)
-    flat: dict[ModuleCall, FlatCall] = field(default_factory=dict)
 
     def run(self, graph: ir.Graph) -> Grouping:
         self._settle(graph)
         root = self.calls.calls[0].call
         self._find_scattered(graph, root)
         self._plan_graph(graph, root)
-        self._report_shared(graph)
-        self.found.flat = [self.flat[traced.call] for traced in self.calls if traced.call in self.flat]
+        owners = {call for node in graph.all_nodes() for call in required_owner(node).calls}
+        with_nodes = {call for owner in owners for call in self._stack(owner)}
+        self.found.flat = sorted(with_nodes - self.formed - {root})
         return self.found
 
     def _stack(self, call: ModuleCall) -> tuple[ModuleCall, ...]:
@@ -145,8 +117,7 @@ class _Grouper:
                     self.home[node] = self._stack(owner)
                     scope.move(node)
                 continue
-            for call, reason, values in blamed:
-                self.flat[call] = FlatCall(str(call), reason, tuple(value.name or "" for value in values))
+            for call in blamed:
                 scope.dissolve(call)
         items: list[Item] = []
         for item in scope.order:
@@ -159,27 +130,8 @@ class _Grouper:
                     self._plan_graph(nested, self.home[item][-1])
         return items
 
-    def _scattered_in(self, scope: _Scope) -> list[Blame]:
-        return [(call, SCATTERED, []) for call in scope.members if call in self.scattered]
-
-    def _report_shared(self, graph: ir.Graph) -> None:
-        shared: dict[tuple[ModuleCall, tuple[ModuleCall, ...]], list[str]] = defaultdict(list)
-        of_call: dict[ModuleCall, list[str]] = defaultdict(list)
-        for node in graph.all_nodes():
-            owner = owner_of(node)
-            assert owner is not None
-            home = self.home[node][-1]
-            names = [value.name for value in node.outputs if value.name]
-            if any(call != home for call in owner.calls):
-                shared[home, tuple(sorted(owner.calls))].extend(names)
-                for call in owner.calls:
-                    of_call[call].extend(names)
-        self.found.hoisted = [
-            Hoisted(str(home), tuple(map(str, owners)), tuple(names)) for (home, owners), names in shared.items()
-        ]
-        for call, names in of_call.items():
-            if call not in self.formed and call not in self.flat and call != self.calls.calls[0].call:
-                self.flat[call] = FlatCall(str(call), MERGED, tuple(names))
+    def _scattered_in(self, scope: _Scope) -> list[ModuleCall]:
+        return [call for call in scope.members if call in self.scattered]
 
 
 @dataclass
@@ -226,14 +178,14 @@ class _Scope:
         self.members[group].sort(key=self.position.__getitem__)
         self.moved.add(node)
 
-    def sources(self, node: ir.Node) -> Iterator[tuple[ir.Value, ir.Node]]:
-        """The values that a node uses from other nodes of the scope, and those nodes."""
+    def sources(self, node: ir.Node) -> Iterator[ir.Node]:
+        """The other nodes of the scope whose values a node uses."""
         for value in self.uses[node]:
             producer = value.producer()
             if producer is not None and producer in self.position:
-                yield value, producer
+                yield producer
 
-    def blame(self) -> list[Blame]:
+    def blame(self) -> list[ModuleCall]:
         """The groups to dissolve, because they depend on each other. If there are none, ``order`` has the sorted parts.
 
         The ``strays`` have to be moved first: nodes outside their owners' groups through which values return.
@@ -247,7 +199,7 @@ class _Scope:
             rank.setdefault(part, index)
             after.setdefault(part, set())
             waits.setdefault(part, 0)
-            for _, producer in self.sources(node):
+            for producer in self.sources(node):
                 source = self.part[producer]
                 if source != part and part not in after[source]:
                     after[source].add(part)
@@ -264,36 +216,33 @@ class _Scope:
                 if not waits[later]:
                     heapq.heappush(ready, rank[later])
         waiting = [part for part, count in waits.items() if count]
-        blamed: list[Blame] = []
+        blamed: list[ModuleCall] = []
         for cycle in _cycles(waiting, after):
             if returning := self._returning(cycle):
-                blamed.extend((call, COMES_BACK, list(values)) for call, values in returning.items())
-                continue
-            calls = [part for part in cycle if isinstance(part, ModuleCall)]
-            call = min(calls, key=lambda call: self.position[self.members[call][0]])
-            inputs = (value for node in self.members[call] for value, _ in self.sources(node))
-            others = {producer for part in cycle if part != call for producer in self._nodes(part)}
-            blamed.append((call, INTERLEAVED, [value for value in dict.fromkeys(inputs) if value.producer() in others]))
+                blamed.extend(returning)
+            else:  # calls that depend on each other, of which one is enough
+                calls = [part for part in cycle if isinstance(part, ModuleCall)]
+                blamed.append(min(calls, key=lambda call: self.position[self.members[call][0]]))
         return blamed
 
     def _nodes(self, part: Part) -> Sequence[ir.Node]:
         return self.members[part] if isinstance(part, ModuleCall) else (part,)
 
-    def _returning(self, cycle: Sequence[Part]) -> dict[ModuleCall, dict[ir.Value, None]]:
-        """The groups that a path leaves and returns to, with the values through which it returns."""
+    def _returning(self, cycle: Sequence[Part]) -> dict[ModuleCall, None]:
+        """The groups that a path leaves and returns to."""
         bits = {part: 1 << i for i, part in enumerate(part for part in cycle if isinstance(part, ModuleCall))}
         passed: dict[ir.Node, int] = {}
-        returning: dict[ModuleCall, dict[ir.Value, None]] = {}
+        returning: dict[ModuleCall, None] = {}
         nodes = sorted((node for part in cycle for node in self._nodes(part)), key=self.position.__getitem__)
         for node in nodes:
             part = self.part[node]
             own_bit = bits[part] if isinstance(part, ModuleCall) else 0
             before = 0
-            for value, producer in self.sources(node):
+            for producer in self.sources(node):
                 reached = passed.get(producer, 0)
                 before |= reached
                 if isinstance(part, ModuleCall) and reached & own_bit and self.part[producer] != part:
-                    returning.setdefault(part, {})[value] = None
+                    returning[part] = None
             passed[node] = before | own_bit
             movable = part == node and node not in self.moved and not any(nested_graphs(node))
             if movable and (owner := self._owner_passed(node, before, bits)) is not None:

@@ -13,7 +13,6 @@ from modelexport.core.owners import Evidence
 from modelexport.core.relative_addresses import relative_addresses
 from modelexport.format import documents, keys
 from modelexport.format.node_tags import read_addresses, read_source_tags, tag_properties
-from modelexport.graph.copies import value_like
 from modelexport.graph.inlined_functions import inline_calls
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.properties import drop_texts, properties_of, put_texts, text_of
@@ -51,8 +50,6 @@ def _unpack_attributes(model: ir.Model) -> None:
 _CALLED = "called:"
 """The property of inlined nodes for each function that they were in, the outermost first: the call that it was, and the
 tag that this adds to those in the body. Functions do not call themselves, so that each is there once."""
-_UNNAMED = "true"
-"""What files of earlier versions have instead of the name of an initializer; its constants stay."""
 
 
 def _inline_functions(model: ir.Model, calls: CallTree) -> None:
@@ -73,9 +70,7 @@ def _inline_functions(model: ir.Model, calls: CallTree) -> None:
     for node in list(all_nodes(model)):
         properties = properties_of(node)
         called = [json.loads(properties.pop(key)) for key in list(properties) if key.startswith(_CALLED)]
-        if (name := properties.pop(keys.INITIALIZER, _UNNAMED)) != _UNNAMED:
-            _make_initializer(model.graph, node, name)
-        elif called:
+        if called:
             body, prefix = calls.calls[0].call, ""
             for address, tag in called:
                 body, prefix = inside(body)[address], prefix + tag
@@ -87,16 +82,3 @@ def _inline_functions(model: ir.Model, calls: CallTree) -> None:
             tags = [tag[1:] if tag.startswith("//") else prefix + tag for tag in read_source_tags(properties)]
             properties.update(tag_properties(addresses, tags, Evidence(properties[keys.EVIDENCE])))
             put_texts(node, properties, only=True)
-
-
-def _make_initializer(graph: ir.Graph, constant: ir.Node, name: str) -> None:
-    """Let the users of a constant of a body use the initializer of the main graph that it is in a flat graph."""
-    tensor = constant.attributes["value"].as_tensor()
-    if name not in graph.initializers:
-        graph.initializers.add(value_like(constant.outputs[0], name, tensor))
-    known = graph.initializers[name].const_value
-    if known is None or (known.dtype, known.tobytes()) != (tensor.dtype, tensor.tobytes()):
-        raise ValueError(f"two constants are the initializer '{name}'")
-    constant.outputs[0].replace_all_uses_with(graph.initializers[name])
-    assert isinstance(constant.graph, ir.Graph)
-    constant.graph.remove(constant, safe=True)
