@@ -183,9 +183,7 @@ class Trip:
         names = list(inspect.signature(self.single.forward).parameters)
         second = self.path.with_name("again.onnx")
         fed = list(self.feed.values())
-        inputs = dict(zip(names, fed, strict=True)) if "kwargs" not in names and "input" not in names[:0] else fed
-        if not isinstance(self.single, nn.Module) or names == ["input"]:
-            inputs = fed
+        inputs = dict(zip(names, fed, strict=True)) if len(names) == len(fed) and names != ["input"] else fed
         export(self.single, inputs, second)
         old, new = self.tagged, read_tagged(second)
         before, after = ({call.address: tag for call, tag in each.tags.items()} for each in (old, new))

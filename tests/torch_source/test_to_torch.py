@@ -36,7 +36,9 @@ class Block(nn.Module):
 
 
 class Everything(nn.Module):
-    """A convolution, an LSTM, equal blocks, one module called twice, a tied weight, a buffer, and an unused module."""
+    """A convolution, an LSTM, equal blocks, one module called twice, a tied weight, a buffer, an unused module, and
+    parameters of which others are computed: a weight with its norm, a logarithm, and a table of places.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,11 +50,15 @@ class Everything(nn.Module):
         self.second.weight = self.first.weight
         self.register_buffer("shift", torch.randn(8))
         self.unused = nn.Linear(3, 5)
+        self.normed, self.log = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), nn.Parameter(torch.randn(8))
+        self.places = nn.Embedding(3, 8)
 
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         hidden, _ = self.lstm(self.conv(x).transpose(1, 2))
+        places = self.places(torch.arange(6) // 2)
         for block in self.blocks:
-            hidden = block(hidden)
+            hidden = block(hidden * -self.log.exp() + places)
+        hidden = self.normed(hidden + places)
         hidden = self.twice(self.twice(hidden)) + self.shift
         return {"first": self.first(hidden), "second": self.second(hidden).mean(1)}
 
@@ -85,7 +91,7 @@ def test_the_state_dict_is_the_original_s() -> None:
     assert [key for key in entries if not torch.equal(entries[key], same[key])] == ["unused.weight", "unused.bias"]
     assert model.second.weight is model.first.weight
     assert {name for name, _ in model.named_buffers()} == {
-        "shift", "conv.1.running_mean", "conv.1.running_var", "conv.1.num_batches_tracked",
+        "shift", "conv.1.running_mean", "conv.1.running_var", "conv.1.num_batches_tracked", "indices",
     }  # fmt: skip
     Everything().load_state_dict(same, strict=True)
 
@@ -115,9 +121,12 @@ def test_exported_again_it_has_the_same_calls_and_tags(tmp_path: Path) -> None:
 
 def test_the_source_is_what_a_person_would_write() -> None:
     text = back().text
-    assert re.findall(r"^class (\w+)", text, re.MULTILINE) == ["Block", "Everything"]
+    assert re.findall(r"^class (\w+)", text, re.MULTILINE) == [
+        "Block", "_WeightNorm", "ParametrizationList", "ParametrizedLinear", "Everything",
+    ]  # fmt: skip
     assert "self.lstm = nn.LSTM(8, 8, batch_first=True)" in text
     assert "self.lstm(self.conv(x).transpose(-2, -1))[0]" in text
+    assert "self.places = nn.Embedding(3, 8)" in text and "-torch.exp(self.log)" in text
     assert "self.blocks = nn.ModuleList(Block() for _ in range(2))" in text
     assert "self.conv = nn.Sequential(nn.Conv1d(4, 8, 3, padding=1), nn.BatchNorm1d(8), nn.ReLU())" in text
     assert "return hidden + self.drop(self.down(F.gelu(self.up(self.norm(hidden)))))" in text

@@ -218,8 +218,10 @@ def test_a_parameter_may_have_the_name_of_an_output(tmp_path: Path) -> None:
     assert exported_model(Clash(), tmp_path / "x.onnx", x=torch.ones(3)) == {"output": ["output"]}
 
 
-@pytest.mark.parametrize(("size", "folded"), [(10, True), (2000, False)])
-def test_a_weight_is_folded_unless_that_would_need_a_large_constant(tmp_path: Path, size: int, folded: bool) -> None:
+@pytest.mark.parametrize(("size", "change", "folded"), [(10, "", True), (10, "exp", False), (2000, "", False)])
+def test_a_weight_is_folded_if_that_can_be_undone_and_needs_no_large_constant(
+    tmp_path: Path, size: int, change: str, folded: bool
+) -> None:
     class Lookup(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -227,7 +229,7 @@ def test_a_weight_is_folded_unless_that_would_need_a_large_constant(tmp_path: Pa
             self.register_buffer("index", torch.arange(size) % 20, persistent=False)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + self.table[self.index]
+            return x + (self.table.exp() if change else self.table)[self.index]
 
     assert list(exported_model(Lookup(), tmp_path / "x.onnx", x=torch.ones(size)).values()) == [["table"]]
     assert (len(load(tmp_path / "x.onnx").nodes) == 1) == folded

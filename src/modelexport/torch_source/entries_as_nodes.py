@@ -17,11 +17,12 @@ import onnx_ir as ir
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.owners import Owner
 from modelexport.errors import WeightsError
-from modelexport.format.documents import StateDictEntry, TransformStep
+from modelexport.format.documents import CallEntry, StateDictEntry, TransformStep
 from modelexport.format.parameter_plan import ParameterPlan
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import initializers
 from modelexport.graph.parameter_plans import listed_entries, parameter_plans
+from modelexport.tagged.file import TaggedFile
 from modelexport.weights.entries_from_file import recover
 from modelexport.weights.packed.repacking import DOMAIN as PACKED
 from modelexport.weights.recorded_transforms import decode_tensor, run_operator, tensor_attributes
@@ -48,12 +49,12 @@ class Entries:
     """Entries that the graph uses in a form from which they cannot be computed."""
 
 
-def entries_as_nodes(model: ir.Model, calls: CallTree, *, named: bool = True) -> Entries:
+def entries_as_nodes(tagged: TaggedFile) -> Entries:
     """Put the recorded transforms of a model's initializers into its graph, which is changed, and find its entries.
 
-    Args:
-        named: Whether the file says which initializers are entries. Otherwise all of floating-point numbers are.
+    A file of another exporter does not say which initializers are entries: all of floating-point numbers are.
     """
+    model, named = tagged.model, tagged.found is None
     plans = {
         value: plan
         for value, plan in parameter_plans(model).items()
@@ -75,6 +76,9 @@ def entries_as_nodes(model: ir.Model, calls: CallTree, *, named: bool = True) ->
             entries.arrays.update(arrays)
             entries.lost += [each for each in together if each not in arrays]
     by_key: dict[str, ir.Value] = {}
+    running = {owner.call for node in model.graph.all_nodes() if (owner := owner_of(node)) is not None}
+    listed = {entry.address: entry for entry in tagged.hierarchy.calls} if tagged.hierarchy is not None else {}
+    folded = {call: listed.get(str(call)) for call in tagged.calls.by_call if call not in running}
     for value, plan in plans.items():
         if not plan.steps:
             entries.values[value] = plan.keys[0]
@@ -90,7 +94,7 @@ def entries_as_nodes(model: ir.Model, calls: CallTree, *, named: bool = True) ->
                 if key not in by_key:
                     by_key[key] = _entry(key, entries.arrays[key])
                     entries.values[by_key[key]] = key
-            _insert_steps(value, plan, by_key, entries, calls)
+            _insert_steps(value, plan, by_key, entries, tagged.calls, folded)
     return entries
 
 
@@ -130,34 +134,43 @@ def _entry(key: str, array: Any) -> ir.Value:
 
 
 def _insert_steps(
-    value: ir.Value, plan: ParameterPlan, by_key: dict[str, ir.Value], entries: Entries, calls: CallTree
-) -> None:
-    """Compute an initializer from its entries in each call that uses it, or in the call inside it that was folded."""
+    value: ir.Value, plan: ParameterPlan, by_key: dict[str, ir.Value], entries: Entries, calls: CallTree,
+    without_nodes: Mapping[ModuleCall, CallEntry | None],
+) -> None:  # fmt: skip
+    """Compute an initializer from its entries: in the call of the entry's module, if that has no other nodes, because
+    they were folded, and otherwise in each call that uses the result.
+    """
+    folded = ModuleCall(plan.inputs()[0].rpartition(".")[0])
+    uses = [(use.node, use.idx, owner_of(use.node)) for use in value.uses()]
+    traced = without_nodes.get(folded)
+    parent = calls[folded].parent if len(plan.inputs()) == 1 and folded in without_nodes else None
+    runs_once = parent is not None and any(owner and parent in calls.stack(owner.call) for *_, owner in uses)
     results: dict[Any, ir.Value] = {}
-    for node, index in [(use.node, use.idx) for use in value.uses()]:
-        owner = owner_of(node)
-        place = node.graph, owner.call if owner is not None else None
+    for node, index, owner in uses:
+        graph = value.graph if runs_once else node.graph
+        caller = Owner((parent,), owner.evidence) if runs_once and parent and owner else owner
+        place = graph, caller.call if caller is not None else None
         if place not in results:
-            nodes = _step_nodes(value, plan, by_key, entries)
-            folded = _folded_call(plan, owner, calls)
-            for step in nodes:
-                if folded is not None and step.op_type != "Constant":
-                    inputs = [each for each in step.inputs if each is not None]
-                    constants = [each for each in inputs if (made := each.producer()) and made.op_type == "Constant"]
-                    entries.given |= {(each, folded.call) for each in constants}
-                set_owner(step, owner if folded is None or step.op_type == "Constant" else folded)
-            assert isinstance(node.graph, ir.Graph)
-            node.graph.insert_before(node.graph[0], nodes)
-            results[place] = nodes[-1].outputs[0]
+            steps = _step_nodes(value, plan, by_key, entries)
+            inside = _steps_of_call(steps, traced, entries) if runs_once else ()
+            for step in steps:
+                set_owner(step, Owner((folded,), caller.evidence) if step in inside and caller else caller)
+            if traced is None or traced.inputs:
+                entries.given |= {(each, folded) for step in inside for each in step.inputs if each is not None}
+            assert isinstance(graph, ir.Graph)
+            graph.insert_before(graph[0], steps)
+            results[place] = steps[-1].outputs[0]
         node.replace_input_with(index, results[place])
 
 
-def _folded_call(plan: ParameterPlan, owner: Owner | None, calls: CallTree) -> Owner | None:
-    """The call of the entry's module inside the one that uses the result; its nodes were folded."""
-    call = ModuleCall(plan.inputs()[0].rpartition(".")[0])
-    if owner is None or len(plan.inputs()) != 1 or call not in calls or calls[call].parent != owner.call:
-        return None
-    return Owner((call,), owner.evidence)
+def _steps_of_call(steps: Sequence[ir.Node], call: CallEntry | None, entries: Entries) -> Sequence[ir.Node]:
+    """The steps that ran in a call: up to the one whose result has the shape of the call's, or those with the entry."""
+    computed = [step for step in steps if step.op_type != "Constant"]
+    shapes = [tuple(step.outputs[0].shape or ()) for step in computed]
+    results = [tuple(tensor.shape) for tensor in call.outputs] if call is not None else []
+    if len(results) == 1 and results[0] in shapes:
+        return computed[: shapes.index(results[0]) + 1]
+    return [step for step in computed if any(each in entries.values for each in step.inputs)]
 
 
 def _step_nodes(value: ir.Value, plan: ParameterPlan, by_key: dict[str, ir.Value], entries: Entries) -> list[ir.Node]:
@@ -168,7 +181,8 @@ def _step_nodes(value: ir.Value, plan: ParameterPlan, by_key: dict[str, ir.Value
         node = ir.node(step.op_type, [each[0] for each in inputs], _attributes(step), domain=step.domain,
                        version=step.version or None, num_outputs=_count(number, plan.steps))  # fmt: skip
         for place, (output, array) in enumerate(zip(node.outputs, _shapes(node, step, inputs), strict=False)):
-            output.name = f"{value.name}_{number}" if place == 0 else f"{value.name}_{number}_{place}"
+            kind = "indices" if step.op_type == "Constant" and array.dtype == np.int64 else step.op_type.lower()
+            output.name = f"{value.name}.{kind}_{number}" if place == 0 else f"{value.name}.{kind}_{number}_{place}"
             output.shape, output.dtype = ir.Shape(array.shape), ir.DataType.from_numpy(array.dtype)
             outputs[f"%{number}:{place}"] = (output, array)
         outputs[f"%{number}"] = outputs[f"%{number}:0"]

@@ -119,6 +119,10 @@ def _batch_norm(o: Operation) -> ast.expr:
     if o.attribute("training_mode") or o.outputs_used() > 1:
         raise UnwrittenError("it is in training mode")
     o.attribute("momentum"), o.attribute("spatial")
+    if any(value is not None and value.producer() is not None for value in o.node.inputs[3:]):
+        shape = (-1, *[1] * (o.rank() - 2))  # statistics that are computed have gradients, which F.batch_norm lacks
+        scaled = o.write("(a - d.view(shape)) * (e.view(shape) + epsilon).rsqrt()", shape=shape)
+        return o.write("x * b.view(shape) + c.view(shape)", x=scaled, shape=shape)
     return o.write("F.batch_norm(a, d, e, b, c, eps=epsilon)")
 
 

@@ -191,6 +191,9 @@ class ModuleClasses:
         if array is not None and first is not None and (array.reshape(-1) == np.arange(first, first + size)).all():
             shape = "" if array.ndim == 1 else f".reshape({', '.join(map(str, array.shape))})"
             text = f"torch.arange({f'{first}, ' if first else ''}{first + size}){shape}"
+        elif array is not None and size > 1 and (array == array.reshape(-1)[0]).all():
+            value = ast.unparse(literal(array.reshape(-1)[0]))
+            text = f"torch.full({tuple(array.shape)}, {value}, dtype=torch.{dtype})"
         elif array is not None and tensor.nbytes <= SMALL:
             array = array.astype(np.float64) if array.dtype.kind not in "biufc" else array
             text = f"torch.tensor({ast.unparse(literal(array))}, dtype=torch.{dtype})"

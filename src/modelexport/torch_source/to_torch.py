@@ -110,7 +110,7 @@ def torch_source(source: Source, *, dropout: Mapping[str, float] | None = None, 
     refuse_damaged_nodes(tagged.model)
     if any(value.dtype is None for node in tagged.model.graph.all_nodes() for value in node.outputs):
         infer_shapes(tagged.model)
-    entries = entries_as_nodes(tagged.model, tagged.calls, named=tagged.found is None)
+    entries = entries_as_nodes(tagged)
     put_attention_together(tagged.model, entries.values, _returned(tagged), exact=bool(dtype))
     constants = constants_of(tagged.model, entries)
     layout = CallLayout(tagged, entries, constants, is_wide=bool(dtype))

@@ -106,8 +106,8 @@ class ValueScope:
         return self._numbers.get(value)
 
     def constant(self, value: ir.Value) -> Any:
-        """A small constant as an array."""
-        return self.layout.array(value)
+        """A small constant as an array, unless the call gets it from its caller."""
+        return None if (value, self.group.call) in self.layout.entries.given else self.layout.array(value)
 
     def type_name(self, dtype: ir.DataType) -> str:
         """PyTorch's name of an element type."""
@@ -126,7 +126,7 @@ class ValueScope:
     def _constant(self, value: ir.Value) -> ast.expr:
         home = self.layout.homes.get(value, self.path)
         if value not in self.constants:
-            name = re.sub(r"(_?\d+)+$", "", value.name or "")
+            name = re.sub(r"(_?\d+)+$", "", (value.name or "").rpartition(".")[2])
             base = "constant" if name in ("val", "") or not name.isascii() else identifier(name, "constant")
             self.constants[value] = free_name(base, self._attributes, first=1)
         return self.nodes.attribute(self.path, home, self.constants[value])

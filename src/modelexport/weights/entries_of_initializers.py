@@ -36,6 +36,13 @@ _EVALUATED_ELEMENTS = 8_192
 _NAMED_OPERATORS = 3
 """The largest number of operators in the name of a folded initializer."""
 
+_MOVING = frozenset(
+    ("Cast", "CastLike", "Concat", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape",
+     "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze")
+)  # fmt: skip
+_ARITHMETIC = frozenset(("Add", "Div", "Mul", "Sub"))
+"""ONNX operators that move elements, and those that are undone with a constant: see :meth:`Computed.may_fold`."""
+
 _UNREAD_INPUTS = {"Shape": 0, "Size": 0, "EyeLike": 0, "CastLike": 1}
 """ONNX operators to the input of which they read only the shape or the element type."""
 
@@ -93,6 +100,10 @@ class Computed:
     """The opsets of the graph: domain to version."""
     recordable: dict[str, bool] = field(init=False, default_factory=dict)
     """The name of a computed value to whether its computation can be recorded."""
+    _moved: set[str] = field(init=False, default_factory=set)
+    """The computed values whose elements are those of entries."""
+    _scaled: set[str] = field(init=False, default_factory=set)
+    """The computed values that are an entry plus or times constants."""
     _constants: dict[str, np.ndarray | None] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -101,6 +112,20 @@ class Computed:
                 ready = all(self._input_recordable(name) for name in node.inputs if name is not None)
                 ready = ready and since_version(node.op, self.opsets) is not None
                 self.recordable.update(dict.fromkeys(node.outputs, ready))
+                self._follow_elements(node)
+
+    def _follow_elements(self, node: SourceNode) -> None:
+        read = [name for name in _read_inputs(node.op, node.inputs) if self.depends(name)]
+        if node.op[0] == packed.DOMAIN or (
+            node.op[1] in _MOVING and all(name in self.names or name in self._moved for name in read)
+        ):
+            self._moved.update(node.outputs)
+        elif (
+            node.op[1] in _ARITHMETIC
+            and read == [node.inputs[0]]
+            and (read[0] in self.names or read[0] in self._scaled)
+        ):
+            self._scaled.update(node.outputs)
 
     def depends(self, name: str | None) -> bool:
         """Whether the value of this name is a ``state_dict`` entry or computed from one."""
@@ -109,15 +134,17 @@ class Computed:
     def may_fold(self, node: ir.Node) -> bool:
         """Whether a node can be folded without losing a parameter or making a second copy of one.
 
-        True if it uses none, or if its computation can be recorded and no other node needs the parameter unchanged: the
-        transposed copy of a tied embedding, which the head uses, would be a second parameter.
+        True if it uses none, or if its computation can be recorded and undone, and no other node needs the parameter
+        unchanged: the transposed copy of a tied embedding, which the head uses, would be a second parameter. What
+        cannot be undone, as ``exp`` and the norm of ``weight_norm``, runtimes fold when they load the file.
         """
         inputs = _read_inputs(node.op_identifier(), node.inputs)
         if not any(value is not None and self.depends(value.name) for value in inputs):
             return True
         if any(value is not None and value.name in self.names and self._stays(value) for value in inputs):
             return False
-        return all(self.recordable.get(value.name or "", False) for value in node.outputs)
+        undone = self._moved | self._scaled
+        return all(value.name in undone and self.recordable[value.name] for value in node.outputs)
 
     def _stays(self, parameter: ir.Value) -> bool:
         """Whether a node whose inputs are not only weights and constants uses a parameter."""
