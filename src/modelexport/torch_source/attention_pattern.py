@@ -13,6 +13,9 @@ import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
 from modelexport.graph.node_owners import owner_of, set_owner
+from modelexport.torch_source.entries_as_nodes import Constants
+from modelexport.torch_source.mask_patterns import is_always_true, sizes_of
+from modelexport.torch_source.size_numbers import FileNumbers
 
 DOMAIN = "torch"
 OPERATOR = "scaled_dot_product_attention"
@@ -21,21 +24,25 @@ _HIDDEN = -1e4
 
 
 def put_attention_together(
-    model: ir.Model, entries: Container[ir.Value], kept: Container[str | None], *, exact: bool
+    model: ir.Model,
+    entries: Container[ir.Value],
+    kept: Container[str | None],
+    constants: Constants,
+    numbers: FileNumbers,
 ) -> None:
     """Replace the pattern by nodes of the operator ``torch.scaled_dot_product_attention``, in place.
 
     Args:
         entries: The values that are entries of the ``state_dict``, and so no constants.
         kept: The names of values that calls without nodes return, and that have to stay.
-        exact: Whether a scale stays if it is PyTorch's default but for the rounding of float32.
+        numbers: The values that are computed from sizes.
     """
     found, last_axis = False, -1 if model.opset_imports.get("", 1) >= 13 else 1
     for node in list(model.graph.all_nodes()):
         if node.op_type == "Softmax" and not node.domain:
-            pattern = _Pattern(entries, kept, owner_of(node))
+            pattern = _Pattern(entries, kept, constants, numbers, owner_of(node))
             if pattern.fits(node, last_axis):
-                pattern.replace(exact=exact)
+                pattern.replace()
                 found = True
     if found:
         passes.RemoveUnusedNodesPass()(model)
@@ -44,8 +51,16 @@ def put_attention_together(
 class _Pattern:
     """One place where it is looked for."""
 
-    def __init__(self, entries: Container[ir.Value], kept: Container[str | None], owner: Any) -> None:
-        self.entries, self.kept, self.call = entries, kept, owner.call if owner is not None else None
+    def __init__(
+        self,
+        entries: Container[ir.Value],
+        kept: Container[str | None],
+        constants: Constants,
+        numbers: FileNumbers,
+        owner: Any,
+    ) -> None:
+        self.entries, self.kept, self.constants, self.numbers = entries, kept, constants, numbers
+        self.call = owner.call if owner is not None else None
         self.scale = 1.0
         self.mask: ir.Value | None = None
 
@@ -75,10 +90,17 @@ class _Pattern:
             self._take_empty_rows()
         return self.key is not None and self.value is not None
 
-    def replace(self, *, exact: bool) -> None:
-        """Put one node in the place of the last one."""
+    def replace(self) -> None:
+        """Put one node in the place of the last one. A scale stays if it is not PyTorch's default but for rounding."""
+        exact = self.constants.is_wide
         old, size = self.last.outputs[0], self.query.shape[-1] if self.query and self.query.shape is not None else None
         usual = isinstance(size, int) and abs(self.scale * size**0.5 - 1) < (1e-12 if exact else 1e-6)
+        while (both := self.mask.producer() if self.mask is not None else None) is not None and both.op_type == "And":
+            others = [each for each in both.inputs if not is_always_true(each, self.constants, self.numbers)]
+            if len(others) != 1 or others[0] is None or others[0].shape is None or len(others[0].shape) != 4:
+                break
+            self.mask = others[0]  # under the name that arguments have
+            self.mask.name = both.outputs[0].name
         node = ir.node(OPERATOR, [self.query, self.key, self.value, self.mask], domain=DOMAIN,
                        attributes={} if usual else {"scale": self.scale}, name=self.last.name)  # fmt: skip
         new = node.outputs[0]
@@ -128,10 +150,18 @@ class _Pattern:
         if joined is None or value is None:
             return node.inputs[0]
         split = self._producer(node.inputs[0], "Reshape")
-        before = split.inputs[0].shape if split is not None and split.inputs[0] is not None else None
-        if split is None or before is None or value.shape is None:
+        before = split.inputs[0] if split is not None else None
+        if split is None or before is None or before.shape is None:
             return None
-        return split.inputs[0] if list(before) == [*value.shape[:-2], value.shape[-1], value.shape[-2]] else None
+        *outer, length, size = sizes_of(before)
+        same = self._sizes(joined)[-2:] == [size, length] and self._sizes(split)[-2:] == [length, size]
+        return before if same and self._sizes(joined)[:-2] == outer else None
+
+    def _sizes(self, reshape: ir.Node) -> list[str]:
+        """The sizes that a reshape gives."""
+        sizes = reshape.inputs[1]
+        numbers = self.numbers.known.get(sizes) if sizes is not None else None
+        return sizes_of(reshape.outputs[0]) if numbers is None else [str(number) for number in numbers]
 
     def _take_empty_rows(self) -> None:
         """Take the node behind that sets rows without a key to zero, and the boolean mask that it asks."""

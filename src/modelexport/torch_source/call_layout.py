@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.graph.nodes import nested_graphs
 from modelexport.tagged.encodings.functions_call_groups import Group, Item, group_calls
 from modelexport.tagged.file import TaggedFile
-from modelexport.torch_source.entries_as_nodes import Entries
+from modelexport.torch_source.entries_as_nodes import NARROW, SMALL, Constants, Entries
 from modelexport.torch_source.expressions import type_name
+from modelexport.torch_source.size_numbers import FileNumbers
 
-SMALL = 256
-"""Bytes of a constant that each module that uses it gets for itself."""
 _RESULT = "output"
-_NARROW = ("float32", "float16", "bfloat16")
 
 
 class CallLayout:
@@ -26,16 +22,13 @@ class CallLayout:
 
     Args:
         constants: The constants of the graph.
-        is_wide: Whether to compute in float64 what the file computes in narrower floating-point types.
+        numbers: What it computes from sizes.
     """
 
-    def __init__(
-        self, tagged: TaggedFile, entries: Entries, constants: Mapping[ir.Value, ir.TensorProtocol], *, is_wide: bool
-    ) -> None:
-        self.tagged, self.entries, self.constants = tagged, entries, constants
+    def __init__(self, tagged: TaggedFile, entries: Entries, constants: Constants, numbers: FileNumbers) -> None:
+        self.tagged, self.entries, self.constants, self.numbers = tagged, entries, constants, numbers
         self.graph = tagged.model.graph
-        self.is_wide = is_wide
-        self._arrays: dict[ir.Value, Any] = {}
+        self.is_wide, self.array = constants.is_wide, constants.array
         grouping = group_calls(tagged.model, tagged.calls)
         self.items: Mapping[ir.Graph, list[Item]] = grouping.items
         self.root = Group(tagged.calls.calls[0].call, grouping.items[self.graph])
@@ -54,6 +47,11 @@ class CallLayout:
         self.outputs: dict[ModuleCall, list[ir.Value]] = {}
         self._find_boundaries(self.root)
         self.inputs[self.root.call], self.outputs[self.root.call] = list(self.graph.inputs), list(self.graph.outputs)
+        self.sizes = {call: self._sizes_of(inputs) for call, inputs in self.inputs.items()}
+        """The names of sizes to the first input of each call that has one, and its axis."""
+        for call in self.groups.keys() - {self.root.call}:
+            self.inputs[call] = [value for value in self.inputs[call] if not self.has_sizes_of(value, call)]
+            self.outputs[call] = [value for value in self.outputs[call] if not self._is_size_for_users(value)]
         self.boundary = {*self.graph.inputs, *self.graph.outputs}
         names = [value.name for value in self.graph.outputs]
         self.results = "tensor" if names == [_RESULT] else "dict"
@@ -64,17 +62,7 @@ class CallLayout:
     def type_name(self, dtype: ir.DataType) -> str:
         """PyTorch's name of an element type, as the code computes in it."""
         name = type_name(dtype)
-        return "float64" if self.is_wide and name in _NARROW else name
-
-    def array(self, value: ir.Value) -> Any:
-        """A small constant as an array; ``None`` for others."""
-        tensor = self.constants.get(value)
-        if tensor is None or tensor.nbytes > 16 * SMALL or tensor.dtype == ir.DataType.STRING:
-            return None
-        if value not in self._arrays:
-            array = tensor.numpy()
-            self._arrays[value] = array.astype(np.float64) if self.is_wide and array.dtype.name in _NARROW else array
-        return self._arrays[value]
+        return "float64" if self.is_wide and name in NARROW else name
 
     def _place(self, group: Group, around: tuple[ModuleCall, ...]) -> None:
         self.groups[group.call] = group
@@ -140,6 +128,23 @@ class CallLayout:
         self.inputs[group.call] = list(outside)
         self.outputs[group.call] = [value for value in made if self._leaves(value, group.call)]
         return outside, set(made)
+
+    def _sizes_of(self, inputs: Sequence[ir.Value]) -> dict[str, tuple[ir.Value, int]]:
+        found: dict[str, tuple[ir.Value, int]] = {}
+        for value in inputs:
+            if value not in self.numbers.known and value.shape is not None and isinstance(value.type, ir.TensorType):
+                for axis, size in enumerate(value.shape):
+                    if isinstance(size, ir.SymbolicDim) and size.value:
+                        found.setdefault(f"<{size.value}>", (value, axis))
+        return found
+
+    def has_sizes_of(self, value: ir.Value, call: ModuleCall) -> bool:
+        """Whether a call can compute a value from sizes of its own inputs."""
+        return value in self.numbers.known and self.numbers.names(value) <= self.sizes[call].keys()
+
+    def _is_size_for_users(self, value: ir.Value) -> bool:
+        users = [self.chain[use.node][-1] for use in value.uses() if use.node in self.chain]
+        return not value.is_graph_output() and all(self.has_sizes_of(value, user) for user in users)
 
     def _walk(self, items: Sequence[Item], used: dict[ir.Value, None], made: dict[ir.Value, None]) -> None:
         for item in items:

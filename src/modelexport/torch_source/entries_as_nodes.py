@@ -166,8 +166,8 @@ def _insert_steps(
 def _steps_of_call(steps: Sequence[ir.Node], call: CallEntry | None, entries: Entries) -> Sequence[ir.Node]:
     """The steps that ran in a call: up to the one whose result has the shape of the call's, or those with the entry."""
     computed = [step for step in steps if step.op_type != "Constant"]
-    shapes = [tuple(step.outputs[0].shape or ()) for step in computed]
-    results = [tuple(tensor.shape) for tensor in call.outputs] if call is not None else []
+    shapes = [step.outputs[0].shape for step in computed]
+    results = [ir.Shape(tensor.shape) for tensor in call.outputs] if call is not None else []
     if len(results) == 1 and results[0] in shapes:
         return computed[: shapes.index(results[0]) + 1]
     return [step for step in computed if any(each in entries.values for each in step.inputs)]
@@ -223,19 +223,40 @@ def _shapes(node: ir.Node, step: TransformStep, inputs: Sequence[tuple[ir.Value 
     return run_operator(step.domain, step.op_type, step.version, [array for _, array in inputs], attributes)
 
 
-def constants_of(model: ir.Model, entries: Entries) -> dict[ir.Value, ir.TensorProtocol]:
-    """The initializers and outputs of ``Constant`` that are not entries."""
-    found: dict[ir.Value, ir.TensorProtocol] = {}
-    for value in initializers(model):
-        if value not in entries.values and value.const_value is not None:
-            found[value] = value.const_value
-    for node in model.graph.all_nodes():
-        if node.op_type == "Constant" and not node.domain:
-            for name, attribute in node.attributes.items():
-                if name == "value":
-                    found[node.outputs[0]] = attribute.as_tensor()
-                elif name in ("value_int", "value_ints"):
-                    found[node.outputs[0]] = ir.tensor(np.array(attribute.value, np.int64))
-                elif name in ("value_float", "value_floats"):
-                    found[node.outputs[0]] = ir.tensor(np.array(attribute.value, np.float32))
-    return found
+class Constants(dict[ir.Value, ir.TensorProtocol]):
+    """The initializers and outputs of ``Constant`` that are not entries.
+
+    Args:
+        is_wide: Whether to compute in float64 what the file computes in narrower floating-point types.
+    """
+
+    def __init__(self, model: ir.Model, entries: Entries, *, is_wide: bool) -> None:
+        super().__init__()
+        self.is_wide = is_wide
+        self._arrays: dict[ir.Value, Any] = {}
+        for value in initializers(model):
+            if value not in entries.values and value.const_value is not None:
+                self[value] = value.const_value
+        for node in model.graph.all_nodes():
+            if node.op_type == "Constant" and not node.domain:
+                for name, attribute in node.attributes.items():
+                    if name == "value":
+                        self[node.outputs[0]] = attribute.as_tensor()
+                    elif name in _NUMPY_TYPES:
+                        self[node.outputs[0]] = ir.tensor(np.array(attribute.value, _NUMPY_TYPES[name]))
+
+    def array(self, value: ir.Value) -> Any:
+        """A small constant as an array; ``None`` for others."""
+        tensor = self.get(value)
+        if tensor is None or tensor.nbytes > 16 * SMALL or tensor.dtype == ir.DataType.STRING:
+            return None
+        if value not in self._arrays:
+            array = tensor.numpy()
+            self._arrays[value] = array.astype(np.float64) if self.is_wide and array.dtype.name in NARROW else array
+        return self._arrays[value]
+
+
+SMALL = 256
+"""Bytes of a constant that each module that uses it gets for itself."""
+NARROW = ("float32", "float16", "bfloat16")
+_NUMPY_TYPES = {"value_int": np.int64, "value_ints": np.int64, "value_float": np.float32, "value_floats": np.float32}

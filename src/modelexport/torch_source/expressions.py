@@ -28,6 +28,9 @@ class Number:
     is_positive: bool = False
     """Whether it is known to be at least 0."""
 
+    def __str__(self) -> str:
+        return ast.unparse(self.code)
+
 
 @functools.cache
 def parsed(template: str) -> ast.expr:
@@ -35,10 +38,9 @@ def parsed(template: str) -> ast.expr:
     return ast.parse(template, mode="eval").body
 
 
-@functools.cache
-def names_in(template: str) -> tuple[str, ...]:
-    """Every name in a template, as often as it occurs."""
-    return tuple(node.id for node in ast.walk(parsed(template)) if isinstance(node, ast.Name))
+def names_of(expression: ast.expr) -> list[str]:
+    """Every name in an expression, as often as it occurs."""
+    return [node.id for node in ast.walk(expression) if isinstance(node, ast.Name)]
 
 
 def code(template: str, /, **operands: Any) -> ast.expr:
@@ -61,6 +63,12 @@ def _filled(node: Any, operands: Mapping[str, Any]) -> Any:
     if isinstance(new, ast.Subscript) and isinstance(new.slice, ast.Tuple) and len(new.slice.elts) == 1:
         new.slice = new.slice.elts[0]
     return new
+
+
+def replaced_names(expression: ast.expr, names: Mapping[str, str]) -> ast.expr:
+    """An expression with other names."""
+    replaced: ast.expr = _filled(expression, {old: parsed(new) for old, new in names.items()})
+    return replaced
 
 
 def _elements(node: Any, operands: Mapping[str, Any]) -> list[Any]:

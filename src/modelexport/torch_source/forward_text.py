@@ -7,6 +7,7 @@ Python's arithmetic. Branches and loops are Python's ``if`` and ``for``.
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
@@ -24,7 +25,6 @@ from modelexport.torch_source.module_nodes import ModuleNodes
 from modelexport.torch_source.nested_graphs import MissingOperatorError, NestedGraphs
 from modelexport.torch_source.operation import FUNCTIONS, Operation, UnwrittenError
 from modelexport.torch_source.recurrent_classes import RecurrentCall
-from modelexport.torch_source.size_numbers import FileNumbers
 
 
 class ForwardText(NestedGraphs):
@@ -40,14 +40,13 @@ class ForwardText(NestedGraphs):
         self,
         layout: CallLayout,
         nodes: ModuleNodes,
-        numbers: FileNumbers,
         group: Group,
         *,
         call_number: Callable[[ModuleCall], int],
         constructor: Callable[[str], str],
         recurrent: Callable[[ModuleCall], RecurrentCall | None],
     ) -> None:
-        super().__init__(layout, nodes, numbers, group)
+        super().__init__(layout, nodes, group)
         self.call_number, self.constructor, self.recurrent = call_number, constructor, recurrent
         self.result: ast.expr | None = None
         """What it returns, if it is one expression."""
@@ -57,7 +56,8 @@ class ForwardText(NestedGraphs):
         self.arguments = [self._argument(value) for value in inputs]
         self._count(group.items)
         self._uses.update(layout.outputs[group.call])
-        tensors = [value for value in inputs if value not in numbers.known and _is_tensor(value)]
+        tensors = [value for value in inputs if value not in self.file_numbers.known and _is_tensor(value)]
+        self._size_names = {name: self._fresh(identifier(name.strip("<>"))) for name in layout.sizes[group.call]}
         if tensors:
             self.device = code("x.device", x=self._env[tensors[0]])
         for value in inputs:
@@ -194,7 +194,7 @@ class ForwardText(NestedGraphs):
             self._emit(ast.unparse(written))
 
     def _argument_of(self, value: ir.Value) -> ast.expr:
-        numbers = self._numbers.get(value)
+        numbers = self.numbers(value)
         if numbers is None:
             return self.tensor(value)
         return literal(tuple(numbers) if numbers.ndim else numbers.item())
@@ -260,12 +260,9 @@ class ForwardText(NestedGraphs):
                 self._give(value, result, node.op_type)
 
     def _number_node(self, node: ir.Node) -> None:
-        def tensor(value: ir.Value) -> ast.expr:
-            if value in self._pending:
-                self._name_pending(value)
-            return self.tensor(value)
-
-        numbers = self.file_numbers.of_node(node, self._numbers.get, tensor)
+        numbers = self.numbers(node.outputs[0])
+        if numbers is None:
+            numbers = self.file_numbers.of_node(node, self.numbers, self._size)
         assert numbers is not None
         short = numbers.copy()
         for place, number in np.ndenumerate(numbers):
@@ -286,10 +283,29 @@ class ForwardText(NestedGraphs):
 
         self._operator = "result"
         written = self._composed(write)
-        self.result = written if not self.lines else None
         shown = ast.unparse(written)
         is_tuple = isinstance(written, ast.Tuple) and len(outputs) > 1
         self._emit(f"return {shown[1:-1] if is_tuple else shown}")
+        self.lines[:0] = self._size_lines()
+        self.result = written if len(self.lines) == 1 else None
+
+    def _size_lines(self) -> list[str]:
+        """``batch, length = input_ids.shape``, for the sizes that the code uses."""
+        arguments = dict(zip(self.layout.inputs[self.group.call], self.arguments, strict=True))
+        words = {word for line in self.lines for word in re.findall(r"\w+", line)}
+        used: dict[ir.Value, dict[int, str]] = {}
+        for name, (value, axis) in self.layout.sizes[self.group.call].items():
+            if self._size_names[name] in words:
+                used.setdefault(value, {})[axis] = self._size_names[name]
+        lines = []
+        for value, names in used.items():
+            shape, last = f"{arguments[value]}.shape", max(names)
+            if last == 0 or len(names) == 1:
+                lines.append(f"{names[last]} = {shape}[{last}]")
+            else:
+                cut = "" if value.shape is not None and last == len(value.shape) - 1 else f"[:{last + 1}]"
+                lines.append(f"{', '.join(names.get(axis, '_') for axis in range(last + 1))} = {shape}{cut}")
+        return lines
 
 
 def _is_tensor(value: ir.Value) -> bool:

@@ -17,13 +17,13 @@ from modelexport.format.documents import StateDictEntry
 from modelexport.format.dtypes import parse_dtype
 from modelexport.graph.unique_names import free_name
 from modelexport.tagged.encodings.functions_call_groups import Group
-from modelexport.torch_source.call_layout import SMALL, CallLayout, is_below
+from modelexport.torch_source.call_layout import CallLayout, is_below
+from modelexport.torch_source.entries_as_nodes import SMALL
 from modelexport.torch_source.expressions import identifier, is_plain, literal
 from modelexport.torch_source.forward_text import ForwardText
 from modelexport.torch_source.module_nodes import ELSEWHERE, OF_MODULES, ModuleNode, ModuleNodes
 from modelexport.torch_source.operation import FUNCTIONS
 from modelexport.torch_source.recurrent_classes import RecurrentCall, recurrent_class
-from modelexport.torch_source.size_numbers import FileNumbers
 from modelexport.torch_source.torch_classes import container, sequential, torch_class, uncalled
 
 _OF_THE_FILE = frozenset(
@@ -55,7 +55,6 @@ class ModuleClasses:
 
     def __init__(self, layout: CallLayout, nodes: ModuleNodes, *, dropout: dict[str, float]) -> None:
         self.layout, self.nodes, self.dropout = layout, nodes, dropout
-        self.numbers = FileNumbers(layout)
         self.helpers: set[str] = set()
         self.classes: dict[str, str] = {}
         """The text of each class, by its name, callees first."""
@@ -192,8 +191,8 @@ class ModuleClasses:
             shape = "" if array.ndim == 1 else f".reshape({', '.join(map(str, array.shape))})"
             text = f"torch.arange({f'{first}, ' if first else ''}{first + size}){shape}"
         elif array is not None and size > 1 and (array == array.reshape(-1)[0]).all():
-            value = ast.unparse(literal(array.reshape(-1)[0]))
-            text = f"torch.full({tuple(array.shape)}, {value}, dtype=torch.{dtype})"
+            number = ast.unparse(literal(array.reshape(-1)[0]))
+            text = f"torch.full({tuple(array.shape)}, {number}, dtype=torch.{dtype})"
         elif array is not None and tensor.nbytes <= SMALL:
             array = array.astype(np.float64) if array.dtype.kind not in "biufc" else array
             text = f"torch.tensor({ast.unparse(literal(array))}, dtype=torch.{dtype})"
@@ -231,7 +230,7 @@ class ModuleClasses:
         return Built(f"{name}()", numbers, constants=dict(zip(constants, names, strict=True)))
 
     def _forward(self, group: Group) -> ForwardText:
-        return ForwardText(self.layout, self.nodes, self.numbers, group, call_number=self._number,
+        return ForwardText(self.layout, self.nodes, group, call_number=self._number,
                            constructor=lambda path: self.build(path).constructor,
                            recurrent=lambda call: self.build(call.path).recurrent.get(call))  # fmt: skip
 

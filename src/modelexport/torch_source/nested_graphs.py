@@ -39,7 +39,7 @@ class NestedGraphs(ValueScope):
 
     def _number(self, value: ir.Value) -> ast.expr | None:
         """A value that is one Python number already."""
-        array, numbers = self.constant(value), self._numbers.get(value)
+        array, numbers = self.constant(value), self.numbers(value)
         if array is not None:
             return literal(array.reshape(-1)[0])
         return None if numbers is None else literal(numbers.reshape(-1)[0])

@@ -24,7 +24,7 @@ import onnx_ir as ir
 from modelexport.core.text import plural
 from modelexport.errors import UsageError
 from modelexport.torch_source import functions_of_layers, functions_of_quantized, functions_of_tensors
-from modelexport.torch_source.expressions import LEFT_OUT, METHODS, code, names_in, parsed
+from modelexport.torch_source.expressions import LEFT_OUT, METHODS, code, names_of, parsed
 from modelexport.torch_source.size_numbers import constant_numbers, kind_of
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
@@ -85,7 +85,7 @@ class Operation:
     def write(self, template: str, /, **operands: Any) -> ast.expr:
         """A template with the node's parts, and with operands under other names."""
         given = set(operands)
-        for name in names_in(template):  # as often as it is there: an operand that is used twice gets a name
+        for name in names_of(parsed(template)):  # as often as it is there: an operand that is used twice gets a name
             if name in FUNCTIONS:
                 self.scope.helpers.add(name)
             elif name not in given and (part := self._part(name)) is not None:
@@ -214,6 +214,11 @@ class Operation:
         """The sizes of an operand; what is not a whole number is dynamic."""
         value = self.value(index)
         return list(value.shape) if value is not None and value.shape is not None else [None] * self.rank(index)
+
+    def known_shape(self, index: int = 0) -> ir.Shape | None:
+        """The shape of an operand; ``None`` if it is not known."""
+        value = self.value(index)
+        return value.shape if value is not None else None
 
     def kind(self, index: int = 0) -> str:
         """NumPy's kind of an operand's type; ``O`` if the type is not known."""

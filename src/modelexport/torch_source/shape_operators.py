@@ -6,7 +6,6 @@ import ast
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from modelexport.torch_source.expressions import Number, code, literal
@@ -27,7 +26,9 @@ def _transpose(o: Operation) -> ast.expr:
 
 
 def _reshape(o: Operation) -> ast.expr:
-    numbers, keeps = o.numbers(1), not o.attribute("allowzero")
+    numbers, keeps, shape = o.numbers(1), not o.attribute("allowzero"), o.node.outputs[0].shape
+    if shape is not None and shape == o.known_shape() and not any(size == ir.SymbolicDim(None) for size in shape):
+        return o.write("a")
     if numbers is None:
         return o.write("reshape(a, s1)")
     is_kept = [keeps and not isinstance(number, Number) and number == 0 for number in numbers]
@@ -151,22 +152,11 @@ def _pad(o: Operation) -> ast.expr:
     return o.write("F.pad(a, around)" if is_zero else "F.pad(a, around, value=n2)", around=tuple(around))
 
 
-def _gather_nd(o: Operation) -> ast.expr:
-    """A reshape, if constant indices name every element in order."""
-    sizes, indices = o.shape(), o.array(1)
-    fixed = all(isinstance(size, int) for size in sizes) and not o.attribute("batch_dims")
-    if indices is not None and fixed and indices.shape[-1] == len(sizes):
-        whole = np.moveaxis(np.indices(sizes), 0, -1).reshape(-1, len(sizes))
-        if np.array_equal(indices.reshape(-1, len(sizes)), whole):
-            return o.write("a.reshape(*sizes)", sizes=indices.shape[:-1])
-    return o.write("gather_nd(a, b, **attributes)")
-
-
 SHAPE_OPERATORS: dict[str, str | Callable[[Operation], ast.expr]] = {
     "Transpose": _transpose, "Reshape": _reshape, "Flatten": _flatten, "Squeeze": _squeeze, "Unsqueeze": _unsqueeze,
     "Expand": _expand, "Gather": _gather, "Slice": _slice, "Split": _split, "Pad": _pad, "Tile": "a.tile(s1)",
     "Concat": "torch.cat([*operands], axis)", "GatherElements": "gather_elements(a, b, **attributes)",
-    "GatherND": _gather_nd, "ScatterND": "scatter_nd(a, b, c, **attributes)",
+    "GatherND": "gather_nd(a, b, **attributes)", "ScatterND": "scatter_nd(a, b, c, **attributes)",
     **dict.fromkeys(("Scatter", "ScatterElements"), "scatter_elements(a, b, c, **attributes)"),
     "DepthToSpace": "depth_to_space(a, **attributes)", "SpaceToDepth": "space_to_depth(a, **attributes)",
 }  # fmt: skip

@@ -16,8 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.graph.nodes import nested_graphs
-from modelexport.torch_source.call_layout import CallLayout
-from modelexport.torch_source.expressions import Number, code, parsed
+from modelexport.torch_source.expressions import Number, code, names_of
 
 Numbers = np.ndarray[Any, np.dtype[np.object_]]
 MOST = 64
@@ -101,15 +100,25 @@ def _moved(node: ir.Node, first: Numbers, others: Sequence[Numbers]) -> Numbers 
     return None if shape is None else first.reshape(shape)
 
 
-def _sizes(node: ir.Node, value: ir.Value, tensor: Callable[[ir.Value], ast.expr]) -> Numbers | None:
+def size_of(value: ir.Value, axis: int) -> Any:
+    """A size as a number: of a dynamic axis with a name it is the name in angle brackets, which no code has."""
+    size = value.shape[axis] if value.shape is not None else None
+    if isinstance(size, int):
+        return size
+    name = size.value if size is not None else None
+    return Number(ast.Name(f"<{name or '?'}>", ast.Load()), True)
+
+
+def _sizes(node: ir.Node, value: ir.Value, size: Callable[[ir.Value, int], Any]) -> Numbers | None:
     """The sizes of a tensor, or how many elements it has."""
     if value.shape is None or isinstance(value.type, ir.SequenceType):
         return None
     if node.op_type == "Size":
-        return one_number(Number(code("x.numel()", x=tensor(value)), True))
+        return one_number(
+            reduce(lambda a, b: _computed("Mul", a, b), map(size, [value] * 99, range(len(value.shape))), 1)
+        )
     start, end = (node.attributes[name].value if name in node.attributes else None for name in ("start", "end"))
-    axes = range(len(value.shape))[slice(start, end)]
-    return np.array([Number(code("x.shape[axis]", x=tensor(value), axis=axis), True) for axis in axes], dtype=object)
+    return np.array([size(value, axis) for axis in range(len(value.shape))[slice(start, end)]], dtype=object)
 
 
 def kind_of(dtype: ir.DataType | None) -> str:
@@ -124,35 +133,49 @@ _WIDTH = 4
 
 
 class FileNumbers:
-    """Which values of a file are computed from sizes alone, and so are Python numbers in its code."""
+    """Which values of a graph are computed from sizes alone, and so are Python numbers in its code.
 
-    def __init__(self, layout: CallLayout) -> None:
-        self.layout = layout
+    Args:
+        array: A small constant as an array.
+    """
+
+    def __init__(self, graph: ir.Graph, array: Callable[[ir.Value], Any]) -> None:
+        self.array = array
         self.known: dict[ir.Value, Numbers] = {}
-        for node in layout.graph.all_nodes():
-            found = self.of_node(node, self.known.get, lambda value: parsed("x"))
+        for node in graph.all_nodes():
+            found = self.of_node(node, self.known.get, size_of)
             if found is not None:
                 self.known[node.outputs[0]] = found
 
+    def number(self, value: ir.Value | None) -> Any:
+        """A value that is one number, or ``None``."""
+        numbers = None if value is None else self.known.get(value, constant_numbers(self.array(value)))
+        return numbers.reshape(-1)[0] if numbers is not None and numbers.size == 1 else None
+
+    def names(self, value: ir.Value) -> set[str]:
+        """The names of sizes that a value is computed from."""
+        codes = [number.code for number in self.known[value].reshape(-1) if isinstance(number, Number)]
+        return {name for each in codes for name in names_of(each) if name.startswith("<")}
+
     def of_node(
-        self, node: ir.Node, numbers: Callable[[ir.Value], Numbers | None], tensor: Callable[[ir.Value], ast.expr]
+        self, node: ir.Node, numbers: Callable[[ir.Value], Numbers | None], size: Callable[[ir.Value, int], Any]
     ) -> Numbers | None:
         """What a node gives as numbers; ``None`` if it has to be computed with tensors.
 
         Args:
             numbers: What is known of a value.
-            tensor: A tensor as an expression.
+            size: A size of a tensor.
         """
         if node.domain or not node.inputs or node.inputs[0] is None or len(node.outputs) != 1 or nested_graphs(node):
             return None
         if node.op_type in ("Shape", "Size"):
-            return _sizes(node, node.inputs[0], tensor)
+            return _sizes(node, node.inputs[0], size)
         known, dtype = [None if value is None else numbers(value) for value in node.inputs], node.outputs[0].dtype
         wraps = dtype is not None and kind_of(dtype) in "iu" and dtype.itemsize < _WIDTH
         if all(each is None for each in known) or wraps or (node.op_type == "Mod" and "fmod" in node.attributes):
             return None  # Python's numbers do not wrap around, and its remainder has the sign of the divisor
         given = [
-            each if each is not None or value is None else constant_numbers(self.layout.array(value))
+            each if each is not None or value is None else constant_numbers(self.array(value))
             for each, value in zip(known, node.inputs, strict=True)
         ]
         arrays = [each for each in given if each is not None]

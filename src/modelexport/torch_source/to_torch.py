@@ -24,11 +24,13 @@ from modelexport.graph.missing_types import infer_shapes
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.torch_source.attention_pattern import put_attention_together
 from modelexport.torch_source.call_layout import CallLayout
-from modelexport.torch_source.entries_as_nodes import Entries, constants_of, entries_as_nodes
+from modelexport.torch_source.entries_as_nodes import Constants, Entries, entries_as_nodes
 from modelexport.torch_source.expressions import TORCH_TYPES
+from modelexport.torch_source.mask_patterns import replace_whole_gathers
 from modelexport.torch_source.module_classes import ModuleClasses
 from modelexport.torch_source.module_nodes import ModuleNodes
 from modelexport.torch_source.operation import FUNCTIONS, refuse_damaged_nodes
+from modelexport.torch_source.size_numbers import FileNumbers
 
 if TYPE_CHECKING:
     from torch import nn
@@ -111,9 +113,11 @@ def torch_source(source: Source, *, dropout: Mapping[str, float] | None = None, 
     if any(value.dtype is None for node in tagged.model.graph.all_nodes() for value in node.outputs):
         infer_shapes(tagged.model)
     entries = entries_as_nodes(tagged)
-    put_attention_together(tagged.model, entries.values, _returned(tagged), exact=bool(dtype))
-    constants = constants_of(tagged.model, entries)
-    layout = CallLayout(tagged, entries, constants, is_wide=bool(dtype))
+    constants = Constants(tagged.model, entries, is_wide=bool(dtype))
+    numbers = FileNumbers(tagged.model.graph, constants.array)
+    replace_whole_gathers(tagged.model.graph, constants, numbers)
+    put_attention_together(tagged.model, entries.values, _returned(tagged), constants, numbers)
+    layout = CallLayout(tagged, entries, constants, numbers)
     nodes = ModuleNodes(layout)
     classes = ModuleClasses(layout, nodes, dropout=_dropped(tagged, dropout or {}))
     root = classes.build("")

@@ -17,10 +17,10 @@ from modelexport.errors import UsageError
 from modelexport.graph.unique_names import free_name
 from modelexport.tagged.encodings.functions_call_groups import Group
 from modelexport.torch_source.call_layout import CallLayout
-from modelexport.torch_source.expressions import LEFT_OUT, Number, code, identifier, literal, parsed
+from modelexport.torch_source.expressions import LEFT_OUT, Number, code, identifier, literal, parsed, replaced_names
 from modelexport.torch_source.module_nodes import OF_MODULES, ModuleNodes
 from modelexport.torch_source.operation import FUNCTIONS
-from modelexport.torch_source.size_numbers import FileNumbers, Numbers
+from modelexport.torch_source.size_numbers import Numbers, size_of
 
 WIDTH = 88
 """How long an expression may be before its operands get names; every name counts as six characters."""
@@ -31,8 +31,8 @@ _NAMES = re.compile(r"\b[a-z_]\w*\b(?!\()")
 class ValueScope:
     """The values of one call. It is what the table of operators asks for operands."""
 
-    def __init__(self, layout: CallLayout, nodes: ModuleNodes, numbers: FileNumbers, group: Group) -> None:
-        self.layout, self.nodes, self.file_numbers, self.group = layout, nodes, numbers, group
+    def __init__(self, layout: CallLayout, nodes: ModuleNodes, group: Group) -> None:
+        self.layout, self.nodes, self.file_numbers, self.group = layout, nodes, layout.numbers, group
         self.helpers: set[str] = set()
         self.constants: dict[ir.Value, str] = {}
         """The attributes under which the module has its constants."""
@@ -49,6 +49,8 @@ class ValueScope:
         self._pending: dict[ir.Value, ast.expr] = {}
         """Values that are used once, and whose expression has not been written yet."""
         self._numbers: dict[ir.Value, Numbers] = {}
+        self._size_names: dict[str, str] = {}
+        """The names of sizes of inputs to those in the code."""
         self._taken: Counter[ir.Value] = Counter()
         """How often the expression that is being composed has each value."""
 
@@ -61,11 +63,18 @@ class ValueScope:
         """A name that resembles the value's in the file, without the number that exporters put behind equal names."""
         name = (value.name or "").rpartition("/")[2].rpartition(".")[2]
         base = re.sub(r"(_?\d+)+$", "", name) or name
-        called = expression.func if isinstance(expression, ast.Call) else None
+        called = expression
+        while (
+            isinstance(called, ast.Call)
+            and isinstance(called.func, ast.Attribute)
+            and isinstance(called.func.value, ast.Call)
+        ):
+            called = called.func.value  # what a module's result is reshaped to is named after the module
+        module = called.func if isinstance(called, ast.Call) else None
         if value in self.layout.boundary:
             base = value.name or ""
-        elif isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id == "self":
-            base = called.attr  # what follows a module's call is named after the module
+        elif isinstance(module, ast.Attribute) and isinstance(module.value, ast.Name) and module.value.id == "self":
+            base = module.attr
         elif base in ("val", "v", "value", "") or not base.isascii():
             base = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", operator).lower()
         return self._fresh(identifier(base))
@@ -86,7 +95,7 @@ class ValueScope:
     def tensor(self, value: ir.Value) -> ast.expr:
         """A value as an expression."""
         self._taken[value] += 1
-        numbers = self._numbers.get(value)
+        numbers = self.numbers(value)
         if numbers is not None:
             dtype = value.dtype or ir.DataType.INT64
             kind = LEFT_OUT if dtype == ir.DataType.INT64 else parsed(f"torch.{self.type_name(dtype)}")
@@ -103,7 +112,24 @@ class ValueScope:
 
     def numbers(self, value: ir.Value) -> Numbers | None:
         """A value that is computed from sizes, as Python numbers."""
+        if value not in self._numbers and self.layout.has_sizes_of(value, self.group.call):
+            self._numbers[value] = np.array(self.file_numbers.known[value])
+            for place, number in np.ndenumerate(self._numbers[value]):
+                if isinstance(number, Number):
+                    named = replaced_names(number.code, self._size_names)
+                    self._numbers[value][place] = Number(named, number.is_positive)
         return self._numbers.get(value)
+
+    def _size(self, value: ir.Value, axis: int) -> Any:
+        """A size of a tensor: a number, the name of one that an input has, or read from the tensor."""
+        size = size_of(value, axis)
+        if not isinstance(size, Number):
+            return size
+        if (known := self._size_names.get(ast.unparse(size.code))) is not None:
+            return Number(parsed(known), True)
+        if value in self._pending:
+            self._name_pending(value)
+        return Number(code("x.shape[axis]", x=self.tensor(value), axis=axis), True)
 
     def constant(self, value: ir.Value) -> Any:
         """A small constant as an array, unless the call gets it from its caller."""
