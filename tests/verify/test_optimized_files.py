@@ -178,3 +178,33 @@ def test_a_call_that_quantizes_is_off_by_its_own_error_and_not_that_of_the_call_
     )
     assert before.keys() == after.keys() == {"0", "2", "4"}
     assert [address for address in before if before[address] != after[address]] == ["2"]
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.linear(x).view(5, 2, 4) * 0.5)
+
+
+def test_a_tool_may_put_a_step_of_the_module_around_into_the_weight(tmp_path: Path) -> None:
+    """As onnxslim does with the scale of attention: the node of the Linear then computes what its parent does."""
+    torch.manual_seed(0)
+    model, inputs = nn.Sequential(Scaled(), nn.Linear(4, 8)).eval(), {"input": torch.randn(5, 8)}
+    export(model, inputs, tmp_path / "tagged.onnx", check=False)
+    file = onnx.load(tmp_path / "tagged.onnx")
+    linear, view, scale, *_ = file.graph.node
+    assert [linear.op_type, view.op_type, scale.op_type] == ["Gemm", "Reshape", "Mul"]
+    for place, name in enumerate(linear.input[1:], 1):
+        entry = next(each for each in file.graph.initializer if each.name == name)
+        file.graph.initializer.append(numpy_helper.from_array(numpy_helper.to_array(entry) / 2, f"fused_{place}"))
+        file.graph.initializer.remove(entry)
+        linear.input[place] = f"fused_{place}"
+    linear.name, linear.output[0], view.input[0], view.output[0] = "val_10", "product", "product", scale.output[0]
+    linear.ClearField("metadata_props")
+    file.graph.node.remove(scale)
+    onnx.save(file, tmp_path / "changed.onnx")
+    retag(tmp_path / "changed.onnx", source=tmp_path / "tagged.onnx", output=tmp_path / "retagged.onnx")
+    assert verify(model, inputs, tmp_path / "retagged.onnx").agrees

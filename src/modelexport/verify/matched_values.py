@@ -65,6 +65,11 @@ class Matches:
         return {content for value in self.same for content in (self.alike if value in self.right else self.same)[value]}
 
     @cached_property
+    def computed_calls(self) -> set[ModuleCall]:
+        """The calls that compute a value of the file, and are the first to do so: others merely copy it."""
+        return {call for content in self.found for call in tuple(content.computed)[:1]}
+
+    @cached_property
     def nearest(self) -> Mapping[Content, tuple[ir.Value, float]]:
         """The contents that are values of the file, each to the nearest one, and how far off that is."""
         nearest: dict[Content, tuple[ir.Value, float]] = {}

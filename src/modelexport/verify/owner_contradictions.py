@@ -67,6 +67,8 @@ def _state(matches: Matches, node: ir.Node) -> tuple[OwnerState, str]:
         wrong = [call for call in owner.calls if _seen(matches, call) not in calls and call.path not in numbered]
         if wrong and (not calls or _moves(matches, node, value)):  # elements may be moved before a call or in it
             continue
+        if wrong and all(_is_part_of_a_step_after(matches, call, calls) for call in wrong):
+            continue
         if wrong and _is_earlier(matches, value, owner.calls, contents):
             continue
         others = (user for content in contents for user in matches.computing.get(content, ()) if user is not node)
@@ -125,6 +127,13 @@ def _is_earlier(
     )
     order = [matches.order[content] for content in computed_contents if not content.computed.keys().isdisjoint(owners)]
     return min(order, default=len(matches.order)) < min(matches.order[content] for content in contents)
+
+
+def _is_part_of_a_step_after(matches: Matches, call: ModuleCall, calls: Collection[ModuleCall]) -> bool:
+    """Whether the file has no value that a call computes, and its node computes one of a call around it: tools put a
+    step that follows, as a scale of attention, into the weight.
+    """
+    return call not in matches.computed_calls and any(around in calls for around in matches.tagged.calls.stack(call))
 
 
 def _crossing(matches: Matches, node: ir.Node, value: ir.Value) -> ModuleCall | None:
