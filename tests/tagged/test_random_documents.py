@@ -15,7 +15,7 @@ from modelexport.core.owners import Owner
 from modelexport.core.tags import Tags
 from modelexport.core.uncalled_modules import compare_hierarchies
 from modelexport.format import documents
-from modelexport.graph.coverage import check_coverage
+from modelexport.graph.boundaries import find_boundaries
 from modelexport.graph.node_owners import OWNER
 from modelexport.graph.snapshot import take_snapshot
 from modelexport.graph.unique_names import name_nodes_apart
@@ -23,6 +23,7 @@ from modelexport.pytorch.calls.module_tree_of_model import containers, module_tr
 from modelexport.pytorch.calls.traced_tree import trace_calls
 from modelexport.tagged.documents import reader
 from modelexport.tagged.documents.dag import dag_document
+from modelexport.tagged.documents.export_facts import facts_of_export
 from modelexport.tagged.documents.hierarchy_sidecar import hierarchy_document
 from modelexport.tagged.documents.named_entries import encode_table
 from modelexport.tagged.documents.operations import operations_document
@@ -87,20 +88,21 @@ def tagged_graphs(draw: st.DrawFn) -> tuple[nn.Module, Tags, ir.Model]:
 
 
 def described(module: nn.Module, tags: Tags, model: ir.Model) -> documents.Hierarchy:
-    return hierarchy_document(
+    boundaries = find_boundaries(model, tags.calls)
+    facts = facts_of_export(
         name="random",
         model=model,
         source=take_snapshot(model),
-        tree=tags.tree,
         calls=tags.calls,
         tags=tags,
         comparison=compare_hierarchies(tags.tree, tags.calls, containers(module)),
         values={},
-        coverage=check_coverage(model),
         settings=documents.Settings(
             frontend="none", granularity="auto", include=[], exclude=[], dynamic=False, optimize=False
         ),
+        boundaries=boundaries,
     )
+    return hierarchy_document(facts, model, tags, boundaries)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

@@ -22,17 +22,19 @@ from modelexport.exporting.markdown_report import report_path
 from modelexport.exporting.options import GraphOptions, TagOptions, WeightOptions
 from modelexport.exporting.runtime_fusion import Fusion, describe_fusion, fuse_graph
 from modelexport.format import documents
+from modelexport.graph.boundaries import find_boundaries
 from modelexport.graph.coverage import check_coverage
 from modelexport.graph.hidden_weights import bind_tensors, detach_parameters, order_uses
 from modelexport.graph.kept_outputs import record_exposed
 from modelexport.graph.names_by_module import name_nodes_by_path, name_values_by_path
-from modelexport.graph.nodes import all_nodes, initializers
+from modelexport.graph.nodes import all_nodes
 from modelexport.graph.parameter_plans import record_state_dict
 from modelexport.graph.snapshot import SourceGraph, take_snapshot
 from modelexport.graph.unique_names import name_nodes_apart, with_unique_names
 from modelexport.lineage.owners_after_passes import derive_owners
 from modelexport.pytorch.calls.module_tree_of_model import containers
 from modelexport.tagged.documents.dag import dag_document
+from modelexport.tagged.documents.export_facts import facts_of_export
 from modelexport.tagged.documents.hierarchy_sidecar import encode_sidecar, hierarchy_document
 from modelexport.tagged.documents.named_entries import encode_table
 from modelexport.tagged.documents.operations import operations_document
@@ -193,27 +195,26 @@ def describe(
     settings: documents.Settings,
 ) -> Described:
     """The documents of an export."""
-    tree = tagged.tags.tree
-    present = {*exported.model.graph.inputs, *initializers(exported.model)}
-    present.update(value for node in all_nodes(exported.model) for value in node.outputs)
+    graph, tags = exported.model, tagged.tags
+    boundaries = find_boundaries(graph, exported.calls)
     values = {port: tagged.values.get(name) for port, name in exported.values.items()}
-    hierarchy = hierarchy_document(
-        name=name or tree.root.class_name,
-        model=exported.model,
+    facts = facts_of_export(
+        name=name or tags.tree.root.class_name,
+        model=graph,
         source=before.source,
-        tree=tree,
         calls=exported.calls,
-        values={port: value for port, value in values.items() if value is not None and value in present},
-        tags=tagged.tags,
-        comparison=compare_hierarchies(tree, exported.calls, containers(model)),
-        coverage=check_coverage(exported.model),
+        values={port: value for port, value in values.items() if value is not None},
+        tags=tags,
+        comparison=compare_hierarchies(tags.tree, exported.calls, containers(model)),
         settings=settings,
+        boundaries=boundaries,
     )
-    dags = dag_document(exported.model, tagged.tags)
+    hierarchy = hierarchy_document(facts, graph, tags, boundaries)
+    dags = dag_document(graph, tags)
     files = {
         ".hierarchy.json": encode_sidecar(hierarchy),
         ".dag.json": encode_table(dags),
-        ".operations.json": encode_table(operations_document(exported.model, tagged.tags)),
+        ".operations.json": encode_table(operations_document(graph, tags)),
     }
     return Described(hierarchy, dags, files)
 

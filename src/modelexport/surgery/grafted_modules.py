@@ -1,9 +1,9 @@
-"""An exported module in the place of another: its calls, tags and documents become those of the whole model."""
+"""An exported module in the place of another: its calls, tags and facts become those of the whole model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import onnx_ir as ir
@@ -12,6 +12,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.core.tags import CallTags, LevelRule, level_rule
 from modelexport.format import documents
 from modelexport.surgery.edited_calls import EditedCalls, NewCall
+from modelexport.tagged.documents.export_facts import ExportFacts
 from modelexport.tagged.file import TaggedFile
 
 
@@ -20,7 +21,8 @@ class Graft:
     """A module of another file in the place of a call."""
 
     call: ModuleCall
-    sub: TaggedFile
+    facts: ExportFacts | None
+    """What is known of the file besides its graph."""
     calls: Mapping[ModuleCall, ModuleCall]
     """Calls of the file to calls of the whole model."""
     values: Mapping[str, ir.Value]
@@ -28,9 +30,9 @@ class Graft:
     absolute: bool
     """Whether the file was cut out of the same model, so that its calls have the same addresses."""
 
-    def path(self, path: str) -> str:
-        """The path in the whole model of a module of the file."""
-        return path if self.absolute else joined(self.call.path, path)
+    def value_for(self, value: ir.Value) -> ir.Value | None:
+        """The value in the whole model for one of the file."""
+        return self.values.get(value.name or "")
 
 
 def joined(path: str, inner: str) -> str:
@@ -38,10 +40,10 @@ def joined(path: str, inner: str) -> str:
     return f"{path}.{inner}" if path and inner else path or inner
 
 
-def rule_of(sidecar: documents.Hierarchy) -> LevelRule:
+def rule_of(facts: ExportFacts) -> LevelRule:
     """Which classes make levels in an exported model."""
-    settings = sidecar.settings
-    called = ((each.class_name, _is_torch_nn(each)) for each in sidecar.modules if each.path and each.calls)
+    settings = facts.settings
+    called = ((each.class_name, _is_torch_nn(each)) for each in facts.modules.values() if each.path and each.calls)
     return level_rule(settings.granularity, settings.include, settings.exclude, called)
 
 
@@ -50,21 +52,20 @@ def _is_torch_nn(module: documents.ModuleEntry) -> bool:
 
 
 def graft_calls(
-    sub: TaggedFile, call: ModuleCall, edited: EditedCalls, rule: LevelRule | None
+    sub: TaggedFile, facts: ExportFacts | None, call: ModuleCall, edited: EditedCalls, rule: LevelRule | None
 ) -> dict[ModuleCall, ModuleCall]:
     """Give a call the class of the root of an exported module, and add the calls inside that; returns their new names.
 
     Args:
         rule: Which classes make levels in the whole model; the calls of the module keep theirs if it is not known.
     """
-    theirs, sidecar = sub.call_tags, sub.hierarchy
+    theirs = sub.call_tags
     levels = {each: theirs.is_level_call(each) for each in sub.tags}
     root = sub.calls.calls[0].call
     levels[root] = edited.tags.is_level_call(call)
-    if rule is not None and sidecar is not None:
-        known = {each.path: each for each in sidecar.modules}
+    if rule is not None and facts is not None:
         for each in levels:
-            module = known[each.path]
+            module = facts.modules[each.path]
             levels[each] = rule.makes_level(module.class_name, is_torch_nn=_is_torch_nn(module))
     order = {traced.call: place for place, traced in enumerate(sub.calls.calls[1:])}
     inside = [
@@ -81,83 +82,59 @@ def graft_calls(
     return {root: call, **dict(zip(order, added, strict=True))}
 
 
-def grafted_sidecar(
-    before: documents.Hierarchy, grafts: Sequence[Graft], tags: CallTags
-) -> tuple[documents.Hierarchy, dict[str, ir.Value]]:
-    """The sidecar of a file as though what was put into it had always been there.
-
-    Returns:
-        The sidecar, and names that it has for values that were put in, to these values.
-    """
-    calls = {entry.address: entry for entry in before.calls}
-    modules = {entry.path: entry for entry in before.modules}
-    values: dict[str, ir.Value] = {}
+def grafted_facts(facts: ExportFacts, grafts: Sequence[Graft], tags: CallTags) -> ExportFacts:
+    """The facts of a model as though what was put into it had always been there."""
+    back = {name: value for graft in grafts if graft.absolute for name, value in graft.values.items()}
+    calls = {
+        call: run.with_values(lambda value: back.get(value.name or "", value)) for call, run in facts.calls.items()
+    }
+    modules = dict(facts.modules)
     entered: dict[str, documents.ModuleEntry] = {}
-    for number, graft in enumerate(grafts):
-        if graft.absolute:
-            values.update(graft.values)
+    for graft in grafts:
+        theirs = graft.facts
+        if theirs is None or graft.absolute:
             continue
-        marked = {name: f"\0{number}\0{name}" for name in graft.values}
-        values.update((marked[name], value) for name, value in graft.values.items())
-        sidecar = graft.sub.hierarchy
-        theirs = {entry.address: entry for entry in sidecar.calls} if sidecar is not None else {}
         for inner, call in graft.calls.items():
             if call != graft.call:
-                calls.pop(call.address, None)
-                if (entry := theirs.get(inner.address)) is not None:
-                    inputs, outputs = (
-                        [msgspec.structs.replace(each, value=marked.get(each.value or "")) for each in tensors]
-                        for tensors in (entry.inputs, entry.outputs)
-                    )
-                    calls[call.address] = msgspec.structs.replace(
-                        entry, address=call.address, enter=None, exit=None, inputs=inputs, outputs=outputs
-                    )
-        _count(modules, graft)
-        entered = _module_entries(modules, graft, tags) | entered  # a module's entry is that of its first call
+                calls.pop(call, None)
+                if (run := theirs.calls.get(inner)) is not None:
+                    run = run.with_values(graft.value_for)
+                    calls[call] = replace(run, enter=None, exit=None)
+        _count(modules, graft.call, theirs)
+        entered = _module_entries(modules, graft, theirs, tags) | entered  # a module's entry is that of its first call
         modules.update(entered)
-    root = msgspec.structs.replace(before.model, parameters=modules[""].parameters) if "" in modules else before.model
-    amended = msgspec.structs.replace(before, model=root, calls=list(calls.values()), modules=list(modules.values()))
-    return amended, values
+    model = msgspec.structs.replace(facts.model, parameters=modules[""].parameters) if "" in modules else facts.model
+    return replace(facts, model=model, calls=calls, modules=modules)
 
 
 def _module_entries(
-    modules: Mapping[str, documents.ModuleEntry], graft: Graft, tags: CallTags
+    modules: Mapping[str, documents.ModuleEntry], graft: Graft, theirs: ExportFacts, tags: CallTags
 ) -> dict[str, documents.ModuleEntry]:
-    """The entries of the modules that were put in; those without one in their own sidecar have only a class."""
-    sidecar = graft.sub.hierarchy
-    theirs = sidecar.modules if sidecar is not None else []
+    """The entries of the modules that were put in; modules that are called get their tags when the sidecar is made."""
     old = modules.get(graft.call.path)
     depth, aliases = (old.depth, old.aliases) if old is not None else (graft.call.path.count(".") + 1, [])
-    first = {call.path: call for call in reversed(list(graft.calls.values()))}
-    placed: dict[str, documents.ModuleEntry] = {}
-    for entry in theirs:
-        path = graft.path(entry.path)
-        call = first.get(path)
-        below_root = "".join(f"/{segment}" for segment in entry.tag.split("/")[2:])
-        placed[path] = msgspec.structs.replace(
+    return {
+        path: msgspec.structs.replace(
             entry,
             path=path,
-            tag=tags.tag(call) if call is not None else tags.tag(graft.call) + below_root,
+            tag=tags.tag(graft.call) + "".join(f"/{segment}" for segment in entry.tag.split("/")[2:]),
             depth=depth + entry.depth,
             aliases=[joined(graft.call.path, alias) for alias in entry.aliases] if entry.path else aliases,
-            level=tags.is_level_call(call) if call is not None else entry.level,
         )
-    if old is not None and graft.call.path not in placed:
-        name = tags.class_of(graft.call)
-        about = {} if name == old.class_name else {"class_name": name, "qualified_class": name, "line": 0}
-        placed[graft.call.path] = msgspec.structs.replace(old, tag=tags.tag(graft.call), **about)
-    return placed
+        for entry in theirs.modules.values()
+        for path in [joined(graft.call.path, entry.path)]
+    }
 
 
-def _count(modules: dict[str, documents.ModuleEntry], graft: Graft) -> None:
-    """Count the parameters of the modules around a module that is replaced, if those of both are known."""
-    old, sidecar = modules.get(graft.call.path), graft.sub.hierarchy
-    if old is None or sidecar is None or graft.call.index:
+def _count(modules: dict[str, documents.ModuleEntry], call: ModuleCall, theirs: ExportFacts) -> None:
+    """Count the parameters of the modules around a module that is replaced, if it is known."""
+    old = modules.get(call.path)
+    if old is None or call.index:
         return
-    more = sidecar.model.parameters - old.parameters
-    trainable = sidecar.modules[0].trainable - old.trainable
+    more = theirs.model.parameters - old.parameters
+    trainable = theirs.modules[""].trainable - old.trainable
     for path, entry in modules.items():
-        if graft.call.path != path and (not path or graft.call.path.startswith(f"{path}.")):
+        if call.path != path and (not path or call.path.startswith(f"{path}.")):
             modules[path] = msgspec.structs.replace(
                 entry, parameters=entry.parameters + more, trainable=entry.trainable + trainable
             )

@@ -14,7 +14,7 @@ from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.runtime.onnx_adapter_files import ADAPTER_SUFFIX, write_adapter_file
 from modelexport.surgery import Sharing
-from modelexport.surgery.edited_files import EditedFile
+from modelexport.surgery.edited_files import save_edited
 from modelexport.surgery.lora_weights import AdaptedFile
 from modelexport.weights.peft_adapters import changes
 
@@ -96,14 +96,14 @@ def merge_adapters(
         raise WeightsError(
             f"{grouped[0]} is the weight of a convolution in groups, to which a pair cannot be added: use --as-inputs"
         )
-    edited = EditedFile(work.tagged)
+    facts = work.tagged.facts()
     untied = work.untie()
     tensors = {value: work.tensor(value) for value in work.touched}
     if weights is not None:
         tensors |= {value: work.tensor(value) for value in work.plans if value not in tensors}
     bind_tensors(tensors)
     with checked_and_written(output.parent, [path]) as staging:
-        files = edited.save(output, staging, sharing)
+        files = save_edited(work.tagged, facts, output, staging, sharing)
     return MergedAdapters(
         path=str(output),
         adapters=[str(adapter.path) for adapter in work.changes.adapters],
@@ -137,13 +137,13 @@ def adapters_as_inputs(
     names = [f"{output.stem}.{adapter.name}{ADAPTER_SUFFIX}" for adapter in work.changes.adapters]
     if len(set(names)) < len(names):
         raise UsageError("two of the adapters are folders of the same name: give one at a time, or rename a folder")
-    edited = EditedFile(work.tagged)
+    facts = work.tagged.facts()
     work.untie()
     added, whole, pairs = work.make_inputs()
     files = [work.values(changes(work.path, work.entries, [adapter])) for adapter in work.changes.adapters]
     inputs = [value.name or "" for value in work.inputs]
     with checked_and_written(output.parent, [path]) as staging:
-        written = edited.save(output, staging, sharing, moved=added.moved)
+        written = save_edited(work.tagged, facts and facts.moved(added.moved), output, staging, sharing)
         sizes = [write_adapter_file(values, staging / name) for values, name in zip(files, names, strict=True)]
     return AdapterInputs(
         path=str(output),

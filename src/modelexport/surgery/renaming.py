@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,7 @@ from modelexport.files.atomic_writing import check_writable
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.graph.names_by_module import name_nodes_by_path, name_values_by_path
 from modelexport.runtime.checked_writing import checked_and_written
-from modelexport.surgery.edited_files import EditedFile
+from modelexport.surgery.edited_files import save_edited
 from modelexport.tagged.file import read_tagged
 
 
@@ -41,9 +42,10 @@ def rename(path: Source, output: str | Path, *, values: bool = False) -> Renamed
     path, output = as_path(path), Path(output)
     check_writable(output, [path])
     tagged = read_tagged(path)
-    edited = EditedFile(tagged)
+    facts = tagged.facts()
     renamed = name_nodes_by_path(tagged.model)
     values_renamed = name_values_by_path(tagged.model) if values else {}
     with checked_and_written(output.parent, [path]) as staging:
-        edited.save(output, staging, encoding="metadata" if tagged.encoding == "functions" else "")
+        edited = replace(tagged, encoding="metadata") if tagged.encoding == "functions" else tagged
+        save_edited(edited, facts, output, staging)
     return Renamed(str(output), renamed, values_renamed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +26,8 @@ from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.surgery import Sharing
 from modelexport.surgery.call_interfaces import Interface, interface_of
 from modelexport.surgery.edited_calls import EditedCalls
-from modelexport.surgery.edited_files import EditedFile
-from modelexport.surgery.grafted_modules import Graft, rule_of
+from modelexport.surgery.edited_files import save_edited
+from modelexport.surgery.grafted_modules import Graft, grafted_facts, rule_of
 from modelexport.surgery.graph_cutter import Cut, Cutter
 from modelexport.surgery.replaced_entries import write_keys
 from modelexport.surgery.substitutes import FromModel, Parts, Site, Substitute
@@ -88,21 +89,22 @@ def replace(
     path, output = as_path(path), Path(output)
     check_writable(output, [path])
     tagged = read_tagged(path)
-    replacer = _Replacer(tagged)
+    facts, replacer = tagged.facts(), _Replacer(tagged)
     calls = replacer.calls(selectors, every_call)
     if isinstance(substitute, FromModel):
         check_opsets(tagged.model, substitute.model, substitute.path)
-        substitute.rule = rule_of(tagged.hierarchy) if tagged.hierarchy is not None else None
+        substitute.rule = rule_of(facts) if facts is not None else None
     sites = [replacer.site(call, copied=substitute.keep_body) for call in calls]
-    edited = EditedFile(tagged)
     if isinstance(substitute, FromModel):
         replacer.clear([site for site in sites if not substitute.is_part_of(site.call, replacer.edited.tags)])
     replaced = [replacer.replace(site, substitute) for site in sites]
     replacer.finish()
     kept = sum(id(node) in replacer.before for node in all_nodes(tagged.model))
-    tags, moved, grafts = replacer.edited.tags, replacer.now, replacer.grafts
+    edited = dataclasses.replace(tagged, call_tags=replacer.edited.tags)
+    if facts is not None:
+        facts = grafted_facts(facts, replacer.grafts, edited.call_tags).moved(replacer.now)
     with checked_and_written(output.parent, [tagged.path]) as staging:
-        files = edited.save(output, staging, weights, tags=tags, moved=moved, grafts=grafts)
+        files = save_edited(edited, facts, output, staging, weights)
     return Replaced(path=str(output), by=substitute.name, calls=replaced, kept=kept, weights=files)
 
 

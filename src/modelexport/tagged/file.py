@@ -30,6 +30,7 @@ from modelexport.graph.names_by_module import name_by_path
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.properties import format_version, is_tagged, properties_of, text_of
+from modelexport.tagged.documents.export_facts import ExportFacts, facts_of_sidecar, present_values
 from modelexport.tagged.documents.reader import load_hierarchy
 from modelexport.tagged.encodings.encoded import encoded
 from modelexport.tagged.encodings.metadata import write_tags
@@ -103,6 +104,12 @@ class TaggedFile:
             READING.info("not used: %s", error)
             return None
         return sidecar
+
+    def facts(self) -> ExportFacts | None:
+        """What the sidecar knows besides the graph, with the values of the graph, which may be edited afterwards."""
+        if self.hierarchy is None:
+            return None
+        return facts_of_sidecar(self.hierarchy, {value.name or "": value for value in present_values(self.model)})
 
     @cached_property
     def cut(self) -> CutRecord | None:

@@ -32,7 +32,8 @@ from modelexport.graph.parameter_plans import state_dict_of, used_keys
 from modelexport.graph.properties import properties_of, text_of
 from modelexport.graph.size_symbols import SYMBOL, put_size
 from modelexport.tagged.documents.dag import dag_document
-from modelexport.tagged.documents.hierarchy_sidecar import descended_document, module_facts
+from modelexport.tagged.documents.export_facts import facts_of_sidecar, module_facts, present_values
+from modelexport.tagged.documents.hierarchy_sidecar import hierarchy_document
 from modelexport.tagged.documents.operations import operations_document
 from modelexport.tagged.documents.reader import load_dag, load_hierarchy, load_operations
 from modelexport.tagged.encodings.metadata import initializer_tags
@@ -209,18 +210,8 @@ class _Right:
 
     def sidecar(self, sidecar: documents.Hierarchy) -> Tables:
         """The entries of the sidecar, and what they should be."""
-        produced = [value for node in self.tagged.nodes for value in node.outputs]
-        weights = list(initializers(self.tagged.model))
-        document = descended_document(
-            sidecar,
-            model=self.tagged.model,
-            values={
-                value.name: value for value in (*produced, *weights, *self.tagged.model.graph.inputs) if value.name
-            },
-            tags=self.tags,
-            coverage=self.tagged.coverage,
-        )
-        right = _by_kind(document)
+        values = {value.name: value for value in present_values(self.tagged.model) if value.name}
+        right = _by_kind(hierarchy_document(facts_of_sidecar(sidecar, values), self.tagged.model, self.tags))
         return _by_kind(sidecar), right if self.tree is None else self._with_modules(right, self.tree)
 
     def _with_modules(self, right: dict[tuple[str, str], Any], tree: ModuleTree) -> dict[tuple[str, str], Any]:

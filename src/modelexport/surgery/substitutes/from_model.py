@@ -46,6 +46,7 @@ class FromModel:
         if is_tagged(self.model):
             self._tagged = read_tagged(self.path)
             self.model = self._tagged.model
+        self._facts = self._tagged.facts() if self._tagged is not None else None
         self.rule: LevelRule | None = None
         """Which classes make levels in the whole model, if that is known."""
         self._weights: dict[str, ir.Value] = {}
@@ -166,8 +167,8 @@ class FromModel:
             renamed = {traced.call: traced.call for traced in self._tagged.calls}
         else:
             edited.remove_inside(call, used)
-            renamed = graft_calls(self._tagged, call, edited, self.rule)
-        self._graft = Graft(call, self._tagged, renamed, values, self._absolute)
+            renamed = graft_calls(self._tagged, self._facts, call, edited, self.rule)
+        self._graft = Graft(call, self._facts, renamed, values, self._absolute)
         owners = {}
         for node in graph.all_nodes():
             owner = owner_of(node)
