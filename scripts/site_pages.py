@@ -12,7 +12,7 @@ from typing import Any
 
 from modelexport import _PUBLIC
 from modelexport.cli.command_list import _GROUPS, COMMANDS
-from modelexport.cli.lazy_commands import app
+from modelexport.cli.command_parsers import app
 
 ROOT = Path(__file__).parent.parent
 

@@ -11,7 +11,7 @@ from modelexport.devices.pieces import Piece
 from modelexport.graph.copies import copy_of, value_like
 from modelexport.runtime.devices import CPU, Device
 from modelexport.runtime.part_process import PartResult
-from modelexport.runtime.part_runner import error_of
+from modelexport.runtime.part_runner import output_error
 from modelexport.runtime.sessions import open_session, run_session
 
 Spoils = Callable[[ir.Node], bool]
@@ -38,7 +38,7 @@ class SpoiledDevice:
         results = run_session(
             open_session(spoiled(piece.model, self._spoils, self._by), folder=piece.folder), piece.inputs
         )
-        errors = {name: error_of(right, results[name]) for name, right in piece.outputs.items()}
+        errors = {name: output_error(right, results[name]) for name, right in piece.outputs.items()}
         nodes: dict[str, list[list[str]]] = {}
         for node in piece.model.graph:
             provider = CPU if node.op_type in self._lacks else self.device.provider

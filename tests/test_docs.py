@@ -14,7 +14,7 @@ import pytest
 import typer
 
 import modelexport
-from modelexport.cli.lazy_commands import app
+from modelexport.cli.command_parsers import app
 from pictures import IMAGES, TERMINALS
 
 ROOT = Path(__file__).parent.parent

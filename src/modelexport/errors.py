@@ -172,11 +172,11 @@ class UntaggedNodeError(ModelExportError):
 
 
 @contextmanager
-def raised_as(error_of: Callable[[Exception], ModelExportError]) -> Iterator[None]:
+def raised_as(error_for: Callable[[Exception], ModelExportError]) -> Iterator[None]:
     """Around code of others, which may raise anything: that becomes an error of ours, and errors of ours stay."""
     try:
         yield
     except ModelExportError:
         raise
     except Exception as error:  # the purpose of this function
-        raise error_of(error) from error
+        raise error_for(error) from error

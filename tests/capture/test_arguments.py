@@ -165,7 +165,7 @@ def test_values_are_followed_from_inputs_to_where_python_reads_them() -> None:
 
 
 def test_on_the_command_line(tmp_path: Path) -> None:
-    from modelexport.cli.lazy_commands import app
+    from modelexport.cli.command_parsers import app
 
     code = tmp_path / "nets.py"
     code.write_text(

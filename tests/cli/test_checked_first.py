@@ -45,6 +45,6 @@ def test_a_wrong_model_or_column_is_refused_without_torch_and_onnxruntime(tmp_pa
 def test_axes_of_several_inputs_go_in_one_option() -> None:
     interface = read_interface(NameOptions(axes=["image:0=batch,ids:1=words", "ids:0=batch"]))
     assert interface.axes == {("image", 0): "batch", ("ids", 1): "words", ("ids", 0): "batch"}
-    interface.check_arguments(["image", "ids"])
+    interface.check_named_axes(["image", "ids"])
     with pytest.raises(UsageError, match="the model has no input image; did you mean images"):
-        interface.check_arguments(["images", "ids"][:1])
+        interface.check_named_axes(["images", "ids"][:1])

@@ -16,7 +16,7 @@ import modelexport
 from commands import run
 from exports import Shared
 from modelexport.cli.commands.example import EXAMPLES, FOLDER
-from modelexport.exporting.given_names import Interface
+from modelexport.exporting.requested_names import RequestedNames
 from modelexport.files.named_models import named_folder
 from modelexport.format.versions import FORMAT_VERSION
 
@@ -30,7 +30,7 @@ def write_tiny_bert(folder: Path, *, dynamic: bool = False) -> None:
     config = transformers.BertConfig(num_hidden_layers=2, num_attention_heads=2, **SIZES)
     ids = torch.arange(1, 33).view(2, 16)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    axes = Interface(leading=["batch", "sequence"]) if dynamic else None
+    axes = RequestedNames(leading=["batch", "sequence"]) if dynamic else None
     modelexport.export(
         transformers.BertModel(config), inputs, folder / TINY, dynamic=dynamic, interface=axes, documents=False
     )

@@ -16,7 +16,7 @@ from typer.main import get_command
 from commands import run
 from exports import Exporter
 from modelexport.cli.command_list import COMMANDS
-from modelexport.cli.lazy_commands import app
+from modelexport.cli.command_parsers import app
 from modelexport.core.version import __version__
 
 

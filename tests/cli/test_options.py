@@ -13,7 +13,7 @@ from typer.main import get_command
 import modelexport
 from commands import run
 from modelexport.cli.command_list import COMMANDS
-from modelexport.cli.lazy_commands import app, load_command
+from modelexport.cli.command_parsers import app, load_command
 from modelexport.core.declared_options import declared, heading
 from modelexport.errors import UsageError
 from modelexport.exporting.options import Keywords, Options

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import modelexport
 from exports import Exporter
-from modelexport.cli.lazy_commands import app
+from modelexport.cli.command_parsers import app
 from modelexport.errors import UsageError
 from modelexport.measure.change_checks import check_changes
 from modelexport.packages.measured_parts import cost_parts

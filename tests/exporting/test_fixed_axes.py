@@ -12,7 +12,7 @@ from torch import nn
 from modelexport import export, verify
 from modelexport.cli.name_and_axis_options import NameOptions, read_interface
 from modelexport.errors import CheckError
-from modelexport.exporting.given_names import Interface
+from modelexport.exporting.requested_names import RequestedNames
 from modelexport.graph.size_symbols import put_size
 from modelexport.pytorch.inputs.other_sizes import given_sizes, resized
 from modelexport.tagged.file import read_tagged
@@ -86,7 +86,7 @@ def test_sums_of_symbols_are_changed_together(tmp_path: Path) -> None:
             return torch.cat([past, new], 1) * mask
 
     inputs = {"new": torch.rand(2, 3), "past": torch.rand(2, 5), "mask": torch.ones(2, 8)}
-    named = Interface(axes={("new", 1): "sequence", ("past", 1): "past", ("mask", 1): "past + sequence"})
+    named = RequestedNames(axes={("new", 1): "sequence", ("past", 1): "past", ("mask", 1): "past + sequence"})
     export(Cached().eval(), inputs, tmp_path / "x.onnx", dynamic=True, interface=named, frontend="dynamo")
     file = read_tagged(tmp_path / "x.onnx").model
     assert {"sequence", "past"} <= given_sizes(inputs, file).keys()

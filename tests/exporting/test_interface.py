@@ -12,7 +12,7 @@ from torch import nn
 from modelexport import export, verify
 from modelexport.cli.name_and_axis_options import NameOptions, read_interface, spelled_out
 from modelexport.errors import CheckError, UsageError
-from modelexport.exporting.given_names import widened
+from modelexport.exporting.requested_names import widened
 
 
 class Net(nn.Module):

@@ -18,7 +18,7 @@ from torch.nn import functional
 from modelexport import cost, export, profile, verify
 from modelexport.cli.show_export import format_export
 from modelexport.errors import CheckError, UsageError
-from modelexport.exporting.given_names import Interface
+from modelexport.exporting.requested_names import RequestedNames
 from modelexport.exporting.size_decisions import SizeTrials
 from modelexport.graph.size_conditions import SizeCondition, fitting, renamed, simplified, sizes_against
 from modelexport.pytorch.inputs.other_sizes import symbol_sizes, with_sizes, within_conditions, without_parts
@@ -26,7 +26,7 @@ from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import run_session
 from modelexport.tagged.file import read_tagged
 
-NAMES = Interface(axes={("x", 1): "n", ("x", 2): "h", ("y", 1): "m"})
+NAMES = RequestedNames(axes={("x", 1): "n", ("x", 2): "h", ("y", 1): "m"})
 
 
 class Decides(nn.Module):
@@ -117,7 +117,7 @@ def test_an_axis_that_the_capture_makes_constant_is_told_if_the_model_accepts_ot
     result = export(Constant().eval(), {"x": torch.rand(2, 3, 4)}, tmp_path / "x.onnx", dynamic=True)
     assert [(one.input, one.axis, one.size) for one in result.fixed] == [("x", 0, 2), ("x", 1, 3)]
     assert "math.sqrt(x.shape[1])" in result.fixed[1].reason
-    named = Interface(axes={("x", 1): "rows"})
+    named = RequestedNames(axes={("x", 1): "rows"})
     with pytest.raises(UsageError, match=r"rows: .*fixes it at 3 \(test_size_conditions.py:\d+: .*math.sqrt"):
         export(Constant().eval(), {"x": torch.rand(2, 3, 4)}, tmp_path / "y.onnx", dynamic=True, interface=named)
 
@@ -128,7 +128,7 @@ class Root(nn.Module):
 
 
 def test_no_named_axis_becomes_constant(tmp_path: Path) -> None:
-    named = Interface(leading=["batch", "rows"])
+    named = RequestedNames(leading=["batch", "rows"])
     with pytest.raises(CheckError, match=r"rows \(axis 1 of x\): it is a constant of the file: test_size_con"):
         export(Root().eval(), {"x": torch.rand(2, 3, 4)}, tmp_path / "y.onnx", dynamic=True, interface=named)
 

@@ -24,7 +24,7 @@ from corpus import copied
 from limited import run
 from modelexport import load, rename, update_weights
 from modelexport.cli.command_list import COMMANDS
-from modelexport.cli.lazy_commands import load_command
+from modelexport.cli.command_parsers import load_command
 from modelexport.cli.overwrite_guard import Read, Written
 from modelexport.errors import OutputError
 from modelexport.files import folder_locks, onnx_models

@@ -12,7 +12,7 @@ import modelexport
 from commands import run
 from exports import Exporter
 from modelexport.errors import UsageError
-from modelexport.files.linked_weights import check_files
+from modelexport.files.linked_weights import check_weights_files
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import open_session
 from modelexport.tagged.file import read_tagged
@@ -35,7 +35,7 @@ def test_every_part_is_quantized_and_runs(stages: Path, tmp_path: Path) -> None:
     }
     for result, file in zip(results.values(), package.files.values(), strict=True):
         tagged = read_tagged(file)
-        check_files(tagged.model)
+        check_weights_files(tagged.model)
         assert result.coverage == tagged.coverage and not tagged.coverage.untagged and not tagged.coverage.inferred
     feeds = make_random_inputs(read_tagged(package.files["stage_0"]).model, open_session(package.files["stage_0"]))
     expected, found = (modelexport.run_chain(folder, feeds)["output"] for folder in (stages, tmp_path / "out"))

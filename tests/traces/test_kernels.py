@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from modelexport.traces.array_differences import error_of
+from modelexport.traces.array_differences import relative_error
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.numpy_kernels import KERNELS
 
@@ -135,7 +135,7 @@ def test_a_kernel_computes_what_onnx_runtime_computes(
     for right, (name, array) in zip(expected, found.items(), strict=True):
         assert array.shape == right.shape
         assert array.dtype == (np.int64 if name == "indices" else np.float64 if wide else np.float32)
-        assert error_of(right, array.astype(right.dtype)) < 1e-6
+        assert relative_error(right, array.astype(right.dtype)) < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_numbers_in_attributes_of_the_runtimes_operators_are_rounded_otherwise_i
     """
     run = FileRun(ir.serde.deserialize_model(onnx.parser.parse_model(text)), wide="float32")
     inputs = {"a": numbers(2, 3), "b": numbers(3, 4)}
-    error = error_of(run.run(inputs)["y"], run.nudged().run(inputs)["y"])
+    error = relative_error(run.run(inputs)["y"], run.nudged().run(inputs)["y"])
     assert (1e-8 < error < 1e-5) if is_rounded else error == 0
 
 
@@ -202,4 +202,4 @@ def test_what_is_a_function_of_others_in_the_runtime_has_noise_since_it_has_roun
         product (float[2, 3] x) => (float[2, 3] y) { y = com.microsoft.FastGelu (x) }
     """
     run, x = FileRun(ir.serde.deserialize_model(onnx.parser.parse_model(text)), wide="float32"), {"x": numbers(2, 3)}
-    assert 1e-8 < error_of(run.run(x)["y"], run.nudged().run(x)["y"]) < 1e-5
+    assert 1e-8 < relative_error(run.run(x)["y"], run.nudged().run(x)["y"]) < 1e-5

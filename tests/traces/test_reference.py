@@ -14,7 +14,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.errors import FileFormatError
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.traces.reference_values import open_reference, reference_path, write_reference
-from modelexport.traces.trace import Choice, Place, SeenTensor, Trace
+from modelexport.traces.trace import Choice, SeenTensor, TensorPlace, Trace
 
 ROOT, STEM, DOWN = (ModuleCall(path, 0) for path in ("", "stem", "down.0"))
 X = np.random.default_rng(0).standard_normal((2, 8)).astype(np.float32)
@@ -31,7 +31,7 @@ def traced() -> Trace:
     for call, side, array in ((ROOT, "inputs", X), (STEM, "inputs", X), (DOWN, "outputs", 2 * X), (ROOT, "outputs", Y)):
         content = trace.contents.add(array.astype(np.float64), keep=True)
         content.passed[call] = None
-        trace.tensors.append(SeenTensor(Place(call, side, "t"), content, "float32", array.shape))  # type: ignore[arg-type]
+        trace.tensors.append(SeenTensor(TensorPlace(call, side, "t"), content, "float32", array.shape))  # type: ignore[arg-type]
     trace.contents.add(3.0 * X).computed[STEM] = None
     trace.choices.append(Choice(X.astype(np.float64), np.argsort(X)))
     trace.drawn.append((DOWN, np.array([0.5, 1.5])))

@@ -16,7 +16,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Owner
 from modelexport.errors import UsageError
 from modelexport.graph.node_owners import set_owner
-from modelexport.traces.array_differences import compare_arrays, compare_outputs, error_of
+from modelexport.traces.array_differences import compare_arrays, compare_outputs, relative_error
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.file_trace import exact_constants, measure_noise, trace_file
 from modelexport.traces.fingerprints import fingerprint_of
@@ -135,8 +135,8 @@ def test_an_operator_of_a_runtime_is_run_by_it_in_float64_if_it_can_be() -> None
     run = FileRun(model, wide="float32")
     x = NUMBERS[:2, :4]
     found = run.run({"x": x, "b": np.zeros(4)})
-    assert error_of(x / (1 + np.exp(-float(np.float32(1.702)) * x)), found["y"]) < 1e-14
-    assert error_of(x * (0.5 + 0.5 * erf(x * 0.5**0.5)), found["z"]) < 1e-6
+    assert relative_error(x / (1 + np.exp(-float(np.float32(1.702)) * x)), found["y"]) < 1e-14
+    assert relative_error(x * (0.5 + 0.5 * erf(x * 0.5**0.5)), found["z"]) < 1e-6
     assert run.nodes.by_runtime == {"BiasGelu", "QuickGelu"}  # a function, whose numbers inside are rounded
 
 
@@ -357,7 +357,7 @@ def test_an_index_keeps_copies_of_arrays_that_it_is_asked_to_keep() -> None:
     ],
 )
 def test_the_error_is_relative_to_the_size_and_nothing_hides(right: Any, found: Any, error: float) -> None:
-    assert error_of(np.array(right), np.array(found)) == pytest.approx(error)
+    assert relative_error(np.array(right), np.array(found)) == pytest.approx(error)
 
 
 def test_other_types_shapes_and_counts_are_differences() -> None:

@@ -90,7 +90,7 @@ def _run(before: int) -> int:
     from typer.exceptions import Abort, TyperException
     from typer.main import get_command
 
-    from modelexport.cli.lazy_commands import app
+    from modelexport.cli.command_parsers import app
     from modelexport.cli.name_and_axis_options import spelled_out
 
     try:

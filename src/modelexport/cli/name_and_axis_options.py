@@ -11,7 +11,7 @@ from modelexport.core.declared_options import option
 from modelexport.errors import UsageError
 
 if TYPE_CHECKING:
-    from modelexport.exporting.given_names import Interface
+    from modelexport.exporting.requested_names import RequestedNames
 
 _AXIS = re.compile(r"([^,]+):(-?\d+)=([A-Za-z_]\w*)")
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -47,9 +47,9 @@ def spelled_out(arguments: Sequence[str]) -> list[str]:
     return replaced
 
 
-def read_interface(names: NameOptions) -> Interface:
+def read_interface(names: NameOptions) -> RequestedNames:
     """The interface that the options describe."""
-    from modelexport.exporting.given_names import Interface
+    from modelexport.exporting.requested_names import RequestedNames
 
     open_axes: dict[tuple[str, int], str] = {}
     leading: list[str] = []
@@ -64,7 +64,7 @@ def read_interface(names: NameOptions) -> Interface:
             raise UsageError(
                 f"--axes {spec}: write batch,sequence for the first axes of all inputs, or ids:0=batch,mask:0=batch"
             )
-    return Interface(
+    return RequestedNames(
         inputs=_names(names.input_names, "--input-names"),
         outputs=_names(names.output_names, "--output-names"),
         kept=names.outputs.split(",") if names.outputs else (),

@@ -115,12 +115,15 @@ def format_losses(report: AgainstReport) -> str:
     """The calls that lose most, the worst first, the outputs, and the verdict."""
     rows = [("MODULE", "CALL", "OWN", "IN ALL")]
     ranked = [call for call in report.ranked if call.status != "agree"]
-    rows += [(*_verdict_cells(call)[:2], _share(call.per_module), _share(call.end_to_end)) for call in ranked[:_MOST]]
+    rows += [
+        (*_verdict_cells(call)[:2], _size_of_error(call.per_module), _size_of_error(call.end_to_end))
+        for call in ranked[:_MOST]
+    ]
     left = f"{plural(len(ranked) - _MOST, 'call')} that lose less not shown" if len(ranked) > _MOST else ""
     table = [align(rows, right={2, 3}), *([left] if left else []), _LOSSES, ""] if ranked else []
     statuses = Counter(call.status for call in report.calls)
     same = f"{statuses['agree']:,} of {_with_nodes(statuses)} compute the same" if not report.judged else ""
-    outputs = ", ".join(f"{loss.difference.name} is off by {_share(loss)}" for loss in report.outputs)
+    outputs = ", ".join(f"{loss.difference.name} is off by {_size_of_error(loss)}" for loss in report.outputs)
     within = {"agree": "within", "differ": "not within"}.get(report.verdict, "") if report.judged else ""
     bound = f"{within} {_percent(report.bound)}" if within else ""
     beyond = f"first call off by more than {_percent(report.bound)}: {report.first_beyond}"
@@ -134,7 +137,7 @@ def format_losses(report: AgainstReport) -> str:
     return "\n".join([*table, f"{report.verdict}: {'; '.join(filter(None, facts))}"])
 
 
-def _share(loss: Loss | None) -> str:
+def _size_of_error(loss: Loss | None) -> str:
     """How far off a value is, as a share of its size; why it cannot be said otherwise."""
     if loss is None:
         return ""

@@ -18,7 +18,7 @@ from modelexport.graph.nodes import required_inputs, values_taken
 from modelexport.precision.cut_pieces import outputs_of
 from modelexport.precision.prepared_for_quantizers import infer_types
 from modelexport.runtime.part_process import largest
-from modelexport.runtime.part_runner import error_of
+from modelexport.runtime.part_runner import output_error
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.surgery.graph_cutter import Cut, Cutter
 from modelexport.tagged.file import TaggedFile
@@ -66,7 +66,7 @@ class Piece:
         try:
             results = run.run(
                 inputs,
-                lambda node, given, value, array: _as_half(array),
+                lambda node, arguments, value, array: _as_half(array),
                 change=lambda value, array: _as_half(array),
             )
         except NodeError:
@@ -74,9 +74,9 @@ class Piece:
         return error_between(self.outputs, {k: results[k].astype(right.dtype) for k, right in self.outputs.items()})
 
 
-def error_between(right: Mapping[str, Any], found: Mapping[str, Any]) -> float:
+def error_between(right: Mapping[str, Any], results: Mapping[str, Any]) -> float:
     """The largest error of some arrays, by name."""
-    return largest(error_of(array, found[name]) for name, array in right.items())
+    return largest(output_error(array, results[name]) for name, array in right.items())
 
 
 def _as_half(array: Any) -> Any:
@@ -155,7 +155,7 @@ class Pieces:
         if not wanted:
             return
 
-        def watch(node: ir.Node, given: Sequence[Any], value: ir.Value, array: Any) -> Any:
+        def watch(node: ir.Node, arguments: Sequence[Any], value: ir.Value, array: Any) -> Any:
             if isinstance(array, np.ndarray) and (value in wanted or self._bytes < _KEPT):
                 self._right[value] = array
                 self._bytes += array.nbytes

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from modelexport.capture.exported_graph import Exported
 from modelexport.core.calls import Port
-from modelexport.exporting.given_names import with_symbols
+from modelexport.exporting.requested_names import with_symbols
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.size_conditions import SizeCondition
 from modelexport.graph.size_symbols import SYMBOL
@@ -78,7 +78,9 @@ def _input_axes(exported: Exported) -> Iterator[_Axis]:
     """
     root = exported.calls.calls[0]
     values = {value.name or "": value for value in exported.model.graph.inputs}
-    names = [exported.values.get(Port(root.call, "inputs", place), one.name) for place, one in enumerate(root.inputs)]
+    names = [
+        exported.values.get(Port(root.call, "inputs", place), tensor.name) for place, tensor in enumerate(root.inputs)
+    ]
     for spec, name in zip(root.inputs, names, strict=True):
         if name in values:
             yield from (_Axis(symbol, spec.name, name, number) for number, symbol in _symbols_of(values[name]))

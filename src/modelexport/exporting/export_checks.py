@@ -14,9 +14,9 @@ from modelexport.capture.exported_graph import Exported
 from modelexport.core.text import first_few
 from modelexport.core.timed_stages import Stages
 from modelexport.errors import CheckError
-from modelexport.exporting.given_names import AS_CAPTURED, Interface
 from modelexport.exporting.options import Options
 from modelexport.exporting.output_checks import LONGEST_REASON, FileCheck, check_outputs
+from modelexport.exporting.requested_names import AS_CAPTURED, RequestedNames
 from modelexport.exporting.size_decisions import SizesFound, find_sizes, stated_unchecked
 from modelexport.format import documents
 from modelexport.graph.size_conditions import SizeCondition
@@ -111,11 +111,11 @@ class ExportChecks:
             check = self._check_outputs(file)
             interface = options.capture.interface or AS_CAPTURED
             # A part of a package whose weights stay in files is compared where it generates.
-            runs = options.weights.lent is None or isinstance(interface, Interface)
+            runs = options.weights.lent is None or isinstance(interface, RequestedNames)
             if options.capture.dynamic and runs and check.status == "passed":
                 from modelexport.verify.model_and_file import Sides, open_for
 
-                names = interface if isinstance(interface, Interface) else None
+                names = interface if isinstance(interface, RequestedNames) else None
                 sides, every = Sides.of(self.model, self.inputs, open_for(self.model, file)), options.checks.sizes
                 sizes = find_sizes(sides, self.inputs, self.exported, names, every=every)
                 if sizes.refusal:

@@ -79,8 +79,8 @@ def axes_of(inputs: Inputs, model: ir.Model, symbol: str, reason: str, call: str
     return [
         FixedAxis(input=name, axis=axis, symbol=symbol, size=size, call=call, reason=reason[:_REASON])
         for name, symbols in dynamic_axes(model).items()
-        for axis, one in enumerate(symbols)
-        if one == symbol
+        for axis, other in enumerate(symbols)
+        if other == symbol
     ]
 
 

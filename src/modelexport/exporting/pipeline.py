@@ -21,9 +21,9 @@ from modelexport.exporting.export_checks import ExportChecks
 from modelexport.exporting.export_result import ExportResult
 from modelexport.exporting.exposed_outputs import expose
 from modelexport.exporting.fixed_axes import FixedAxesError, FixedAxis
-from modelexport.exporting.given_names import AS_CAPTURED, Interface, with_fixed_axes
 from modelexport.exporting.markdown_report import report_path, write_report
 from modelexport.exporting.options import Keywords, Options
+from modelexport.exporting.requested_names import AS_CAPTURED, RequestedNames, with_fixed_axes
 from modelexport.exporting.size_decisions import stated_unchecked
 from modelexport.files.atomic_writing import check_writable
 from modelexport.files.output_folders import check_output_folder
@@ -82,8 +82,8 @@ def export(
         check_output_folder(Path(options.tags.dag_dir))
     with stages("repeat"):
         prepared = prepare_inputs(model, inputs, options.capture.constants)
-        if isinstance(options.capture.interface, Interface):
-            options.capture.interface.check_arguments(arguments_by_name(model, prepared.inputs))
+        if isinstance(options.capture.interface, RequestedNames):
+            options.capture.interface.check_named_axes(arguments_by_name(model, prepared.inputs))
         unrepeatable = [] if options.weights.lent is not None else find_unrepeatable(model, prepared.inputs)
     job = _Job(model, prepared, path, name, options, stages, unrepeatable)
     return first_that_passes(options.capture.frontend, job.export_by, keep_anyway=options.checks.keep_anyway)

@@ -30,7 +30,7 @@ from modelexport.exporting.fixed_axes import (
     told_of_fixed,
     tried,
 )
-from modelexport.exporting.given_names import Interface
+from modelexport.exporting.requested_names import RequestedNames
 from modelexport.graph.size_conditions import (
     SizeCondition,
     broken,
@@ -125,7 +125,9 @@ class SizesFound:
     """Why the file is not what was asked for; empty if it is."""
 
 
-def find_sizes(sides: Sides, inputs: Inputs, exported: Exported, names: Interface | None, *, every: bool) -> SizesFound:
+def find_sizes(
+    sides: Sides, inputs: Inputs, exported: Exported, names: RequestedNames | None, *, every: bool
+) -> SizesFound:
     """Find out what a file does with other sizes of its dynamic axes.
 
     Args:
@@ -175,7 +177,7 @@ def stated_unchecked(exported: Exported) -> Sequence[SizeCondition]:
     ]
 
 
-def find_constant_axes(sides: Sides, inputs: Inputs, exported: Exported, names: Interface) -> list[FixedAxis]:
+def find_constant_axes(sides: Sides, inputs: Inputs, exported: Exported, names: RequestedNames) -> list[FixedAxis]:
     """The axes that a capture made constant, though the model accepts other sizes: ``math.sqrt(n)``, ``for row in x``.
 
     Axes of one size that one line made constant change together, as the model may want them to be equal, and alone.

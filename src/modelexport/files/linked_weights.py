@@ -124,7 +124,7 @@ def _external_tensors(model: ir.Model) -> list[ir.ExternalTensor]:
     return [tensor for tensor in tensors if isinstance(tensor, ir.ExternalTensor)]
 
 
-def check_files(model: ir.Model) -> None:
+def check_weights_files(model: ir.Model) -> None:
     """Refuse a model whose weights files are missing, too short, or changed since it was exported.
 
     Raises:
@@ -147,7 +147,7 @@ def weights_faults(model: ir.Model) -> list[str]:
     return [fault for file in files if (fault := file.fault())] + missing
 
 
-def check_weights(model: ir.Model) -> None:
+def check_present_weights_files(model: ir.Model) -> None:
     """Fail if an existing weights file of a model that was read from a file may not be read.
 
     One that does not exist is reported when it is needed.

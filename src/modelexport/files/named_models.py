@@ -40,10 +40,10 @@ def models_in_package(name: str) -> list[str]:
     package = name.replace("-", "_")
     module = find_spec(package) if package.isidentifier() else None
     places = module.submodule_search_locations if module is not None else None
-    found = {
+    folders = {
         path.parent.name for place in places or () for kind in _DESCRIPTIONS for path in Path(place).glob(f"*/{kind}")
     }
-    return [f"{package}:{folder}" for folder in sorted(found)]
+    return [f"{package}:{folder}" for folder in sorted(folders)]
 
 
 def check_named(spec: str) -> None:

@@ -34,7 +34,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorLocation:
     """The place of a tensor's bytes, with its type and shape."""
 
     path: Path
@@ -59,7 +59,7 @@ class SafetensorsFile:
     """The path as given; it may be a symbolic link, as in the Hub's cache."""
     size: int
     header: str
-    tensors: Mapping[str, Place]
+    tensors: Mapping[str, TensorLocation]
 
 
 class _Index(msgspec.Struct, frozen=True):
@@ -113,7 +113,7 @@ def read_header(path: Path) -> SafetensorsFile:
     Raises:
         WeightsError: It is missing, truncated or not a safetensors file.
     """
-    real, tensors, header = Path(os.path.realpath(path)), dict[str, Place](), b""
+    real, tensors, header = Path(os.path.realpath(path)), dict[str, TensorLocation](), b""
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -125,7 +125,7 @@ def read_header(path: Path) -> SafetensorsFile:
                 entry = checked.get_slice(name)
                 dtype, shape = parse_safetensors_dtype(entry.get_dtype()), tuple(entry.get_shape())
                 length = int(prod(shape) * dtype.itemsize)
-                tensors[name] = Place(real, offset, length, dtype, shape)
+                tensors[name] = TensorLocation(real, offset, length, dtype, shape)
                 offset += length
     except (OSError, FileFormatError) as error:
         raise WeightsError(f"{getattr(error, 'strerror', None) or error}: copy or download {path} again") from error

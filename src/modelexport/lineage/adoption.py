@@ -15,7 +15,7 @@ import onnx_ir as ir
 from modelexport.core.result_display import Written
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.files.atomic_writing import check_writable
-from modelexport.files.linked_weights import check_files
+from modelexport.files.linked_weights import check_weights_files
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.files.path_or_model import as_path
 from modelexport.format import documents, keys
@@ -69,7 +69,7 @@ def adopt(program: Any, output: str | Path, *, keep_torch_metadata: bool = False
     reads = [path] if path is not None else []
     check_writable(output, reads)
     model = load_onnx(path) if path is not None else copy_of(_model_of(program))
-    check_files(model)
+    check_weights_files(model)
     repeated: Sequence[str] = ()
     if not is_tagged(model):
         found_calls = find_calls(model, keep_torch_metadata=keep_torch_metadata)
@@ -82,7 +82,7 @@ def adopt(program: Any, output: str | Path, *, keep_torch_metadata: bool = False
         if not keep_torch_metadata:
             drop_torch_metadata(model)
         encoded(model, tags)
-    check_files(model)
+    check_weights_files(model)
     with checked_and_written(output.parent, reads) as staging:
         save_model(model, staging / output.name)
         files = [str(output.parent / file.name) for file in sorted(staging.iterdir())]

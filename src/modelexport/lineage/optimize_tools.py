@@ -15,7 +15,7 @@ from modelexport.core.missing_extras import missing_extra
 from modelexport.core.text import nearest
 from modelexport.errors import FileFormatError, ModelExportError, UsageError
 from modelexport.files.atomic_writing import NO_ROOM, check_writable, scratch
-from modelexport.files.linked_weights import check_files, data_files
+from modelexport.files.linked_weights import check_weights_files, data_files
 from modelexport.files.onnx_models import OLDER_FILE, save_model
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.lineage.retagging import RetagReport, retag
@@ -71,7 +71,7 @@ def optimize_file(path: Source, tool: str, output: str | Path) -> RetagReport:
     except ImportError as error:
         raise UsageError(f"{tool} needs another package ({error}): pip install {chosen.package}") from error
     tagged = read_tagged(path)
-    check_files(tagged.model)
+    check_weights_files(tagged.model)
     with scratch(output.parent) as folder:
         # onnx and tools refuse, or delete, a data file of the new name in the current folder, wherever they write to.
         source, target = path, folder / f"{folder.parent.name}.onnx"

@@ -18,7 +18,7 @@ from modelexport.core.result_display import Written
 from modelexport.core.text import shortened
 from modelexport.errors import FileFormatError, UntaggedNodeError, UsageError
 from modelexport.files.atomic_writing import check_writable
-from modelexport.files.linked_weights import check_files
+from modelexport.files.linked_weights import check_weights_files
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import documents, keys
@@ -126,10 +126,10 @@ def retag(changed: Source, *, source: Source, output: str | Path) -> RetagReport
         raise FileFormatError(
             f"no node of {source} has tags: another tool has dropped them; give the exported file itself"
         )
-    check_files(tagged.model)
+    check_weights_files(tagged.model)
     model, inlined = _flat(changed, tagged)
     _check_outputs(changed, model)
-    check_files(model)
+    check_weights_files(model)
     return write_retagged(model, tagged, output, changed=changed, inlined=inlined)
 
 

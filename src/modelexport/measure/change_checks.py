@@ -146,8 +146,8 @@ def _fixed_by_second(first: TaggedFile, second: TaggedFile) -> dict[str, int]:
 
 def _costs(first: TaggedFile, second: TaggedFile) -> list[CostChange]:
     """Figures of files without tags are compared at example sizes: formulas of what others exported take minutes."""
-    told = cost if first.found is None and second.found is None else cost_at_example
-    figures: list[dict[str, Any]] = [table.numbers(table.whole) for table in (told(first), told(second))]
+    cost_of = cost if first.found is None and second.found is None else cost_at_example
+    figures: list[dict[str, Any]] = [table.numbers(table.whole) for table in (cost_of(first), cost_of(second))]
     changes = []
     for name in figures[0]:
         if name in figures[1]:

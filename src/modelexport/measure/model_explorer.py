@@ -18,12 +18,12 @@ from modelexport.files.atomic_writing import write_alone
 from modelexport.measure.table import Table
 from modelexport.tagged.file import TaggedFile
 
-Place = tuple[str, str]
+ExplorerPlace = tuple[str, str]
 """The name of a graph and that of a node in it, as Model Explorer has them."""
 _GRADIENT = [{"stop": 0, "bgColor": "#ffffff"}, {"stop": 0.5, "bgColor": "#ffe08a"}, {"stop": 1, "bgColor": "#e8590c"}]
 
 
-def explorer_places(tagged: TaggedFile) -> Mapping[ir.Node, Place]:
+def explorer_places(tagged: TaggedFile) -> Mapping[ir.Node, ExplorerPlace]:
     """Where Model Explorer shows the nodes of a file; without those that it does not show or whose name it makes up.
 
     A file with functions has other nodes than its flat model, so there none is known.
@@ -68,7 +68,7 @@ def node_data_document(table: Table, name: str) -> dict[str, Any]:
     the same one are added up.
     """
     column = table.column(name)
-    sums: dict[Place, Any] = {}
+    sums: dict[ExplorerPlace, Any] = {}
     for node in table.nodes:
         if node.place[1] and name in node.figures:
             sums[node.place] = sums.get(node.place, 0) + node.figures[name]

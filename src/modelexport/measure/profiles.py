@@ -28,7 +28,7 @@ from modelexport.measure import columns
 from modelexport.measure.costs import read_one
 from modelexport.measure.html_page import Page, embedded_page
 from modelexport.measure.inputs_and_example_sizes import make_feeds
-from modelexport.measure.model_explorer import Place, explorer_places
+from modelexport.measure.model_explorer import ExplorerPlace, explorer_places
 from modelexport.measure.onnxruntime_profiler import Kernel, Profile, profile_runs, time_runs
 from modelexport.measure.table import NodeFigures, Table
 from modelexport.runtime.devices import CPU, find_device
@@ -229,7 +229,7 @@ def _joined(tagged: TaggedFile, optimized: ir.Model, measured: Profile) -> list[
     return joined
 
 
-def _places(tagged: TaggedFile) -> Mapping[str, Place]:
+def _places(tagged: TaggedFile) -> Mapping[str, ExplorerPlace]:
     """The names of values to the nodes that give them, as Model Explorer has these."""
     shown = explorer_places(tagged)
     named = [(value.name, node) for node in tagged.nodes for value in node.outputs if value.name]
@@ -237,7 +237,7 @@ def _places(tagged: TaggedFile) -> Mapping[str, Place]:
     return {name: shown[node] for name, node in named if often[name] == 1 and node in shown}
 
 
-def _place(places: Mapping[str, Place], node: ir.Node) -> Place:
+def _place(places: Mapping[str, ExplorerPlace], node: ir.Node) -> ExplorerPlace:
     """The node of the tagged file that gives what a node gives, or else what that leads to."""
     pending, seen = [node], {node}
     while pending:

@@ -266,7 +266,7 @@ def quantize_package(
         for name in package.manifest.weights:
             (staging / name).unlink(missing_ok=True)
         sealed = {
-            place: _share([quantized_parts[name].model for name in names], staging / place / WEIGHTS)
+            place: _write_shared_weights([quantized_parts[name].model for name in names], staging / place / WEIGHTS)
             for place, names in folders.items()
         }
         for entry in package.manifest.parts:
@@ -280,7 +280,7 @@ def quantize_package(
     return results
 
 
-def _share(models: Iterable[ir.Model], file: Path) -> DataFile:
+def _write_shared_weights(models: Iterable[ir.Model], file: Path) -> DataFile:
     """Write the weights of models to one file, each tensor once by its content, and let the models refer to it.
 
     Returns:

@@ -18,7 +18,7 @@ from modelexport.packages.observed_state import greedy_config
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.nested_tensors import as_array
 from modelexport.pytorch.pretrained import PretrainedModel
-from modelexport.traces.array_differences import error_of
+from modelexport.traces.array_differences import relative_error
 from modelexport.traces.tolerances import LOGITS, LOGITS_OF_HALF
 
 
@@ -96,7 +96,7 @@ def first_difference(loop: TokenLoop, reference: Reference) -> str:
     Another token is not a difference if logits agree: it is a choice among logits that are equal but for rounding.
     """
     for index, (_, right, computed) in enumerate(compared(loop, reference)):
-        off = error_of(right, computed)
+        off = relative_error(right, computed)
         if not off <= (LOGITS if computed.dtype.itemsize > 2 else LOGITS_OF_HALF):
             return f"the logits of token {index + 1} are off by {off:.1e}"
     return ""

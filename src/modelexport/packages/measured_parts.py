@@ -176,8 +176,8 @@ def cost_parts(path: Source, sizes: Mapping[str, int] | None = None, *, formulas
         return {"": cost(path, sizes) if formulas else cost_at_example(path, sizes)}
     folder = path.resolve().name
     uses = uses_of(path, sizes or {}).items()
-    told = cost if formulas else cost_at_example
-    return {name: replace(told(use.tagged, use.sizes), name=f"{folder}: {name}") for name, use in uses}
+    cost_of = cost if formulas else cost_at_example
+    return {name: replace(cost_of(use.tagged, use.sizes), name=f"{folder}: {name}") for name, use in uses}
 
 
 def profile_parts(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import onnx_ir as ir
 
 from modelexport.capture.exported_graph import Exported
-from modelexport.exporting.given_names import Interface
+from modelexport.exporting.requested_names import RequestedNames
 from modelexport.graph.size_symbols import SYMBOL
 from modelexport.packages.generation_loop import BATCH, CACHE_POSITION, PAST_SEQUENCE, SEQUENCE
 
@@ -51,14 +51,14 @@ def name_generation(exported: Exported) -> Exported:
         if ".encoder." not in name or name.replace("present", "past_key_values", 1) not in inputs.values()
     ]
     escaped = [re.sub(r"([*?[])", r"[\1]", name) for name in kept]
-    return Interface(inputs=inputs, outputs=outputs, kept=escaped, axes=axes)(exported)
+    return RequestedNames(inputs=inputs, outputs=outputs, kept=escaped, axes=axes)(exported)
 
 
 def name_axes_of_part(exported: Exported, *, axes: Mapping[tuple[str, int], str]) -> Exported:
     """Name the inputs, outputs and given axes of a graph that generates, in place."""
     inputs, outputs = _plain_names(exported)
     known = {place: size for place, size in axes.items() if place[0] in inputs.values()}
-    return Interface(inputs=inputs, outputs=outputs, axes=known)(exported)
+    return RequestedNames(inputs=inputs, outputs=outputs, axes=known)(exported)
 
 
 def name_pipeline(exported: Exported) -> Exported:
@@ -81,7 +81,7 @@ def name_pipeline(exported: Exported) -> Exported:
             if size.value not in names:
                 names[size.value] = usual if usual not in names.values() else f"{name}_{usual}"
             axes[name, axis] = names[size.value]
-    return Interface(inputs=inputs, outputs=outputs, axes=axes)(exported)
+    return RequestedNames(inputs=inputs, outputs=outputs, axes=axes)(exported)
 
 
 def _plain_names(exported: Exported) -> tuple[dict[str, str], dict[str, str]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import onnx_ir as ir
 
 from modelexport.errors import OutputError
-from modelexport.files.safetensors_files import SINGLE, Place, read_header
+from modelexport.files.safetensors_files import SINGLE, TensorLocation, read_header
 from modelexport.packages.model_parts import ModelPart
 from modelexport.pytorch.weights.checkpoint_entries import find_entries, save_entries
 from modelexport.weights import WeightsMode
@@ -104,7 +104,7 @@ def _moved(weights: Weights, folder: Path, mode: WeightsMode) -> Weights:
             shutil.copyfile(file.path, target)
         targets[Path(os.path.realpath(file.path))] = target
     places = {
-        key: Place(
+        key: TensorLocation(
             targets[Path(tensor.path)].resolve(),
             tensor.offset or 0,
             tensor.length or 0,
@@ -118,5 +118,5 @@ def _moved(weights: Weights, folder: Path, mode: WeightsMode) -> Weights:
     return replace(weights, tensors=_tensors(places), files=files)
 
 
-def _tensors(places: Mapping[str, Place], prefix: str = "") -> dict[str, ir.TensorProtocol]:
+def _tensors(places: Mapping[str, TensorLocation], prefix: str = "") -> dict[str, ir.TensorProtocol]:
     return {f"{prefix}{key}": place.tensor(f"{prefix}{key}") for key, place in places.items()}

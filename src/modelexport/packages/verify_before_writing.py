@@ -25,7 +25,7 @@ from modelexport.packages.verify_by_generation import generation_fault
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.nested_tensors import as_array
 from modelexport.runtime.sessions import input_names, open_session, run_session
-from modelexport.traces.array_differences import error_of
+from modelexport.traces.array_differences import relative_error
 from modelexport.traces.tolerances import LOGITS, LOGITS_OF_HALF
 
 _NOT_RUN = ("loading", "running")
@@ -103,7 +103,7 @@ def encoding_fault(model: SentencePipeline, file: Path, directory: Path | None, 
             feeds: dict[str, Any] = {"prompt_length": np.array(0), **features}
             embeddings = run_session(session, {name: np.asarray(feeds[name], np.int64) for name in names})[model.output]
             kept = np.asarray(features["attention_mask"], bool) if model.output != SENTENCE else slice(None)
-            off = error_of(right[kept], embeddings[kept])
+            off = relative_error(right[kept], embeddings[kept])
             if not off <= (LOGITS if dtype.itemsize > 2 else LOGITS_OF_HALF):
                 whose = "sentence-transformers" if library is not None else "PyTorch"
                 return f"{model.output} of {batch} is off by {off:.1e} of what {whose} computes"

@@ -22,7 +22,14 @@ from modelexport.pytorch.nested_tensors import as_array, copied
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.sessions import input_names, open_session, run_session
 from modelexport.tagged.package import Package, read_package
-from modelexport.traces.array_differences import Difference, Verdict, compare_arrays, compare_outputs, error_of, worst
+from modelexport.traces.array_differences import (
+    Difference,
+    Verdict,
+    compare_arrays,
+    compare_outputs,
+    relative_error,
+    worst,
+)
 from modelexport.traces.tolerances import PIPELINE_RESULT
 
 
@@ -110,7 +117,7 @@ def verify_pipeline(
         right = _arrays(part.results(output))
         difference = worst(compare_outputs(list(right), list(right.values()), [outputs[name] for name in right]))
         assert difference is not None
-        off = {name: error_of(wanted, outputs[name]) for name, wanted in _arrays(part.results(alone)).items()}
+        off = {name: relative_error(wanted, outputs[name]) for name, wanted in _arrays(part.results(alone)).items()}
         calls.append(
             PartCall(
                 part=part.name,

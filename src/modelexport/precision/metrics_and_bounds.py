@@ -14,7 +14,7 @@ import numpy as np
 
 from modelexport.core.text import nearest
 from modelexport.errors import UsageError
-from modelexport.traces.array_differences import error_of
+from modelexport.traces.array_differences import relative_error
 
 Measure = Callable[[Any, Any], float]
 """The right array and the one that was found, to a figure."""
@@ -141,7 +141,7 @@ def _top1(right: Any, computed: Any) -> float:
 METRICS = {
     metric.name: metric
     for metric in (
-        Metric("error", error_of, power=2, unit="relative error of the output"),
+        Metric("error", relative_error, power=2, unit="relative error of the output"),
         Metric("cosine", _cosine, 1.0, unit="1 - cosine of the output"),
         Metric("kl", _kl, unit="nats"),
         Metric("top1", _top1, 1.0, unit="share of places with another first choice"),

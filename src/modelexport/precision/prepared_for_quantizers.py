@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from modelexport.core.collected_messages import collected
 from modelexport.errors import UsageError
-from modelexport.files.linked_weights import check_files
+from modelexport.files.linked_weights import check_weights_files
 from modelexport.graph.copies import copy_of
 from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.graph.snapshot import take_snapshot
@@ -31,7 +31,7 @@ def prepared(tagged: TaggedFile) -> TaggedFile:
         FileFormatError: A weights file is missing or has changed.
         UsageError: ONNX cannot convert an operator to the version that is needed, or the model cannot be loaded.
     """
-    check_files(tagged.model)
+    check_weights_files(tagged.model)
     _raise_version(tagged.model)
     _hold_weights(tagged.model)
     infer_types(tagged.model)

@@ -108,7 +108,7 @@ class Ladder:
     """The cheapest option of each unit."""
     steps: list[Step]
 
-    def choice(self, steps: int | Iterable[Step]) -> Choice:
+    def methods_after(self, steps: int | Iterable[Step]) -> Choice:
         """The choice after the first steps, or after some of them."""
         options = dict(enumerate(self.start))
         options.update((step.unit, step.option) for step in (self.steps[:steps] if isinstance(steps, int) else steps))
@@ -119,7 +119,7 @@ class Ladder:
         low, high = 0, len(self.steps)
         while low < high:
             middle = (low + high) // 2
-            low, high = (low, middle) if holds(self.choice(middle)) else (middle + 1, high)
+            low, high = (low, middle) if holds(self.methods_after(middle)) else (middle + 1, high)
         return self.steps[:low]
 
     def most(self, left: float) -> list[Step]:
@@ -255,19 +255,19 @@ def search(
                 for u in range(len(units))
             ]
         )
-        cheapest, before = runs.figure(ladder.choice(0)), weights_size(tagged.model)
+        cheapest, before = runs.figure(ladder.methods_after(0)), weights_size(tagged.model)
 
         def within_bound(limit: Bound) -> Callable[[Choice], bool]:
             return lambda choice: limit.holds(runs.figure(choice))
 
         with stages("choose"):
             if bound is None:
-                smallest = before + sum(switched.added[pair] for pair in ladder.choice(0).items())
+                smallest = before + sum(switched.added[pair] for pair in ladder.methods_after(0).items())
                 steps = ladder.most((budget or 0) - smallest)
             else:
                 steps = ladder.fewest(within_bound(bound))
         while True:
-            choice = ladder.choice(steps)
+            choice = ladder.methods_after(steps)
             recipe = recipe_for(tagged, [*units, *kept], choice)
             with stages("judge"):
                 quantized_model = quantized(tagged, recipe, data=choosing, folder=tagged.path.parent).model

@@ -28,9 +28,9 @@ def load(file: str, settings: str) -> Any:
     options.log_severity_level = device.get("log", 4)
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     if device.get("library"):
-        if device["provider"] not in [found.ep_name for found in ort.get_ep_devices()]:
+        if device["provider"] not in [offered.ep_name for offered in ort.get_ep_devices()]:
             ort.register_execution_provider_library(device["provider"], device["library"])
-        devices = [found for found in ort.get_ep_devices() if found.ep_name == device["provider"]]
+        devices = [offered for offered in ort.get_ep_devices() if offered.ep_name == device["provider"]]
         options.add_provider_for_devices(devices[:1], device["options"])
     else:
         options.add_provider(device["provider"], device["options"])
@@ -52,7 +52,7 @@ def run_part(folder: Path, part: Any, device: Any) -> dict[str, Any]:
         if "save" in value:
             np.save(folder / value["save"], result)
         else:
-            errors[value["name"]] = error_of(read_value(folder, value), np.asarray(result))
+            errors[value["name"]] = output_error(read_value(folder, value), np.asarray(result))
     return {"errors": errors, "nodes": nodes, "load_seconds": loaded, "seconds": float(np.median(seconds))}
 
 
@@ -60,7 +60,7 @@ def read_value(folder: Path, value: Any) -> Any:
     return np.fromfile(folder / value["value"], np.dtype(value["dtype"])).reshape(value["shape"])
 
 
-def error_of(right: Any, result: Any) -> float | None:
+def output_error(right: Any, result: Any) -> float | None:
     """The norm of the difference over that of the right array; of wide integers, the share that differs; None if
     the shape is another, or an element is infinite or not a number where it should not be."""
     if right.shape != result.shape:

@@ -18,7 +18,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from modelexport.errors import FileFormatError, RunError, UsageError
-from modelexport.files.linked_weights import check_files, names_other_files
+from modelexport.files.linked_weights import check_weights_files, names_other_files
 from modelexport.files.onnx_models import load_onnx
 from modelexport.files.protobuf_writing import to_proto
 from modelexport.format import keys
@@ -142,9 +142,9 @@ def _open_as_is(
         options.add_session_config_entry(_SPINNING, "0")
     options.add_session_config_entry(_LEVEL, "0")
     if not isinstance(model, Path):
-        check_files(model)
+        check_weights_files(model)
     elif names_other_files(model):
-        check_files(load_onnx(model))
+        check_weights_files(load_onnx(model))
     try:
         if isinstance(model, Path):
             runs = Session(model, options, **NO_FALLBACK)

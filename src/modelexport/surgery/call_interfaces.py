@@ -15,7 +15,7 @@ from modelexport.tagged.file import TaggedFile
 
 
 @dataclass(frozen=True)
-class Interface:
+class CallInterface:
     """The values that enter and leave a call, in the order of ``forward``'s arguments and results."""
 
     call: ModuleCall
@@ -53,7 +53,7 @@ def interface_of(
     inputs: Sequence[ir.Value],
     outputs: Sequence[ir.Value],
     elsewhere: Mapping[str, ir.Value] | None = None,
-) -> Interface:
+) -> CallInterface:
     """Sort the values at a call's boundary like its arguments and results: these first, then the others.
 
     Args:
@@ -66,7 +66,7 @@ def interface_of(
     names = {value: tensor.name for value, tensor in arguments.items()}
     left = [each for each in entry.inputs if each.name not in names.values()] if entry is not None else []
     others = {each.name: (elsewhere or {}).get(each.value or "") for each in left}
-    return Interface(
+    return CallInterface(
         call,
         list(dict.fromkeys([*arguments, *inputs])),
         list(dict.fromkeys([*results, *outputs])),

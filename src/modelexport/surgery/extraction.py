@@ -25,7 +25,7 @@ from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import inputs_and_results, required_inputs, sizes_of
 from modelexport.graph.properties import record
 from modelexport.runtime.checked_writing import checked_and_written
-from modelexport.surgery.call_interfaces import Interface, interface_of
+from modelexport.surgery.call_interfaces import CallInterface, interface_of
 from modelexport.surgery.graph_cutter import Cut, Cutter, nodes_between
 from modelexport.surgery.shared_files import size_of_weights
 
@@ -169,7 +169,7 @@ def _write(tagged: TaggedFile, cutter: Cutter, call: ModuleCall, staging: Path, 
     return _save(tagged, cut, call, staging, output)
 
 
-def _origin(tagged: TaggedFile, call: ModuleCall, cut: Cut, interface: Interface) -> CutRecord:
+def _origin(tagged: TaggedFile, call: ModuleCall, cut: Cut, interface: CallInterface) -> CutRecord:
     """Where a cut comes from; if the file was itself cut out of another one, then from there."""
     outer, names = tagged.cut, dict[str | None, str]()
     if outer is not None:

@@ -28,14 +28,14 @@ Step = Callable[[str, str, Sequence[ir.Value | None], ir.Shape | None], ir.Value
 
 
 @dataclass(frozen=True)
-class Place:
+class WeightUse:
     """A node that computes with a weight."""
 
     node: ir.Node
     kind: Kind
 
 
-def low_rank_places(value: ir.Value, plan: ParameterPlan, pairs: Sequence[LowRank]) -> list[Place] | None:
+def low_rank_uses(value: ir.Value, plan: ParameterPlan, pairs: Sequence[LowRank]) -> list[WeightUse] | None:
     """The nodes that compute with a weight, if a pair can be added to what each of them computes."""
     if len(plan.keys) != 1 or value.is_graph_output() or value.shape is None:
         return None
@@ -49,7 +49,7 @@ def low_rank_places(value: ir.Value, plan: ParameterPlan, pairs: Sequence[LowRan
             and [node.attributes.get_int(name, 0) for name in ("N", "K")] == sizes
         ]
         whole = len(quantized) == len(value.uses()) and not any("magnitude" in pair.shapes for pair in pairs)
-        return [Place(node, "linear") for node, index in quantized if index == 1] if whole else None
+        return [WeightUse(node, "linear") for node, index in quantized if index == 1] if whole else None
     axes = transposition(plan.steps)
     if plan.steps and axes != [1, 0]:
         return None
@@ -61,23 +61,23 @@ def low_rank_places(value: ir.Value, plan: ParameterPlan, pairs: Sequence[LowRan
     return None if None in places or not places else [place for place in places if place is not None]
 
 
-def _places(value: ir.Value, pair: LowRank, *, flipped: bool, entry: tuple[int, ...]) -> Iterator[Place | None]:
+def _places(value: ir.Value, pair: LowRank, *, flipped: bool, entry: tuple[int, ...]) -> Iterator[WeightUse | None]:
     for node, index in value.uses():
         if node.domain:
             yield None
         elif node.op_type == "Transpose" and len(entry) == 2:
             yield from _places(node.outputs[0], pair, flipped=not flipped, entry=entry)
         elif node.op_type == "Conv" and index == 1 and len(entry) > 2:
-            yield Place(node, "convolution")
+            yield WeightUse(node, "convolution")
         elif node.op_type == "Gemm" and index == 1 and _is_product_with_bias(node):
             fits = pair.is_transposed(entry) != (flipped != bool(node.attributes.get_int("transB", 0)))
-            yield Place(node, "linear") if fits and not pair.is_table else None
+            yield WeightUse(node, "linear") if fits and not pair.is_table else None
         elif len(entry) != 2 or pair.is_transposed(entry) == flipped:
             yield None
         elif node.op_type == "Gather" and index == 0 and pair.is_table:
-            yield Place(node, "table") if node.attributes.get_int("axis", 0) == 0 else None
+            yield WeightUse(node, "table") if node.attributes.get_int("axis", 0) == 0 else None
         elif node.op_type == "MatMul" and index == 1 and not pair.is_table:
-            yield Place(node, "linear")
+            yield WeightUse(node, "linear")
         else:
             yield None
     if value.is_graph_output():
@@ -104,7 +104,7 @@ class PairInputs:
     """Nodes that were added."""
     _inputs: dict[str, tuple[ir.Value, ...]] = field(default_factory=dict)
 
-    def add(self, key: str, weight: ir.Value, pair: LowRank, places: Sequence[Place], *, scaled: bool) -> None:
+    def add(self, key: str, weight: ir.Value, pair: LowRank, places: Sequence[WeightUse], *, scaled: bool) -> None:
         """Let nodes add a pair to what they compute.
 
         Args:
@@ -148,7 +148,7 @@ class PairInputs:
             self.model.graph.initializers.add(value)
             yield value
 
-    def _branch(self, place: Place, a: ir.Value, b: ir.Value, scale: ir.Value | None = None) -> None:
+    def _branch(self, place: WeightUse, a: ir.Value, b: ir.Value, scale: ir.Value | None = None) -> None:
         node, old = place.node, place.node.outputs[0]
         assert a.shape is not None and node.graph is not None
         nodes: list[ir.Node] = []

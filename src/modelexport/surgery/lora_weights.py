@@ -24,7 +24,7 @@ from modelexport.graph.parameter_plans import (
     state_dict_of,
 )
 from modelexport.graph.unique_names import free_name, names_in
-from modelexport.surgery.lora_inputs import PairInputs, Place, low_rank_places
+from modelexport.surgery.lora_inputs import PairInputs, WeightUse, low_rank_uses
 from modelexport.tagged.file import read_tagged
 from modelexport.weights.entries_from_file import recover
 from modelexport.weights.peft_adapters import Changes, LowRank, changes, read_adapter
@@ -78,13 +78,13 @@ class AdaptedFile:
         changed = set(self.changes.keys)
         return [value for value, plan in self.plans.items() if changed.intersection(plan.keys)]
 
-    def _places(self, value: ir.Value) -> list[Place] | None:
+    def _places(self, value: ir.Value) -> list[WeightUse] | None:
         """The nodes that can add a pair to what they compute with an initializer; none if another one has them."""
         key = next(key for key in self.plans[value].keys if key in self.changes.keys)
         pairs = self.changes.pairs.get(key)
         if pairs is None or (self.plans[value].recorded and self.replaces(key, value)):
             return None
-        return low_rank_places(value, self.plans[value], pairs)
+        return low_rank_uses(value, self.plans[value], pairs)
 
     def untie(self) -> list[str]:
         """Give modules whose name of a tied parameter changes a tensor of their own; returns these names."""

@@ -24,7 +24,7 @@ from modelexport.graph.properties import put_texts, record
 from modelexport.graph.unique_names import free_name, names_in
 from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.surgery import Sharing
-from modelexport.surgery.call_interfaces import Interface, interface_of
+from modelexport.surgery.call_interfaces import CallInterface, interface_of
 from modelexport.surgery.edited_calls import EditedCalls
 from modelexport.surgery.edited_files import save_edited
 from modelexport.surgery.grafted_modules import Graft, grafted_facts, rule_of
@@ -109,7 +109,7 @@ def replace(
 
 
 @dataclass(frozen=True)
-class _Place:
+class _CallBefore:
     """A call and its boundary before anything was replaced."""
 
     call: ModuleCall
@@ -152,16 +152,16 @@ class _Replacer:
             )
         return replaceable
 
-    def site(self, call: ModuleCall, *, copied: bool) -> _Place:
+    def site(self, call: ModuleCall, *, copied: bool) -> _CallBefore:
         """A call and its boundary, before anything is replaced."""
         nodes, boundary = self._cutter.nodes_of(call), self._tagged.boundaries[call]
         if not boundary.outputs:
             raise UsageError(f"nothing outside '{call}' uses what it computes: there is nothing to replace it by")
         inputs = self._cutter.needs(nodes, boundary.inputs).inputs
         self._graph_of(call, nodes)
-        return _Place(call, nodes, inputs, list(boundary.outputs), self._cutter.cut(call) if copied else None)
+        return _CallBefore(call, nodes, inputs, list(boundary.outputs), self._cutter.cut(call) if copied else None)
 
-    def _interface(self, place: _Place, inside: ir.Graph | None) -> Interface:
+    def _interface(self, place: _CallBefore, inside: ir.Graph | None) -> CallInterface:
         """The interface of a call with the values that are there now."""
         usable: dict[str, ir.Value] = {}
         """The values that nodes in the place of the call can use, by name."""
@@ -179,7 +179,7 @@ class _Replacer:
             place.cut.reorder(interface.inputs, interface.outputs)
         return interface
 
-    def replace(self, place: _Place, substitute: Substitute) -> ReplacedCall:
+    def replace(self, place: _CallBefore, substitute: Substitute) -> ReplacedCall:
         """Replace a call."""
         graph = self._graph_of(place.call, place.nodes)
         weights = dict.fromkeys(v for n in self._sorted(place.nodes) for v in values_taken(n) if v.is_initializer())
@@ -208,13 +208,13 @@ class _Replacer:
             [value.name or "" for value in parts.outputs],
         )
 
-    def clear(self, places: Sequence[_Place]) -> None:
+    def clear(self, places: Sequence[_CallBefore]) -> None:
         """Remove the calls inside calls that are replaced, so that new calls get their numbers in their order."""
         beside = self._owners_beside(places)
         for place in places:
             self.edited.remove_inside(place.call, beside)
 
-    def _owners_beside(self, places: Sequence[_Place]) -> set[ModuleCall]:
+    def _owners_beside(self, places: Sequence[_CallBefore]) -> set[ModuleCall]:
         """The calls that own nodes outside of some calls, or share nodes with them, which may remain."""
         nodes = {node for place in places for node in place.nodes}
         inside = {call for place in places for call in self._tagged.calls.inside(place.call)}
@@ -234,7 +234,7 @@ class _Replacer:
         assert isinstance(graph, ir.Graph)
         return graph
 
-    def _following(self, graph: ir.Graph, place: _Place, outputs: Sequence[ir.Value]) -> ir.Node | None:
+    def _following(self, graph: ir.Graph, place: _CallBefore, outputs: Sequence[ir.Value]) -> ir.Node | None:
         """The node of the graph before which new nodes are put: after the old ones, and before all users."""
         users: set[ir.Node] = set()
         for usage in (usage for value in outputs for usage in value.uses()):

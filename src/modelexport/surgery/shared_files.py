@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from modelexport.errors import FileFormatError, OutputError
-from modelexport.files.linked_weights import LinkedTensor, check_files, clone, clone_or_link, free_place
+from modelexport.files.linked_weights import LinkedTensor, check_weights_files, clone, clone_or_link, free_place
 from modelexport.files.onnx_models import fits_inside, record_documents, save_model, save_with_references
 from modelexport.format import keys
 from modelexport.format.documents import DataFile, WeightsFile
@@ -48,7 +48,7 @@ class SharedFiles:
         """
         for suffix, content in (beside or {}).items():
             (self._staging / name).with_suffix(suffix).write_bytes(content)
-        check_files(model)
+        check_weights_files(model)
         tensors = {value: value.const_value for value in initializers(model) if value.const_value is not None}
         external = {value: tensor for value, tensor in tensors.items() if isinstance(tensor, ir.ExternalTensor)}
         locations = {value: self._place(tensor) for value, tensor in external.items()}
@@ -112,7 +112,7 @@ def size_of_weights(model: ir.Model, source: Path) -> int:
     Raises:
         FileFormatError: A weights file is missing, too short or has changed.
     """
-    check_files(model)
+    check_weights_files(model)
     size = 0
     for value in initializers(model):
         tensor = value.const_value

@@ -16,7 +16,7 @@ from modelexport.core.selectors import Selection, find_call, select_calls
 from modelexport.core.tags import RecordedTags
 from modelexport.errors import FileFormatError
 from modelexport.files.document_digests import check_document
-from modelexport.files.linked_weights import check_weights
+from modelexport.files.linked_weights import check_present_weights_files
 from modelexport.files.onnx_models import OLDER_FILE, load_onnx
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import documents
@@ -238,15 +238,15 @@ def read_tagged(path: Source, *, checked: bool = True) -> TaggedFile:
         raise FileFormatError(f"{path} has damaged tags ({error}): export it again") from error
     tagged = TaggedFile(path, model, tags, encoding)
     if checked:
-        check_weights(model)
+        check_present_weights_files(model)
     return tagged
 
 
 def read_untagged(path: Path, model: ir.Model) -> TaggedFile:
     """A file without tags, with the calls that were found; the model is tagged in place."""
     try:
-        found = find_calls(model)
+        found_calls = find_calls(model)
     except FileFormatError as error:
         raise FileFormatError(f"{path}: {error}") from error
-    READING.info("%s has %s", path, found.sentence)
-    return TaggedFile(path, model, found.tags.recorded(), found=found)
+    READING.info("%s has %s", path, found_calls.sentence)
+    return TaggedFile(path, model, found_calls.tags.recorded(), found=found_calls)

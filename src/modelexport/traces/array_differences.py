@@ -36,7 +36,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """Elements that are NaN in only one of the two."""
 
 
-def error_of(right: Any, actual: Any) -> float:
+def relative_error(right: Any, actual: Any) -> float:
     """The norm of the difference of two arrays over that of the right one; infinite if they cannot be compared.
 
     Integers and conditions are either equal (0) or not (1).
@@ -76,7 +76,7 @@ def compare_arrays(
     if exact is not None:
         right = exact
     facts: dict[str, Any] = {"name": name, "dtype": str(actual.dtype), "shape": list(actual.shape)}
-    error = error_of(right, actual)
+    error = relative_error(right, actual)
     if not is_floating(actual):
         count = int(np.count_nonzero(right != actual)) if error else 0
         reason = f"{count:,} of {actual.size:,} elements differ" if count else ""

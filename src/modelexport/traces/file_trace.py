@@ -21,7 +21,7 @@ from modelexport.format.dtypes import dtype_name
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import draws
 from modelexport.graph.parameter_plans import parameter_plan
-from modelexport.traces.array_differences import error_of
+from modelexport.traces.array_differences import relative_error
 from modelexport.traces.file_run import Change, FileRun
 from modelexport.traces.fingerprints import Fingerprint, fingerprint_of
 from modelexport.traces.node_computation import NodeError, nudge
@@ -269,7 +269,7 @@ class _Watcher:
         self.trace.prints[value].append(fingerprint_of(array))
         self.trace.shapes[value] = array.shape
         if value in self._replace and value not in self.trace.replaced:  # of a loop, PyTorch's first iteration is known
-            self.trace.replaced[value] = error_of(self._replace[value], array)
+            self.trace.replaced[value] = relative_error(self._replace[value], array)
             return self._replace[value]
         return array
 
@@ -294,7 +294,7 @@ class _Watcher:
         if scores is None:
             return indices
         for right in self._choices.get(indices.shape, ()):
-            if right.scores.shape == scores.shape and error_of(right.scores, scores) < SAME_SCORES:
+            if right.scores.shape == scores.shape and relative_error(right.scores, scores) < SAME_SCORES:
                 if np.array_equal(right.indices, indices):
                     return indices
                 if is_tie(right.scores, scores, right.indices, indices):

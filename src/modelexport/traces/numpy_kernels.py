@@ -106,15 +106,15 @@ class Resize(ResizeByExactScales):
             whole = np.ones(x.ndim)
             whole[list(axes) if axes is not None else slice(None)] = scales
             scales, axes = whole.view(_Scales), None
-            given, (places, mode) = np.array(x.shape), map(how.get, ("coordinate_transformation_mode", "mode"))
+            old_sizes, (places, mode) = np.array(x.shape), map(how.get, ("coordinate_transformation_mode", "mode"))
             if places == "align_corners":  # places depend on the sizes alone
-                scales, sizes = None, (scales * given).astype(np.int64)
+                scales, sizes = None, (scales * old_sizes).astype(np.int64)
             elif (places, mode, how.get("nearest_mode")) == ("asymmetric", "nearest", "floor"):  # places in float32
                 for axis, (size, scale) in enumerate(
-                    zip((scales * given).astype(int), whole.astype(np.float32), strict=True)
+                    zip((scales * old_sizes).astype(int), whole.astype(np.float32), strict=True)
                 ):
                     chosen = np.floor(np.arange(size, dtype=np.float32) / scale).astype(int)
-                    x = x.take(np.minimum(chosen, given[axis] - 1), axis)
+                    x = x.take(np.minimum(chosen, old_sizes[axis] - 1), axis)
                 return (x,)
         return super()._run(x, roi, scales, sizes, axes=axes, **how)  # type: ignore[no-any-return]
 
@@ -214,7 +214,7 @@ class ConvTranspose(OpRun):
         if output_shape or auto_pad.startswith("SAME"):
             sizes = list(output_shape or [size * step for size, step in zip(x.shape[2:], steps, strict=True)])[-n:]
             total = [have - want for have, want in zip(whole, sizes, strict=True)]
-            before = [one // 2 if auto_pad == "SAME_UPPER" else one - one // 2 for one in total]
+            before = [padding // 2 if auto_pad == "SAME_UPPER" else padding - padding // 2 for padding in total]
         else:
             before = list(pads or [0] * 2 * n)[:n]
             total = [a + b for a, b in zip(before, list(pads or [0] * 2 * n)[n:], strict=True)]
@@ -254,17 +254,17 @@ class MaxPool(OpRun):
             places = places.reshape(*x.shape[:2], *x.shape[:1:-1]).transpose(0, 1, *range(x.ndim - 1, 1, -1))
         where = windows.padded(places, 0)
         result: Any = None
-        found: Any = None
+        indices: Any = None
         for _, seen in windows:
             part, there = padded[(..., *seen)], where[(..., *seen)]
             if result is None:
-                result, found = part.copy(), there.copy()
+                result, indices = part.copy(), there.copy()
             else:
                 larger = part > result
-                result[larger], found[larger] = part[larger], there[larger]
+                result[larger], indices[larger] = part[larger], there[larger]
                 if x.dtype.kind == "f":
                     result[np.isnan(part)] = np.nan
-        return (result, found)[: max(1, len(self.onnx_node.output))]
+        return (result, indices)[: max(1, len(self.onnx_node.output))]
 
 
 class AveragePool(OpRun):
@@ -326,11 +326,11 @@ class _Windows:
         if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
             steps = zip(sizes, spans, self._strides, strict=True)
             totals = [max(0, (-(-size // step) - 1) * step + span - size) for size, span, step in steps]
-            less, more = [one // 2 for one in totals], [one - one // 2 for one in totals]
+            less, more = [total // 2 for total in totals], [total - total // 2 for total in totals]
             before, after = (less, more) if auto_pad == "SAME_UPPER" else (more, less)
         else:
-            given = list(pads or [0] * 2 * n)
-            before, after = given[:n], given[n:]
+            padding = list(pads or [0] * 2 * n)
+            before, after = padding[:n], padding[n:]
         self._pads = list(zip(before, after, strict=True))
         rooms = [size + a + b - span for size, (a, b), span in zip(sizes, self._pads, spans, strict=True)]
         self.sizes = [
@@ -383,8 +383,8 @@ Mish = by_element("Mish", lambda x: x * np.tanh(np.logaddexp(x, 0)))
 Softplus = by_element("Softplus", lambda x: np.logaddexp(x, 0))
 
 KERNELS = {
-    one.__name__: one
-    for one in (
+    kernel.__name__: kernel
+    for kernel in (
         AveragePool, BatchNormalization, Conv, ConvTranspose, CumSum, Erf, GatherElements, GatherND, Gelu,
         GlobalLpPool, GlobalMaxPool, GroupNormalization, GRU, HardSwish, LogSoftmax, LpPool, LRN, LSTM, MaxPool,
         MeanVarianceNormalization, Mish, ReduceLogSumExp, Resize, RNN, ScatterElements, ScatterND, Softmax,

@@ -59,7 +59,7 @@ class GroupNormalization(OpRun):
         normal = ((grouped - mean) / np.sqrt(variance + epsilon)).reshape(x.shape)
         each = x.shape[1] // len(scale)  # before opset 21 a scale belongs to a group
         per_channel = (1, -1, *[1] * (x.ndim - 2))
-        scale, bias = (np.repeat(one, each).reshape(per_channel) for one in (scale, bias))
+        scale, bias = (np.repeat(factors, each).reshape(per_channel) for factors in (scale, bias))
         return ((normal * scale + bias).astype(x.dtype),)
 
 

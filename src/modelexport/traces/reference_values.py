@@ -29,7 +29,7 @@ from modelexport.graph.nodes import required_inputs
 from modelexport.tagged.file import TaggedFile
 from modelexport.traces.fingerprints import Fingerprint
 from modelexport.traces.tolerances import STORED
-from modelexport.traces.trace import Choice, Content, Place, SeenTensor, Trace
+from modelexport.traces.trace import Choice, Content, SeenTensor, TensorPlace, Trace
 
 _TYPES = [name for name, code in SAFETENSORS_NAMES.items() if not code.startswith("F8_")]
 """Element types that safetensors reads into NumPy; widest first, so that every tensor is aligned in the file."""
@@ -191,7 +191,10 @@ def _described(
         dtype,
         trace.exact,
         [(call.address, -1 if parent is None else numbers[parent]) for call, parent in trace.parents.items()],
-        [(one.fingerprint, numbered(one.computed), numbered(one.passed), where.get(one, "")) for one in contents],
+        [
+            (known.fingerprint, numbered(known.computed), numbered(known.passed), where.get(known, ""))
+            for known in contents
+        ],
         [
             (numbers[t.place.call], t.place.side, t.place.name, contents[t.content], t.dtype, list(t.shape))
             for t in kept
@@ -284,7 +287,7 @@ def _as_trace(run: _Stored, read: Callable[[str], Any]) -> Trace:
         tensor = contents[which]
         if tensor.array is None or tensor.array.size != prod(shape):
             raise ValueError(f"the tensor {name} is kept with another size, or not at all")
-        place = Place(calls[call], "inputs" if side == "inputs" else "outputs", name)
+        place = TensorPlace(calls[call], "inputs" if side == "inputs" else "outputs", name)
         trace.tensors.append(SeenTensor(place, tensor, dtype, tuple(shape)))
     trace.choices = [
         Choice(_widened(read(f"{_CHOICES}{number}/scores")), read(f"{_CHOICES}{number}/indices"))

@@ -63,19 +63,19 @@ def _are_places(chosen: Any, size: int) -> bool:
     return bool((ordered[:, 1:] != ordered[:, :-1]).all())
 
 
-def is_tie(right_scores: Any, scores: Any, right: Any, found: Any) -> bool:
+def is_tie(right_scores: Any, scores: Any, right: Any, choice: Any) -> bool:
     """Whether another choice is as good as PyTorch's: what both choose scores the same.
 
     Args:
         right_scores: What PyTorch chose from.
         scores: What the file chose from, of the same shape: what it is off by is what a gap may be.
         right: PyTorch's choice.
-        found: The file's, of the same shape.
+        choice: The file's, of the same shape.
     """
     axis = chosen_axis(right_scores, right)
-    if axis is None or scores.shape != right_scores.shape or found.shape != right.shape:
+    if axis is None or scores.shape != right_scores.shape or choice.shape != right.shape:
         return False
-    first, second = _rows(right_scores, right, axis), _rows(right_scores, found, axis)
+    first, second = _rows(right_scores, right, axis), _rows(right_scores, choice, axis)
     if first is None or second is None or not _are_places(second[1], second[0].shape[-1]):
         return False
     expected = np.take_along_axis(first[0], first[1].astype(np.int64), -1).astype(np.float64)

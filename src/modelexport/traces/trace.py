@@ -18,7 +18,7 @@ from modelexport.traces.kept_arrays import KeptArrays
 from modelexport.traces.tolerances import AGREE
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """Where a call gets or returns a tensor."""
 
     call: ModuleCall
@@ -42,7 +42,7 @@ class Content:
 class SeenTensor(NamedTuple):
     """A tensor that a call got or returned."""
 
-    place: Place
+    place: TensorPlace
     content: Content
     dtype: str
     """The element type that the model gives it."""

@@ -82,7 +82,7 @@ class Matches:
                     nearest[content] = value, error
         return nearest
 
-    def error_of(self, value: ir.Value, tensor: SeenTensor) -> float:
+    def relative_distance(self, value: ir.Value, tensor: SeenTensor) -> float:
         """How far off a value is from a tensor of PyTorch, as a share of its size."""
         prints = self.trace.prints.get(value)
         its = tensor.content.fingerprint

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from modelexport.files.linked_weights import check_files
+from modelexport.files.linked_weights import check_weights_files
 from modelexport.files.path_or_model import Source
 from modelexport.graph.kept_outputs import exposed_outputs, requested_outputs
 from modelexport.graph.nodes import nested_graphs, required_inputs
@@ -24,7 +24,7 @@ from modelexport.pytorch.runs.outputs_as_users_run import returned_by
 from modelexport.pytorch.weights.perturbed_weights import entries_of
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.strip_and_inline import runnable
-from modelexport.traces.array_differences import error_of, is_floating
+from modelexport.traces.array_differences import is_floating, relative_error
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.file_trace import computed_weights, rounded_constants
 from modelexport.traces.node_computation import NodeError
@@ -52,7 +52,7 @@ def open_for(model: nn.Module, path: Source) -> TaggedFile:
     entries = {k: (str(t.dtype).removeprefix("torch."), list(t.shape)) for k, t in tensors.items()}
     if tagged.found is None:
         check_same_entries(entries, tagged.model, tagged.path)
-    check_files(tagged.model)
+    check_weights_files(tagged.model)
     if tagged.found is not None:
         find_parameters(tagged.model, entries, lambda key: as_array(as_stored(tensors[key])))
     return tagged
@@ -160,7 +160,7 @@ class Sides:
             return False
         arrays = [array for name, array in results.items() if name not in exposed]
         return len(arrays) == len(expected) and all(
-            error_of(first, second) <= AGREE for first, second in zip(expected, arrays, strict=True)
+            relative_error(first, second) <= AGREE for first, second in zip(expected, arrays, strict=True)
         )
 
     def feeds(self, inputs: Inputs, truth: Trace | None = None) -> Mapping[str, Any]:
@@ -194,14 +194,14 @@ class Sides:
             return
         own_results, exact = self.own(inputs), plain.outputs
         apart = [
-            error_of(array, right) if is_floating(array) else 0.0
+            relative_error(array, right) if is_floating(array) else 0.0
             for right, array in zip(exact, own_results, strict=False)
         ]
         narrowest = narrowest_type(self.tagged.model)
         if all(error <= TIMES_ALLOWED * ALLOWED.get(narrowest, 0.0) for error in apart):
             return
         nudged = returned_by(self.model, inputs, nudged=True)
-        rounding = [error_of(array, other) for array, other in zip(own_results, nudged, strict=False)]
+        rounding = [relative_error(array, other) for array, other in zip(own_results, nudged, strict=False)]
         if any(error > TIMES_ONE_BIT * most for error, most in zip(apart, rounding, strict=False)):
             self.wide = False
             self.notes.append(
@@ -251,7 +251,7 @@ class Sides:
         gives zeros where a padding mask hides tokens.
         """
         fused = returned_by(self.model, inputs, as_exported=False)
-        apart = [error_of(*both) for both in zip(stepwise, fused, strict=False)]
+        apart = [relative_error(*both) for both in zip(stepwise, fused, strict=False)]
         allowed = [ALLOWED.get(str(array.dtype), 0.0) for array in stepwise]
         worst = max((error for error, most in zip(apart, allowed, strict=False) if error > most), default=0.0)
         if worst and len(stepwise) == len(fused):

@@ -23,7 +23,7 @@ from modelexport.format.dtypes import dtype_name
 from modelexport.graph.narrow_to_float32 import narrow_values
 from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.runtime.sessions import open_session, run_session, session_options
-from modelexport.traces.array_differences import Difference, compare_arrays, error_of, is_floating
+from modelexport.traces.array_differences import Difference, compare_arrays, is_floating, relative_error
 from modelexport.traces.tolerances import ALLOWED, TIMES_OWN
 
 _IN_8_BITS = 4
@@ -140,7 +140,7 @@ def _compare(name: str, own_array: Any, exact: Any, actual: Any, least: float) -
         return compare_arrays(name, own_array, actual)
     allowed = max(ALLOWED.get(str(own_array.dtype), 0.0), least)
     return compare_arrays(
-        name, own_array, actual, allowed=max(allowed, TIMES_OWN * error_of(exact, own_array)), exact=exact
+        name, own_array, actual, allowed=max(allowed, TIMES_OWN * relative_error(exact, own_array)), exact=exact
     )
 
 

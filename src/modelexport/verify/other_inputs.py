@@ -61,7 +61,7 @@ def compare_others(sides: Sides, inputs: Inputs, kept: frozenset[str], *, select
         if sides.agrees(other, right):
             return OtherInputs(what=what, status="agree")
         compared_run = sides.compare(other, {})  # choices among equal scores and random numbers are told apart here
-        verdict = _verdict(what, compared_run)
+        verdict = _verdict_on_outputs(what, compared_run)
         if finite and all(output.relative != float("inf") for output in verdict.outputs):
             return OtherInputs(what=what, status="not compared", reason="rounding grows")
         if verdict.status == "differ" and _is_of_empty_rows(what, right):
@@ -108,7 +108,7 @@ def _with_other_sizes(
             yield verdict
 
 
-def _verdict(what: str, compared: Compared) -> OtherInputs:
+def _verdict_on_outputs(what: str, compared: Compared) -> OtherInputs:
     """The verdict on the outputs."""
     if compared.failed is not None:
         return OtherInputs(what=what, status="differ", reason=str(compared.failed))

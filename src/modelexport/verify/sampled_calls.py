@@ -20,7 +20,7 @@ from modelexport.pytorch.runs.float64_kernels import DOUBLE_KERNELS
 from modelexport.pytorch.runs.model_trace import own_type, trace_model
 from modelexport.runtime.devices import CPU
 from modelexport.tagged.file import TaggedFile
-from modelexport.traces.array_differences import Difference, error_of, worst
+from modelexport.traces.array_differences import Difference, relative_error, worst
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.tolerances import CALL_ALONE
 from modelexport.traces.trace import SeenTensor, Trace
@@ -103,7 +103,7 @@ def _verdicts(
         differences: list[Difference] = []
         for value, array in zip(wanted, run.values(wanted, known), strict=True):
             tensor = claimed[value]
-            error = error_of(known[value], array)
+            error = relative_error(known[value], array)
             status: Any = "agree" if error <= CALL_ALONE else "differ"
             reason = "" if status == "agree" else f"{value.name} is off by {error:.1e} of its size"
             facts: dict[str, Any] = {"name": tensor.place.name, "dtype": tensor.dtype, "shape": list(tensor.shape)}

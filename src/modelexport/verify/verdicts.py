@@ -33,10 +33,10 @@ def verdicts_of(compared: Compared, chosen: Sequence[ModuleCall] = ()) -> list[C
         for traced in tagged.calls
         if not chosen or not set(chosen).isdisjoint(tagged.calls.stack(traced.call))
     ]
-    return [_verdict(compared, call, nodes_of_calls.get(call, 0), contradicted.get(call)) for call in shown]
+    return [_call_verdict(compared, call, nodes_of_calls.get(call, 0), contradicted.get(call)) for call in shown]
 
 
-def _verdict(compared: Compared, call: ModuleCall, nodes: int, contradiction: Contradiction | None) -> CallVerdict:
+def _call_verdict(compared: Compared, call: ModuleCall, nodes: int, contradiction: Contradiction | None) -> CallVerdict:
     tagged, located = compared.end_to_end.tagged, compared.located
     facts: dict[str, Any] = {"address": call.address, "tag": tagged.tags[call], "nodes": nodes}
     facts["end_to_end"] = _worst(compared, call, replaced=False)
@@ -107,7 +107,7 @@ def _worst(compared: Compared, call: ModuleCall, *, replaced: bool) -> Differenc
             value = wrong[content]
             error = located.errors[value]
             if not replaced:
-                error = matches.error_of(value, tensor)
+                error = matches.relative_distance(value, tensor)
             status: Verdict = "agree" if error <= matches.room(value) else "differ"
             differences.append(Difference(**facts, status=status, relative=error, allowed=matches.room(value)))
         elif content in matches.nearest:

@@ -161,7 +161,7 @@ def _fits(matches: Matches, value: ir.Value, tensor: SeenTensor) -> bool:
 
 def _is_near(matches: Matches, value: ir.Value, tensor: SeenTensor) -> bool:
     """Whether a value is the tensor but for a small error, and no other tensor."""
-    return _fits(matches, value, tensor) and not matches.same[value] and matches.error_of(value, tensor) < NEAR
+    return _fits(matches, value, tensor) and not matches.same[value] and matches.relative_distance(value, tensor) < NEAR
 
 
 def _is_doubtful(matches: Matches, value: ir.Value, tensor: SeenTensor) -> bool:

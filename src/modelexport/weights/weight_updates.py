@@ -16,7 +16,7 @@ from modelexport.core.text import first_few, nearest
 from modelexport.errors import FileFormatError, WeightsError
 from modelexport.files.atomic_writing import check_writable
 from modelexport.files.document_digests import check_document, read_document
-from modelexport.files.linked_weights import check_weights
+from modelexport.files.linked_weights import check_present_weights_files
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.files.safetensors_files import read_header
@@ -136,9 +136,9 @@ class WeightsInFile:
         try:
             self._places = {entry_name(name): place for name, place in read_header(path).tensors.items()}
         except WeightsError as error:
-            told = str(error)
-            hint = "" if "save_file" in told else ", or write it with safetensors.torch.save_file"
-            raise FileFormatError(told + hint) from error
+            reason = str(error)
+            hint = "" if "save_file" in reason else ", or write it with safetensors.torch.save_file"
+            raise FileFormatError(reason + hint) from error
         self.types = {key: (dtype_name(place.dtype), list(place.shape)) for key, place in self._places.items()}
 
     def read(self, key: str) -> np.ndarray:
@@ -149,7 +149,7 @@ def planned(
     path: Path, model: ir.Model, weights: _InMemory | WeightsInFile, strict: bool = False
 ) -> tuple[dict[ir.Value, ParameterPlan], dict[str, tuple[str, ...]], Callable[[str], np.ndarray]]:
     """How each initializer is computed, each entry's names, and a function that reads an entry of the new weights."""
-    check_weights(model)  # missing files are allowed: their weights are replaced
+    check_present_weights_files(model)  # missing files are allowed: their weights are replaced
     if not is_tagged(model):
         named = [value for value in initializers(model) if value.name in weights.types]
         if not named:

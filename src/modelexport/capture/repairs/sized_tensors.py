@@ -62,7 +62,7 @@ def vandermonde(x: Any, N: Any = None, increasing: bool = False) -> Any:
 def kronecker(input: Any, other: Any) -> Any:
     """``torch.kron``."""
     rank = max(input.dim(), other.dim())
-    first, second = (one.reshape([1] * (rank - one.dim()) + list(one.shape)) for one in (input, other))
+    first, second = (factor.reshape([1] * (rank - factor.dim()) + list(factor.shape)) for factor in (input, other))
     sizes = [a * b for a, b in zip(first.shape, second.shape, strict=True)]
     for axis in range(rank):
         first, second = first.unsqueeze(2 * axis + 1), second.unsqueeze(2 * axis)

@@ -68,8 +68,8 @@ def _export_file(
     choice: ModelChoice, output: str, names: NameOptions, options: Options, stages: Stages
 ) -> tuple[ExportResult, str]:
     """The result, and what the model computes if its class does not say it."""
-    from modelexport.exporting.given_names import widened
     from modelexport.exporting.pipeline import export as run
+    from modelexport.exporting.requested_names import widened
 
     interface = read_interface(names)
     loaded, example = choice.load(stages, weights="files" if options.weights.weights == "link" else "auto")

@@ -211,7 +211,7 @@ class Guard(OperationMode):
 def _model_kept(model: nn.Module, changed: Changed) -> Iterator[None]:
     """Evaluation mode inside the block; afterwards the model's state and this memory are restored."""
     state, parameters = KeptState(model), set(model.parameters())
-    values = [(one, one.clone()) for one in state.tensors if one not in parameters and _has_values(one)]
+    values = [(buffer, buffer.clone()) for buffer in state.tensors if buffer not in parameters and _has_values(buffer)]
     try:
         for module in model.modules():
             if module.training:  # not eval(), which some models override

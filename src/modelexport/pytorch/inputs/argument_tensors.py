@@ -219,7 +219,7 @@ def _configs(model: torch.nn.Module, directory: Path | None) -> list[Mapping[str
         values = dict(config) if isinstance(config, Mapping) else dict(getattr(config, "__dict__", {}))
         # transformers gives some settings a standard name besides their own: n_embd is also hidden_size.
         aliases = getattr(config, "attribute_map", {})
-        configs.append(values | {alias: values.get(own) for alias, own in aliases.items() if alias not in values})
+        configs.append(values | {alias: values.get(name) for alias, name in aliases.items() if alias not in values})
         queue.extend(v for v in values.values() if hasattr(v, "to_dict") or (isinstance(v, dict) and "input_size" in v))
     with contextlib.suppress(FileFormatError, ValueError, TypeError, RecursionError):
         if directory is not None:

@@ -79,7 +79,7 @@ def generate_inputs(
         beside = [name for name in beside if name != "token_type_ids"]
     runner = TrialRuns(model, has_weights)
     for size in (sized[0],) if sized else dict.fromkeys((batch, 1)):
-        plans = _plans(runner, maker, size, given=described, required=required, optional=optional, beside=beside)
+        plans = _plans(runner, maker, size, known_inputs=described, required=required, optional=optional, beside=beside)
         for inputs in itertools.islice(plans, _MAX_RUNS if has_weights else _MAX_RUNS_OF_SHAPES):
             if runner.run(inputs):
                 return {name: inputs[name] for name in dict.fromkeys((*named, *described)) if name in inputs}
@@ -152,7 +152,7 @@ def _plans(
     maker: InputMaker,
     batch: int,
     *,
-    given: Inputs,
+    known_inputs: Inputs,
     required: list[str],
     optional: list[str],
     beside: list[str],
@@ -163,17 +163,17 @@ def _plans(
         choices = {name: maker.options(name, batch) for name in (*required, *chosen)}
         known = {name: tensors for name, tensors in choices.items() if tensors}
         late = [name for name in choices if name not in known and name.endswith(_SHAPED_BY_ANOTHER)]
-        has_tensors = any(isinstance(value, torch.Tensor) and value.ndim for value in given.values())
+        has_tensors = any(isinstance(value, torch.Tensor) and value.ndim for value in known_inputs.values())
         late = late if len(late) < len(choices) or has_tensors else []
         unknown = [name for name in choices if name not in known and name not in late]
         for values in itertools.product(*known.values()):
-            start = maker.with_placeholders(runner, given | dict(zip(known, values, strict=True)))
+            start = maker.with_placeholders(runner, known_inputs | dict(zip(known, values, strict=True)))
             text = beside if "input_ids" in start else []
             for inputs in _discover(runner, maker, batch, known=start, unknown=unknown, late=late):
                 for kept in range(len(text), -1, -1):
                     yield from maker.beside(inputs, (*late, *text[:kept]))
     # A standard name may have another meaning in this model.
-    yield from _discover(runner, maker, batch, known=given, unknown=required, late=[])
+    yield from _discover(runner, maker, batch, known=known_inputs, unknown=required, late=[])
 
 
 def _discover(

@@ -39,7 +39,7 @@ from modelexport.pytorch.runs.products_without_bias import product_without_bias
 from modelexport.pytorch.weights.lazy_weights import lend_weights
 from modelexport.pytorch.weights.perturbed_weights import entries_of
 from modelexport.traces.ties_and_choices import chosen_axis
-from modelexport.traces.trace import Choice, Content, Index, Place, SeenTensor, Trace
+from modelexport.traces.trace import Choice, Content, Index, SeenTensor, TensorPlace, Trace
 from modelexport.weights.bytes_of_entries import Weights
 
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
@@ -156,7 +156,7 @@ class _Recording:
             content.passed[call] = None
             is_wide = stored.dtype is torch.float64
             dtype = str(self.own if is_wide else stored.dtype).removeprefix("torch.")
-            self.trace.tensors.append(SeenTensor(Place(call, side, name), content, dtype, tuple(stored.shape)))
+            self.trace.tensors.append(SeenTensor(TensorPlace(call, side, name), content, dtype, tuple(stored.shape)))
 
     def _see_returned(self, returned: NamedTensors) -> None:
         """The outputs of the root are what the model returns: its class may do more around ``forward``."""

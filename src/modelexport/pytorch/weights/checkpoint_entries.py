@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from modelexport.errors import NotWrittenError
-from modelexport.files.safetensors_files import Place, SafetensorsFile
+from modelexport.files.safetensors_files import SafetensorsFile, TensorLocation
 from modelexport.format.dtypes import dtype_name
 from modelexport.pytorch.weights.lazy_weights import read_tensor
 from modelexport.weights.bytes_of_entries import Weights
@@ -52,12 +52,12 @@ def save_entries(model: nn.Module, source: Weights | None, path: Path) -> dict[s
     return names
 
 
-def find_entries(model: nn.Module, files: Sequence[SafetensorsFile]) -> dict[str, Place] | None:
+def find_entries(model: nn.Module, files: Sequence[SafetensorsFile]) -> dict[str, TensorLocation] | None:
     """The places of a model's entries in files that have all of them unchanged; ``None`` if one is not there.
 
     A loader may rename entries: one whose name no file has is found by its content, if no other entry has the same.
     """
-    named: dict[str, list[Place]] = {}
+    named: dict[str, list[TensorLocation]] = {}
     for file in files:
         for name, place in file.tensors.items():
             named.setdefault(name, []).append(place)
@@ -66,7 +66,7 @@ def find_entries(model: nn.Module, files: Sequence[SafetensorsFile]) -> dict[str
         for key, tensor in model.state_dict(keep_vars=True).items()
         if isinstance(tensor, torch.Tensor) and tensor.numel()
     }
-    places: dict[str, Place] = {}
+    places: dict[str, TensorLocation] = {}
     for key, tensor in entries.items():
         if (there := next((place for place in named.get(key, ()) if _is_there(tensor, place)), None)) is not None:
             places[key] = there
@@ -81,8 +81,8 @@ def find_entries(model: nn.Module, files: Sequence[SafetensorsFile]) -> dict[str
 
 
 def _under_another_name(
-    key: str, tensor: torch.Tensor, named: Mapping[str, Sequence[Place]], taken: Collection[Place]
-) -> Place | None:
+    key: str, tensor: torch.Tensor, named: Mapping[str, Sequence[TensorLocation]], taken: Collection[TensorLocation]
+) -> TensorLocation | None:
     """The place with the content of an entry whose name ends most like the entry's."""
     candidates = [
         (_equal_end(name, key), place)
@@ -105,7 +105,7 @@ def _identity(tensor: torch.Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
     return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
-def _is_there(tensor: torch.Tensor, place: Place) -> bool:
+def _is_there(tensor: torch.Tensor, place: TensorLocation) -> bool:
     """Whether the bytes of a place in a file are those of a tensor."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     if tuple(tensor.shape) != place.shape or dtype != dtype_name(place.dtype):

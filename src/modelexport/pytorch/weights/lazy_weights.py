@@ -19,7 +19,7 @@ from onnx_ir.tensor_adapters import TorchTensor
 from torch import nn
 
 from modelexport.errors import WeightsError
-from modelexport.files.safetensors_files import Place, SafetensorsFile
+from modelexport.files.safetensors_files import SafetensorsFile, TensorLocation
 from modelexport.format.dtypes import dtype_name
 from modelexport.pytorch.pretrained import PretrainedModel
 from modelexport.pytorch.private_torch import outside_of_modes, tree_leaves, tree_map
@@ -35,7 +35,7 @@ class _Recorded(torch.Tensor):
     Moving it to a device, as ``from_pretrained`` does, is ignored: it would need bytes.
     """
 
-    origin: tuple[str, Place] | tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+    origin: tuple[str, TensorLocation] | tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
     @classmethod
     def __torch_function__(
@@ -62,7 +62,7 @@ def _part_of(func: Callable[..., Any], args: Any, kwargs: Any, index: int) -> An
     return func(*args, **kwargs)[index]
 
 
-def _recorded(name: str, place: Place) -> _Recorded:
+def _recorded(name: str, place: TensorLocation) -> _Recorded:
     dtype = getattr(torch, dtype_name(place.dtype))
     tensor: _Recorded = torch.empty(place.shape, dtype=dtype, device="meta").as_subclass(_Recorded)
     tensor.origin = (name, place)
@@ -158,7 +158,7 @@ def _tensor(key: str, entry: _Recorded) -> ir.TensorProtocol:
     """A tensor that reads an entry from its file, or computes it on access if it is not in the file unchanged."""
     if isinstance(entry.origin[0], str):
         place = entry.origin[1]
-        assert isinstance(place, Place)
+        assert isinstance(place, TensorLocation)
         return place.tensor(key)
     dtype = TorchTensor(torch.empty(0, dtype=entry.dtype)).dtype
     return ir.LazyTensor(
@@ -180,7 +180,7 @@ def _made(value: Any) -> Any:
     return tree_map(made, value)
 
 
-def _read(name: str, place: Place) -> torch.Tensor:
+def _read(name: str, place: TensorLocation) -> torch.Tensor:
     from safetensors import safe_open
 
     with safe_open(place.path, "pt") as file:

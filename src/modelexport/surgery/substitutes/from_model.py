@@ -24,7 +24,7 @@ from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes, may_be, nodes_behind
 from modelexport.graph.parameter_plans import listed_entries, parameter_plan, record_plan
 from modelexport.graph.properties import is_tagged
-from modelexport.surgery.call_interfaces import Interface, match_names, spellings
+from modelexport.surgery.call_interfaces import CallInterface, match_names, spellings
 from modelexport.surgery.edited_calls import EditedCalls
 from modelexport.surgery.grafted_modules import Graft, graft_calls, joined
 from modelexport.surgery.substitutes.substitute import Parts, Site
@@ -86,7 +86,7 @@ class FromModel:
             graft=self._graft,
         )
 
-    def _sources(self, interface: Interface, required: Sequence[ir.Value]) -> dict[ir.Value, ir.Value]:
+    def _sources(self, interface: CallInterface, required: Sequence[ir.Value]) -> dict[ir.Value, ir.Value]:
         """The values of the whole model for the inputs; an input that nothing uses may have none."""
         also = _names_in(self._tagged, "inputs")
         used = [value for value in required if value.uses() or value.is_graph_output()]
@@ -112,7 +112,7 @@ class FromModel:
             _check_type(self.path, mine, source, f"'{interface.call}'")
         return matched
 
-    def _results(self, interface: Interface, graph: ir.Graph) -> list[ir.Value]:
+    def _results(self, interface: CallInterface, graph: ir.Graph) -> list[ir.Value]:
         """The outputs that are used in the whole model, in the order of the values that they replace."""
         if not graph.outputs:
             raise UsageError(f"{self.path} has no outputs: give a model that computes something")

@@ -13,7 +13,7 @@ from modelexport.core.owners import Owner
 from modelexport.errors import UsageError
 from modelexport.format import documents
 from modelexport.graph.nodes import may_be, sizes_of
-from modelexport.surgery.call_interfaces import Interface
+from modelexport.surgery.call_interfaces import CallInterface
 from modelexport.surgery.edited_calls import EditedCalls
 from modelexport.surgery.grafted_modules import Graft
 from modelexport.surgery.graph_cutter import Cut
@@ -23,7 +23,7 @@ from modelexport.surgery.graph_cutter import Cut
 class Site:
     """A call that is replaced: its current values, and its original nodes."""
 
-    interface: Interface
+    interface: CallInterface
     weights: Sequence[ir.Value]
     """The initializers that its nodes use, in the order of the nodes."""
     cut: Cut | None

@@ -9,7 +9,7 @@ import msgspec
 
 from modelexport.core.json_decoding import decode_json
 from modelexport.files.document_digests import check_document, read_document
-from modelexport.files.linked_weights import check_weights
+from modelexport.files.linked_weights import check_present_weights_files
 from modelexport.files.onnx_models import load_onnx
 from modelexport.format import documents, keys
 from modelexport.format.versions import READ_VERSIONS, unknown_version
@@ -63,7 +63,7 @@ def _content(path: Path, checked: bool) -> bytes:
     model = path.with_name(path.name.removesuffix(suffix or "") + ".onnx")
     if checked and suffix is not None and model.is_file():
         beside = load_onnx(model)
-        check_weights(beside)
+        check_present_weights_files(beside)
         check_document(model, beside, suffix)
     return content
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from modelexport.errors import WeightsError
-from modelexport.files.safetensors_files import Place
+from modelexport.files.safetensors_files import TensorLocation
 from modelexport.format.dtypes import dtype_name
 
 Tensors = Mapping[str, np.ndarray]
@@ -50,7 +50,7 @@ class Part:
 class Reader:
     """The tensors of a checkpoint by name: their places, and their contents on demand."""
 
-    places: Mapping[str, Place]
+    places: Mapping[str, TensorLocation]
     notes: Mapping[str, Any]
     """The metadata in the headers of the files."""
 

@@ -20,7 +20,7 @@ from modelexport.graph.size_symbols import SYMBOL, put_size, rename_sizes
 
 
 @dataclass(frozen=True)
-class Interface:
+class RequestedNames:
     """Names for a captured graph. Calling it renames the graph; anything that it does not name keeps its name."""
 
     inputs: Mapping[str, str] | Sequence[str] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Interface:
             output_names=tuple(names[index] for index in kept),
         )
 
-    def check_arguments(self, arguments: Iterable[str]) -> None:
+    def check_named_axes(self, arguments: Iterable[str]) -> None:
         """Check, before anything is captured, that inputs whose axes are named can exist.
 
         Args:
@@ -85,7 +85,7 @@ class Interface:
         }
 
 
-def widened(inputs: Mapping[str, Any], interface: Interface) -> dict[str, Any]:
+def widened(inputs: Mapping[str, Any], interface: RequestedNames) -> dict[str, Any]:
     """Example inputs in which no axis that should be dynamic has size 1, which a capture would treat as fixed."""
     wide = dict(inputs)
     for name, value in inputs.items():
@@ -99,7 +99,7 @@ def widened(inputs: Mapping[str, Any], interface: Interface) -> dict[str, Any]:
     return wide
 
 
-AS_CAPTURED = Interface()
+AS_CAPTURED = RequestedNames()
 """The interface that keeps the names of the capture."""
 
 

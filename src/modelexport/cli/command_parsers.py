@@ -28,7 +28,7 @@ from modelexport.core.version import __version__
 _OFF = "no_"
 
 
-def flattened(command: Callable[..., None]) -> Callable[..., None]:
+def with_declared_options(command: Callable[..., None]) -> Callable[..., None]:
     """A command with the options that it declares as its parameters, and guarded outputs if it writes any."""
     signature = inspect.signature(command, eval_str=True)
     groups: dict[str, Any] = {}
@@ -38,10 +38,10 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
         kind, default = parameter.annotation, parameter.default
         if isinstance(default, dataclasses.Field):
             fields[name] = default
-            parameters.append(_parameter(name, kind, declared(default), default.default))
+            parameters.append(_typer_parameter(name, kind, declared(default), default.default))
         elif dataclasses.is_dataclass(kind) and isinstance(kind, type):
             groups[name] = kind() if default is parameter.empty else default
-            parameters += _parameters(groups[name])
+            parameters += _typer_parameters(groups[name])
 
     named = ((parameter.name, mark) for parameter in parameters for mark in get_args(parameter.annotation)[1:])
     marks = {name: mark for name, mark in named if isinstance(mark, Read | Written)}
@@ -51,27 +51,27 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(**values: Any) -> None:
         with guarded(marks, values) if writes else contextlib.nullcontext():
-            arguments = {name: _given(name, field.default, values) for name, field in fields.items()}
-            command(**arguments, **{name: _filled(default, values) for name, default in groups.items()})
+            arguments = {name: _value_of_option(name, field.default, values) for name, field in fields.items()}
+            command(**arguments, **{name: _group_of_values(default, values) for name, default in groups.items()})
 
     vars(run)["__signature__"] = signature.replace(parameters=parameters)
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
 
 
-def _parameters(group: Any) -> Iterator[inspect.Parameter]:
+def _typer_parameters(group: Any) -> Iterator[inspect.Parameter]:
     for field in dataclasses.fields(group):
         default = getattr(group, field.name)
         if dataclasses.is_dataclass(default):
-            yield from _parameters(default)
+            yield from _typer_parameters(default)
         elif (option := declared(field)) is not None:
             # Hints are evaluated only where they are text: the others have types that the command line does not import.
             hints = typing.get_type_hints(type(group)) if isinstance(field.type, str) and not option.type else {}
             kind = hints.get(field.name, field.type)
-            yield _parameter(field.name, kind, option, default, heading(type(group)))
+            yield _typer_parameter(field.name, kind, option, default, heading(type(group)))
 
 
-def _parameter(
+def _typer_parameter(
     name: str, kind: Any, option: Declared | None, default: Any, panel: str | None = None
 ) -> inspect.Parameter:
     assert option is not None, f"{name} is not declared"
@@ -93,19 +93,19 @@ def _parameter(
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _filled(group: Any, values: Mapping[str, Any]) -> Any:
+def _group_of_values(group: Any, values: Mapping[str, Any]) -> Any:
     """The dataclass with what the command line gave."""
     values_of_fields: dict[str, Any] = {}
     for field in dataclasses.fields(group):
         default = getattr(group, field.name)
         if dataclasses.is_dataclass(default):
-            values_of_fields[field.name] = _filled(default, values)
+            values_of_fields[field.name] = _group_of_values(default, values)
         elif declared(field) is not None:
-            values_of_fields[field.name] = _given(field.name, default, values)
+            values_of_fields[field.name] = _value_of_option(field.name, default, values)
     return dataclasses.replace(group, **values_of_fields)
 
 
-def _given(name: str, default: Any, values: Mapping[str, Any]) -> Any:
+def _value_of_option(name: str, default: Any, values: Mapping[str, Any]) -> Any:
     if _OFF + name in values and default is True:
         return not values[_OFF + name]
     value = values[name]
@@ -116,7 +116,7 @@ def load_command(name: str) -> Callable[..., None]:
     """The function of a command, as the command line calls it."""
     file, _, function = COMMANDS[name].function.partition(":")
     module = importlib.import_module(f"{commands.__name__}.{file}")
-    command: Callable[..., None] = flattened(getattr(module, function))
+    command: Callable[..., None] = with_declared_options(getattr(module, function))
     return command
 
 
@@ -139,16 +139,16 @@ class _Commands(Mapping[str, Any]):
     """Name of a command to its parser, which is made when it is asked for."""
 
     def __init__(self) -> None:
-        self._made: dict[str, Any] = {}
+        self._parsers: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._made:
+        if name not in self._parsers:
             if name not in COMMANDS:
                 raise KeyError(name)
             only = typer.Typer(add_completion=False, rich_markup_mode=None)
             only.command(name, cls=GroupedCommand)(load_command(name))
-            self._made[name] = typer.main.get_command(only)
-        return self._made[name]
+            self._parsers[name] = typer.main.get_command(only)
+        return self._parsers[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(COMMANDS)
