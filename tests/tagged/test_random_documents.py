@@ -23,9 +23,9 @@ from modelexport.pytorch.calls.module_tree_of_model import containers, module_tr
 from modelexport.pytorch.calls.traced_tree import trace_calls
 from modelexport.tagged.documents import reader
 from modelexport.tagged.documents.dag import dag_document
+from modelexport.tagged.documents.encoded_documents import encode_table
 from modelexport.tagged.documents.export_facts import facts_of_export
 from modelexport.tagged.documents.hierarchy_sidecar import hierarchy_document
-from modelexport.tagged.documents.named_entries import encode_table
 from modelexport.tagged.documents.operations import operations_document
 from modelexport.tagged.encodings.metadata import write_metadata
 from test_documents import assert_documents_agree
@@ -93,7 +93,6 @@ def described(module: nn.Module, tags: Tags, model: ir.Model) -> documents.Hiera
         name="random",
         model=model,
         source=take_snapshot(model),
-        calls=tags.calls,
         tags=tags,
         comparison=compare_hierarchies(tags.tree, tags.calls, containers(module)),
         values={},

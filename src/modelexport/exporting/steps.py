@@ -34,9 +34,9 @@ from modelexport.graph.unique_names import name_nodes_apart, with_unique_names
 from modelexport.lineage.owners_after_passes import derive_owners
 from modelexport.pytorch.calls.module_tree_of_model import containers
 from modelexport.tagged.documents.dag import dag_document
+from modelexport.tagged.documents.encoded_documents import encode_sidecar, encode_table
 from modelexport.tagged.documents.export_facts import facts_of_export
-from modelexport.tagged.documents.hierarchy_sidecar import encode_sidecar, hierarchy_document
-from modelexport.tagged.documents.named_entries import encode_table
+from modelexport.tagged.documents.hierarchy_sidecar import hierarchy_document
 from modelexport.tagged.documents.operations import operations_document
 from modelexport.tagged.encodings.attributes import write_attributes
 from modelexport.tagged.encodings.functions import FunctionsModel, write_functions
@@ -202,7 +202,6 @@ def describe(
         name=name or tags.tree.root.class_name,
         model=graph,
         source=before.source,
-        calls=exported.calls,
         values={port: value for port, value in values.items() if value is not None},
         tags=tags,
         comparison=compare_hierarchies(tags.tree, exported.calls, containers(model)),

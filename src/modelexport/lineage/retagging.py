@@ -40,8 +40,8 @@ from modelexport.graph.unique_names import free_name, name_nodes_apart
 from modelexport.lineage.entries_after_tools import inherited
 from modelexport.lineage.owners_after_tools import Descent, Reason, trace_owners
 from modelexport.runtime.checked_writing import checked_and_written
+from modelexport.tagged.documents.encoded_documents import documents_after
 from modelexport.tagged.documents.export_facts import facts_of_sidecar
-from modelexport.tagged.documents.hierarchy_sidecar import descended_documents
 from modelexport.tagged.encodings.metadata import write_metadata
 from modelexport.tagged.file import TaggedFile, read_tagged
 
@@ -186,7 +186,7 @@ def write_retagged(
     if without := [*lost, *inheritance.shared] or lost_entries(tagged.model):
         record_lost(model, without)
     facts = None if tagged.hierarchy is None else facts_of_sidecar(tagged.hierarchy, descent.values)
-    documents = descended_documents(tagged.path, facts, model, tags, untagged=True)
+    documents = documents_after(tagged.path, facts, model, tags, untagged=True)
     reads = [tagged.path] if changed is None else [tagged.path, changed]
     with checked_and_written(output.parent, reads, check=check, inputs=inputs) as staging:
         if save is None:

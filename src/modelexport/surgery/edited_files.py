@@ -6,8 +6,8 @@ from pathlib import Path
 
 from modelexport.surgery import Sharing
 from modelexport.surgery.shared_files import SharedFiles
+from modelexport.tagged.documents.encoded_documents import documents_after
 from modelexport.tagged.documents.export_facts import ExportFacts
-from modelexport.tagged.documents.hierarchy_sidecar import descended_documents
 from modelexport.tagged.file import TaggedFile
 
 
@@ -24,5 +24,5 @@ def save_edited(
     Raises:
         FileFormatError, OutputError: As :meth:`modelexport.surgery.shared_files.SharedFiles.save`.
     """
-    beside = descended_documents(edited.path, facts, edited.model, edited.call_tags)
+    beside = documents_after(edited.path, facts, edited.model, edited.call_tags)
     return SharedFiles(output, staging, sharing).save(edited.encoded(), output.name, beside)

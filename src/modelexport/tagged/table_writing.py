@@ -9,9 +9,7 @@ from modelexport.errors import UsageError
 from modelexport.files.atomic_writing import written_together
 from modelexport.format import keys
 from modelexport.graph.properties import recorded
-from modelexport.tagged.documents.dag import dag_document
-from modelexport.tagged.documents.named_entries import encode_table
-from modelexport.tagged.documents.operations import operations_document
+from modelexport.tagged.documents.encoded_documents import TABLES, encode_table
 from modelexport.tagged.file import TaggedFile
 
 
@@ -26,10 +24,7 @@ def write_tables(tagged: TaggedFile) -> list[Path]:
         OutputError: They cannot be written.
     """
     digests = recorded(tagged.model, keys.DOCUMENTS, damaged=f"{tagged.path} has damaged tags") or {}
-    tables = {
-        ".dag.json": encode_table(dag_document(tagged.model, tagged.call_tags)),
-        ".operations.json": encode_table(operations_document(tagged.model, tagged.call_tags)),
-    }
+    tables = {suffix: encode_table(table(tagged.model, tagged.call_tags)) for suffix, table in TABLES.items()}
     for suffix, content in tables.items():
         if digests.get(suffix) != hashlib.sha256(content).hexdigest():
             raise UsageError(f"{tagged.path} was written without {suffix} or changed since: `tree` and `nodes` read it")

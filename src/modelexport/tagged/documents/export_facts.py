@@ -89,7 +89,6 @@ def facts_of_export(
     name: str,
     model: ir.Model,
     source: SourceGraph,
-    calls: CallTree,
     values: Mapping[Port, ir.Value],
     tags: Tags,
     comparison: Comparison,
@@ -108,11 +107,10 @@ def facts_of_export(
     root, present = tags.tree.root, present_values(model)
     values = {port: value for port, value in values.items() if value in present}
     return ExportFacts(
-        # The opset is that of the model.
         documents.ModelEntry(name, root.qualified_class, root.parameters, model.opset_imports.get("", 0)),
         settings,
         {package: importlib.metadata.version(package) for package in _PACKAGES},
-        _modules(source, calls, tags, comparison),
+        _modules(source, tags, comparison),
         {
             traced.call: CallRun(
                 traced.enter,
@@ -120,7 +118,7 @@ def facts_of_export(
                 _tensors(traced, "inputs", values, boundaries[traced.call].inputs),
                 _tensors(traced, "outputs", values, boundaries[traced.call].outputs),
             )
-            for traced in calls
+            for traced in tags.calls
         },
     )
 
@@ -150,11 +148,9 @@ def paths_with(calls: CallTree, owners: Iterable[Owner]) -> set[str]:
     return {call.path for call in reached}
 
 
-def _modules(
-    source: SourceGraph, calls: CallTree, tags: Tags, comparison: Comparison
-) -> dict[str, documents.ModuleEntry]:
-    executed = Counter(traced.call.path for traced in calls)
-    with_operations = paths_with(calls, (node.owner for node in source.nodes if node.owner is not None))
+def _modules(source: SourceGraph, tags: Tags, comparison: Comparison) -> dict[str, documents.ModuleEntry]:
+    executed = Counter(traced.call.path for traced in tags.calls)
+    with_operations = paths_with(tags.calls, (node.owner for node in source.nodes if node.owner is not None))
     compared = {module.path: module.reason for module in comparison.modules}
     entries = {}
     for module in tags.tree:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
-import msgspec
 import onnx_ir as ir
 from msgspec.structs import replace
 
@@ -22,7 +20,6 @@ from modelexport.graph.coverage import count_coverage
 from modelexport.graph.node_owners import owner_of, required_owner
 from modelexport.graph.nodes import all_nodes, default_shape, initializers
 from modelexport.graph.parameter_plans import parameter_plan
-from modelexport.tagged.documents.dag import dag_document
 from modelexport.tagged.documents.export_facts import (
     VANISHED,
     CallRun,
@@ -31,8 +28,6 @@ from modelexport.tagged.documents.export_facts import (
     paths_with,
     present_values,
 )
-from modelexport.tagged.documents.named_entries import encode_table
-from modelexport.tagged.documents.operations import operations_document
 from modelexport.tagged.encodings.metadata import initializer_tags
 
 
@@ -84,34 +79,6 @@ def hierarchy_document(
         nodes=[_node(node, tags) for node in all_nodes(model) if owner_of(node) is not None],
         initializers=[_initializer(value, tags) for value in initializers(model)],
     )
-
-
-def descended_documents(
-    path: Path, facts: ExportFacts | None, model: ir.Model, tags: CallTags, *, untagged: bool = False
-) -> dict[str, bytes]:
-    """The documents that are beside a file, made for a model that it became: the end of each name to the content.
-
-    Args:
-        path: The file that was changed.
-        facts, model, tags: As :func:`hierarchy_document` has them; without facts there is no sidecar.
-        untagged: Nodes may have no owner. Then the tables, which name every node, are left out.
-
-    Raises:
-        FileFormatError: A node has no owner, and none may.
-    """
-    written: dict[str, bytes] = {}
-    if facts is not None:
-        written[".hierarchy.json"] = encode_sidecar(hierarchy_document(facts, model, tags))
-    complete = not untagged or None not in map(owner_of, all_nodes(model))
-    for suffix, table in ((".dag.json", dag_document), (".operations.json", operations_document)):
-        if complete and path.with_suffix(suffix).is_file():
-            written[suffix] = encode_table(table(model, tags))
-    return written
-
-
-def encode_sidecar(hierarchy: documents.Hierarchy) -> bytes:
-    """The sidecar as JSON."""
-    return msgspec.json.format(msgspec.json.encode(hierarchy), indent=1)
 
 
 def _modules(facts: ExportFacts, model: ir.Model, tags: CallTags) -> list[documents.ModuleEntry]:
