@@ -96,9 +96,11 @@ def _modules(facts: ExportFacts, model: ir.Model, tags: CallTags) -> list[docume
             reason = VANISHED if executed[module.path] else _NOT_CALLED
         entry = replace(module, calls=executed[module.path], reason=reason)
         if (first := ModuleCall(module.path)) in tags.calls:
-            entry = replace(entry, tag=tags.tag(first), level=tags.is_level_call(first))
-            if (class_name := tags.class_of(first)) != module.class_name:
-                entry = replace(entry, class_name=class_name, qualified_class=class_name)
+            name, qualified = tags.class_of(first), module.qualified_class
+            if qualified.rpartition(".")[2] != name:  # another module was put in its place
+                qualified = name
+            level = tags.is_level_call(first)
+            entry = replace(entry, tag=tags.tag(first), level=level, class_name=name, qualified_class=qualified)
         entries.append(entry)
     unlisted = (traced.call for traced in reversed(tags.calls.calls) if traced.call.path not in facts.modules)
     added = {call.path: call for call in unlisted}
