@@ -96,11 +96,10 @@ def _modules(facts: ExportFacts, model: ir.Model, tags: CallTags) -> list[docume
             reason = VANISHED if executed[module.path] else _NOT_CALLED
         entry = replace(module, calls=executed[module.path], reason=reason)
         if (first := ModuleCall(module.path)) in tags.calls:
-            name, qualified = tags.class_of(first), module.qualified_class
-            if qualified.rpartition(".")[2] != name:  # another module was put in its place
-                qualified = name
-            level = tags.is_level_call(first)
-            entry = replace(entry, tag=tags.tag(first), level=level, class_name=name, qualified_class=qualified)
+            name = tags.class_of(first)
+            entry = replace(entry, tag=tags.tag(first), level=tags.is_level_call(first), class_name=name)
+            if module.qualified_class.rpartition(".")[2] != name:  # another module was put in its place
+                entry = replace(entry, qualified_class=name, line=0)
         entries.append(entry)
     unlisted = (traced.call for traced in reversed(tags.calls.calls) if traced.call.path not in facts.modules)
     added = {call.path: call for call in unlisted}
