@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from modelexport.pytorch.nested_tensors import Inputs
+    from modelexport.verify.model_and_file import Sides
 
 
 @dataclass
@@ -107,8 +108,14 @@ class ExportChecks:
         options, lent = self.options, self.options.weights.to_check
         if self.weights.absent_bytes or (options.weights.lent is not None and lent is None):
             return FileCheck(status="skipped", reason="the weights of the model are not in memory"), sizes
+        from modelexport.verify.model_and_file import Sides, open_for
+
         with runnable(self.staged, options.tags.tags_as) as file, self._with_weights(lent):
-            check = self._check_outputs(file)
+            # onnx.checker does not know ONNX Runtime's operators in the standard domain.
+            if not self.weights.linked and not options.graph.fuse and (fault := _invalid(file)):
+                return FileCheck(status="failed", step="onnx.checker", reason=fault), sizes
+            sides = Sides.of(self.model, self.inputs, open_for(self.model, file))
+            check = self._check_outputs(sides, file)
             interface = options.capture.interface or AS_CAPTURED
             # A part of a package whose weights stay in files is compared where it generates.
             runs = options.weights.lent is None or isinstance(interface, RequestedNames)
@@ -133,23 +140,18 @@ class ExportChecks:
 
         return lend_weights(self.model, lent, {module.path for module in self.hierarchy.modules if not module.calls})
 
-    def _check_outputs(self, file: Path) -> FileCheck:
-        """Whether the file is valid, ONNX Runtime loads it, and it computes the model's outputs.
+    def _check_outputs(self, sides: Sides, file: Path) -> FileCheck:
+        """Whether ONNX Runtime loads the file, and it computes the model's outputs.
 
         Where the model asks for values, the file is compared on other inputs, too.
         """
-        # onnx.checker does not know ONNX Runtime's operators in the standard domain.
-        if not self.weights.linked and not self.options.graph.fuse and (fault := _invalid(file)):
-            return FileCheck(status="failed", step="onnx.checker", reason=fault)
-        check = check_outputs(self.model, self.inputs, file)
+        check = check_outputs(sides, self.inputs, file)
         if check.status != "passed" or not self.asks_for_values:
             return check
         from modelexport.pytorch.inputs.prepared_inputs import kept_tensors
-        from modelexport.verify.model_and_file import Sides, open_for
         from modelexport.verify.other_inputs import compare_others
 
         settings = self.hierarchy.settings
-        sides = Sides.of(self.model, self.inputs, open_for(self.model, file))
         kept = kept_tensors(self.model, self.inputs, tuple(settings.constants))
         for comparison in compare_others(sides, self.inputs, kept, selects=True).compared:
             if comparison.status == "differ":

@@ -18,7 +18,6 @@ from modelexport.traces.array_differences import Difference, relative_error
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
-    from torch import nn
 
     from modelexport.pytorch.nested_tensors import Inputs
     from modelexport.traces.trace import Trace
@@ -39,18 +38,17 @@ class FileCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The largest error of any output: the norm of the difference over the norm of the output."""
 
 
-def check_outputs(model: nn.Module, inputs: Inputs, path: Path) -> FileCheck:
+def check_outputs(sides: Sides, inputs: Inputs, path: Path) -> FileCheck:
     """Compare what a file computes in ONNX Runtime with what the model returns; float64 tells a fault from rounding.
 
     Args:
+        sides: The model and the file at ``path``.
         inputs: The example inputs; not changed.
     """
     from modelexport.runtime.devices import CPU
     from modelexport.runtime.sessions import open_session, run_session
-    from modelexport.verify.model_and_file import Sides, open_for
     from modelexport.verify.parameters_in_pytorch import changed_weights
 
-    sides = Sides.of(model, inputs, open_for(model, path))
     from_torch = sides.own(inputs)
     step: CheckStep = "loading"
     try:
@@ -74,7 +72,7 @@ def check_outputs(model: nn.Module, inputs: Inputs, path: Path) -> FileCheck:
     wrong = [difference for difference in differences if difference.status == "differ"]
     compared = sides.compare(inputs, {}, truth)
     doubted = compared
-    if compared.contradictions and (changed := changed_weights(model, sides.tagged.model, None, [])):
+    if compared.contradictions and (changed := changed_weights(sides.model, sides.tagged.model, None, [])):
         doubted = sides.compare(inputs, changed)  # by fresh weights, several calls may compute one value
     doubts = "; ".join(filter(None, (otherwise, _lost_calls(sides, truth), _doubts(doubted))))
     random = compared.end_to_end.trace.random or truth.drawn

@@ -66,6 +66,7 @@ class SizeTrials:
 
     def _run(self, sizes: Mapping[str, int]) -> Tried | None:
         from modelexport.pytorch.inputs.other_sizes import symbol_sizes, with_sizes, without_parts
+        from modelexport.pytorch.runs.outputs_as_users_run import returned_by
 
         sides, model = self._sides, self._sides.tagged.model
         before = symbol_sizes(self._inputs, model)
@@ -76,6 +77,7 @@ class SizeTrials:
             return None
         with collected():
             try:
+                returned_by(sides.model, other)  # most sizes that are refused are refused here, in no time
                 right = sides.returned(other)
                 return Tried("agree") if sides.agrees(other, right) else tried(sides.compare(other, {}))
             except Exception:  # a model may raise anything for sizes that it does not accept, some only in float64
@@ -236,8 +238,10 @@ _CONSTANT = re.compile(r"\w+ == \d+")
 
 
 def _accepts(sides: Sides, inputs: Inputs) -> bool:
+    from modelexport.pytorch.runs.outputs_as_users_run import returned_by
+
     try:
-        sides.returned(inputs)
+        returned_by(sides.model, inputs)
     except Exception:  # a model may raise anything for sizes that it does not accept
         return False
     return True
