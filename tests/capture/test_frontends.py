@@ -359,6 +359,29 @@ def test_what_python_reads_of_sizes_is_allowed(forward: Forward) -> None:
     assert FRONT_ENDS["torchscript"](Reading(forward), {"x": torch.ones(3, 4)}).frontend == "torchscript"
 
 
+class PadsToStride(nn.Module):
+    """Decides by sizes and a buffer that is no entry, into which its initialization wrote, as EnCodec does."""
+
+    def __init__(self, written_while_it_runs: bool) -> None:
+        super().__init__()
+        self.stride = nn.Buffer(torch.zeros((), dtype=torch.int64), persistent=False)
+        self.stride.fill_(4)
+        self._written_while_it_runs = written_while_it_runs
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self._written_while_it_runs:
+            self.stride.copy_(x[0, 0].long())
+        missing = -x.shape[1] % self.stride
+        return nn.functional.pad(x, (0, int(missing))) if missing > 0 else x
+
+
+def test_what_was_written_into_a_buffer_before_the_trace_is_constant() -> None:
+    inputs = {"x": torch.ones(3, 6)}
+    assert FRONT_ENDS["torchscript"](PadsToStride(False), inputs).frontend == "torchscript"
+    with pytest.raises(CaptureError, match="data-dependent"):
+        FRONT_ENDS["torchscript"](PadsToStride(True), inputs)
+
+
 def test_an_opset_that_the_exporter_does_not_write_is_refused() -> None:
     with pytest.raises(UsageError, match="writes opsets 9 to 20, not 23"):
         capture(nn.Linear(4, 4), (torch.ones(2, 4),), "torchscript", opset=23)

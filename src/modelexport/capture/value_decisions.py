@@ -28,15 +28,17 @@ class NoDecisions(TorchFunctionMode):
     """Raises an error when Python code reads a number that depends on inputs or parameters.
 
     The trace would apply the decision made for the example inputs to all others. Numbers that depend only on sizes may
-    be read, unless the sizes themselves depend on values (the number of nonzero elements). A tensor that was written
-    into counts as dependent, since the trace does not show what was written through its views.
+    be read, unless the sizes themselves depend on values (the number of nonzero elements). A tensor that is written
+    into meanwhile counts as dependent, since the trace does not show what was written through its views.
 
     Args:
+        model: The traced model. What was written into its buffers earlier, as when they were initialized, is no matter.
         fixed: Places of the model's code that may read truth values: they are always the same.
     """
 
-    def __init__(self, fixed: Collection[Site] = ()) -> None:
+    def __init__(self, model: nn.Module, fixed: Collection[Site] = ()) -> None:
         super().__init__()
+        self._earlier = WeakIdKeyDictionary({buffer: version_of(buffer) for buffer in model.buffers()})
         self._fixed = fixed
         self._found: dict[tuple[int, str], bool] = {}
         self._of_written = WeakIdKeyDictionary()  # it keeps no tensor alive
@@ -61,8 +63,8 @@ class NoDecisions(TorchFunctionMode):
         return output
 
     def _is_written(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor was written into, or computed from such a one."""
-        return bool(version_of(tensor)) or tensor in self._of_written
+        """Whether a tensor was written into since the trace began, or computed from such a one."""
+        return version_of(tensor) != self._earlier.get(tensor, 0) or tensor in self._of_written
 
     def _is_by_values(self, tensor: torch.Tensor, value: Any) -> bool:
         """Whether a value of the trace depends on elements of inputs or parameters, not only on their sizes."""
