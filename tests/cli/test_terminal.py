@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,7 @@ from exports import Exporter
 from modelexport.cli.printing import fitting_depth, left_out, rendered, styled
 from modelexport.cli.progress import ProgressLine
 from modelexport.core.text import printable
+from modelexport.core.timed_stages import counted
 
 pty = pytest.importorskip("pty")
 
@@ -114,6 +116,33 @@ def test_a_command_that_takes_longer_than_a_second_says_what_it_does(monkeypatch
     written = terminal.text
     time.sleep(0.1)
     assert terminal.text == written
+
+
+def test_work_of_equal_pieces_says_how_long_it_will_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the pieces that are done; pieces inside a piece count for nothing, and after the last all is forgotten."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("modelexport.cli.progress.time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr("modelexport.cli.progress._EVERY", 0.01)
+    terminal, line = Terminal(), ProgressLine()
+
+    def drawn(text: str) -> bool:
+        terminal.text, end = "", time.monotonic() + 5
+        while text not in terminal.text and time.monotonic() < end:
+            time.sleep(0.01)
+        return text in terminal.text
+
+    clock.now = -5.0  # so that the line is drawn at once
+    line.start(terminal, "sensitivity")  # type: ignore[arg-type]
+    clock.now = 0.0
+    for piece in counted(range(30)):
+        assert [*counted("abc")] == [*"abc"]
+        if piece == 1:
+            assert drawn("\r\x1b[Ksensitivity ... 13 s, about 4 min left")
+        if piece == 20:
+            assert drawn("\r\x1b[Ksensitivity ... 165 s, about 80 s left")
+        clock.now += 8
+    assert drawn("\r\x1b[Ksensitivity ... 245 s\r")
+    line.stop()
 
 
 def test_nothing_is_drawn_in_the_first_second_or_in_a_pipe(tmp_path: Path) -> None:

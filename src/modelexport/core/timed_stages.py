@@ -3,10 +3,34 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 from modelexport.core.collected_messages import LOG
+
+T = TypeVar("T")
+_LISTENERS: list[Callable[[int, int], None]] = []
+"""The one that is told of pieces of work comes last; nobody is told of pieces of a piece."""
+
+
+def listen(listener: Callable[[int, int], None]) -> None:
+    """Have a function called with the number of pieces of work that are done, and with that of all."""
+    _LISTENERS[:] = [listener]
+
+
+def counted(pieces: Sequence[T]) -> Iterator[T]:
+    """Yield pieces of work that take about the same time, and tell how many are done."""
+    listeners, _LISTENERS[:] = [*_LISTENERS], []
+    try:
+        for done, piece in enumerate(pieces):
+            for listener in listeners:
+                listener(done, len(pieces))
+            yield piece
+    finally:
+        for listener in listeners:
+            listener(0, 0)
+            listen(listener)
 
 
 class Stages:

@@ -15,6 +15,7 @@ from modelexport.core.json_decoding import decode_json
 from modelexport.core.limits import SETTINGS_BYTES
 from modelexport.core.result_display import Written
 from modelexport.core.text import on_one_line, shortened
+from modelexport.core.timed_stages import counted
 from modelexport.devices.device_report import DeviceReport
 from modelexport.devices.judged_pieces import BOUND, check_bound
 from modelexport.devices.pieces import Piece, Pieces
@@ -94,7 +95,7 @@ def write_kit(
         (staging / "values").mkdir()
         seen = {tagged.nodes}
         parts.append(_write(pieces.whole(), staging, 0))
-        for call in calls:
+        for call in counted(calls):
             tell(str(call))
             try:
                 piece = pieces.of_call(call)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from modelexport.core.calls import ModuleCall
+from modelexport.core.timed_stages import counted
 from modelexport.devices.part_runs import PartRuns
 from modelexport.devices.pieces import Pieces
 from modelexport.errors import RunError, UsageError
@@ -41,7 +42,7 @@ def time_calls_alone(
     feeds, source = make_feeds(tagged, tagged.path, inputs, sizes or {}, provider=CPU, seed=seed)
     pieces, on = Pieces(tagged, feeds), find_device(device)
     with PartRuns(on, limit=LIMIT, keep=True) as runs:
-        for traced in tagged.calls:
+        for traced in counted(tagged.calls.calls):
             tell(str(traced.call))
             try:
                 piece = pieces.of_call(traced.call) if traced.parent is not None else pieces.whole()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -65,15 +66,27 @@ class Profile:
 
 
 def time_runs(
-    path: Path, inputs: Mapping[str, Any], *, runs: int, warmup: int, level: Level = "all", provider: str = CPU
+    path: Path,
+    inputs: Mapping[str, Any],
+    *,
+    runs: int,
+    warmup: int,
+    level: Level = "all",
+    provider: str = CPU,
+    rounds: Iterator[int],
 ) -> list[int]:
     """Nanoseconds of each run without profiling."""
     session = open_file(path, session_options(level, provider))
-    return _taken(session, inputs, max(warmup, 1) + runs)[max(warmup, 1) :]
+    return _taken(session, inputs, max(warmup, 1) + runs, rounds)[max(warmup, 1) :]
 
 
-def _taken(session: onnxruntime.InferenceSession, inputs: Mapping[str, Any], runs: int) -> list[int]:
+def _taken(
+    session: onnxruntime.InferenceSession, inputs: Mapping[str, Any], runs: int, rounds: Iterator[int]
+) -> list[int]:
     """Nanoseconds of each of several runs.
+
+    Args:
+        rounds: Has an item for each run, which it counts.
 
     Raises:
         UsageError: The inputs do not fit, or a node fails.
@@ -81,7 +94,7 @@ def _taken(session: onnxruntime.InferenceSession, inputs: Mapping[str, Any], run
     names, feeds = [output.name for output in session.get_outputs()], dict(inputs)
     run_session(session, feeds)  # in a thread, so that signals are handled; it is counted as a run
     taken = [0]
-    for _ in range(runs - 1):
+    for _ in itertools.islice(rounds, runs - 1):
         began = time.perf_counter_ns()
         session.run(names, feeds)
         taken.append(time.perf_counter_ns() - began)
@@ -97,6 +110,7 @@ def profile_runs(
     warmup: int,
     level: Level = "all",
     provider: str = CPU,
+    rounds: Iterator[int],
 ) -> tuple[Profile, Path]:
     """Run a file with ONNX Runtime's profiler, and once more to measure the memory of its nodes.
 
@@ -111,7 +125,7 @@ def profile_runs(
     options.optimized_model_filepath = str(optimized)
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "optimized.onnx.data")
     options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", _LARGE_WEIGHT)
-    timed = _profiled(path, options, provider, inputs, folder / "time", warmup + runs)
+    timed = _profiled(path, options, provider, inputs, folder / "time", warmup + runs, rounds)
     profiler = _profiler_time(timed[warmup:])
     kernels = _by_run(timed[warmup:], profiler)
     memory: dict[Kernel, int] = {}
@@ -119,19 +133,25 @@ def profile_runs(
     options.enable_mem_pattern = False  # otherwise a run allocates all memory as one block
     options.add_session_config_entry("session.collect_node_memory_stats_to_file", str(folder / "memory.csv"))
     with contextlib.suppress(UsageError):  # a graph optimized for this machine's layout may not load again
-        memory = _memory(_profiled(optimized, options, provider, inputs, folder / "memory", 2))
+        memory = _memory(_profiled(optimized, options, provider, inputs, folder / "memory", 2, rounds))
     return Profile(kernels, [run[-1].dur * 1000 for run in timed[warmup:]], profiler, memory), optimized
 
 
 def _profiled(
-    path: Path, options: onnxruntime.SessionOptions, provider: str, inputs: Mapping[str, Any], prefix: Path, runs: int
+    path: Path,
+    options: onnxruntime.SessionOptions,
+    provider: str,
+    inputs: Mapping[str, Any],
+    prefix: Path,
+    runs: int,
+    rounds: Iterator[int],
 ) -> list[list[_Event]]:
     """The events of each run: its nodes, and last the run itself."""
     options.enable_profiling = True
     options.profile_file_prefix = str(prefix)
     session = open_file(path, options)
     try:
-        _taken(session, inputs, runs)
+        _taken(session, inputs, runs, rounds)
     finally:
         written = session.end_profiling()
     data = Path(written).read_bytes()

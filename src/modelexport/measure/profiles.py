@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import onnx_ir as ir
 
+from modelexport.core.timed_stages import counted
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.files.path_or_model import Source
 from modelexport.graph.node_owners import owner_of
@@ -129,6 +130,7 @@ def profile(
         with _runnable(tagged, folder) as path:
             feeds, source = make_feeds(tagged, path, inputs, sizes or {}, provider=CPU, seed=seed)
             how: Any = {"runs": runs, "warmup": warmup, "level": level, "provider": provider}
+            how["rounds"] = counted(range(2 * (warmup + runs) + 1))
             wall = time_runs(path, feeds, **how)
             measured, optimized = profile_runs(path, feeds, folder, **how)
             kernels = _joined(tagged, load_onnx(optimized), measured)

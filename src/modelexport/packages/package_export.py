@@ -16,7 +16,7 @@ from modelexport.core.declared_options import with_keywords_of
 from modelexport.core.result_display import Rows as TableRows
 from modelexport.core.result_display import Written
 from modelexport.core.text import error_line, plural
-from modelexport.core.timed_stages import Stages
+from modelexport.core.timed_stages import Stages, counted
 from modelexport.errors import CaptureError, CheckError, ModelExportError, UsageError
 from modelexport.exporting.export_result import ExportResult
 from modelexport.exporting.options import Keywords, Options, PackageOptions
@@ -212,7 +212,7 @@ def _export_each(
     constants = [input_name for input_name in options.capture.constants if input_name not in stepwise]
     seconds: dict[str, float] = dict(stages.seconds)
     results: dict[str, ExportResult] = {}
-    for part in parts:
+    for part in counted(parts):
         own_stages = stages.within(part.name)
         keywords: Keywords = {
             "interface": partial(name_axes_of_part, axes=part.axes) if part.axes else _INTERFACES.get(kind),

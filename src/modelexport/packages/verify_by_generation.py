@@ -14,6 +14,7 @@ from torch import nn
 
 from modelexport.core.result_display import Rows, Shown, error_text
 from modelexport.core.text import error_line
+from modelexport.core.timed_stages import counted
 from modelexport.errors import ModelExportError, UsageError
 from modelexport.format.package_manifest import Manifest
 from modelexport.packages.generation_loop import CACHE_POSITION, Generator, Step
@@ -101,7 +102,10 @@ def verify_generation(
     together = len(prompts) > 1 and generator.how.rows == "padded"
     batches: dict[str, Sequence[Mapping[str, Any]]] = {"batch": prompts} if together else {}
     batches |= {f"prompt {index}": [prompt] for index, prompt in enumerate(prompts)}
-    runs = [_compare(model, package, generator, name, batch, new_tokens, provider) for name, batch in batches.items()]
+    runs = [
+        _compare(model, package, generator, name, batch, new_tokens, provider)
+        for name, batch in counted([*batches.items()])
+    ]
     return GenerationReport(runs=runs, parameters_wrong=wrong_parameters(model, package))
 
 

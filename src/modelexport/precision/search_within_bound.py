@@ -19,7 +19,7 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
-from modelexport.core.timed_stages import Stages
+from modelexport.core.timed_stages import Stages, counted
 from modelexport.errors import CheckError, InputsError, UsageError
 from modelexport.files.atomic_writing import scratch
 from modelexport.files.path_or_model import Source
@@ -356,7 +356,7 @@ def _seconds(
     before = taken(tagged)
     saved: dict[tuple[int, Method], float] = {}
     with scratch(tagged.path.parent) as folder:
-        for number, method in enumerate(methods):
+        for number, method in enumerate(counted(methods)):
             file = folder / f"{number}.onnx"
             quantize(
                 tagged.path,

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from modelexport.core.text import plural
+from modelexport.core.timed_stages import counted
 from modelexport.errors import UsageError
 from modelexport.files.atomic_writing import scratch
 from modelexport.files.path_or_model import Source
@@ -159,10 +160,11 @@ def measure_alone(
     """
     losses: list[list[float]] = []
     agreement, failed = None, set[tuple[int, Method]]()
+    pieces = counted(range(len(feeds) * len(choices)))
     for inputs in feeds:
         right = switched.kept(inputs)
         losses.append([])
-        for index, method in choices:
+        for (index, method), _ in zip(choices, pieces, strict=False):
             computed = switched.run(inputs, {index: method}) if (index, method) not in failed else None
             if computed is None and (index, method) not in failed:
                 failed.add((index, method))

@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.core.text import nearest
+from modelexport.core.timed_stages import counted
 from modelexport.errors import UsageError
 from modelexport.files.map_types import model_of
 from modelexport.graph.copies import copy_of, value_like
@@ -92,7 +93,7 @@ class Switched:
         weighted, nodes = weighted_nodes(model), {node.name: node for node in model.graph}
         used = set(nodes_behind(model.graph.outputs))
         users = _users(model)
-        for index, unit in enumerate(units):
+        for index, unit in enumerate(counted(units)):
             held: dict[Method | None, dict[str | None, int]] = defaultdict(dict)
             for node in (nodes[name] for name in unit.nodes):
                 weights = (weight for value in node.inputs for weight in weights_behind(value))

@@ -11,6 +11,7 @@ from torch import nn
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.one_at_a_time import exclusive
+from modelexport.core.timed_stages import counted
 from modelexport.errors import FileFormatError
 from modelexport.files.path_or_model import Source
 from modelexport.graph.node_owners import owner_of
@@ -96,7 +97,7 @@ def _verdicts(
     known = {value: tensor.content.array.reshape(tensor.shape) for value, tensor in claimed.items()}
     known |= {value: inputs[value.name or ""] for value in required_inputs(tagged.model)}
     verdicts, used = [], set[str]()
-    for call in (traced.call for traced in tagged.calls if traced.call in calls):
+    for call in counted([traced.call for traced in tagged.calls if traced.call in calls]):
         nodes = list(tagged.nodes_of(call))
         used.update(v.name or "" for node in nodes for v in node.inputs if v is not None and v.is_initializer())
         wanted = [value for value in tagged.boundaries[call].outputs if value in claimed]
