@@ -8,8 +8,10 @@ import io
 import logging
 import os
 import pydoc
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from torch import nn
 
 import modelexport
 from modelexport.core.result_display import Rows, Shown
+from modelexport.core.text import name_of_code
 from modelexport.exporting.options import Keywords
 from modelexport.verify.verify_report import CallVerdict, VerifyReport
 
@@ -161,8 +164,24 @@ def test_a_file_is_a_mapping_of_addresses_to_calls(results: dict[str, Any]) -> N
     assert list(tagged)[:3] == [".", "blocks.0", "blocks.0.0"]
     assert tagged["blocks.0"].address == "blocks.0" and tagged.get("blocks.99") is None
     assert [view.address for view in tagged.values()] == list(tagged.keys())
-    with pytest.raises(KeyError, match=r"no module call 'blocks.99'; did you mean"):
+    with pytest.raises(KeyError, match=r"no module call 'blocks.99'; did you mean .*\? `modelexport tree"):
         tagged["blocks.99"]
+    assert repr(tagged["blocks.0.0"]) == "<ModuleView Linear blocks.0.0: 1 node>"
+
+
+def test_a_notebook_shows_the_line_that_failed_and_the_message(
+    results: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the protocol of IPython; and a line of a cell is told by the number of the cell."""
+    with pytest.raises(modelexport.ModelExportError) as raised:
+        results["TaggedModel"]["no such call"]
+    line = f'line {raised.traceback[0].lineno + 1}: results["TaggedModel"]["no such call"]'
+    assert raised.value._render_traceback_() == [line, f"NoSuchCallError: {raised.value}"]
+    assert name_of_code("/home/me/net.py") == "net.py"
+    compiler = SimpleNamespace(format_code_name=lambda file: ("Cell", "In[3]") if "ipykernel" in file else None)
+    shell = SimpleNamespace(get_ipython=lambda: SimpleNamespace(compile=compiler))
+    monkeypatch.setitem(sys.modules, "IPython", shell)
+    assert [name_of_code(file) for file in ("/tmp/ipykernel_7/123.py", "/home/me/net.py")] == ["In[3]", "net.py"]
 
 
 def test_a_report_has_the_verdict_of_a_call_by_its_address(results: dict[str, Any]) -> None:

@@ -24,8 +24,15 @@ A message says what was wrong and what to do next. The original exception is cha
 
 from __future__ import annotations
 
+import itertools
+import os
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+
+_PACKAGE = f"{Path(__file__).parent}{os.sep}"
+_NOTEBOOK = f"{os.sep}IPython{os.sep}"
 
 
 class ModelExportError(Exception):
@@ -36,6 +43,16 @@ class ModelExportError(Exception):
     """
 
     exit_status = 1
+
+    def __str__(self) -> str:
+        return Exception.__str__(self).replace("?; ", "? ")  # after "did you mean ...?"
+
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows: the lines of the caller and the message, without the frames of this package."""
+        frames = traceback.extract_tb(self.__traceback__)
+        callers = itertools.takewhile(lambda frame: not frame.filename.startswith(_PACKAGE), frames)
+        lines = [f"line {frame.lineno}: {frame.line}" for frame in callers if _NOTEBOOK not in frame.filename]
+        return [*lines, f"{type(self).__name__}: {self}"]
 
 
 class ModelExportWarning(UserWarning):
@@ -58,8 +75,6 @@ class UsageError(ModelExportError):
 
 class NoSuchCallError(UsageError, KeyError):
     """An address or a tag names no call, or several. A ``KeyError`` as well, since files are mappings."""
-
-    __str__ = Exception.__str__  # that of KeyError shows the text in quotes
 
 
 class ModelLoadError(UsageError):

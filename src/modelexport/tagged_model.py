@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
+from modelexport.core.text import plural
 from modelexport.errors import UsageError
 from modelexport.files.path_or_model import Source
 from modelexport.graph.node_owners import owned_operators, owner_of
@@ -153,7 +154,7 @@ class ModuleView:
         return self.tagged.extract(self.address, output)
 
     def __str__(self) -> str:
-        return f"{self.class_name} {self.address}: {len(self.nodes)} nodes"
+        return f"{self.class_name} {self.address}: {plural(len(self.nodes), 'node')}"
 
     def __repr__(self) -> str:
         return f"<ModuleView {self}>"
@@ -166,7 +167,7 @@ def _details(view: ModuleView) -> str:
     """HTML for the call and the calls inside it, collapsible; collapsed below the first level."""
     own_operators = _operators(view.own_nodes)
     label = f"<b>{html.escape(view.tag.rpartition('/')[2])}</b> <code>{html.escape(view.address)}</code> "
-    line = f"{label}{len(view.nodes)} nodes{f': {html.escape(own_operators)}' if own_operators else ''}"
+    line = f"{label}{plural(len(view.nodes), 'node')}{f': {html.escape(own_operators)}' if own_operators else ''}"
     inside = "".join(_details(child) for child in view.children if child.nodes)
     if not inside:
         return f"<div style='margin-left:1em'>{line}</div>"

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.collected_messages import collected
-from modelexport.core.text import chained
+from modelexport.core.text import chained, name_of_code
 from modelexport.errors import CaptureError, UsageError
 from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.nested_tensors import Inputs, run_arguments
@@ -85,7 +85,7 @@ def failure(error: BaseException, call: ModuleCall | None, reason: str, explanat
 def line_of(frames: traceback.StackSummary) -> str:
     """The innermost line of the model's own code on a stack: ``net.py:12``; empty if there is none."""
     lines = [
-        f"{Path(frame.filename).name}:{frame.lineno}"
+        f"{name_of_code(frame.filename)}:{frame.lineno}"
         for frame in frames
         if not frame.filename.startswith(_NOT_THE_MODEL)
     ]

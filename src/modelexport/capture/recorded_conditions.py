@@ -9,13 +9,13 @@ import linecache
 import re
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import PurePath
 from typing import Any
 
 from sympy import And
 
 from modelexport.capture.patches import private
 from modelexport.capture.value_decisions import frames_of_model
+from modelexport.core.text import name_of_code
 from modelexport.graph.size_conditions import SizeCondition, simplified
 
 
@@ -70,7 +70,7 @@ def line_of_code(file: str, number: int) -> tuple[str, str]:
     """A line as it is told, ``net.py:12``, and its text; empty if it is not known."""
     if not file:
         return "", ""
-    return f"{PurePath(file).name}:{number}", linecache.getline(file, number).strip()[:_TEXT]
+    return f"{name_of_code(file)}:{number}", linecache.getline(file, number).strip()[:_TEXT]
 
 
 _COMPARE = {

@@ -157,7 +157,7 @@ def _misused(error: Any) -> str:
     if _EXTRA.search(text) and command.endswith("verify"):
         text += ": a model is given with --model, another file with --against"
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
-    return f"{text}{hint}; see `{command} --help`"
+    return f"{text}{hint}; see `{command} --help`".replace("?; ", "? ")
 
 
 def _on_one_line(
@@ -190,5 +190,5 @@ def _fail(message: str, status: int, *, listed: bool = False) -> int:
     text = message if listed else " ".join(message.splitlines())
     if not listed and len(text) > _LONGEST:  # a name from a damaged file
         text = f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
-    print(f"modelexport: {text.replace('?; ', '? ')}", file=sys.stderr)  # after "did you mean ...?"
+    print(f"modelexport: {text}", file=sys.stderr)
     return status

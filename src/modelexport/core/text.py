@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence, Sized
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 _HIDDEN = re.compile(
@@ -129,6 +130,13 @@ def error_line(error: BaseException | None, limit: int = 240) -> str:
     """An exception's type and message, on one line that fits a screen."""
     text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
     return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+def name_of_code(file: str) -> str:
+    """The name of a file of code, without its folder; ``In[3]`` for a cell of a notebook."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    cell: tuple[str, str] | None = shell.compile.format_code_name(file) if shell is not None else None
+    return cell[1] if cell is not None else PurePath(file).name
 
 
 def nearest(name: str, known: Collection[str]) -> str:
