@@ -60,7 +60,7 @@ def test_the_example_has_the_modules_that_an_export_has_today(
 def test_without_a_name_it_says_what_there_is(tmp_path: Path) -> None:
     done = run("example")
     assert all(name in done.stdout for name in EXAMPLES)
-    assert "give tiny-bert.onnx or sentences.txt" in run("example", "bert").stderr
+    assert "the examples are tiny-bert.onnx, sentences.txt" in run("example", "bert").stderr
     assert run("example", "sentences.txt", "-o", tmp_path / "t.txt").returncode == 0
     assert len((tmp_path / "t.txt").read_text().splitlines()) == 64
 

@@ -82,8 +82,10 @@ def test_what_is_nearly_right_is_offered(tmp_path: Path) -> None:
         "modelexport: there is no file berd.onnx; did you mean bert.onnx?\n"
     )
     assert run("replace", "x.onnx", "a").stderr == (
-        "modelexport: Missing option '-o' / '--output'; see `modelexport replace --help`\n"
+        "modelexport: Missing option '-o' / '--output' OUT.onnx; see `modelexport replace --help`\n"
     )
+    assert "(pooler): give a module with --module; see" in run("kit", "x.onnx", "pooler", "-o", "kit/").stderr
+    assert "; did you mean sentences.txt? the examples are" in run("example", "sentence.txt").stderr
     assert "'auto', 'dynamo', 'torchscript'" in run("export", "--frontend", "dynam", "-o", "x.onnx").stderr
 
 
@@ -142,7 +144,7 @@ def test_a_file_is_not_written_under_the_name_of_a_folder_nor_a_folder_under_tha
 
 
 def test_verify_says_where_a_model_is_given() -> None:
-    assert "a model is given with --model, another file with --against" in run("verify", "a.onnx", "bert-tiny").stderr
+    assert "give a model with --model, another file with --against" in run("verify", "a.onnx", "bert-tiny").stderr
 
 
 def test_a_wrong_weight_is_counted_among_all_parameters(exported: Exporter, tmp_path: Path) -> None:

@@ -305,6 +305,21 @@ def test_more_fields_than_are_read_are_counted_in_all_graphs(tmp_path: Path, mon
         load_onnx(tmp_path / "model.onnx")
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"PK\3\4 and weights", ": it is a ZIP archive, as torch.save writes"),
+        (b'{"a": 1}\n', r""": it is text that begins with '{"a": 1}'"""),
+        (b"\x0f\x0f\x0f", ", or damaged: its bytes are not a protobuf message"),
+        (small().SerializeToString()[:-1], ", or damaged: it was not written or copied completely"),
+    ],
+)
+def test_what_is_not_an_onnx_file_is_called_what_it_is(tmp_path: Path, content: bytes, reason: str) -> None:
+    (tmp_path / "model.onnx").write_bytes(content)
+    with pytest.raises(FileFormatError, match=rf"not an ONNX file{reason}$"):
+        load_onnx(tmp_path / "model.onnx")
+
+
 def test_a_file_that_protobuf_does_not_read_for_its_size_is_refused(tmp_path: Path) -> None:
     with (tmp_path / "model.onnx").open("wb") as file:
         file.truncate(2**31 + 1)

@@ -36,6 +36,8 @@ _INTERNAL = 70
 """The status of an error of ours: ``EX_SOFTWARE`` of sysexits.h."""
 _NO_CHOICE = re.compile(r"'([^']*)' is not one of (.+)")
 _EXTRA = re.compile(r"unexpected extra argument(?:s|\(s\))? \((.+)\)")
+_GIVEN_WITH = {"--model": "a model", "--against": "another file", "--module": "a module"}
+"""The options that take what people give as an argument."""
 _LONGEST = 4000
 """Characters of a message: several lines of a terminal, and JSON to correct in the longest ones."""
 _formatted = warnings.formatwarning
@@ -154,8 +156,12 @@ def _misused(error: Any) -> str:
         text += nearest(wrong[1], re.findall(r"'([^']+)'", wrong[2]))
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "modelexport"
-    if _EXTRA.search(text) and command.endswith("verify"):
-        text += ": a model is given with --model, another file with --against"
+    if _EXTRA.search(text) and context is not None:
+        flags = {flag for parameter in context.command.params for flag in parameter.opts}
+        goes_with = ", ".join(f"{what} with {flag}" for flag, what in _GIVEN_WITH.items() if flag in flags)
+        text += f": give {goes_with}" if goes_with else ""
+    if text.startswith("Missing option") and (metavar := getattr(error.param, "metavar", None)):
+        text += f" {metavar}"
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     return f"{text}{hint}; see `{command} --help`".replace("?; ", "? ")
 

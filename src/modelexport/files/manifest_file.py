@@ -10,6 +10,7 @@ import msgspec
 
 from modelexport.core.json_decoding import decode_json
 from modelexport.core.limits import PACKAGE_FILES, PARTS, SETTINGS_BYTES
+from modelexport.core.text import first_few
 from modelexport.errors import FileFormatError
 from modelexport.files.regular_files import is_file, read_regular, what_it_is
 from modelexport.format.keys import DATA_SUFFIX, DESCRIBING_SUFFIXES, REPORT_SUFFIX
@@ -25,10 +26,10 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     if not path.exists():
-        raise FileFormatError(
-            f"{folder} is not a package: it has no {MANIFEST}; make one with "
-            f"`modelexport export MODEL -o {folder}/` or `modelexport split`"
-        )
+        models = [model.name for model in sorted(folder.glob("*.onnx"))]
+        step = f"make one with `modelexport export MODEL -o {folder}/` or `modelexport split`"
+        step = f"give one of its files, {first_few(models, 3)}" if models else step
+        raise FileFormatError(f"{folder} is not a package: it has no {MANIFEST}; {step}")
     manifest = _decoded(path)
     if manifest.format_version != PACKAGE_VERSION:
         raise FileFormatError(

@@ -10,6 +10,7 @@ from types import MappingProxyType
 import onnx
 import onnx_ir as ir
 
+from modelexport.core.text import error_line
 from modelexport.errors import FileFormatError
 from modelexport.files.atomic_writing import check_space
 from modelexport.files.linked_weights import read_linked, seal
@@ -75,7 +76,7 @@ def load_onnx(path: Path, *, ours: bool = True) -> ir.Model:
             raise
         raise FileFormatError(f"{path}: {error}") from error
     except Exception as error:  # damage causes many kinds of errors
-        raise FileFormatError(f"{path} is not an ONNX file, or damaged ({type(error).__name__})") from error
+        raise FileFormatError(f"{path} is not an ONNX file, or damaged: {error_line(error)}") from error
     if not model.opset_imports and not len(model.graph):
         raise FileFormatError(f"{path} is not an ONNX file: it has no opset and no nodes")
     return model

@@ -38,13 +38,33 @@ def read_serialized(path: Path) -> onnx.ModelProto:
         _check_fields(data)
         model: onnx.ModelProto = onnx.ModelProto.FromString(data)
     except (LookupError, ValueError, message.DecodeError) as error:
-        raise FileFormatError(f"{path} is not an ONNX file, or damaged ({type(error).__name__})") from error
+        raise FileFormatError(f"{path} is not an ONNX file{_reason(data, error)}") from error
     try:
         _strict_model().FromString(data)  # protobuf lets any bytes pass as texts of ONNX's messages
     except message.DecodeError as error:
         text = "the model has names or properties that are not text: the file is damaged"
         raise FileFormatError(f"{path}: {text}") from error
     return model
+
+
+_OTHER_FILES = {
+    b"PK\3\4": "a ZIP archive, as torch.save writes",
+    b"\x89HDF": "an HDF5 file, as Keras writes",
+    b"GGUF": "a GGUF file",
+    b"\x80": "a pickle",
+}
+"""How files begin that people take for ONNX files."""
+
+
+def _reason(data: bytes, error: Exception) -> str:
+    for begin, what in _OTHER_FILES.items():
+        if data.startswith(begin):
+            return f": it is {what}"
+    if (first := data[:40].splitlines()[0].decode("latin1")).isascii() and first.isprintable():
+        return f": it is text that begins with {first!r}"
+    if isinstance(error, KeyError):
+        return ", or damaged: its bytes are not a protobuf message"
+    return f", or damaged: {error if isinstance(error, ValueError) else 'it was not written or copied completely'}"
 
 
 def _check_fields(data: bytes) -> None:

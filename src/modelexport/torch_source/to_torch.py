@@ -79,7 +79,8 @@ class TorchSource:
 
         path = Path(path)
         if path.suffix != ".py":
-            raise UsageError(f"{path} does not end with .py: that is the source, and the weights are written beside it")
+            source = path / "model.py" if path.is_dir() else path.with_suffix(".py")
+            raise UsageError(f"{path} is not a Python file: give {source}; the weights are written beside it")
         tensors = {key: as_tensor(array) for key, array in self.tensors.items()}
         with replaced_together() as replacement:
             folder = replacement.folder(path.parent)

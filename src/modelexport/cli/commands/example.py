@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from modelexport.core.declared_options import argument, option
+from modelexport.core.text import nearest
 from modelexport.errors import UsageError
 
 FOLDER = Path(__file__).parents[1] / "examples"
@@ -27,7 +28,7 @@ def example(
         print("\n".join(f"{example:<{width}}  {what}" for example, what in EXAMPLES.items()))
         return
     if name not in EXAMPLES:
-        raise UsageError(f"there is no example {name}: give {' or '.join(EXAMPLES)}")
+        raise UsageError(f"there is no example {name}{nearest(name, EXAMPLES)}; the examples are {', '.join(EXAMPLES)}")
     from modelexport.files.atomic_writing import check_writable, write_alone
 
     output = output or Path(name)
