@@ -52,9 +52,9 @@ class RecordedConditions:
 
     def conditions(self) -> tuple[SizeCondition, ...]:
         """The conditions, in the symbols of the capture."""
-        return simplified(list(self._told()))
+        return simplified(list(self._recorded()))
 
-    def _told(self) -> Iterator[SizeCondition]:
+    def _recorded(self) -> Iterator[SizeCondition]:
         printer = private("formulas")()
         for env, guard, (file, number), in_model in self._guards:
             expression = guard.xreplace(env.replacements)

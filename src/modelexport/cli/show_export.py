@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from modelexport.cli.printing import styled
 from modelexport.cli.show_verification import format_verification
 from modelexport.core.text import first_few, plural
-from modelexport.graph.size_conditions import told_of_conditions, told_with_line
+from modelexport.graph.size_conditions import stated_with_line, conditions_in_words
 from modelexport.tagged.tree_and_nodes import format_coverage
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def format_export(result: ExportResult, about: str = "", page: Path | None = Non
     if result.fusion is not None:
         lines += format_fusion(result.fusion)
     if result.valid_if:
-        lines.append(styled(told_of_conditions(result.valid_if), "bold"))
+        lines.append(styled(conditions_in_words(result.valid_if), "bold"))
     if constants := result.hierarchy.settings.constants:
         lines.append(f"kept as in the example: {', '.join(f'{name} = {value}' for name, value in constants.items())}")
     if result.check is not None:
@@ -122,19 +122,22 @@ def format_weights(weights: WeightsSummary) -> list[str]:
 
 def print_warnings(result: ExportResult, options: Options) -> None:
     """Write to standard error what a person has to know about the file."""
-    from modelexport.exporting.export_checks import told_of_presumed
-    from modelexport.exporting.markdown_report import told_of
+    from modelexport.exporting.export_checks import presumption_warning
+    from modelexport.exporting.markdown_report import file_does
 
-    lines = [*result.notes, *(f"{item.kind}: {item.where}; {told_of(item.kind)}" for item in result.unrepeatable)]
+    lines = [
+        *result.notes,
+        *(f"{item.kind}: {item.where}; {file_does(item.kind)}" for item in result.unrepeatable),
+    ]
     lines += [
         f"axis {axis.axis} of {axis.input} is not dynamic, it is {axis.size}: "
         f"{axis.call or 'the model itself'} fixes it ({axis.reason})"
         for axis in result.fixed
     ]
     if result.valid_if:
-        lines.append(f"the file is right only for {'; '.join(map(told_with_line, result.valid_if))}")
+        lines.append(f"the file is right only for {'; '.join(map(stated_with_line, result.valid_if))}")
     if presumed := result.hierarchy.settings.presumed:
-        lines.append(told_of_presumed(presumed))
+        lines.append(presumption_warning(presumed))
     if result.attempts:
         reasons = "; ".join(f"{item.frontend} failed: {item.reason.splitlines()[0]}" for item in result.attempts)
         lines.append(f"exported with {result.hierarchy.settings.frontend}; {reasons}")

@@ -53,14 +53,14 @@ def format_generation(report: GenerationReport) -> str:
     rows: list[tuple[object, ...]] = [("RUN", "PROMPTS", "STEPS", "TOKENS", "LARGEST DIFFERENCE", "")]
     for run in report.runs:
         tokens = "equal" if run.first_wrong_token is None else "differ"
-        difference = "" if run.agrees else _told(run)
+        difference = "" if run.agrees else _first_wrong_steps(run)
         rows.append((run.name, ",".join(map(str, run.prompts)), run.steps, tokens, f"{run.largest:.1e}", difference))
     equal = sum(run.agrees for run in report.runs)
     summary = f"{equal} of {plural(len(report.runs), 'run')} generate what PyTorch generates"
-    return "\n".join([align(rows, right={4}), summary + _told_of_parameters(report.parameters_wrong)])
+    return "\n".join([align(rows, right={4}), summary + _wrong_parameters(report.parameters_wrong)])
 
 
-def _told(run: GenerationRun) -> str:
+def _first_wrong_steps(run: GenerationRun) -> str:
     steps = [
         f"{what} from step {step}"
         for what, step in (("logits", run.first_wrong_logits), ("tokens", run.first_wrong_token))
@@ -83,7 +83,7 @@ def format_pipeline(report: PipelineReport) -> str:
     ]
     equal = sum(call.status == "agree" for call in report.calls)
     summary = f"{equal} of {plural(len(report.calls), 'call')} return what PyTorch returns"
-    summary += _told_of_parameters(report.parameters_wrong)
+    summary += _wrong_parameters(report.parameters_wrong)
     if report.in_pytorch:
         summary += f"; {', '.join(report.in_pytorch)} ran in PyTorch"
     legend = (
@@ -93,7 +93,7 @@ def format_pipeline(report: PipelineReport) -> str:
     return "\n".join([align(rows, right={1, 3, 4}), legend, summary])
 
 
-def _told_of_parameters(wrong: list[str]) -> str:
+def _wrong_parameters(wrong: list[str]) -> str:
     return f"; missing or different: {', '.join(wrong)}" if wrong else "; all parameters are equal to the model's"
 
 

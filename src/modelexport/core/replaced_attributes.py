@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 _NONE = object()
 
 
 @contextmanager
-def attribute_set(target: Any, name: str, value: object) -> Iterator[None]:
+def attribute_set(target: object, name: str, value: object) -> Iterator[None]:
     """Set an attribute inside the block. Afterwards it is as before, and absent if it was absent."""
     before = vars(target).get(name, _NONE)
     setattr(target, name, value)

@@ -155,7 +155,7 @@ class ExportChecks:
         kept = kept_tensors(self.model, self.inputs, tuple(settings.constants))
         for comparison in compare_others(sides, self.inputs, kept, selects=True).compared:
             if comparison.status == "differ":
-                cause = told_of_presumed(settings.presumed) if settings.presumed else "the model decides by values"
+                cause = presumption_warning(settings.presumed) if settings.presumed else "the model decides by values"
                 reason = f"with {comparison.what}: {comparison.reason}; {cause}"
                 return FileCheck(status="failed", step="other inputs", reason=reason)
         return check
@@ -169,7 +169,7 @@ def _invalid(path: Path) -> str:
     return ""
 
 
-def told_of_presumed(lines: Sequence[str]) -> str:
+def presumption_warning(lines: Sequence[str]) -> str:
     """What a file does where the model asks whether anything is selected."""
     return (
         f"the model asks whether anything is selected ({first_few(lines, 3)}); the file always does what follows if "

@@ -14,7 +14,7 @@ from modelexport.exporting.fixed_axes import FixedAxis
 from modelexport.exporting.output_checks import FileCheck
 from modelexport.exporting.runtime_fusion import Fusion
 from modelexport.format import documents
-from modelexport.graph.size_conditions import told_of_conditions
+from modelexport.graph.size_conditions import conditions_in_words
 from modelexport.tagged.encodings.functions import FunctionsModel
 from modelexport.tagged.tree_and_nodes import TreeRow
 from modelexport.weights.linked_copied_embedded import WeightsSummary
@@ -75,7 +75,7 @@ class ExportResult(Written):
             f"{counts.exact + counts.derived + counts.inferred:,} nodes ({counts.exact:,} exact)",
             *([f"check {self.check.status}"] if self.check is not None else []),
             *([f"verified: {self.verified.verdict}"] if self.verified is not None else []),
-            *([told_of_conditions(self.valid_if)] if self.valid_if else []),
+            *([conditions_in_words(self.valid_if)] if self.valid_if else []),
             *([f"presumed at {first_few(presumed, 2)}"] if (presumed := self.hierarchy.settings.presumed) else []),
             plural(len(self.files), "file"),
         ]

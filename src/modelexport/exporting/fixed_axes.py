@@ -39,11 +39,11 @@ class FixedAxesError(Exception):
     """A file fixes the sizes of axes that are dynamic in it and need not be: it has to be made again without them."""
 
     def __init__(self, axes: Sequence[FixedAxis]) -> None:
-        super().__init__(told_of_fixed(axes[0]))
+        super().__init__(fixed_axis_message(axes[0]))
         self.axes = axes
 
 
-def told_of_fixed(axis: FixedAxis) -> str:
+def fixed_axis_message(axis: FixedAxis) -> str:
     """One line that says what fixes an axis, and what to do."""
     return (
         f"{axis.call or 'the model itself'} fixes a size that was to be dynamic, {axis.symbol} (axis {axis.axis} of "

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modelexport.core.text import printable, without_paths
-from modelexport.exporting.export_checks import told_of_presumed
+from modelexport.exporting.export_checks import presumption_warning
 from modelexport.exporting.runtime_fusion import Fusion
 from modelexport.format import keys
 from modelexport.graph.nodes import all_nodes
@@ -94,14 +94,14 @@ def _right_for(result: ExportResult) -> Iterator[str]:
         yield _table(("argument that the file does not take", "value that it keeps"), constants)
     if settings.presumed:
         yield "## Presumed"
-        yield f"In Python {told_of_presumed(settings.presumed)}."
+        yield f"In Python {presumption_warning(settings.presumed)}."
 
 
 def _compared(result: ExportResult) -> Iterator[str]:
     verified = result.verified
     if result.unrepeatable:
         yield "## Not the same in every run"
-        rows = [(f"`{behavior.where}`", behavior.kind, told_of(behavior.kind)) for behavior in result.unrepeatable]
+        rows = [(f"`{behavior.where}`", behavior.kind, file_does(behavior.kind)) for behavior in result.unrepeatable]
         yield _table(("where", "what", "what the file does instead"), rows)
     if verified is not None:
         yield "## Against PyTorch"
@@ -202,7 +202,7 @@ def _weights(weights: WeightsSummary) -> Iterator[str]:
         yield _table(("initializer", "computed by"), rows)
 
 
-def told_of(kind: str) -> str:
+def file_does(kind: str) -> str:
     """What a file does instead of behavior that changes from run to run."""
     return {
         "random": "it draws its own numbers, or uses those of the captured run: it cannot agree with PyTorch",

@@ -27,20 +27,20 @@ from modelexport.exporting.fixed_axes import (
     Tried,
     axes_of,
     find_fixed_axes,
-    told_of_fixed,
+    fixed_axis_message,
     tried,
 )
 from modelexport.exporting.requested_names import RequestedNames
 from modelexport.graph.size_conditions import (
     SizeCondition,
     broken,
+    stated_with_line,
     fitting,
     follows,
     record_conditions,
     simplified,
     sizes_against,
     sizes_within,
-    told_with_line,
 )
 from modelexport.graph.size_symbols import SYMBOL
 
@@ -153,20 +153,20 @@ def find_sizes(
     fixed = narrowed_to_one_size(settled, inputs, model, sizes, trials.run)
     fixed += [item for item in find_fixed_axes(inputs, model, trials.run) if item not in fixed]
     constant = find_constant_axes(sides, inputs, exported, names)
-    refused = [told_of_fixed(item) for item in (*fixed, *constant) if every or item.symbol in names.asked]
+    refused = [fixed_axis_message(item) for item in (*fixed, *constant) if every or item.symbol in names.asked]
     if fixed and not refused:
         raise FixedAxesError(fixed)
     differing = (item for item in settled.kept if item.formula in settled.reasons)
-    refused += [told_of_condition(item) for item in differing if every or names.asked.intersection(item.symbols)]
+    refused += [refusal_for_condition(item) for item in differing if every or names.asked.intersection(item.symbols)]
     return SizesFound(settled.kept, constant, next(iter(refused), ""))
 
 
-def told_of_condition(condition: SizeCondition) -> str:
+def refusal_for_condition(condition: SizeCondition) -> str:
     """One line that says what a file does not do for a named axis, and what to do."""
     return (
         f"{' and '.join(condition.symbols)} was to be dynamic, and the file is right only for "
-        f"{told_with_line(condition)}; leave the axis out (--dynamic writes a file that states the condition), or let "
-        f"torch.where or torch.cond decide"
+        f"{stated_with_line(condition)}; leave the axis out (--dynamic writes a file that states the condition), or "
+        f"let torch.where or torch.cond decide"
     )
 
 

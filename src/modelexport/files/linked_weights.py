@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -61,7 +61,7 @@ class LinkedTensor(ir.ExternalTensor):
         shape = ir.Shape(self.shape.numpy())
         return ir.ExternalTensor(path, self.offset, self.length, self.dtype, shape=shape, name=self.name)
 
-    def __array__(self, dtype: Any = None) -> np.ndarray:
+    def __array__(self, dtype: np.dtype | None = None) -> np.ndarray:
         return self._in_file().__array__(dtype)
 
     def numpy(self) -> np.ndarray:
@@ -72,7 +72,7 @@ class LinkedTensor(ir.ExternalTensor):
         """The bytes."""
         return self._in_file().tobytes() if self.nbytes else b""
 
-    def tofile(self, file: Any) -> None:
+    def tofile(self, file: IO[bytes]) -> None:
         """Write the bytes without holding them in memory."""
         if self.nbytes:
             self._in_file().tofile(file)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import TypeVar
 
 import onnx_ir as ir
 
 from modelexport.format.keys import EXPOSED, OUTPUTS
 from modelexport.graph.properties import record
+
+T = TypeVar("T")
 
 
 def keep_outputs(model: ir.Model, kept: Collection[int]) -> None:
@@ -32,7 +34,7 @@ def exposed_outputs(model: ir.Model) -> list[str]:
     return list(model.meta.get(EXPOSED, ()))
 
 
-def requested_outputs(model: ir.Model, returned: Sequence[Any]) -> list[Any]:
+def requested_outputs(model: ir.Model, returned: Sequence[T]) -> list[T]:
     """The part of what a PyTorch model returns, one entry for each tensor, that its file has."""
     flags: list[bool] = model.meta.get(OUTPUTS, [True] * len(returned))
     # Of another number of tensors nothing is known: then all of them are compared, and the difference shows.

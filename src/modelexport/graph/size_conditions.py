@@ -11,6 +11,7 @@ import itertools
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, reduce
+from types import CodeType
 from typing import Any
 
 import msgspec
@@ -246,7 +247,7 @@ def _symbols(formula: str) -> tuple[str, ...]:
 
 
 @cache
-def _compiled(formula: str) -> Any:
+def _compiled(formula: str) -> CodeType:
     """The code of a formula, for numbers and for arrays.
 
     Raises:
@@ -260,32 +261,32 @@ def _compiled(formula: str) -> Any:
 class _OfArrays(ast.NodeTransformer):
     """Makes a formula one of arrays, ``(a < n) & (n < b)`` of ``a < n < b``, and lets nothing pass but arithmetic."""
 
-    def visit_Compare(self, node: ast.Compare) -> Any:
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
         terms = [self.visit(term) for term in (node.left, *node.comparators)]
         pairs = zip(terms, node.ops, terms[1:], strict=False)
         return _joined(ast.BitAnd(), [ast.Compare(left, [op], [right]) for left, op, right in pairs])
 
-    def visit_BoolOp(self, node: ast.BoolOp) -> Any:
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
         return _joined(ast.BitAnd() if isinstance(node.op, ast.And) else ast.BitOr(), map(self.visit, node.values))
 
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
         operand = self.visit(node.operand)
         is_not = isinstance(node.op, ast.Not)
         return ast.Compare(operand, [ast.Eq()], [ast.Constant(False)]) if is_not else ast.UnaryOp(node.op, operand)
 
-    def visit_Call(self, node: ast.Call) -> Any:
+    def visit_Call(self, node: ast.Call) -> ast.expr:
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if name not in _FUNCTIONS or node.keywords:
             raise TypeError(f"formulas do not have {ast.dump(node)}")
         return ast.Call(ast.Name(name, ast.Load()), [self.visit(argument) for argument in node.args], [])
 
-    def visit_BinOp(self, node: ast.BinOp) -> Any:
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
         left, right = self.visit(node.left), self.visit(node.right)
         if isinstance(node.op, ast.Pow):  # whole numbers would overflow, or have any number of digits
             return ast.Call(ast.Name("pow", ast.Load()), [left, right], [])
         return ast.BinOp(left, node.op, right)
 
-    def generic_visit(self, node: ast.AST) -> Any:
+    def generic_visit(self, node: ast.AST) -> ast.AST:
         is_number = isinstance(node, ast.Constant) and isinstance(node.value, int | float)
         if not is_number and not isinstance(node, _PARTS):
             raise TypeError(f"formulas do not have {ast.dump(node)}")
@@ -305,12 +306,12 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 _KNOWN = {"__builtins__": {}, **_FUNCTIONS}
 
 
-def told_of_conditions(conditions: Sequence[ValidIf]) -> str:
+def conditions_in_words(conditions: Sequence[ValidIf]) -> str:
     """``valid for n < 24, h % 4 == 0``"""
     return f"valid for {', '.join(condition.formula for condition in conditions)}"
 
 
-def told_with_line(condition: ValidIf) -> str:
+def stated_with_line(condition: ValidIf) -> str:
     """``n < 24 (net.py:12 decides by it: `if n >= 24:`)``"""
     line = f" ({condition.where} decides by it: `{condition.source}`)" if condition.where else ""
     return f"{condition.formula}{line}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
@@ -23,7 +22,7 @@ def with_unique_names(model: ir.Model, names: Mapping[str, tuple[str, ...]]) -> 
     return {value.name or "": names for value, names in keys.items()}
 
 
-def names_in(model: ir.Model) -> set[Any]:
+def names_in(model: ir.Model) -> set[str | None]:
     """The names of the values and nodes of a model."""
     taken = {value.name for value in (*initializers(model), *model.graph.inputs)}
     for node in all_nodes(model):
@@ -31,7 +30,7 @@ def names_in(model: ir.Model) -> set[Any]:
     return taken
 
 
-def free_name(name: str, taken: set[Any], *, first: int = 2) -> str:
+def free_name(name: str, taken: set[str] | set[str | None], *, first: int = 2) -> str:
     """The name, with a number from ``first`` on behind it if something has it; it is taken then."""
     free, number = name, first
     while free in taken:
