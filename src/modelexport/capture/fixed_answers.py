@@ -1,4 +1,4 @@
-"""Finds what a model asks of values whose answer is that of the example, whatever the inputs.
+"""Finds the questions that a model's code asks of tensor values and that have one answer for all inputs.
 
 No front end can follow ``assert mask.any()`` or ``if ids.max() > n: raise ValueError``. Since the model has no output
 if the answer is the other one, a graph may take the one of the example. So it may where constants alone decide.

@@ -1,4 +1,4 @@
-"""One line for a command whose process a library ended: the runtime of a device, or of a file that it cannot take."""
+"""Prints one line when compiled code, such as the runtime of a device, ends the process of a command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Imports of the process of a command: slow modules when they are used, and torch without its lines of source.
+"""Makes commands start faster: slow modules are imported when they are used, and torch reads no lines of source.
 
 Half of the time of a short command went into modules that few commands need, and a tenth of that of an export.
 """

@@ -1,4 +1,4 @@
-"""What a command reads and what it writes, said once, at its parameters: no output takes the place of an input."""
+"""Refuses outputs that would overwrite inputs: parameters of commands are marked as files that are read or written."""
 
 from __future__ import annotations
 

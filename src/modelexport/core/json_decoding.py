@@ -1,4 +1,4 @@
-"""JSON from files, whatever is wrong with it."""
+"""Decodes JSON from files into typed values; all ways in which it can be damaged give one error."""
 
 from __future__ import annotations
 

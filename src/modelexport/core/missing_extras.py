@@ -1,4 +1,4 @@
-"""What an installation of the files' part alone lacks, and the extra that brings it."""
+"""Says which extra of this package installs a library that is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One piece of work at a time: exporters, tracing and warning filters change the state of the whole process."""
+"""A lock around exports, traces and warning filters, which change the state of the whole process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attributes of other packages' modules and classes that have another value for a while."""
+"""Replaces attributes of other packages' modules and classes for the length of a block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What puts a node on a device that does not run it: equal nodes, tried there."""
+"""Replaces a node that a device does not run by equivalent nodes, each of them tried on the device."""
 
 from __future__ import annotations
 

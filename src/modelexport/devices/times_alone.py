@@ -1,4 +1,4 @@
-"""The time of calls on a device that compiles its graphs, of whose nodes ONNX Runtime has no times: each is cut out."""
+"""Times calls by cutting each out, for devices that compile graphs: ONNX Runtime has no times of their nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What inner calls return, as further outputs of the file, named by address."""
+"""Adds what inner calls return to the outputs of the file, named by address."""
 
 from __future__ import annotations
 

@@ -34,13 +34,13 @@ from modelexport.exporting.requested_names import RequestedNames
 from modelexport.graph.size_conditions import (
     SizeCondition,
     broken,
-    stated_with_line,
     fitting,
     follows,
     record_conditions,
     simplified,
     sizes_against,
     sizes_within,
+    stated_with_line,
 )
 from modelexport.graph.size_symbols import SYMBOL
 

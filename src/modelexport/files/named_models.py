@@ -1,4 +1,4 @@
-"""What can be known about MODEL, as a person names it, before torch is imported: whether it is there."""
+"""Checks MODEL, as a command gets it, before torch is imported: whether such a folder, file or package exists."""
 
 from __future__ import annotations
 

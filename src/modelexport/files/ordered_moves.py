@@ -1,4 +1,4 @@
-"""Which files a command moves, in which order: a run that is killed leaves no set of old and new files."""
+"""The order in which new files are moved into place, so that a killed run leaves no mixture of old and new files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Python takes for a file: a path, or an open model, which is written to a temporary file."""
+"""Turns what Python functions take for a file, a path or an open model, into the path of a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command reads: nothing that it writes may take the place of one of these files."""
+"""Refuses to replace or remove the files that the running command reads."""
 
 from __future__ import annotations
 

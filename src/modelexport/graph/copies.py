@@ -1,4 +1,4 @@
-"""Copies of graphs that others wrote, which may not be graphs, and of the types and shapes of values."""
+"""Copies of models, graphs and values. A graph that is damaged, so that it cannot be copied, is an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a file says of itself: values in ``meta`` in memory, text in ``metadata_props`` in the file.
+"""The properties of a file: values in ``meta`` in memory, text in ``metadata_props`` in the file.
 
 This is the only code that reads or writes the text. A model that was read keeps the text until another value is
 recorded, for those who write it with ``onnx_ir``. The properties of nodes are text in memory, too: their owners count

@@ -1,4 +1,4 @@
-"""The graphs of a package before they are captured."""
+"""The types of the parts of a package: each is a module with inputs and names, before it is captured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a file without a tree of modules has: for ``modelexport tree``, where the calls say nothing."""
+"""The inputs, outputs, operators and largest parameters of a file without a module tree, for ``modelexport tree``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choices: integers that say where in some scores the largest, or the smallest, are. Known by their numbers.
+"""Finds integers that are indices of the largest or smallest scores, and accepts others with equal scores.
 
 Equal scores can be chosen in any order: PyTorch's ``topk`` and ONNX's ``TopK`` do it differently, and neither is wrong.
 """

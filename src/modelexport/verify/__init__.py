@@ -1,1 +1,1 @@
-"""Whether a file is its model: `verify.py` is the page to read."""
+"""Compares a file with its model: `verify.py` is the page to read."""

@@ -1,4 +1,4 @@
-"""Fourier transforms: spectra, windows, and what is rolled."""
+"""Fourier transforms, window functions, and ``roll``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses, and what only they need."""
+"""Loss functions, and the operators that only these use."""
 
 from __future__ import annotations
 

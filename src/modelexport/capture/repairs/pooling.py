@@ -1,4 +1,4 @@
-"""Pooling over windows of uneven or random places."""
+"""Pooling whose windows differ in size (adaptive pooling) or have random positions (fractional pooling)."""
 
 from __future__ import annotations
 

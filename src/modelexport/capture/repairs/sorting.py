@@ -1,4 +1,4 @@
-"""What depends on the order of elements."""
+"""Operators that sort elements, or whose result depends on their order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of numbers, one by one.
+"""Special functions, computed element by element.
 
 torch.onnx lacks some. Others it writes out so that they overflow or lose small numbers beside one, or computes from
 rounded quotients or without the sign of zero.

@@ -1,4 +1,4 @@
-"""The one way in which a model that was read, or made from one that was, gets its tags before it is written."""
+"""Writes the tags of a model into it, in the encoding of its file, just before the model is written."""
 
 from __future__ import annotations
 
