@@ -21,7 +21,7 @@ from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.runtime.sessions import Session, open_session
 from modelexport.surgery import Sharing
 from modelexport.surgery.extraction import Extracted, extract
-from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.tagged.file import TaggedFile, as_tagged, read_tagged
 from modelexport.tagged.tree_and_nodes import format_tree, tree_rows, untagged_operators
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def split(
     """
     from modelexport.surgery import splitting
 
-    tagged = source if isinstance(source, TaggedFile) else read_tagged(source)
+    tagged = as_tagged(source)
     measure = None if by == "bytes" else splitting.figures_of(_figures(tagged, by, sizes or {}))
     return splitting.split(
         tagged, folder, stages=stages, max_bytes=max_bytes, at=at, by=by, measure=measure, weights=weights
@@ -260,6 +260,6 @@ def place(
     from modelexport.surgery import placing
     from modelexport.surgery.placing import Rule
 
-    tagged = source if isinstance(source, TaggedFile) else read_tagged(source)
+    tagged = as_tagged(source)
     parsed = [Rule.parse(rule) if isinstance(rule, str) else rule for rule in rules]
     return placing.place(tagged, parsed, check=check, providers=providers, libraries=libraries)

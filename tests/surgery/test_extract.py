@@ -369,6 +369,15 @@ def fingerprints(path: Path) -> list[str]:
 # --- names, files, errors ---
 
 
+def test_a_file_is_given_by_its_path_as_an_open_model_or_loaded(exported: Exporter, tmp_path: Path) -> None:
+    path, output = exported("blocks").path, tmp_path / "sub.onnx"
+    first = modelexport.extract(path, "up.0", output)
+    assert modelexport.extract(load(path), "up.0", output) == first
+    for opened in (onnx.load(path), ir.load(path)):  # which have no sidecar
+        extracted = modelexport.extract(opened, "up.0", output)
+        assert (extracted.tag, extracted.nodes, extracted.bytes) == (first.tag, first.nodes, first.bytes)
+
+
 @pytest.mark.parametrize("name", ["encoder.layer.0", "/BertModel/BertEncoder/BertLayer.0", "layer.0", "BertLayer.0"])
 def test_a_call_is_found_by_address_by_tag_and_by_the_end_of_either(name: str, exported: Exporter) -> None:
     assert load(exported("bert").path).find(name) == ModuleCall("encoder.layer.0")

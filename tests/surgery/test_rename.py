@@ -133,6 +133,28 @@ def test_without_values_a_file_made_of_the_renamed_one_descends_from_the_old_one
     assert report.coverage.untagged == 0 and report.common == report.values
 
 
+def test_the_sidecar_follows_values_to_their_new_names(tmp_path: Path) -> None:
+    """Arguments that are computed, and those that were folded into constants."""
+
+    class Scaled(torch.nn.Module):
+        def forward(self, x: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+            return x.exp() * factors
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scaled = Scaled()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.scaled(x.sin(), torch.arange(3.0) * 2)
+
+    modelexport.export(Net().eval(), (torch.rand(3),), tmp_path / "net.onnx", check=False)
+    rename(tmp_path / "net.onnx", tmp_path / "named.onnx", values=True)
+    for name, values in (("net", ["sin", "mul"]), ("named", ["/Sin_output_0", "mul"])):
+        sidecar = load(tmp_path / f"{name}.onnx").hierarchy
+        assert sidecar is not None and [tensor.value for tensor in sidecar.calls[1].inputs] == values
+
+
 def test_the_command_renames(exported: Exporter, tmp_path: Path) -> None:
     done = run("rename", exported("blocks").path, "-o", "named.onnx", "--values", cwd=tmp_path)
     assert re.fullmatch(r"named\.onnx: \d+ nodes and \d+ values renamed\n", done.stdout)

@@ -26,7 +26,7 @@ from modelexport.measure.model_explorer import explorer_places
 from modelexport.measure.operator_costs import work_of
 from modelexport.measure.shapes import Shapes, Size, find_shapes
 from modelexport.measure.table import NodeFigures, Table
-from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.tagged.file import TaggedFile, as_tagged
 from modelexport.weights.packed.repacking import packed_size
 
 
@@ -57,7 +57,7 @@ def cost(
         FileFormatError: It is missing, or has no tags.
         UsageError: It has no dynamic axis of a name in ``sizes``, is not right for these sizes, or is a folder.
     """
-    tagged = file if isinstance(file, TaggedFile) else read_one(file)
+    tagged = read_one(file)
     check_sizes(conditions_of(tagged.model), sizes or {})
     shapes = shapes or find_shapes(tagged.model, sizes)
     constant = constant_values(tagged.model)
@@ -100,7 +100,7 @@ def cost_at_example(file: Source | TaggedFile, sizes: Mapping[str, int] | None =
     Raises:
         FileFormatError, UsageError: As :func:`cost`.
     """
-    tagged = file if isinstance(file, TaggedFile) else read_one(file)
+    tagged = read_one(file)
     chosen, note = example_sizes(tagged, sizes or {})
     shapes = find_shapes(tagged.model, chosen)
     if shapes.computed or any(value.name and value.name not in shapes.sizes for value in _results(tagged)):
@@ -113,12 +113,11 @@ def _results(tagged: TaggedFile) -> Iterator[ir.Value]:
     return (value for node in tagged.nodes for value in node.outputs)
 
 
-def read_one(file: Source) -> TaggedFile:
+def read_one(file: Source | TaggedFile) -> TaggedFile:
     """A tagged file that is not a package, which has a table for each part."""
-    file = as_path(file)
-    if file.is_dir():
+    if not isinstance(file, TaggedFile) and (file := as_path(file)).is_dir():
         raise UsageError(f"{file} is a folder: use cost_parts and profile_parts, which measure each part")
-    return read_tagged(file)
+    return as_tagged(file)
 
 
 def constant_values(model: ir.Model) -> frozenset[str]:

@@ -124,7 +124,7 @@ def profile(
         InputsError: The inputs do not fit.
         UsageError: ONNX Runtime does not load or run the file, or does not have the provider; or it is a folder.
     """
-    tagged = file if isinstance(file, TaggedFile) else read_one(file)
+    tagged = read_one(file)
     with tempfile.TemporaryDirectory(prefix="modelexport-profile-") as temporary:
         folder = Path(temporary)
         with _runnable(tagged, folder) as path:

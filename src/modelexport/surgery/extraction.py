@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import msgspec
@@ -18,6 +17,7 @@ from modelexport.errors import UsageError
 from modelexport.files.atomic_writing import check_writable
 from modelexport.files.onnx_models import fits_inside, save_model
 from modelexport.files.output_folders import check_output_folder
+from modelexport.files.path_or_model import Source
 from modelexport.format.cut_record import CutRecord, CutValue
 from modelexport.format.dtypes import dtype_name
 from modelexport.format.keys import CUT_FROM
@@ -28,9 +28,7 @@ from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.surgery.call_interfaces import CallInterface, interface_of
 from modelexport.surgery.graph_cutter import Cut, Cutter, nodes_between
 from modelexport.surgery.shared_files import size_of_weights
-
-if TYPE_CHECKING:
-    from modelexport.tagged.file import TaggedFile
+from modelexport.tagged.file import TaggedFile, as_tagged
 
 
 class ExtractedValue(msgspec.Struct, frozen=True):
@@ -59,7 +57,7 @@ class Extracted(Written, msgspec.Struct, frozen=True, kw_only=True):
     outputs: list[ExtractedValue]
 
 
-def extract(tagged: TaggedFile, name: str, output: str | Path) -> Extracted:
+def extract(source: Source | TaggedFile, name: str, output: str | Path) -> Extracted:
     """Write one module call as a model of its own.
 
     Its inputs are the values that enter the call's nodes, with the names and in the order of ``forward``'s arguments
@@ -68,6 +66,7 @@ def extract(tagged: TaggedFile, name: str, output: str | Path) -> Extracted:
     needs are read. They are embedded up to 1 GB; above, they are written to ``output`` with ``.data`` appended.
 
     Args:
+        source: A path, an open model, or what :func:`modelexport.load` returned.
         name: An address (``encoder.layer.0``, ``shared@1``) or a tag.
         output: The file to write.
 
@@ -76,7 +75,7 @@ def extract(tagged: TaggedFile, name: str, output: str | Path) -> Extracted:
         FileFormatError: Weights in other files are missing.
         OutputError: ``output`` cannot be written. An existing file of that name is unchanged.
     """
-    output = Path(output)
+    output, tagged = Path(output), as_tagged(source)
     call = tagged.find(name)
     check_writable(output, [tagged.path])
     with checked_and_written(output.parent, [tagged.path]) as staging:

@@ -37,7 +37,7 @@ from modelexport.tagged.comparison_report import (
     OnlyInOne,
     Values,
 )
-from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.tagged.file import TaggedFile, as_tagged
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -57,7 +57,7 @@ def compare(
     Raises:
         FileFormatError: A file is missing or not tagged, or, with ``values``, its weights are missing.
     """
-    files = [file if isinstance(file, TaggedFile) else read_tagged(file) for file in (first, second)]
+    files = [as_tagged(file) for file in (first, second)]
     left, right = (_Side(file) for file in files)
     chosen = _chosen(files, modules)
     notes: list[str] = []

@@ -242,6 +242,11 @@ def read_tagged(path: Source, *, checked: bool = True) -> TaggedFile:
     return tagged
 
 
+def as_tagged(source: Source | TaggedFile) -> TaggedFile:
+    """A file that was read already as it is; any other is read."""
+    return source if isinstance(source, TaggedFile) else read_tagged(source)
+
+
 def read_untagged(path: Path, model: ir.Model) -> TaggedFile:
     """A file without tags, with the calls that were found; the model is tagged in place."""
     try:
