@@ -18,7 +18,7 @@ from pathlib import Path
 
 import onnxruntime
 
-from modelexport.measure.costs import cost_at_example
+from modelexport.measure.costs import cost
 from modelexport.measure.inputs_and_example_sizes import make_feeds
 from modelexport.tagged.file import read_tagged
 
@@ -91,7 +91,7 @@ def main(files: list[Path]) -> None:
     for file in files:
         tagged = read_tagged(file)
         feeds, _ = make_feeds(tagged, file, None, {}, provider="CPUExecutionProvider", seed=0)
-        table = cost_at_example(tagged)
+        table = cost(tagged)
         numbers = table.numbers(table.whole)
         cells = [f"{file.parent.name}: {file.name}"]
         for counted, told in zip(count(file, feeds), (numbers["macs"], numbers["flops"]), strict=True):

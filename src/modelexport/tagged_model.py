@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -219,27 +218,9 @@ def _figures(tagged: TaggedFile, by: str, sizes: Mapping[str, int]) -> dict[str,
         nodes, column = profile(tagged, sizes=sizes, runs=5, level="none").table.nodes, "seconds"
     else:
         from modelexport.measure.costs import cost
-        from modelexport.measure.shapes import find_shapes
 
-        find_shapes(tagged.model, sizes)  # refuses names that no axis has
-        assumed_sizes = dict.fromkeys(find_shapes(tagged.model).symbols, _SIZE) | dict(sizes)
-        nodes, column = cost(tagged, assumed_sizes).nodes, "flops"
-    return {node.name: _number(node.figures.get(column) or 0) for node in nodes}
-
-
-def _number(figure: Any) -> float:
-    """A figure as a number, for comparisons only; zero if it is not a number whatever sizes its axes have."""
-    try:
-        if hasattr(figure, "free_symbols"):  # of axes that only values inside of the file have
-            figure = figure.subs(dict.fromkeys(figure.free_symbols, _SIZE))
-        number = float(figure)
-    except (TypeError, ValueError, ArithmeticError):
-        return 0.0
-    return number if math.isfinite(number) else 0.0
-
-
-_SIZE = 32
-"""What a dynamic axis counts as where figures are only compared with each other."""
+        nodes, column = cost(tagged, sizes).nodes, "flops"
+    return {node.name: float(node.figures.get(column) or 0) for node in nodes}
 
 
 def place(

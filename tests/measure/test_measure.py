@@ -206,7 +206,7 @@ def test_tied_parameters_are_counted_once_for_their_own_module(exported: Exporte
 
 
 @pytest.mark.parametrize("name", ["bert", "unet", pytest.param("gpt2-cache", marks=pytest.mark.slow)])
-def test_formulas_give_the_figures_of_a_file_of_fixed_sizes(exported: Exporter, name: str) -> None:
+def test_a_dynamic_file_has_the_figures_of_a_file_of_fixed_sizes(exported: Exporter, name: str) -> None:
     fixed, path = cost(exported(name).path), exported(name, dynamic=True).path
     sizes: dict[str, int] = {}
     here, there = (read_tagged(p).model.graph.inputs for p in (path, exported(name).path))
@@ -216,10 +216,7 @@ def test_formulas_give_the_figures_of_a_file_of_fixed_sizes(exported: Exporter, 
             for dim, size in zip(value.shape or (), given.shape or (), strict=True)
             if not isinstance(dim, int) and not str(dim.value).isdecimal()
         )
-    formula = cost(path).whole["macs"]
-    assert formula.free_symbols
-    by_name = {str(symbol): symbol for symbol in formula.free_symbols}
-    assert formula.subs({by_name[n]: size for n, size in sizes.items() if n in by_name}) == fixed.whole["macs"]
+    assert sizes
     assert cost(path, sizes).whole["macs"] == fixed.whole["macs"]
 
 
@@ -237,7 +234,7 @@ def of_one_axis(size: str) -> ir.Model:
 
 def test_a_formula_in_a_file_is_never_executed(tmp_path: Path) -> None:
     evil = f"__import__('pathlib').Path({str(tmp_path / 'seen')!r}).touch()"
-    assert [str(size) for size in find_shapes(of_one_axis(evil)).sizes["y"]] == [evil, "4"]
+    assert "y" not in find_shapes(of_one_axis(evil)).sizes
     assert not (tmp_path / "seen").exists()
 
 
@@ -246,6 +243,18 @@ def test_a_name_with_slashes_is_a_name_and_its_size_can_be_given() -> None:
     assert name in find_shapes(of_one_axis(name)).symbols
     assert find_shapes(of_one_axis(name), {name: 5}).sizes["y"] == (5, 4)
     assert find_shapes(of_one_axis("s0 / 2"), {"s0": 6}).sizes["y"] == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("size", "number"),
+    [
+        *[("2*n - 1", 9), ("(n - 1)//2", 2), ("Max(n, 7) % 4", 3), ("floor(n/2) + ceiling(n*0.5)", 5), ("n**2", 25)],
+        *[("n/2", None), ("-n", None), ("m + n", None), ("n + 9**40**40", None), ("n.real", None)],
+    ],
+)
+def test_a_formula_gives_a_size_or_none(size: str, number: int | None) -> None:
+    shape = find_shapes(of_one_axis(size), {"n": 5}).sizes.get("y")
+    assert shape == (None if number is None else (number, 4))
 
 
 def test_no_operator_has_two_rules() -> None:
@@ -331,8 +340,8 @@ def test_shapes_are_known_up_to_a_node_that_the_tool_gives_up_on(
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
         [weight, axes],
     )
-    shapes = find_shapes(ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])))
-    assert [str(size) for size in shapes.sizes["made"]] == ["batch", "length", "1500"]
+    model = ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]))
+    assert find_shapes(model, {"batch": 2, "length": 3}).sizes["made"] == (2, 3, 1500)
     assert not list(tmp_path.iterdir())
 
 
@@ -348,8 +357,7 @@ def test_small_weights_in_a_linked_file_do_not_hide_shapes(tmp_path: Path) -> No
     node = ir.node("Mul", [x, weight])
     node.outputs[0].name, node.outputs[0].type = "y", ir.TensorType(ir.DataType.FLOAT)
     graph = ir.Graph([x], node.outputs, nodes=[node], initializers=[weight], opset_imports={"": 20}, name="g")
-    shapes = find_shapes(ir.Model(graph, ir_version=10))
-    assert [str(size) for size in shapes.sizes["y"]] == ["batch", "4"]
+    assert find_shapes(ir.Model(graph, ir_version=10), {"batch": 2}).sizes["y"] == (2, 4)
 
 
 def test_the_precision_of_a_module_is_what_the_file_has_for_each_of_its_parameters(

@@ -20,7 +20,7 @@ from modelexport.errors import CaptureError, InputsError
 from modelexport.packages.generation_loop import Generator
 from modelexport.packages.generation_parts import generation_forms
 from modelexport.packages.greedy_reference import first_difference, generate_greedily
-from modelexport.packages.measured_parts import cost_parts, profile_parts
+from modelexport.packages.measured_parts import profile_parts
 from modelexport.packages.model_parts import with_weights
 from modelexport.packages.multimodal import encode, find_modality, merge, undivided
 from modelexport.packages.prompts import example_of, example_prompts
@@ -356,10 +356,6 @@ def test_three_graphs_generate_pytorchs_tokens_from_images(tmp_path: Path) -> No
     assert shapes["decode"]["past_key_values.0.key"] == "float32[2, 2, 12, 8]"
     with pytest.raises(InputsError, match="takes 4 tokens of a prompt"):
         profile_parts(tmp_path / "out", sizes={"sequence": 4})
-    open_sizes = {
-        str(symbol) for symbol in cost_parts(tmp_path / "out", formulas=True)["decode"].whole["macs"].free_symbols
-    }
-    assert open_sizes == {"batch", "past_sequence"}
     # The image decides: another one gives other logits.
     generator = Generator.of(read_package(tmp_path / "out"))
     ids = np.array([[5, *[IMAGE] * 4, 9, 12]])

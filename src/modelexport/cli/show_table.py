@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from modelexport.cli.printing import Style, styled, wants_colour
-from modelexport.core.text import align, indent, plural, shortened
+from modelexport.core.text import align, indent, plural
 
 if TYPE_CHECKING:
     from modelexport.core.selectors import Selection
@@ -131,8 +131,7 @@ def _title(column: Column, side: str) -> str:
 
 
 def _number(column: Column, figure: Any) -> float:
-    number = column.number(figure) if figure is not None else 0
-    return 0.0 if isinstance(number, str) else float(number)
+    return float(column.number(figure)) if figure is not None else 0.0
 
 
 def _bar(share: float, blocks: bool) -> str:
@@ -143,12 +142,10 @@ def _bar(share: float, blocks: bool) -> str:
 
 
 def _cell(column: Column, figure: Any) -> str:
-    """A readable figure: ``1.23 M``, ``4.56 ms``, ``12.3 %``; a formula unchanged."""
+    """A readable figure: ``1.23 M``, ``4.56 ms``, ``12.3 %``."""
     if figure is None:
         return ""
     number = column.number(figure)
-    if isinstance(number, str):
-        return shortened_formula(number)
     if column.name == "share":
         return f"{number:.1%}"
     if column.unit == "seconds":
@@ -158,9 +155,3 @@ def _cell(column: Column, figure: Any) -> str:
         return f"{number:.3g}"
     least, letter = next((step for step in _STEPS if abs(number) >= max(step[0], 1e4)), (1, ""))
     return f"{number / least:,.3g} {letter}" if letter else f"{int(number):,}"
-
-
-def shortened_formula(text: str) -> str:
-    """A formula that fits a column: written with multiplication signs and powers, and cut if it is long."""
-    plain = text.replace("**", "^").replace("*", "·")
-    return shortened(plain.replace(" + ", ",+ "), 60).replace(",+ ", " + ") if len(plain) > 60 else plain

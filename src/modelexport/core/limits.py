@@ -57,9 +57,5 @@ IMAGE_PIXELS = 2**26
 """Pixels of an image, which take up to 8 bytes each while it is decoded and converted."""
 FORMULA_CHARACTERS = 1000
 """Of a size that is written as a formula; longer ones are names."""
-FORMULA_TERMS = 100
-"""Of a formula that is multiplied out; one with more is a name."""
 SIZE_DIGITS = 40
 """Of a number in such a formula, and of what it computes."""
-EXPANDED_TERMS = 1000
-"""Of a figure that is multiplied out; one with more stays as it is."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -16,8 +16,9 @@ from modelexport.files.path_or_model import Source
 from modelexport.graph.node_owners import OWNER
 from modelexport.graph.nodes import required_inputs
 from modelexport.graph.parameter_plans import record_own_names
-from modelexport.measure.costs import cost, cost_at_example
-from modelexport.measure.inputs_and_example_sizes import make_feeds
+from modelexport.measure.costs import cost
+from modelexport.measure.inputs_and_example_sizes import example_sizes, make_feeds
+from modelexport.measure.shapes import dynamic_axes
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.sessions import arrays_in, open_file, run_session, session_options
 from modelexport.tagged.comparison import compare
@@ -33,13 +34,13 @@ MARGIN = 0.01
 
 
 class CostChange(msgspec.Struct, frozen=True):
-    """A figure of the whole file, in both files; a formula if sizes are dynamic."""
+    """A figure of the whole file, in both files."""
 
     column: str
-    first: int | float | str
-    second: int | float | str
+    first: int | float
+    second: int | float
     worse: bool
-    """Whether the second is more than 1 % above the first, or another formula."""
+    """Whether the second is more than 1 % above the first."""
 
 
 class ChangeReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,17 +146,16 @@ def _fixed_by_second(first: TaggedFile, second: TaggedFile) -> dict[str, int]:
 
 
 def _costs(first: TaggedFile, second: TaggedFile) -> list[CostChange]:
-    """Figures of files without tags are compared at example sizes: formulas of what others exported take minutes."""
-    cost_of = cost if first.found is None and second.found is None else cost_at_example
-    figures: list[dict[str, Any]] = [table.numbers(table.whole) for table in (cost_of(first), cost_of(second))]
-    changes = []
-    for name in figures[0]:
-        if name in figures[1]:
-            before, after = figures[0][name], figures[1][name]
-            formula = isinstance(before, str) or isinstance(after, str)
-            worse = before != after if formula else after > before * (1 + MARGIN)
-            changes.append(CostChange(name, before, after, worse))
-    return changes
+    """Figures of both files, at the sizes of the first one's example."""
+    sizes, _ = example_sizes(first, {})
+    axes = dynamic_axes(second.model)
+    tables = cost(first, sizes), cost(second, {name: size for name, size in sizes.items() if name in axes})
+    before, after = (table.numbers(table.whole) for table in tables)
+    return [
+        CostChange(name, before[name], after[name], after[name] > before[name] * (1 + MARGIN))
+        for name in before
+        if name in after
+    ]
 
 
 def as_one_module(tagged: TaggedFile) -> TaggedFile:

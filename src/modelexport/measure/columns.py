@@ -11,7 +11,7 @@ from modelexport.core.text import nearest
 from modelexport.errors import UsageError
 
 Figure = Any
-"""A number, or a formula of symbols (a sympy expression) if sizes are dynamic."""
+"""A number."""
 
 
 class Kind(enum.StrEnum):
@@ -42,9 +42,7 @@ class Column:
     """Whether it is only needed for a ratio and not shown."""
 
     def number(self, figure: Figure) -> Figure:
-        """A figure in the unit of the column, for JSON: a formula is text."""
-        if hasattr(figure, "free_symbols"):
-            return int(figure) if figure.is_Integer else float(figure) if figure.is_number else str(figure)
+        """A figure in the unit of the column, for JSON."""
         return figure / self.scale if self.scale > 1 else figure
 
 
@@ -80,6 +78,10 @@ SHARE = Column("share", "of the time of nodes", Kind.RATIO, of=("node_seconds", 
 SPREAD = Column("spread", "seconds", Kind.SPREAD, scale=10**9, of=("seconds", ""))
 ERROR = Column("error", "error, share of size", Kind.LARGEST)
 SENSITIVITY = Column("sensitivity", "relative error of the output", Kind.LARGEST)
+COST = (
+    PARAMETERS, BYTES, BITS, HELD, PRECISION, MACS, FLOPS, ACTIVATION_BYTES, MOVED_BYTES, INTENSITY, PEAK_BYTES
+)  # fmt: skip
+"""The columns of the cost."""
 PROFILE = (SECONDS, NODE_SECONDS, SHARE, SPREAD, PEAK_BYTES)
 """The columns of a profile; the last is left out where ONNX Runtime does not tell the memory of nodes."""
 AGAINST = Column("against_seconds", "seconds", scale=10**9)

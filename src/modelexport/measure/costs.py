@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -24,7 +23,7 @@ from modelexport.measure.inputs_and_example_sizes import example_sizes, shapes_i
 from modelexport.measure.live_memory import live_bytes
 from modelexport.measure.model_explorer import explorer_places
 from modelexport.measure.operator_costs import work_of
-from modelexport.measure.shapes import Shapes, Size, find_shapes
+from modelexport.measure.shapes import Shapes, find_shapes
 from modelexport.measure.table import NodeFigures, Table
 from modelexport.tagged.file import TaggedFile, as_tagged
 from modelexport.weights.packed.repacking import packed_size
@@ -37,15 +36,12 @@ class CostTable(Table):
         return embedded_page(Page(self, columns.FLOPS.name))
 
 
-def cost(
-    file: Source | TaggedFile, sizes: Mapping[str, int] | None = None, *, shapes: Shapes | None = None
-) -> CostTable:
+def cost(file: Source | TaggedFile, sizes: Mapping[str, int] | None = None) -> CostTable:
     """The storage, computation and memory traffic of each module call of a tagged file, in one run.
 
     Args:
-        sizes: Names of dynamic axes to sizes. If one is left out, figures are formulas of the symbols, and figures that
-            need a number (``peak_bytes``, ``intensity``) are left out.
-        shapes: The shapes of the values, if they are known.
+        sizes: Names of dynamic axes to sizes. The others have those of the example, or small ones with which the file
+            runs, which a note of the table says.
 
     Returns:
         A table of ``parameters`` (elements of the ``state_dict`` entries in the file), ``bytes`` (of all initializers),
@@ -58,55 +54,28 @@ def cost(
         UsageError: It has no dynamic axis of a name in ``sizes``, is not right for these sizes, or is a folder.
     """
     tagged = read_one(file)
-    check_sizes(conditions_of(tagged.model), sizes or {})
-    shapes = shapes or find_shapes(tagged.model, sizes)
-    constant = constant_values(tagged.model)
-    nodes, unknown = _node_figures(tagged, shapes, constant)
-    direct, unused = _stored(tagged)
-    shown: tuple[columns.Column, ...] = (
-        columns.PARAMETERS,
-        columns.BYTES,
-        columns.BITS,
-        columns.HELD,
-        columns.PRECISION,
-        columns.MACS,
-        columns.FLOPS,
-        columns.ACTIVATION_BYTES,
-    )
-    symbolic = any(hasattr(figure, "free_symbols") for node in nodes for figure in node.figures.values())
-    if not symbolic:
-        shown += (columns.MOVED_BYTES, columns.INTENSITY, columns.PEAK_BYTES)
-        live = live_bytes(tagged.model, shapes, constant)
-        for node, figures in zip(tagged.nodes, nodes, strict=True):
-            if node in live and isinstance(figures.figures, dict):
-                figures.figures[columns.PEAK_BYTES.name] = live[node]
-    return CostTable(
-        calls=tagged.calls,
-        tags=tagged.tags,
-        columns=shown,
-        nodes=(*nodes, *unused),
-        direct=direct,
-        name=tagged.path.name,
-        notes=tuple(_notes(tagged.model, shapes, unknown)),
-    )
-
-
-def cost_at_example(file: Source | TaggedFile, sizes: Mapping[str, int] | None = None) -> CostTable:
-    """:func:`cost` at the sizes of the example, or small ones with which the file runs, which a note of it says.
-
-    Args:
-        sizes: Of dynamic axes, where others are wanted.
-
-    Raises:
-        FileFormatError, UsageError: As :func:`cost`.
-    """
-    tagged = read_one(file)
     chosen, note = example_sizes(tagged, sizes or {})
+    check_sizes(conditions_of(tagged.model), chosen)
     shapes = find_shapes(tagged.model, chosen)
     if shapes.computed or any(value.name and value.name not in shapes.sizes for value in _results(tagged)):
         shapes = shapes.completed(shapes_in_run(tagged, chosen))
-    table = cost(tagged, chosen, shapes=shapes)
-    return replace(table, notes=(note, *table.notes)) if note else table
+    constant = constant_values(tagged.model)
+    nodes, unknown = _node_figures(tagged, shapes, constant)
+    direct, unused = _stored(tagged)
+    live = live_bytes(tagged.model, shapes, constant)
+    for node, figures in zip(tagged.nodes, nodes, strict=True):
+        if node in live and isinstance(figures.figures, dict):
+            figures.figures[columns.PEAK_BYTES.name] = live[node]
+    notes = _notes(tagged.model, shapes, unknown)
+    return CostTable(
+        calls=tagged.calls,
+        tags=tagged.tags,
+        columns=columns.COST,
+        nodes=(*nodes, *unused),
+        direct=direct,
+        name=tagged.path.name,
+        notes=(note, *notes) if note else tuple(notes),
+    )
 
 
 def _results(tagged: TaggedFile) -> Iterator[ir.Value]:
@@ -162,7 +131,7 @@ def _node_figures(
     return figures_of_nodes, unknown
 
 
-def _total(sizes: Iterable[Size | None]) -> Size:
+def _total(sizes: Iterable[int | None]) -> int:
     return sum((size for size in sizes if size is not None), 0)
 
 

@@ -81,9 +81,9 @@ def _data(page: Page) -> dict[str, Any]:
         "sources": sources,
         "operators": operators,
         "nodes": nodes,
-        "whole": {column.name: _plain(column, table.whole.get(column.name)) for column in table.columns},
+        "whole": {column.name: table.whole.get(column.name) for column in table.columns},
         "outside": [
-            (name, {c.name: _plain(c, figures.get(c.name)) for c in table.columns if figures.get(c.name)})
+            (name, {c.name: figures.get(c.name) for c in table.columns if figures.get(c.name)})
             for name, figures in table.outside_rows
         ],
         "sections": page.sections,
@@ -95,19 +95,15 @@ def _rows(page: Page, sources: list[str]) -> list[list[Any]]:
     """A row for each call: its parent, its names, its own figures, totals that are not sums, and its source."""
     table, source_of = page.table, {text: index for index, text in enumerate(sources)}
     spread = [column for column in table.columns if column.kind is Kind.SPREAD]
-    symbolic = any(hasattr(figure, "free_symbols") for figure in table.whole.values())
     numbers = {traced.call: index for index, traced in enumerate(table.calls)}
-    totals = {row.calls[0]: row for row in table.rows()} if spread or symbolic else {}
+    totals = {row.calls[0]: row for row in table.rows()} if spread else {}
     rows = []
     for traced in table.calls:
         call, parent = traced.call, traced.parent
         shown = totals.get(call)
-        total = {} if shown is None else {c.name: _plain(c, shown.total.get(c.name)) for c in spread}
-        if shown is not None:
-            formulas = {name: figure for name, figure in shown.total.items() if hasattr(figure, "free_symbols")}
-            total |= {name: str(figure) for name, figure in formulas.items()}
+        total = {} if shown is None else {c.name: shown.total.get(c.name) for c in spread}
         own_figures = {
-            column.name: _plain(column, figures[call])
+            column.name: figures[call]
             for column in table.columns
             if call in (figures := table.own.get(column.name, {}))
         }
@@ -126,8 +122,7 @@ def _nodes(table: Table) -> tuple[list[str], list[list[Any]]]:
     for node in table.nodes:
         if node.calls:
             index = operators.setdefault(node.op_type, len(operators))
-            parts = {c.name: _first(c, node.figures, len(node.calls)) for c in table.columns}
-            listed = [_plain(column, parts[column.name]) for column in table.columns]
+            listed = [_first(column, node.figures, len(node.calls)) for column in table.columns]
             nodes.append([node.name, index, [numbers[call] for call in node.calls], listed])
     return list(operators), nodes
 
@@ -136,13 +131,6 @@ def _first(column: Column, figures: Mapping[str, Figure], count: int) -> Figure 
     """Each owner's share of a node's figure."""
     figure = figures.get(column.name)
     return figure if figure is None or column.kind is not Kind.SUM else share_out(figure, count)[0]
-
-
-def _plain(column: Column, figure: Figure | None) -> int | float | str | None:
-    if hasattr(figure, "free_symbols"):
-        number: int | float | str = column.number(figure)
-        return number * column.scale if not isinstance(number, str) else number
-    return figure
 
 
 def _tail(call: ModuleCall, parent: ModuleCall | None) -> str:

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from modelexport.format.dtypes import bit_width
 from modelexport.graph.nodes import nested_graphs, values_taken
 from modelexport.measure.operator_costs import ELEMENTWISE, words
-from modelexport.measure.shapes import Shapes, Size
+from modelexport.measure.shapes import Shapes
 
 _VIEWS = frozenset(("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dropout"))
 _NOT_IN_PLACE = frozenset(
@@ -46,7 +46,7 @@ class _Buffer:
     """Memory that several values use one after the other."""
 
     size: int
-    kind: tuple[tuple[Size, ...], int]
+    kind: tuple[tuple[int, ...], int]
     """Shape and bytes of an element, which a value that reuses it must have."""
     first: int
     last: int

@@ -56,7 +56,7 @@ def write_node_data(table: Table, path: Path, *, column: str) -> None:
 
     Raises:
         OutputError: The file cannot be written. What was there before is still there.
-        UsageError: There is no such column, its figures are formulas, or no node of the file has one.
+        UsageError: There is no such column, or no node of the file has one.
     """
     write_alone(path, msgspec.json.format(msgspec.json.encode(node_data_document(table, column)), indent=1))
 
@@ -74,11 +74,8 @@ def node_data_document(table: Table, name: str) -> dict[str, Any]:
             sums[node.place] = sums.get(node.place, 0) + node.figures[name]
     graphs: dict[str, Any] = {}
     for (graph, key), figure in sums.items():
-        value = column.number(figure)
-        if isinstance(value, str):
-            raise UsageError(f"{name} depends on sizes that are not given: give them with --size NAME=N")
         data = {"name": f"{name} ({column.unit})", "results": {}, "gradient": _GRADIENT}
-        graphs.setdefault(graph, data)["results"][key] = {"value": value}
+        graphs.setdefault(graph, data)["results"][key] = {"value": column.number(figure)}
     if not graphs:
         raise UsageError(
             f"no node of {table.name} has a figure of {name} to show; of a file with functions, make a flat one first "

@@ -13,17 +13,17 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from modelexport.measure.shapes import Shapes, Size, elements
+from modelexport.measure.shapes import Shapes, elements
 
-Shape = tuple[Size, ...]
+Shape = tuple[int, ...]
 
 
 class Work(NamedTuple):
     """The work of one node in one run."""
 
-    macs: Size
+    macs: int
     """Multiply-adds of matrix multiplications and convolutions."""
-    flops: Size
+    flops: int
     """All operations, two for a multiply-add."""
 
 
@@ -103,7 +103,7 @@ def _work_of(node: ir.Node, shapes: Shapes) -> Work | None:
         return None if macs is None else Work(macs, 2 * macs + _added(node, out))
     if node.op_type in MOVES:
         return Work(0, 0)
-    factor: Size | None
+    factor: int | None
     if node.op_type in REDUCTIONS:
         factor, out = 1, shapes.of(node.inputs[0])
     elif node.op_type in ("MaxPool", "AveragePool", "LpPool", "QLinearAveragePool"):
@@ -115,14 +115,14 @@ def _work_of(node: ir.Node, shapes: Shapes) -> Work | None:
     return None if out is None or factor is None else Work(0, factor * elements(out))
 
 
-def _matmul(node: ir.Node, ins: list[Shape | None], out: Shape) -> Size | None:
+def _matmul(node: ir.Node, ins: list[Shape | None], out: Shape) -> int | None:
     first = ins[0]
     assert first is not None
     inner = first[-2] if node.attributes.get_int("transA", 0) and len(first) > 1 else first[-1]
     return elements(out) * inner if first else None
 
 
-def _conv(node: ir.Node, ins: list[Shape | None], out: Shape) -> Size | None:
+def _conv(node: ir.Node, ins: list[Shape | None], out: Shape) -> int | None:
     weight = ins[3] if node.op_type == "QLinearConv" else ins[1]
     if weight is None:
         return None
@@ -130,7 +130,7 @@ def _conv(node: ir.Node, ins: list[Shape | None], out: Shape) -> Size | None:
     return elements(out) * elements(weight[1:])
 
 
-def _conv_transpose(node: ir.Node, ins: list[Shape | None], out: Shape) -> Size | None:
+def _conv_transpose(node: ir.Node, ins: list[Shape | None], out: Shape) -> int | None:
     before, weight = ins[0], ins[1]
     if before is None or weight is None:
         return None
@@ -138,18 +138,18 @@ def _conv_transpose(node: ir.Node, ins: list[Shape | None], out: Shape) -> Size 
     return elements(before) * elements(weight[1:])
 
 
-def _einsum(node: ir.Node, ins: list[Shape | None], out: Shape) -> Size | None:
+def _einsum(node: ir.Node, ins: list[Shape | None], out: Shape) -> int | None:
     equation = node.attributes.get_string("equation", "").replace(" ", "")
     terms = equation.partition("->")[0].split(",")
     if "." in equation or any(shape is None for shape in ins):
         return None
-    sizes: dict[str, Size] = {}
+    sizes: dict[str, int] = {}
     for term, shape in zip(terms, ins, strict=True):
         sizes.update(zip(term, shape or (), strict=True))
     return elements(sizes.values()) if len(terms) > 1 else 0
 
 
-def _recurrent(node: ir.Node, ins: list[Shape | None], out: Shape) -> Size | None:
+def _recurrent(node: ir.Node, ins: list[Shape | None], out: Shape) -> int | None:
     steps, weights, states = ins[0], ins[1], ins[2]
     if steps is None or weights is None or states is None:
         return None
@@ -157,7 +157,7 @@ def _recurrent(node: ir.Node, ins: list[Shape | None], out: Shape) -> Size | Non
     return steps[0] * steps[1] * (elements(weights) + elements(states))
 
 
-def _attention(node: ir.Node, ins: list[Shape | None], out: Shape) -> Size | None:
+def _attention(node: ir.Node, ins: list[Shape | None], out: Shape) -> int | None:
     """``MultiHeadAttention``, ``GroupQueryAttention`` and ONNX's ``Attention``: separate queries, keys and values."""
     query, key, value = ins[0], ins[1] if len(ins) > 1 else None, ins[2] if len(ins) > 2 else None
     if query is None or key is None or value is None:
@@ -171,7 +171,7 @@ def _attention(node: ir.Node, ins: list[Shape | None], out: Shape) -> Size | Non
     return query[0] * query[1] * length * (query[-1] + width)
 
 
-def _packed_attention(node: ir.Node, ins: list[Shape | None], out: Shape) -> Size | None:
+def _packed_attention(node: ir.Node, ins: list[Shape | None], out: Shape) -> int | None:
     """ONNX Runtime's ``Attention``, which projects one input to queries, keys and values itself."""
     first, weight = ins[0], ins[1] if len(ins) > 1 else None
     if first is None or weight is None or len(weight) != 2 or len(first) != 3:
@@ -179,12 +179,12 @@ def _packed_attention(node: ir.Node, ins: list[Shape | None], out: Shape) -> Siz
     return elements(first) * weight[1] + first[0] * first[1] * first[1] * 2 * out[-1]
 
 
-def _bits(node: ir.Node, ins: list[Shape | None], out: Shape) -> Size | None:
+def _bits(node: ir.Node, ins: list[Shape | None], out: Shape) -> int | None:
     """``MatMulNBits``, whose weight is packed: its sizes are attributes."""
     return elements(out) * node.attributes.get_int("K", 0)
 
 
-_RULES: Mapping[str, Callable[[ir.Node, list[Shape | None], Shape], Size | None]] = {
+_RULES: Mapping[str, Callable[[ir.Node, list[Shape | None], Shape], int | None]] = {
     **dict.fromkeys(
         words("""
         MatMul Gemm FusedMatMul FusedGemm FusedMatMulActivation MatMulInteger MatMulIntegerToFloat QLinearMatMul QGemm
@@ -202,7 +202,7 @@ _RULES: Mapping[str, Callable[[ir.Node, list[Shape | None], Shape], Size | None]
 }
 
 
-def _added(node: ir.Node, out: Shape) -> Size:
+def _added(node: ir.Node, out: Shape) -> int:
     """Operations besides the multiply-adds: one for each output element if there is a bias or activation."""
     position = {"Gemm": 2, "FusedGemm": 2, "Conv": 2, "FusedConv": 2, "NhwcFusedConv": 2, "ConvTranspose": 2}
     index = position.get(node.op_type)

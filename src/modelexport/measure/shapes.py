@@ -1,4 +1,4 @@
-"""The shape of every value of a graph: numbers, or formulas of the symbols of dynamic axes.
+"""The shape of every value of a graph, for given sizes of its dynamic axes.
 
 Shapes in the file take precedence. Missing ones are inferred by ONNX Runtime's symbolic shape inference, which also
 follows the sizes that a graph computes. Sizes that depend on the data (``NonZero``) stay unknown.
@@ -10,17 +10,18 @@ import ast
 import contextlib
 import io
 import logging
+import math
 import operator
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from fractions import Fraction
 from typing import Any
 
 import onnx
 import onnx_ir as ir
 
-from modelexport.core.limits import EXPANDED_TERMS, FORMULA_CHARACTERS, FORMULA_TERMS, SIZE_DIGITS
+from modelexport.core.limits import FORMULA_CHARACTERS, SIZE_DIGITS
 from modelexport.core.text import nearest
 from modelexport.errors import UsageError
 from modelexport.files.protobuf_reading import serialized_graphs
@@ -30,219 +31,155 @@ from modelexport.graph.hidden_weights import bind_tensors, detach_tensors
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.size_symbols import rename_sizes
 
-Size = Any
-"""A number or a sympy expression."""
 _LARGEST = 10**SIZE_DIGITS
-_MOST_ARGUMENTS = 8
-"""Of a function in a formula: sympy compares each argument of a maximum with every other."""
 _LARGE = 1024
 """The number of elements from which an initializer is not taken for a size."""
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """The shapes and element types of a graph's values by name."""
+    """The shapes and element types of a graph's values by name, as far as they are known."""
 
-    sizes: Mapping[str, tuple[Size, ...]]
+    sizes: Mapping[str, tuple[int, ...]]
     types: Mapping[str, ir.DataType]
     symbols: tuple[str, ...]
     """Names of dynamic axes of the inputs for which no size was given."""
     computed: tuple[str, ...] = ()
     """Names of sizes that depend on the data."""
 
-    def of(self, value: ir.Value | None) -> tuple[Size, ...] | None:
+    def of(self, value: ir.Value | None) -> tuple[int, ...] | None:
         """The shape of a value; ``None`` if it is not known."""
         return None if value is None else self.sizes.get(value.name or "")
 
     def completed(self, seen: Mapping[str, tuple[int, ...]]) -> Shapes:
-        """The shapes with those of a run, and without the formulas of sizes that depend on the data."""
-        if not seen:
-            return self
-        numbers = {n: shape for n, shape in self.sizes.items() if all(isinstance(size, int) for size in shape)}
-        return replace(self, sizes={**numbers, **seen}, computed=())
+        """The shapes with those of a run, in which every size is known."""
+        return replace(self, sizes={**self.sizes, **seen}, computed=()) if seen else self
 
-    def bytes(self, value: ir.Value | None) -> Size:
+    def bytes(self, value: ir.Value | None) -> int | None:
         """The size of a value in bytes; ``None`` if its shape or its element type is not known."""
         shape = self.of(value)
         dtype = self.types.get(value.name or "") if value is not None else None
         if shape is None or not (width := bit_width(dtype)):
             return None
-        bits = elements(shape) * width
-        return -(-bits // 8) if isinstance(bits, int) else bits / 8
+        return -(-elements(shape) * width // 8)
 
 
-def elements(shape: Iterable[Size]) -> Size:
+def elements(shape: Iterable[int]) -> int:
     """The number of elements of a shape."""
-    count: Size = 1
-    for size in shape:
-        count = count * size
-    return count
+    return math.prod(shape)
 
 
-def expanded(formula: Size) -> Size:
-    """A formula multiplied out, unless that would have too many terms."""
-    if not hasattr(formula, "free_symbols"):
-        return formula
-    return formula.expand() if _expanded_terms(formula) <= EXPANDED_TERMS else formula
-
-
-def _expanded_terms(formula: Any) -> int:
-    """How many terms a formula would have if it were multiplied out, at most; counted no further than needed."""
-    inner = [_expanded_terms(part) for part in formula.args]
-    if formula.is_Add:
-        count = sum(inner)
-    elif formula.is_Mul:
-        count = prod(inner)
-    elif formula.is_Pow and formula.exp.is_number and inner[0] > 1:
-        count = inner[0] ** min(int(abs(formula.exp)), SIZE_DIGITS)
-    else:
-        count = max(inner, default=1)
-    return min(count, EXPANDED_TERMS + 1)
+def dynamic_axes(model: ir.Model) -> list[str]:
+    """The names in the sizes of a model's inputs."""
+    sizes = (size for value in model.graph.inputs for size in value.shape or () if isinstance(size, ir.SymbolicDim))
+    return list(dict.fromkeys(name for size in sizes if size.value is not None for name in symbols_in(size.value)))
 
 
 def find_shapes(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Shapes:
     """The shapes of all values, with ``sizes`` for the symbols of dynamic axes.
 
     Args:
-        sizes: Symbol to size. Symbols without a size stay symbols.
+        sizes: Symbol to size. Values whose shape depends on another symbol have none.
 
     Raises:
         UsageError: The model has no dynamic axis of that name; the message lists those that it has.
     """
-    known_sizes = dict(sizes or {})
-    symbols = {
-        name: None
-        for value in model.graph.inputs
-        for size in value.shape or ()
-        if isinstance(size, ir.SymbolicDim) and size.value is not None
-        for name in symbols_in(size.value)
-    }
+    known_sizes, symbols = dict(sizes or {}), dynamic_axes(model)
     values = [*model.graph.inputs, *(value for node in all_nodes(model) for value in node.outputs)]
     initial = [value for graph in model.graphs() for value in graph.initializers.values()]
-    known: dict[str, tuple[Size, ...]] = {}
+    known: dict[str, tuple[int, ...]] = {}
     types = {value.name or "": value.dtype for value in [*values, *initial] if value.dtype is not None and value.name}
-    texts: dict[str, Size] = {}
+    numbers: dict[str, int | None] = {}
+
+    def number(size: int | str) -> int | None:
+        if isinstance(size, str) and size not in numbers:
+            numbers[size] = _evaluated(size, known_sizes)
+        return numbers[size] if isinstance(size, str) else size
+
+    def keep(name: str, dims: Sequence[int | str]) -> None:
+        shape = tuple(size for size in map(number, dims) if size is not None)
+        if len(shape) == len(dims) and 0 <= elements(shape) < _LARGEST:  # figures of larger ones are not numbers
+            known.setdefault(name, shape)
+
     for value in [*values, *initial]:
         shape = value.const_value.shape if value.const_value is not None else value.shape
-        if shape is not None and all(isinstance(size, int) or size.value is not None for size in shape):
-            dims = tuple(
-                size if isinstance(size, int) else _evaluated(str(size.value), known_sizes, texts) for size in shape
-            )
-            if _is_possible(dims):
-                known[value.name or ""] = dims
+        sizes_of_value = [size if isinstance(size, int) else size.value for size in shape or ()]
+        if shape is not None and None not in sizes_of_value:
+            keep(value.name or "", [size for size in sizes_of_value if size is not None])
     if any(value.name and value.name not in known for value in values):
         for name, dtype, dims in _inferred(model, known_sizes):
-            sizes_found = tuple(_evaluated(d, known_sizes, texts) if isinstance(d, str) else d for d in dims)
-            if _is_possible(sizes_found):
-                known.setdefault(name, sizes_found)
+            keep(name, dims)
             types.setdefault(name, dtype)
-    left = {str(symbol) for size in texts.values() for symbol in getattr(size, "free_symbols", ())}
-    used = [name for text in texts for name in symbols_in(text)]
+    used = {name for text in numbers for name in symbols_in(text)}
     for name in known_sizes:
         if name not in symbols and name not in used:
             has = f"; it has {', '.join(symbols)}" if symbols else ": all of its sizes are fixed"
             raise UsageError(f"the model has no dynamic axis '{name}'{nearest(name, symbols)}{has}")
-    return Shapes(
-        known, types, tuple(name for name in symbols if name not in known_sizes), tuple(sorted(left - {*symbols}))
-    )
-
-
-def _is_possible(shape: Sequence[Size]) -> bool:
-    """Whether a value may have a shape: figures of one with more elements would be too large for numbers."""
-    count = elements(shape)
-    return not isinstance(count, int) or 0 <= count < _LARGEST
-
-
-def _evaluated(text: str, known_sizes: Mapping[str, int], known: dict[str, Size]) -> Size:
-    """The value of a size that is a formula of symbols, with the given sizes inserted."""
-    if text not in known:
-        import sympy
-
-        try:
-            formula = _formula(_parsed(text), known_sizes)
-            if formula.is_number and not 0 <= formula < _LARGEST:
-                raise ValueError("a size that no value has")
-        except (ArithmeticError, SyntaxError, TypeError, ValueError, RecursionError):  # a name that is not a formula
-            formula = known_sizes.get(text, sympy.Symbol(text, positive=True))
-        known[text] = int(formula) if not isinstance(formula, int) and formula.is_number else formula
-    return known[text]
+    left = {name for text, size in numbers.items() if size is None for name in symbols_in(text)}
+    computed = left.difference(symbols, known_sizes)
+    return Shapes(known, types, tuple(name for name in symbols if name not in known_sizes), tuple(sorted(computed)))
 
 
 def symbols_in(text: str) -> list[str]:
-    """The symbols in a formula."""
+    """The symbols in a size: a name, or those of a formula."""
     try:
-        return [node.id for node in ast.walk(_parsed(text)) if isinstance(node, ast.Name)]
+        nodes = list(ast.walk(_parsed(text)))
     except (SyntaxError, ValueError):
         return [text]
+    return [node.id for node in nodes if isinstance(node, ast.Name) and node.id not in _FUNCTIONS]
 
 
 def _parsed(text: str) -> ast.expr:
-    """The expression that a text is.
+    """The expression that a text is; text of a file is never executed.
 
     Raises:
-        SyntaxError, ValueError: It is none, or one that is too long, or too deep for Python's parser.
+        SyntaxError, ValueError: It is not an expression, or it is too long, or too deep for Python's parser.
     """
     if len(text) > FORMULA_CHARACTERS:
         raise ValueError("too long for a formula")
     try:
         parsed = ast.parse(text, mode="eval").body
-        if _terms(parsed) > FORMULA_TERMS:
-            raise ValueError("too many terms for a formula")
-        if any(isinstance(node, ast.BinOp) and _divides_by_a_name(node) for node in ast.walk(parsed)):
-            raise ValueError("a name with slashes, as TorchScript's are")
+        nodes = list(ast.walk(parsed))
     except (MemoryError, RecursionError) as error:  # what the parser says of too many brackets
         raise ValueError("too deep for a formula") from error
+    divided = (node.right for node in nodes if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div))
+    if any(isinstance(divisor, ast.Name) for divisor in divided):
+        raise ValueError("a name with slashes, as TorchScript's are")
     return parsed
 
 
-def _divides_by_a_name(node: ast.BinOp) -> bool:
-    return isinstance(node.op, ast.Div) and isinstance(node.right, ast.Name)
+def _evaluated(text: str, sizes: Mapping[str, int]) -> int | None:
+    """A size as a number; ``None`` if a symbol in it has no size, or it is not a size."""
+    if text in sizes:
+        return sizes[text]
+    try:
+        size = _number(_parsed(text), sizes)
+        return int(size) if size == int(size) and 0 <= size < _LARGEST else None
+    except (ArithmeticError, LookupError, SyntaxError, TypeError, ValueError, RecursionError):
+        return None
 
 
-def _terms(tree: ast.expr) -> int:
-    """How many terms an expression would have if it were multiplied out, at most; counted no further than needed."""
-    match tree:
-        case ast.BinOp(left=left, op=ast.Add() | ast.Sub(), right=right):
-            count = _terms(left) + _terms(right)
-        case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int() | float() as exponent)):
-            count = _terms(left)
-            count = count if count == 1 else count ** min(int(abs(exponent)), SIZE_DIGITS)
-        case ast.BinOp(left=left, right=right):
-            count = _terms(left) * _terms(right)
-        case ast.UnaryOp(operand=operand):
-            count = _terms(operand)
-        case ast.Call(args=args):
-            count = max(map(_terms, args), default=1)
-        case _:
-            count = 1
-    return min(count, FORMULA_TERMS + 1)
-
-
-def _power(base: Any, exponent: Any) -> Any:
-    """A power, unless it would be a number that fills the memory."""
-    if exponent.is_number and not -SIZE_DIGITS <= exponent <= SIZE_DIGITS:
-        raise ValueError("a power that is no size")
-    if base.is_number and abs(base) >= _LARGEST:
-        raise ValueError("a number that is no size")
-    return base**exponent
-
-
-def _formula(tree: ast.expr, sizes: Mapping[str, int]) -> Any:
-    """Evaluate a parsed expression if it is arithmetic; text of a file is never executed."""
-    import sympy
-
+def _number(tree: ast.expr, sizes: Mapping[str, int]) -> Fraction:
+    """The number that a formula gives."""
     match tree:
         case ast.Name(id=name):
-            return sympy.Integer(sizes[name]) if name in sizes else sympy.Symbol(name, positive=True)
-        case ast.Constant(value=int() | float() as number) if abs(number) < _LARGEST:
-            return sympy.Integer(number) if isinstance(number, int) else sympy.Rational(str(number))
+            return Fraction(sizes[name])
+        case ast.Constant(value=int() | float() as constant):
+            return Fraction(str(constant))
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_formula(operand, sizes)
-        case ast.BinOp(left=left, op=operator, right=right) if type(operator) in _OPERATORS:
-            return _OPERATORS[type(operator)](_formula(left, sizes), _formula(right, sizes))
-        case ast.Call(func=ast.Name(id=name), args=args) if name in _FUNCTIONS and len(args) <= _MOST_ARGUMENTS:
-            return getattr(sympy, _FUNCTIONS[name])(*(_formula(arg, sizes) for arg in args))
+            return -_number(operand, sizes)
+        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _OPERATORS:
+            return Fraction(_OPERATORS[type(sign)](_number(left, sizes), _number(right, sizes)))
+        case ast.Call(func=ast.Name(id=name), args=args) if name in _FUNCTIONS:
+            return Fraction(_FUNCTIONS[name](*(_number(arg, sizes) for arg in args)))
     raise ValueError(f"{ast.unparse(tree)} is not arithmetic")
+
+
+def _power(base: Fraction, exponent: Fraction) -> Any:
+    """A power, unless it would be a number that fills the memory."""
+    if abs(exponent) > SIZE_DIGITS or abs(base) >= _LARGEST:
+        raise ValueError("a power that is not a size")
+    return base**exponent
 
 
 _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -254,14 +191,14 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mod: operator.mod,
     ast.Pow: _power,
 }
-_FUNCTIONS = {
-    "floor": "floor",
-    "ceiling": "ceiling",
-    "Max": "Max",
-    "Min": "Min",
-    "max": "Max",
-    "min": "Min",
-    "Mod": "Mod",
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "floor": math.floor,
+    "ceiling": math.ceil,
+    "Max": max,
+    "Min": min,
+    "max": max,
+    "min": min,
+    "Mod": operator.mod,
 }
 
 
@@ -273,7 +210,7 @@ def _inferred(model: ir.Model, sizes: Mapping[str, int]) -> list[tuple[str, ir.D
     small = _small(model, sizes)
     whole = onnx.ModelProto()
     whole.CopyFrom(small)
-    if (inferred := _largest_inferred(small)) is not None:
+    if (inferred := _infer(small)) is not None:
         whole.graph.value_info.extend([*inferred.graph.value_info, *inferred.graph.output])
     with contextlib.suppress(onnx.shape_inference.InferenceError):  # of a file that contradicts itself
         whole = onnx.shape_inference.infer_shapes(whole, data_prop=True)
@@ -285,25 +222,6 @@ def _inferred(model: ir.Model, sizes: Mapping[str, int]) -> list[tuple[str, ir.D
             if all(dim != "" for dim in dims):
                 shapes.append((info.name, ir.DataType(tensor.elem_type), tuple(dims)))
     return shapes
-
-
-def _largest_inferred(proto: onnx.ModelProto) -> onnx.ModelProto | None:
-    """What the tool makes of a graph; if there is a node that it gives up on, of as many nodes as it can take."""
-    if (inferred := _infer(proto)) is not None:
-        return inferred
-    nodes = list(proto.graph.node)
-    most, too_many = 0, len(nodes)
-    while too_many - most > 1:
-        count = (most + too_many) // 2
-        del proto.graph.node[:], proto.graph.output[:]
-        proto.graph.node.extend(nodes[:count])
-        for name in (name for node in nodes[:count] for name in node.output if name):
-            proto.graph.output.add().name = name  # it leaves out what no output needs
-        if (part := _infer(proto)) is None:
-            too_many = count
-        else:
-            most, inferred = count, part
-    return inferred
 
 
 def _infer(proto: onnx.ModelProto) -> onnx.ModelProto | None:

@@ -16,9 +16,7 @@ from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.selectors import Selection
 from modelexport.core.tags import class_in_tag
 from modelexport.core.text import plural, shortened
-from modelexport.errors import UsageError
 from modelexport.measure.columns import Column, Figure, Kind, column_named
-from modelexport.measure.shapes import expanded
 
 By = Literal["call", "module", "class"]
 OUTSIDE = "(outside of modules)"
@@ -173,12 +171,9 @@ class Table:
         """Rows with the largest own figure of a column first.
 
         Raises:
-            UsageError: The column does not exist, or its figures are formulas.
+            UsageError: The column does not exist.
         """
         column = self.column(name)
-        rows = list(rows)
-        if any(isinstance(column.number(row.own.get(name, 0)), str) for row in rows):
-            raise UsageError(f"{name} depends on sizes that are not given: give them with --size NAME=N to sort by it")
         return sorted(rows, key=lambda row: -float(column.number(row.own.get(name, float("-inf")))))
 
     def numbers(self, figures: Mapping[str, Figure]) -> dict[str, Any]:
@@ -235,7 +230,7 @@ class Table:
             if column.kind is Kind.RATIO and column.of[0] in figures:
                 above = figures[column.of[0]]
                 below = self.whole.get(column.of[1], 0) if column.share else figures.get(column.of[1], 0)
-                if below and not hasattr(above, "free_symbols") and not hasattr(below, "free_symbols"):
+                if below:
                     figures[column.name] = above / below
             elif column.kind is Kind.SPREAD and (taken := runs() if callable(runs) else runs):
                 figures[column.name] = _quartile_range(taken)
@@ -262,8 +257,6 @@ def share_out(figure: Figure, count: int) -> list[Figure]:
     """Split a figure into parts that are as equal as integers can be and add up to it, the larger ones first."""
     if count == 1:
         return [figure]
-    if hasattr(figure, "free_symbols"):
-        return [figure / count] * count
     least, more = divmod(figure, count)
     return [least + (index < more) for index in range(count)]
 
@@ -274,7 +267,7 @@ def _joined(column: Column, figures: Sequence[Figure]) -> Figure | None:
         return None
     if column.kind is Kind.LARGEST:
         return max(figures)
-    return expanded(sum(figures))
+    return sum(figures)
 
 
 def _quartile_range(runs: Sequence[int]) -> int:

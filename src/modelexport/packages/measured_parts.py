@@ -17,7 +17,7 @@ import onnx_ir as ir
 from modelexport.core.text import nearest, plural
 from modelexport.errors import InputsError, UsageError
 from modelexport.files.path_or_model import Source, as_path
-from modelexport.measure.costs import CostTable, cost, cost_at_example
+from modelexport.measure.costs import CostTable, cost
 from modelexport.measure.inputs_and_example_sizes import random_feeds, read_feeds
 from modelexport.measure.profiles import ModuleProfile, profile
 from modelexport.packages.generation_loop import BATCH, ENCODERS, PAST_SEQUENCE, SEQUENCE, TOKENS, Generator
@@ -160,12 +160,11 @@ class PartUse:
     """Of its dynamic axes: those given, and those that follow from the use."""
 
 
-def cost_parts(path: Source, sizes: Mapping[str, int] | None = None, *, formulas: bool = False) -> dict[str, CostTable]:
+def cost_parts(path: Source, sizes: Mapping[str, int] | None = None) -> dict[str, CostTable]:
     """:func:`modelexport.cost` of a file, or of each part of a package by name.
 
     Args:
         sizes: Names of dynamic axes to sizes. The length of a prompt is also that of the cache that a step then finds.
-        formulas: Leave the other sizes open; by default they are those of the example of each file, or small ones.
 
     Raises:
         FileFormatError: A file is missing, or the folder is not a package.
@@ -173,11 +172,10 @@ def cost_parts(path: Source, sizes: Mapping[str, int] | None = None, *, formulas
     """
     path = as_path(path)
     if not path.is_dir():
-        return {"": cost(path, sizes) if formulas else cost_at_example(path, sizes)}
+        return {"": cost(path, sizes)}
     folder = path.resolve().name
     uses = uses_of(path, sizes or {}).items()
-    cost_of = cost if formulas else cost_at_example
-    return {name: replace(cost_of(use.tagged, use.sizes), name=f"{folder}: {name}") for name, use in uses}
+    return {name: replace(cost(use.tagged, use.sizes), name=f"{folder}: {name}") for name, use in uses}
 
 
 def profile_parts(

@@ -15,7 +15,7 @@ from modelexport.devices.placement_table import placement_table
 from modelexport.files.atomic_writing import check_writable
 from modelexport.measure import columns
 from modelexport.measure.columns import AGAINST, RATIO
-from modelexport.measure.costs import cost_at_example
+from modelexport.measure.costs import cost
 from modelexport.measure.html_page import Page, Section, write_page
 from modelexport.measure.side_by_side import cost_against, profile_against
 from modelexport.measure.table import Table
@@ -53,7 +53,7 @@ def error_table(file: str | Path, report: VerifyReport | AgainstReport | DeviceR
     """The cost of a file with the errors of its verification."""
     if isinstance(report, DeviceReport):
         return placement_table(read_tagged(file), report)
-    return with_errors(cost_at_example(file), report)
+    return with_errors(cost(file), report)
 
 
 def write_report_page(
@@ -110,7 +110,7 @@ def _page(
     other = against.name if against is not None else ""
     if against is not None:
         losses = verify_against(tagged.path, against)
-        table = with_errors(cost_against(table, cost_at_example(against)), losses)
+        table = with_errors(cost_against(table, cost(against)), losses)
         sections.append(_losses(against, losses))
     else:
         if verified is None and reference_path(tagged.path).exists() and tagged.hierarchy is not None:

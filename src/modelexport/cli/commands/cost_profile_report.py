@@ -87,7 +87,6 @@ def cost(
     file: Path = FILE_OR_FOLDER,
     selectors: Sequence[str] = ONLY,
     size: Sequence[str] = SIZE,
-    formulas: bool = option(False, "Show formulas in the dynamic axes that have no --size."),
     *,
     shown: Shown,
 ) -> None:
@@ -96,7 +95,7 @@ def cost(
 
     sizes = parsed_sizes(size)
     with stages_on_line()("cost"):
-        tables = cost_parts(file, sizes, formulas=formulas)
+        tables = cost_parts(file, sizes)
     show(tables, "flops", selectors, shown)
 
 
