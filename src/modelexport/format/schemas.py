@@ -40,12 +40,7 @@ def format_schema(name: str) -> bytes:
     return msgspec.json.format(msgspec.json.encode(make_json_schema(name)), indent=1) + b"\n"
 
 
-def write_schemas() -> None:
-    """Write every schema into the package."""
+if __name__ == "__main__":
     DIRECTORY.mkdir(exist_ok=True)
     for name in DOCUMENTS:
         (DIRECTORY / f"{name}.json").write_bytes(format_schema(name))
-
-
-if __name__ == "__main__":
-    write_schemas()

@@ -110,7 +110,7 @@ def _place_owners(state: Matching) -> dict[ir.Node, Reason]:
         set_owner(node, owner)
         if owner is None:
             unowned.append(node)
-        elif reason is not None and not _had(state, node, owner):
+        elif reason is not None and [state.source.nodes[index].owner for index in state.matches[node]] != [owner]:
             several[node] = reason
     new = [node for node in unowned if node not in state.matches]
     place_new_nodes(new, state.enclosing, state.derived)
@@ -161,12 +161,6 @@ def _takes_result(state: Matching, node: ir.Node, before: SourceNode) -> bool:
         if value is not None and names.get(value) in outputs and not value.is_initializer():
             return True
     return False
-
-
-def _had(state: Matching, node: ir.Node, owner: Owner) -> bool:
-    """Whether a node replaces one source node, which had the same owners."""
-    replaced = state.matches.get(node, ())
-    return len(replaced) == 1 and state.source.nodes[replaced[0]].owner == owner
 
 
 def _lost_initializers(state: Matching) -> dict[ir.Value, list[str]]:

@@ -7,7 +7,7 @@ the sum of its own figures and those of the calls inside it. Figures that belong
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -212,7 +212,7 @@ class Table:
                     figures[column.name] = joined
                 elif column.kind is Kind.SUM:
                     figures[column.name] = 0
-        return self._with_derived(figures, lambda: self._runs_in(calls))
+        return self._with_derived(figures, (self._own_runs[call] for call in calls if self._own_runs.get(call)))
 
     def _figures_outside(self, nodes: Sequence[NodeFigures]) -> Mapping[str, Figure]:
         sums = {
@@ -221,18 +221,16 @@ class Table:
             if column.kind in (Kind.SUM, Kind.LARGEST)
         }
         figures = {name: figure for name, figure in sums.items() if figure is not None}
-        return self._with_derived(figures, self._runs_of(nodes))
+        return self._with_derived(figures, (node.runs for node in nodes if node.runs))
 
-    def _with_derived(
-        self, figures: dict[str, Figure], runs: Callable[[], Sequence[int]] | Sequence[int]
-    ) -> dict[str, Figure]:
+    def _with_derived(self, figures: dict[str, Figure], runs: Iterator[Sequence[int]]) -> dict[str, Figure]:
         for column in self.columns:
             if column.kind is Kind.RATIO and column.of[0] in figures:
                 above = figures[column.of[0]]
                 below = self.whole.get(column.of[1], 0) if column.share else figures.get(column.of[1], 0)
                 if below:
                     figures[column.name] = above / below
-            elif column.kind is Kind.SPREAD and (taken := runs() if callable(runs) else runs):
+            elif column.kind is Kind.SPREAD and (taken := [sum(run) for run in zip(*runs, strict=True)]):
                 figures[column.name] = _quartile_range(taken)
         return figures
 
@@ -245,12 +243,6 @@ class Table:
                 for index, taken in enumerate(node.runs):
                     parts[index] += taken // len(node.calls)
         return runs_of
-
-    def _runs_in(self, calls: Collection[ModuleCall]) -> list[int]:
-        return [sum(run) for run in zip(*(self._own_runs[c] for c in calls if self._own_runs.get(c)), strict=True)]
-
-    def _runs_of(self, nodes: Sequence[NodeFigures]) -> list[int]:
-        return [sum(run) for run in zip(*(node.runs for node in nodes if node.runs), strict=True)]
 
 
 def share_out(figure: Figure, count: int) -> list[Figure]:

@@ -69,8 +69,11 @@ def _places(value: ir.Value, pair: LowRank, *, flipped: bool, entry: tuple[int, 
             yield from _places(node.outputs[0], pair, flipped=not flipped, entry=entry)
         elif node.op_type == "Conv" and index == 1 and len(entry) > 2:
             yield WeightUse(node, "convolution")
-        elif node.op_type == "Gemm" and index == 1 and _is_product_with_bias(node):
-            fits = pair.is_transposed(entry) != (flipped != bool(node.attributes.get_int("transB", 0)))
+        elif node.op_type == "Gemm" and index == 1:
+            attributes = node.attributes
+            scaled = any(attributes.get_float(factor, 1.0) != 1.0 for factor in ("alpha", "beta"))
+            fits = pair.is_transposed(entry) != (flipped != bool(attributes.get_int("transB", 0)))
+            fits = fits and not scaled and not attributes.get_int("transA", 0)
             yield WeightUse(node, "linear") if fits and not pair.is_table else None
         elif len(entry) != 2 or pair.is_transposed(entry) == flipped:
             yield None
@@ -82,13 +85,6 @@ def _places(value: ir.Value, pair: LowRank, *, flipped: bool, entry: tuple[int, 
             yield None
     if value.is_graph_output():
         yield None
-
-
-def _is_product_with_bias(gemm: ir.Node) -> bool:
-    """Whether a Gemm has neither factors nor a transposed first input."""
-    attributes = gemm.attributes
-    factors = [attributes.get_float(name, 1.0) for name in ("alpha", "beta")]
-    return not attributes.get_int("transA", 0) and factors == [1.0, 1.0]
 
 
 @dataclass

@@ -15,21 +15,18 @@ def name_given_values(state: Matching) -> None:
     """Record the graph's inputs and initializers with a name of the source, or with a name derived from one.
 
     Case: ``weight_quantized``, ``weight_scale`` and ``weight_zero_point`` of a quantizer are variants of ``weight``.
+    Not of a value that is computed from the inputs: OnnxSlim names the parameters of a folded ``Conv``
+    ``getitem_2_weight``, after the value that it gives.
     """
+    source = state.source
     for value in (*state.changed.graph.inputs, *state.initializers):
         name = value.name or ""
-        if name in state.source.names:
+        if name in source.names:
             state.record_value(name, value)
-        elif (original := state.originals.find(name)) is not None and _may_be_named_after(state, original):
+        elif (original := state.originals.find(name)) is not None and (
+            original not in source.producer or original in source.constant
+        ):
             state.record_variant(original, value)
-
-
-def _may_be_named_after(state: Matching, original: str) -> bool:
-    """Whether an initializer may be a variant of a value: not of one that is computed from the inputs.
-
-    Case: OnnxSlim names the parameters of a folded ``Conv`` ``getitem_2_weight``, after the value that it gives.
-    """
-    return original not in state.source.producer or original in state.source.constant
 
 
 def match_by_name(state: Matching, node: ir.Node) -> None:

@@ -65,7 +65,7 @@ def _match_computed(state: Matching, value: ir.Value, name: str, *, alone: bool)
     if producer is None:
         if alone and state.shape_of(value) == state.source.shape_of(name):
             state.values[name] = value  # the source nodes between the two returned their inputs, and were removed
-    elif not state.has_known_maker(value):
+    elif producer in state.approximate or value not in state.names:
         state.record_output(producer, value, state.source.producer[name], name)
     elif name not in state.variants:
         _settle_names(state, value, producer, name, alone=alone)

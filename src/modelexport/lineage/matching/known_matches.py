@@ -93,11 +93,6 @@ class Matching:
         matched = self.matches.get(node)
         return matched is not None and node.op_identifier() == self.source.nodes[matched[0]].op
 
-    def has_known_maker(self, value: ir.Value) -> bool:
-        """Whether a value is an input or initializer, or is matched with a source value and not only as a variant."""
-        producer = value.producer()
-        return producer is None or (producer not in self.approximate and value in self.names)
-
     def unknown_inputs(self, node: ir.Node) -> list[tuple[int, ir.Value]]:
         """The inputs of a node without a known maker, each after its position."""
         names, approximate = self.names, self.approximate
