@@ -82,6 +82,12 @@ CASES: dict[str, tuple[str, list[Any], dict[str, Any], int]] = {
                          np.full(2, 120, np.uint8), np.float32(0.5), POINTS, lengths(100, -100)],
         {"strides": [2, 2]}, 1),
     "DynamicQuantizeLinear": (".DynamicQuantizeLinear", [HIDDEN], {}, 3),
+    "DynamicQuantizeLSTM": (
+        "DynamicQuantizeLSTM",
+        [numbers(1, 1, 4), *(GENERATOR.integers(90, 160, (2, size, 12)).astype(np.uint8) for size in (4, 3)),
+         numbers(2, 24), None, numbers(2, 1, 3), numbers(2, 1, 3), None, np.full(2, 0.02, np.float32),
+         np.full(2, 120, np.uint8), np.full(2, 0.01, np.float32), np.full(2, 128, np.uint8)],
+        {"hidden_size": 3, "direction": "bidirectional"}, 3),
 }  # fmt: skip
 
 

@@ -212,3 +212,38 @@ def test_branches_are_those_of_python(tmp_path: Path) -> None:
     same: Any = source.model()
     for each in (x, -x):
         torch.testing.assert_close(same(each), model(each))
+
+
+class Attends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        heads = [layer(hidden).unflatten(-1, (2, 4)).transpose(1, 2) for layer in (self.query, self.key, self.value)]
+        result = nn.functional.scaled_dot_product_attention(*heads, mask)
+        return result.transpose(1, 2).flatten(2)
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = Attends()
+
+    def forward(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        batch, keys = (torch.arange(size) for size in mask.shape)
+        seen = mask.bool()[batch[:, None, None, None], keys[None, None, None]]
+        return self.attention(hidden, (keys[None, None, :, None] >= 0) & seen)
+
+
+def test_of_dynamic_sizes_attention_is_one_call_and_sizes_have_names(tmp_path: Path) -> None:
+    model, path = Masked().eval(), tmp_path / "m.onnx"
+    hidden, mask = torch.randn(2, 5, 8), torch.ones(2, 5, dtype=torch.long)
+    modelexport.export(model, {"hidden": hidden, "mask": mask}, path, dynamic=True)
+    source = torch_source(path)
+    assert re.search(r"\w+, \w+ = hidden\.shape\[:2\]\n", source.text)
+    assert "F.scaled_dot_product_attention(query, key, value, mask)" in source.text
+    assert "self.attention(hidden, mask.bool().unsqueeze(1).unsqueeze(2))" in source.text
+    hidden, mask = torch.randn(3, 7, 8), torch.ones(3, 7, dtype=torch.long)
+    mask[1, 4:] = 0
+    torch.testing.assert_close(source.model()(hidden, mask), model(hidden, mask))

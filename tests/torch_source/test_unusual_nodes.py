@@ -34,6 +34,7 @@ def file_of(
 
 
 LINEAR = {"w": np.random.default_rng(1).standard_normal((4, 3)).astype(np.float32)}
+BIAS = np.arange(4, dtype=np.float32)
 GRU = {name: np.random.default_rng(2).standard_normal(shape).astype(np.float32)
        for name, shape in (("g", (2, 12, 3)), ("h", (2, 12, 4)), ("b", (2, 24)))}  # fmt: skip
 RIGHT: dict[str, tuple[Any, ...]] = {
@@ -102,6 +103,38 @@ def test_it_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
     with pytest.raises(ModelExportError, match=reason) as raised:
         to_torch(path)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "names", [("a..w", "a..b", "/a..c/m"), (".w", "b.", "n"), ("a", "a.b", "/a//c/m"), ("..", "...", "n")]
+)
+def test_names_with_empty_parts_become_names_of_modules(names: tuple[str, str, str], tmp_path: Path) -> None:
+    weight, bias, name = names
+    nodes = [node("MatMul", ["x", weight], ["m"], name=name), node("Add", ["m", bias], ["output"])]
+    model = to_torch(file_of(tmp_path / "x.onnx", nodes, X, FLOAT, {weight: LINEAR["w"].T, bias: BIAS}))
+    entries = [tensor.detach().numpy() for tensor in model.state_dict().values()]
+    assert sorted(tensor.shape for tensor in entries) == [(3, 4), (4,)]
+    np.testing.assert_allclose(model(torch.tensor(X)).detach(), X @ LINEAR["w"].T + BIAS, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("pad", "steps"), [("SAME_UPPER", 2), ("SAME_LOWER", 2), ("SAME_UPPER", 1)])
+@pytest.mark.parametrize("operator", ["Conv", "MaxPool"])
+def test_padding_is_computed_from_dynamic_sizes(operator: str, pad: str, steps: int, tmp_path: Path) -> None:
+    """Of values whose number of axes is known from the weight alone."""
+    how = {"strides": [steps], "auto_pad": pad, **({"kernel_shape": [3]} if operator == "MaxPool" else {})}
+    layer = node(operator, ["i", "w"] if operator == "Conv" else ["i"], ["output"], **how)
+    nodes = [node("Shape", ["x"], ["s"]), node("Concat", ["one", "s"], ["t"]), node("Expand", ["x", "t"], ["i"]), layer]
+    nodes[1].attribute.append(helper.make_attribute("axis", 0))
+    constants = {"one": np.array([1]), "w": np.random.default_rng(3).standard_normal((4, 2, 3)).astype(np.float32)}
+    path = file_of(tmp_path / "x.onnx", nodes, np.ones((2, 7), np.float32), FLOAT, constants)
+    document = onnx.load(path)
+    document.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "length"
+    onnx.save(document, path)
+    model, session = to_torch(path), onnxruntime.InferenceSession(path)
+    for length in (7, 8):
+        x = np.random.default_rng(length).standard_normal((2, length)).astype(np.float32)
+        found = model(torch.tensor(x)).detach().numpy()
+        np.testing.assert_allclose(found, session.run(None, {"x": x})[0], rtol=1e-4, atol=1e-5)
 
 
 class Tempered(nn.Module):

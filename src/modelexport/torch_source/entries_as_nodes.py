@@ -7,7 +7,7 @@ the code has the entry under its own name and shape. What cannot be computed bac
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from modelexport.format.parameter_plan import ParameterPlan
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import initializers
 from modelexport.graph.parameter_plans import listed_entries, parameter_plans
+from modelexport.graph.unique_names import free_name
 from modelexport.tagged.file import TaggedFile
 from modelexport.weights.entries_from_file import recover
 from modelexport.weights.packed.repacking import DOMAIN as PACKED
@@ -63,6 +64,10 @@ def entries_as_nodes(tagged: TaggedFile) -> Entries:
     }
     kept = {key for plan in plans.values() for key in plan.keys}
     entries = Entries({key: entry for key, entry in (listed_entries(model) or {}).items() if named or key in kept})
+    if not named:
+        names = _names_of_entries(kept, {call.path for call in tagged.calls.by_call})
+        plans = {value: ParameterPlan([names[plan.keys[0]]]) for value, plan in plans.items()}
+        entries.shapes = {names[key]: entry for key, entry in entries.shapes.items()}
     stored: dict[str, Stored] = defaultdict(list)
     for value, plan in plans.items():
         for key in plan.inputs():
@@ -96,6 +101,14 @@ def entries_as_nodes(tagged: TaggedFile) -> Entries:
                     entries.values[by_key[key]] = key
             _insert_steps(value, plan, by_key, entries, tagged.calls, folded)
     return entries
+
+
+def _names_of_entries(keys: Collection[str], modules: Collection[str]) -> dict[str, str]:
+    """Names that entries can have in PyTorch: no part is empty, and none is also that of a module."""
+    names = {key: ".".join(part or "_" for part in key.split(".")) for key in keys}
+    parts = [name.split(".") for name in names.values()]
+    taken = {*modules, *(".".join(each[:end]) for each in parts for end in range(len(each)))}
+    return {key: free_name(names[key], taken) for key in sorted(names)}
 
 
 def _are_scales(value: ir.Value) -> bool:

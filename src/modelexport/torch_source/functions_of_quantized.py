@@ -48,13 +48,41 @@ def dynamic_quantize(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def shifted(x: Tensor, zero: Any, axes: int = 0) -> Tensor:
     """Whole numbers without their zero point, of a tensor or of the rows before the last axes, in exact float64."""
-    return x.double() if zero is None else x.double() - zero.double().reshape(*zero.shape, *[1] * axes)
+    return x.double() if zero is None else x.double() - zero.double().reshape([*zero.shape, *[1] * axes])
 
 
 def matmul_integer(a: Tensor, b: Tensor, a_zero: Any = None, b_zero: Any = None) -> Tensor:
     """The product of matrices of whole numbers, exact."""
     rows = int(a_zero is not None and a_zero.ndim > 0)
     return (shifted(a, a_zero, rows) @ shifted(b, b_zero)).to(torch.int32)
+
+
+def dynamic_product(x: Tensor, codes: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    """The product with a matrix in 8 bits, for which ``x`` is rounded to 8 bits of its own range."""
+    rounded, width, start = dynamic_quantize(x)
+    return (shifted(rounded, start) @ shifted(codes, zero)).to(x.dtype) * (width * scale)
+
+
+def dynamic_quantize_lstm(
+    x: Tensor, w: Tensor, r: Tensor, b: Any, h: Any, c: Any, w_scale: Tensor, w_zero: Tensor, r_scale: Tensor,
+    r_zero: Tensor, *, direction: str = "forward",
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """An LSTM with weights in 8 bits [directions, inputs, 4 * size]; ONNX Runtime may round rows apart."""
+    zero, results = x.new_zeros(len(w), x.shape[1], r.shape[1]), []
+    h, c = zero if h is None else h, zero if c is None else c
+    for way in range(len(w)):
+        state, cell, outputs = h[way], c[way], [x] * len(x)
+        gates = dynamic_product(x, w[way], w_scale[way], w_zero[way])
+        gates = gates if b is None else gates + sum(b[way].chunk(2))
+        places = range(len(x)) if way == 0 and direction != "reverse" else reversed(range(len(x)))
+        for place in places:
+            total = gates[place] + dynamic_product(state, r[way], r_scale[way], r_zero[way])
+            i, o, f, new = total.chunk(4, -1)
+            cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(new)
+            outputs[place] = state = torch.sigmoid(o) * torch.tanh(cell)
+        results.append((torch.stack(outputs), state, cell))
+    y, last, cells = zip(*results, strict=True)
+    return torch.stack(y, 1), torch.stack(last), torch.stack(cells)
 
 
 def requantized(total: Tensor, scale: Tensor, zero: Tensor) -> Tensor:

@@ -93,6 +93,19 @@ def pad(x: Tensor, pads: Any, value: Any = None, axes: Any = None, *, mode: str 
     return x
 
 
+def pad_same(
+    x: Tensor, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int], *, lower: bool = False,
+    value: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """Padding with which a window has as many places as strides fit into the image."""
+    around: list[int] = []
+    for size, width, step, gap in zip(x.shape[2:], kernel, strides, dilations, strict=True):
+        total = max(0, (-(-size // step) - 1) * step + (width - 1) * gap + 1 - size)
+        less, more = total // 2, total - total // 2
+        around = [*((more, less) if lower else (less, more)), *around]
+    return F.pad(x, around, value=value)
+
+
 def cumulative_sum(x: Tensor, axis: int, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
     """Sums along an axis of all elements up to each; without itself if exclusive, from the end if reversed."""
     x = x.flip(axis) if reverse else x

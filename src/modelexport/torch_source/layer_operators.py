@@ -21,19 +21,27 @@ def _unless(values: Any, usual: Any) -> Any:
     return LEFT_OUT if values == list(usual) else values[0] if len(set(values)) == 1 else tuple(values)
 
 
-def _pads(o: Operation, kernel: Sequence[int], *, sizes: Sequence[Any]) -> tuple[list[int], list[int]]:
-    """The padding before and behind each axis of an image."""
+def _padded(
+    o: Operation, image: ast.expr | None, kernel: Sequence[int], value: Any = LEFT_OUT
+) -> tuple[ast.expr | None, list[int], list[int]]:
+    """An image, and the padding before and behind each axis; it is padded already if that depends on dynamic sizes."""
     ones, automatic = [1] * len(kernel), o.attribute("auto_pad") or "NOTSET"
     strides, dilations = o.attribute("strides") or ones, o.attribute("dilations") or ones
     if not automatic.startswith("SAME"):
         pads = list(o.attribute("pads") or [0] * 2 * len(kernel))
-        return pads[: len(kernel)], pads[len(kernel) :]
-    if not all(isinstance(size, int) for size in sizes):
-        raise UnwrittenError("its padding depends on dynamic sizes")
-    rows = zip(sizes, kernel, strides, dilations, strict=True)
+        return image, pads[: len(kernel)], pads[len(kernel) :]
+    sizes = o.shape()[2:] if o.known_rank() > 2 else [None] * len(kernel)
+    lower = automatic == "SAME_LOWER"
+    if any(step > 1 and not isinstance(size, int) for size, step in zip(sizes, strides, strict=True)):
+        how = {"lower": True if lower else LEFT_OUT, "value": value}
+        image = o.write("pad_same(x, kernel, strides, dilations, **how)", x=image, kernel=tuple(kernel),
+                        strides=tuple(strides), dilations=tuple(dilations), how=how)  # fmt: skip
+        return image, [0] * len(kernel), [0] * len(kernel)
+    fixed = [size if isinstance(size, int) else 1 for size in sizes]  # with steps of 1 it does not matter
+    rows = zip(fixed, kernel, strides, dilations, strict=True)
     totals = [max(0, (-(-size // step) - 1) * step + (k - 1) * gap + 1 - size) for size, k, step, gap in rows]
     less, more = [total // 2 for total in totals], [total - total // 2 for total in totals]
-    return (less, more) if automatic == "SAME_UPPER" else (more, less)
+    return (image, more, less) if lower else (image, less, more)
 
 
 def _group(o: Operation) -> Any:
@@ -47,9 +55,10 @@ def _around(before: Sequence[int], after: Sequence[int]) -> tuple[int, ...]:
 
 def _conv(o: Operation, weight: int = 1, *quantized: ast.expr) -> ast.expr:
     """A convolution of the node's operands, or of the numbers that its quantized operands are."""
-    axes = o.rank() - 2
-    image, *given = quantized or [o.tensor(index) for index in (0, 1, 2) if o.has(index)]
-    before, after = _pads(o, o.shape(weight)[2:], sizes=o.shape()[2:])
+    kernel = o.shape(weight)[2:]
+    axes = len(kernel)
+    first, *given = quantized or [o.tensor(index) for index in (0, 1, 2) if o.has(index)]
+    image, before, after = _padded(o, first, kernel)
     if before != after:
         image, before = code("F.pad(x, around)", x=image, around=_around(before, after)), [0] * axes
     return o.write(
@@ -86,7 +95,8 @@ def _conv_transpose(o: Operation) -> ast.expr:
 def _pool(o: Operation) -> ast.expr:
     maximum, kernel = o.node.op_type == "MaxPool", list(o.attribute("kernel_shape"))
     zeros, ones = [0] * len(kernel), [1] * len(kernel)
-    before, after = _pads(o, kernel, sizes=o.shape()[2:])
+    value = -math.inf if maximum else LEFT_OUT
+    image, before, after = _padded(o, o.tensor(0) if o.kind() == "f" else o.write("a.float()"), kernel, value)
     equal = before == after and all(2 * pad <= size for pad, size in zip(before, kernel, strict=True))
     strides, dilations = o.attribute("strides") or ones, _unless(o.attribute("dilations"), ones)
     how = {"stride": _unless(strides, kernel), "padding": _unless(before if equal else zeros, zeros),
@@ -97,8 +107,7 @@ def _pool(o: Operation) -> ast.expr:
     how |= {"dilation": dilations} if maximum else {} if counts or not equal else {"count_include_pad": False}
     template = f"F.{'max' if maximum else 'avg'}_pool{len(kernel)}d(x, size, **how)"
     size = kernel[0] if len(set(kernel)) == 1 else tuple(kernel)
-    image = o.tensor(0) if o.kind() == "f" else o.write("a.float()")
-    around, value = _around(before, after), -math.inf if maximum else LEFT_OUT
+    around = _around(before, after)
     padded = image if equal else code("F.pad(x, around, value=value)", x=image, around=around, value=value)
     written = code(template, x=padded, size=size, how=how)
     if not (equal or maximum or counts):  # the mean of what is inside
@@ -119,7 +128,8 @@ def _batch_norm(o: Operation) -> ast.expr:
     if o.attribute("training_mode") or o.outputs_used() > 1:
         raise UnwrittenError("it is in training mode")
     o.attribute("momentum"), o.attribute("spatial")
-    if any(value is not None and value.producer() is not None for value in o.node.inputs[3:]):
+    made = [value.producer() for value in o.node.inputs[3:] if value is not None]
+    if any(node is not None and node.op_type != "Constant" for node in made):
         shape = (-1, *[1] * (o.rank() - 2))  # statistics that are computed have gradients, which F.batch_norm lacks
         scaled = o.write("(a - d.view(shape)) * (e.view(shape) + epsilon).rsqrt()", shape=shape)
         return o.write("x * b.view(shape) + c.view(shape)", x=scaled, shape=shape)
@@ -158,6 +168,14 @@ def _recurrent(o: Operation) -> ast.expr:
     name = {"RNN": "rnn_relu" if relu else "rnn_tanh"}.get(kind, kind.lower())
     states = [o.tensor(5), o.tensor(6)] if kind == "LSTM" else [o.tensor(5)]
     return o.write("recurrent(kind, a, b, c, d, states, **attributes)", kind=name, states=states)
+
+
+def _dynamic_lstm(o: Operation) -> ast.expr:
+    if o.has(4) or o.has(7) or "activations" in o.node.attributes:
+        raise UnwrittenError("it has lengths, peepholes or other activations")
+    o.attribute("hidden_size")
+    scales = [o.tensor(index) for index in range(8, 12)]
+    return o.write("dynamic_quantize_lstm(a, b, c, d, f, g, *scales, **attributes)", scales=scales)
 
 
 def _rotary(o: Operation) -> ast.expr:
@@ -257,6 +275,7 @@ _MICROSOFT: dict[str, Row] = {
     "GroupQueryAttention": lambda o: o.write(
         "group_query_attention(a, b, c, d, e, f, g, h, i, j, scores, **attributes)", scores=o.tensor(10)),
     "EmbedLayerNormalization": "embed_layer_norm(a, b, c, d, e, f, g, h, i, **attributes)",
+    "DynamicQuantizeLSTM": _dynamic_lstm,
     "BiasGelu": _gelu_of_sum(), "Gelu": _gelu_of_sum(), "FastGelu": _gelu_of_sum(approximate="tanh"),
     "QuickGelu": lambda o: o.write("a * torch.sigmoid(s * a)", s=o.attribute("alpha") or 1.702),
 }  # fmt: skip

@@ -16,8 +16,8 @@ _END = 2**31 - 1
 
 
 def _transpose(o: Operation) -> ast.expr:
-    rank = o.rank()
-    order = o.attribute("perm") or range(rank)[::-1]
+    order = o.attribute("perm") or range(o.rank())[::-1]
+    rank = len(order)
     moved = [axis for axis, source in enumerate(order) if axis != source]
     if len(moved) == 2:
         last = moved == [rank - 2, rank - 1]

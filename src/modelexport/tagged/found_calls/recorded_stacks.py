@@ -75,6 +75,10 @@ class Scope:
     identity: Hashable = None
     """Distinguishes this call from others of the same module if ``index`` is ``None``."""
 
+    def __post_init__(self) -> None:
+        """No part of a path is empty: names of nodes may have several dots in a row."""
+        object.__setattr__(self, "path", ".".join(filter(None, self.path.split("."))))
+
 
 Stack = tuple[Scope, ...]
 """The calls that a node ran in, the root first."""
