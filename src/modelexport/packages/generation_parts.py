@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,12 +17,11 @@ from typing import Any
 import torch
 
 from modelexport.core.collected_messages import collected
+from modelexport.core.replaced_attributes import attribute_set
 from modelexport.errors import CaptureError, InputsError
 from modelexport.exporting.options import PackageOptions
 from modelexport.packages import multimodal, prompts
-from modelexport.packages.delegated_parts import delegated_parts
 from modelexport.packages.generation_loop import CACHE_POSITION
-from modelexport.packages.greedy_reference import find_delegation
 from modelexport.packages.model_parts import ModelPart, with_forward, with_weights
 from modelexport.packages.observed_state import count_tokens, find_state, keys_and_values, record_calls
 from modelexport.packages.other_state_parts import other_state_parts
@@ -74,11 +73,10 @@ def generation_forms(
     special = asked.static_cache is not None or asked.separate_prefill
     with with_weights(model, weights):
         example = prompts.example_of(model, user_inputs, masks_pixels=prompts.has_processor(directory))
+    if (module := _generating_module(model, example.inputs)) is not None:
+        problem = f"{name} has a generate of its own, and its module {module} generates"
+        raise CaptureError(f"{problem}, which a package does not support: use --parts whole", reason=problem)
     modality, reason = None, ""
-    if not special and (delegation := find_delegation(model, example.inputs)) is not None:
-        with with_weights(model, weights):
-            yield from delegated_parts(model, example, delegation)
-        return
     try:
         modality = multimodal.find_modality(model, example, weights)
     except CaptureError as error:
@@ -249,6 +247,32 @@ def _encoder_decoder_parts(model: PretrainedModel, user_inputs: Mapping[str, Any
         ModelPart("encoder", with_forward(model, _run_encoder), inputs),
         ModelPart("decode", with_forward(model, partial(_run_decoder, type(step["encoder_outputs"]), states)), further),
     ]
+
+
+class _ReachedError(Exception):
+    """A module would generate now; its path is the argument."""
+
+
+def _generating_module(model: PretrainedModel, inputs: Mapping[str, Any]) -> str | None:
+    """The path of the module that generates in place of a model with a ``generate`` of its own."""
+    from transformers import GenerationMixin
+
+    def reached(path: str, *args: Any, **kwargs: Any) -> None:
+        raise _ReachedError(path)
+
+    if type(model).generate is GenerationMixin.generate:
+        return None
+    with untouched(model), collected(), ExitStack() as stack:
+        for path, module in model.named_modules():
+            if path and isinstance(module, GenerationMixin):
+                stack.enter_context(attribute_set(module, "generate", partial(reached, path)))
+        try:
+            model.generate(**copy.deepcopy(dict(inputs)))
+        except _ReachedError as error:
+            return str(error)
+        except Exception:  # the code of a model may raise anything; what splits it says why it cannot
+            return None
+    return None
 
 
 def _run_prompt(model: PretrainedModel, /, **inputs: Any) -> dict[str, Any]:

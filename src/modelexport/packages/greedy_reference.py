@@ -1,4 +1,4 @@
-"""Greedy ``generate`` with the logits of every step, that of an inner module too, and loops compared with it."""
+"""Greedy ``generate`` with the logits of every step, and loops compared with it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from modelexport.core.collected_messages import collected
-from modelexport.core.replaced_attributes import attribute_set
 from modelexport.core.text import error_line
 from modelexport.errors import InputsError, raised_as
 from modelexport.packages.generation_loop import Step, TokenLoop
@@ -56,11 +55,7 @@ def generate_greedily(model: PretrainedModel, prompts: Sequence[Mapping[str, Any
     with untouched(model), collected(), fails:
         model.generation_config = config  # otherwise its own would fill in unset values
         tensors = {name: torch.from_numpy(value) for name, value in inputs.items()}
-        if (delegation := find_delegation(model, tensors)) is not None:
-            ends = [token for token in [delegation.arguments.get("eos_token_id")] if isinstance(token, int)] or ends
-            output = model.generate(**tensors, generation_config=config)
-        else:
-            output = GenerationMixin.generate(model, **tensors)
+        output = GenerationMixin.generate(model, **tensors)
     sequences = as_array(output.sequences)
     started = {"decoder_input_ids": sequences[:, : -len(output.logits)]} if encodes else {}
     return Reference(
@@ -100,55 +95,6 @@ def first_difference(loop: TokenLoop, reference: Reference) -> str:
         if not off <= (LOGITS if computed.dtype.itemsize > 2 else LOGITS_OF_HALF):
             return f"the logits of token {index + 1} are off by {off:.1e}"
     return ""
-
-
-class _ReachedError(Exception):
-    """The module would generate now."""
-
-
-@dataclass(frozen=True)
-class Delegation:
-    """What a model's ``generate`` gives to that of one of its modules."""
-
-    path: str
-    """The address of the module."""
-    arguments: Mapping[str, Any]
-
-
-def find_delegation(model: PretrainedModel, inputs: Mapping[str, torch.Tensor]) -> Delegation | None:
-    """The module that generates for a model; ``None`` if the model does that itself."""
-    from transformers import GenerationMixin
-
-    inner = {path: module for path, module in model.named_modules() if path and isinstance(module, GenerationMixin)}
-    if type(model).generate is GenerationMixin.generate:
-        return None
-    for path in inner:
-        with untouched(model), collected():
-            try:
-                return Delegation(path, given_to(path, model, inputs))
-            except Exception:  # any code of the model
-                continue
-    return None
-
-
-def given_to(path: str, model: PretrainedModel, inputs: Mapping[str, torch.Tensor], **options: Any) -> dict[str, Any]:
-    """What a model's ``generate`` gives to that of a module.
-
-    Raises:
-        LookupError: It does not call that.
-    """
-    arguments: dict[str, Any] = {}
-
-    def reached(*args: Any, **kwargs: Any) -> None:
-        arguments.update(kwargs)
-        raise _ReachedError
-
-    with attribute_set(model.get_submodule(path), "generate", reached):
-        try:
-            model.generate(**{name: value.clone() for name, value in inputs.items()}, **options)
-        except _ReachedError:
-            return arguments
-    raise LookupError(path)
 
 
 def _batch(prompts: Sequence[Mapping[str, Any]], pad: int, *, left: bool) -> dict[str, Any]:

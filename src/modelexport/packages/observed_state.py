@@ -65,8 +65,6 @@ class State:
     carried: tuple[str, ...]
     """What each step takes again: the last column of what the first call took, such as a mask of images."""
     example: Example
-    again: tuple[str, ...] = ()
-    """What each step takes again as it is, such as the states of an encoder."""
 
     @property
     def of_text(self) -> list[str]:

@@ -224,7 +224,7 @@ def _parts(model: nn.Module, state: State, form: Form, rows: Rows, notes: tuple[
         parts.append(ModelPart("prefill", first, inputs, axes=axes, rows=rows))
     began = state.step
     names = ["input_ids", *(name for name in ("attention_mask", "position_ids") if began.get(name) is not None)]
-    inputs_of_step = {name: began[name] for name in (*names, *state.again)}
+    inputs_of_step = {name: began[name] for name in names}
     if form.holds and "attention_mask" not in inputs_of_step:
         mask = state.prompt["attention_mask"]
         inputs_of_step["attention_mask"] = mask.new_ones(len(mask), mask.shape[1] + 1)
