@@ -115,12 +115,6 @@ def test_selectors_keep_modules_out_of_the_search(exported: Exporter) -> None:
     assert kept and {str(call) for call in inside}.issuperset(kept)
 
 
-def test_time_is_measured_by_module(exported: Exporter) -> None:
-    case = exported("bert")
-    found = search(case.path, to=["int8-dynamic"], data=feeds_of(case, 2), within="error<=10", save="time")
-    assert found.met and found.saved == "time"
-
-
 def test_a_bound_that_is_not_met_ends_with_status_1_and_writes_nothing(exported: Exporter, tmp_path: Path) -> None:
     case, data, out = exported("bert"), tmp_path / "data.npz", tmp_path / "out.onnx"
     feeds = feeds_of(case, 2)
@@ -135,7 +129,6 @@ def test_a_bound_that_is_not_met_ends_with_status_1_and_writes_nothing(exported:
         (["--within", "cosine<=0.5"], "not even met by equal outputs"),
         (["--budget", "12 parsecs"], "is not a size"),
         (["--budget", "1MB", "--within", "kl<=1"], "either a bound on the error or a number of bytes"),
-        (["--budget", "1MB", "--for", "time"], "a budget is a number of bytes"),
         (["--to", "int4"], "several --to are for a search"),
     ):
         refused = run(*asked, *arguments)

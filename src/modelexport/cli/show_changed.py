@@ -114,7 +114,7 @@ def format_search(result: SearchResult) -> str:
     lines.append(changed + ":" * bool(result.changed))
     rows = [["METHOD", "ALONE", "COSTS", "MODULES"]]
     for change in result.changed[:_MOST_CHANGED]:
-        cost = f"{change.cost * 1e6:,.0f} us" if result.saved == "time" else f"{change.cost / 1e3:,.0f} kB"
+        cost = f"{change.cost / 1e3:,.0f} kB"
         rows.append([change.method, f"{change.loss:.3g}", cost, shortened(first_few(change.calls), 80)])
     if result.changed:
         lines += [f"  {line}" for line in align(rows, right={1, 2}).splitlines()]

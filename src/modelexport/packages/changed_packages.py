@@ -35,7 +35,7 @@ from modelexport.lineage.retagging import RetagReport, retag, write_retagged
 from modelexport.precision.calibration_data import Runs, given_runs
 from modelexport.precision.quantize import QuantizeResult, quantize, quantized, result_of
 from modelexport.precision.recipes import Recipe, chosen_recipe, encode_recipe, of_parts
-from modelexport.precision.search_within_bound import Saved, SearchResult, search
+from modelexport.precision.search_within_bound import SearchResult, search
 from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.surgery.lora_adapters import MergedAdapters
 from modelexport.surgery.lora_weights import AdaptedFile
@@ -328,7 +328,6 @@ def quantize_within(
     within: str | None = None,
     budget: int | None = None,
     metric: str = "error",
-    save: Saved = "size",
     keep: Iterable[str] = (),
     only: Iterable[str] = (),
     output_name: str | None = None,
@@ -341,7 +340,7 @@ def quantize_within(
         file: A tagged file, or a package.
         output: The file or the folder to write.
         check_runtime: Load and run the result in the ONNX Runtime of this machine before it is written.
-        to, data, processor, within, budget, metric, save, keep, only, output_name, stages, device: As for
+        to, data, processor, within, budget, metric, keep, only, output_name, stages, device: As for
             :func:`search`.
             Ranges are measured on the inputs that it chooses by.
 
@@ -352,7 +351,7 @@ def quantize_within(
     graph = graph_of(path)
     feeds = given_runs(read_tagged(graph), data, processor)
     result = search(
-        graph, to=to, data=feeds, within=within, budget=budget, metric=metric, save=save, keep=keep, only=only,
+        graph, to=to, data=feeds, within=within, budget=budget, metric=metric, keep=keep, only=only,
         output_name=output_name, stages=stages, device=device,
     )  # fmt: skip
     if not result.met:

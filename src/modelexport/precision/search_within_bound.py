@@ -1,7 +1,7 @@
 """The cheapest methods for the modules of a file within a bound on its error, or the least error within a size.
 
 Every method of every module is measured alone (:mod:`.sensitivity`). From all modules at their cheapest, single modules
-get a better method, or are kept, in the order of the error that a byte (or a second) more saves. How far up this ladder
+get a better method, or are kept, in the order of the error that a byte more saves. How far up this ladder
 the bound is met is found by runs, and the result is judged on inputs that were not used to choose.
 """
 
@@ -9,33 +9,30 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
-from modelexport.core.timed_stages import Stages, counted
+from modelexport.core.timed_stages import Stages
 from modelexport.errors import CheckError, InputsError, UsageError
-from modelexport.files.atomic_writing import scratch
 from modelexport.files.path_or_model import Source
-from modelexport.measure.profiles import profile
 from modelexport.precision.calibration_data import Runs, given_runs
 from modelexport.precision.methods import KEEP, Method, parse_method
 from modelexport.precision.metrics_and_bounds import Bound, Metric, find_metric, mean_figure, parse_bound
 from modelexport.precision.prepared_for_quantizers import prepared
-from modelexport.precision.quantize import quantize, quantized, weights_size
+from modelexport.precision.quantize import quantized, weights_size
 from modelexport.precision.recipes import Recipe, Rule
 from modelexport.precision.sensitivity import measure_alone, open_switched
 from modelexport.precision.switched_model import Choice, Switched, Unit, find_units
 from modelexport.runtime.devices import CPU
 from modelexport.tagged.file import TaggedFile, read_tagged
 
-Saved = Literal["size", "time"]
 JUDGEMENTS = 3
 """How often the held-out inputs may be used."""
 _STRICTER = 0.9
@@ -51,7 +48,7 @@ class Changed(msgspec.Struct, frozen=True):
     loss: float
     """How much worse the output is if it alone has its cheapest method."""
     cost: float
-    """Bytes, or seconds of a run, beyond its cheapest method."""
+    """Bytes of weights beyond its cheapest method."""
 
 
 class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +58,6 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     metric: str
     bound: str
     """The bound on the error, or the number of bytes."""
-    saved: Saved
     met: bool
     judged: float
     """The figure of the quantized model on the inputs that were not used to choose."""
@@ -70,7 +66,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     cheapest: float
     """The figure on these with every module at its cheapest method."""
     changed: list[Changed]
-    """The modules that are not at their cheapest method: first those where a byte or a second saves most error."""
+    """The modules that are not at their cheapest method: first those where a byte saves most error."""
     modules: int
     """The number of modules, or groups of modules, among which it was chosen."""
     bytes_before: int
@@ -97,7 +93,7 @@ class Step(NamedTuple):
     unit: int
     option: Option
     gain: float
-    """The loss that a byte or a second more saves."""
+    """The loss that a byte more saves."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +188,6 @@ def search(
     within: str | None = None,
     budget: int | None = None,
     metric: str = "error",
-    save: Saved = "size",
     keep: Iterable[str] = (),
     only: Iterable[str] = (),
     output_name: str | None = None,
@@ -209,7 +204,6 @@ def search(
         within: A metric and its limit (``cosine>=0.999``).
         budget: Bytes of weights.
         metric: What ``budget`` is to keep small.
-        save: What is to be small: the bytes of weights, or the time of a run on this machine.
         keep, only: Selectors of modules that are kept, and of the only ones that are not.
         output_name: The output that is compared; by default the first of floating-point numbers.
         processor: The folder of the tokenizer or image processor that ``data`` needs; by default that of ``file``.
@@ -226,8 +220,6 @@ def search(
     methods = [method for method in map(parse_method, dict.fromkeys(to)) if method is not None]
     if (within is None) == (budget is None) or not methods:
         raise UsageError("give methods, and either a bound on the error or a number of bytes")
-    if budget is not None and save == "time":
-        raise UsageError("a budget is a number of bytes: leave out --for time, or give a bound")
     bound = parse_bound(within) if within is not None else None
     measured = bound.metric if bound is not None else find_metric(metric)
     tagged = prepared(read_tagged(file))
@@ -244,14 +236,14 @@ def search(
         with stages("measure each module alone"):
             pairs = [(unit, method) for unit in range(len(units)) for method in methods]
             alone = dict(zip(pairs, measure_alone(switched, pairs, choosing, measured)[0].mean(axis=0), strict=True))
-        costs: Mapping[tuple[int, Method], float] = switched.added
-        if save == "time":
-            with stages("time each module"):
-                costs = _seconds(tagged, units, methods, choosing)
         ladder = make_ladder(
             [
                 [Option(0, 0, None)]
-                + [Option(costs[u, m], alone[u, m] ** measured.power, m) for m in methods if isfinite(alone[u, m])]
+                + [
+                    Option(switched.added[u, m], alone[u, m] ** measured.power, m)
+                    for m in methods
+                    if isfinite(alone[u, m])
+                ]
                 for u in range(len(units))
             ]
         )
@@ -280,12 +272,11 @@ def search(
     after, last = weights_size(quantized_model), {step.unit: step.option for step in steps}
     wanted = str(bound or f"at most {budget} bytes of weights")
     notes = (
-        f"the {'quickest' if save == 'time' else 'smallest'} of {', '.join(map(str, methods))} and keep with {wanted}",
+        f"the smallest of {', '.join(map(str, methods))} and keep with {wanted}",
         f"{measured.name} {judged:.4g} on {len(judging)} inputs that were not used to choose",
     )
     return SearchResult(
         recipe=Recipe(recipe.rules, notes),
-        saved=save,
         metric=measured.name,
         bound=wanted,
         met=bound.holds(judged) if bound is not None else after <= (budget or 0),
@@ -341,32 +332,6 @@ def _split(
     wanted = {str(call) for call in tagged.select(*only).inside}
     free = [unit for unit in units if kept.isdisjoint(unit.calls) and wanted.issuperset(unit.calls)]
     return free, [unit for unit in units if unit not in free]
-
-
-def _seconds(
-    tagged: TaggedFile, units: Sequence[Unit], methods: Sequence[Method], feeds: Runs
-) -> dict[tuple[int, Method], float]:
-    """The seconds of a run that each unit takes more with each method, from profiles of whole files."""
-
-    def taken(file: TaggedFile | Path) -> list[float]:
-        table = profile(file, feeds[0]).table
-        by_call = {str(call): table.column("seconds").number(figure) for call, figure in table.own["seconds"].items()}
-        return [sum(by_call.get(call, 0.0) for call in unit.calls) for unit in units]
-
-    before = taken(tagged)
-    saved: dict[tuple[int, Method], float] = {}
-    with scratch(tagged.path.parent) as folder:
-        for number, method in enumerate(counted(methods)):
-            file = folder / f"{number}.onnx"
-            quantize(
-                tagged.path,
-                file,
-                recipe=recipe_for(tagged, units, dict.fromkeys(range(len(units)), method)),
-                data=feeds,
-            )
-            pairs = enumerate(zip(taken(file), before, strict=True))
-            saved |= {(unit, method): after - was for unit, (after, was) in pairs}
-    return saved
 
 
 def _check_unquantized(bound: Bound, runs: _Runs, path: Path, device: str) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import typer
 
@@ -17,7 +17,6 @@ from modelexport.cli.shared_options import DEVICE, FILE, FILE_OR_FOLDER, JSON, S
 from modelexport.core.declared_options import option
 from modelexport.errors import UsageError
 
-Saved = Literal["size", "time"]
 COMPARED = option(
     None, "The output to compare; by default the first floating-point output.", flag="--compare", metavar="NAME"
 )
@@ -60,7 +59,6 @@ class Within:
     """A search for the cheapest methods: several --to may be given, and every module may be kept"""
 
     within: str | None = option(None, "error<=0.05, cosine>=0.999, kl<=0.01, top1>=0.99, f.py:f<=1.", metavar="BOUND")
-    save: Saved = option("size", "Choose the smallest or the fastest file that meets the bound.", flag="--for")
     budget: str | None = option(
         None, "Find the smallest error with weights of at most this size, such as 25MB.", metavar="SIZE"
     )
