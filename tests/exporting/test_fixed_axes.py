@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -100,3 +101,27 @@ def test_sums_of_symbols_are_changed_together(tmp_path: Path) -> None:
 )
 def test_sizes_are_computed_once_their_symbols_are_known(size: str, found: int | str) -> None:
     assert put_size(size, {"a": "4", "b": "3"}) == found
+
+
+class Constants(nn.Module):
+    """Axes that a capture makes constants, and that the model accepts other sizes of: squares, and smaller ones."""
+
+    def forward(self, square: torch.Tensor, smaller: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        side = int(square.shape[1] ** 0.5)
+        places = torch.arange(len(list(range(smaller.shape[0]))))
+        return square.reshape(square.shape[0], side, side), smaller[:, places]
+
+
+class Counted(nn.Module):
+    def forward(self, counted: torch.Tensor) -> torch.Tensor:
+        return counted * np.sqrt(counted.shape[0])  # TorchDynamo captures it
+
+
+def test_axes_that_a_capture_makes_constants_are_listed(tmp_path: Path) -> None:
+    inputs = {"square": torch.rand(2, 25), "smaller": torch.rand(5, 5)}
+    models = (Constants(), inputs), (Counted(), {"counted": torch.rand(6)})
+    listed = [export(model.eval(), given, tmp_path / "x.onnx", dynamic=True).fixed for model, given in models]
+    assert [{(one.input, one.axis) for one in fixed} for fixed in listed] == [
+        {("square", 1), ("smaller", 0)},
+        {("counted", 0)},
+    ]

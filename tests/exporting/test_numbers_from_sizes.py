@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import affine_grid, interpolate, one_hot, scaled_dot_product_attention
+from torch.nn.functional import (
+    adaptive_avg_pool2d,
+    adaptive_max_pool2d,
+    affine_grid,
+    interpolate,
+    one_hot,
+    scaled_dot_product_attention,
+)
 
 from modelexport import export, verify
 
@@ -45,6 +52,19 @@ FUNCTIONS: dict[str, Function] = {
     "divmod": lambda x: x * sum(divmod(x.shape[1], 4)),
     "rounded to even": lambda x: x[:, : round(x.shape[1] / 4)] * (x.shape[0] - round(x.shape[1] * 0.5)),
     "whole product": lambda x: interpolate(x, scale_factor=0.7, recompute_scale_factor=True),
+    "root": lambda x: x / math.sqrt(x.shape[1] + 1) + math.exp(-x.shape[2]),
+    "powers of two": lambda x: x * torch.logspace(0, 1, x.shape[2], 2),
+    "triangles": lambda x: (
+        x[0][tuple(torch.triu_indices(x.shape[1], x.shape[1], 1) % x.shape[2])]
+        + x[0, 0, torch.tril_indices(x.shape[1], x.shape[1], -1)[1] % x.shape[2]]
+    ),
+    "combinations": lambda x: torch.combinations(x[0, 0], 3),
+    "quotient of sizes": lambda x: interpolate(x, scale_factor=31 / x.shape[2], mode="linear"),
+    "quotient of sizes, cubic": lambda x: interpolate(x[None], scale_factor=(31 / x.shape[1], 0.5), mode="bicubic"),
+    "quotient of sizes, nearest": lambda x: interpolate(x, scale_factor=x.shape[1] / x.shape[2]),
+    "quotient that keeps a size": lambda x: interpolate(x, scale_factor=(x.shape[2] + 0.1) / x.shape[2], mode="linear"),
+    "windows of uneven sizes": lambda x: adaptive_avg_pool2d(x, (3, 4)),
+    "maxima of uneven sizes": lambda x: adaptive_max_pool2d(x, (2, 3)),
     "scale": lambda x: interpolate(x, scale_factor=2.3, mode="linear"),
 }
 BY_TRACE = (

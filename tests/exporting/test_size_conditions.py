@@ -110,21 +110,21 @@ class Constant(nn.Module):
         self.linear = nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.stack([self.linear(row) for row in x]) / math.sqrt(x.shape[1])
+        return torch.stack([self.linear(row) for row in x]) / math.cos(x.shape[1])
 
 
 def test_an_axis_that_the_capture_makes_constant_is_told_if_the_model_accepts_other_sizes(tmp_path: Path) -> None:
     result = export(Constant().eval(), {"x": torch.rand(2, 3, 4)}, tmp_path / "x.onnx", dynamic=True)
     assert [(one.input, one.axis, one.size) for one in result.fixed] == [("x", 0, 2), ("x", 1, 3)]
-    assert "math.sqrt(x.shape[1])" in result.fixed[1].reason
+    assert "math.cos(x.shape[1])" in result.fixed[1].reason
     named = RequestedNames(axes={("x", 1): "rows"})
-    with pytest.raises(UsageError, match=r"rows: .*fixes it at 3 \(test_size_conditions.py:\d+: .*math.sqrt"):
+    with pytest.raises(UsageError, match=r"rows: .*fixes it at 3 \(test_size_conditions.py:\d+: .*math.cos"):
         export(Constant().eval(), {"x": torch.rand(2, 3, 4)}, tmp_path / "y.onnx", dynamic=True, interface=named)
 
 
 class Root(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x / math.sqrt(x.shape[1])
+        return x / math.cos(x.shape[1])
 
 
 def test_no_named_axis_becomes_constant(tmp_path: Path) -> None:

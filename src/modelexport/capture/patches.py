@@ -70,6 +70,8 @@ TABLE: Mapping[str, Row] = {
         "distributions read no values", "no exports of distributions"),
     "quotients": Row("dynamo", "builtins:divmod", None, "sizes are divided", "no exports of divmod of sizes"),
     "rounding": Row("dynamo", "torch:SymFloat.__round__", None, "torch.onnx rounds no sizes", "no exports of round"),
+    "roots": Row("dynamo", "math:sqrt", None, "it makes a number of a size", "axes are fixed by math.sqrt"),
+    "powers": Row("dynamo", "math:exp", None, "it makes a number of a size", "axes are fixed by math.exp"),
     "any": Row("dynamo", "torch:any", None, "gaussian_nll_loss reads no values", "no exports of gaussian_nll_loss"),
     "asarray": Row("dynamo", "torch:asarray", None,
         "decompositions have no room for the constants that it makes", "no exports of complex numbers"),

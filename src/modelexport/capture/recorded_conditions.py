@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from sympy import And
+from sympy import And, Eq
 
 from modelexport.capture.patches import private
 from modelexport.capture.value_decisions import frames_of_model
@@ -61,9 +61,20 @@ class RecordedConditions:
             where, source = line_of_code(file, number)
             for part in expression.args if isinstance(expression, And) else [expression]:
                 if part.free_symbols:
-                    formula = re.sub(r"\d+\.\d+(e-?\d+)?", lambda number: repr(float(number[0])), printer.doprint(part))
+                    formula = re.sub(
+                        r"\d+\.\d+(e-?\d+)?",
+                        lambda number: repr(float(number[0])),
+                        printer.doprint(_without_factors(part)),
+                    )
                     formula = formula.replace("torch.sym_float(", "float(").replace("torch._sym_sqrt(", "math.sqrt(")
                     yield SizeCondition(formula, where, source, in_model)
+
+
+def _without_factors(condition: Any) -> Any:
+    """``n == 25`` of ``batch * n == 25 * batch``: sizes are not zero."""
+    if not isinstance(condition, Eq) or not (condition.lhs.is_Mul and condition.rhs.is_Mul):
+        return condition
+    return Eq(*(condition.lhs / condition.rhs).as_numer_denom())
 
 
 def line_of_code(file: str, number: int) -> tuple[str, str]:

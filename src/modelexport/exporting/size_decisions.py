@@ -187,6 +187,7 @@ def find_constant_axes(sides: Sides, inputs: Inputs, exported: Exported, names: 
     from modelexport.pytorch.inputs.other_sizes import inputs_of_file, with_sizes
 
     constant_conditions = {item.symbols[0]: item for item in exported.conditions if _CONSTANT.fullmatch(item.formula)}
+    values = {symbol: int(item.formula.split()[-1]) for symbol, item in constant_conditions.items()}
     ports = {
         name: port.position for port, name in exported.values.items() if port.call == ROOT and port.side == "inputs"
     }
@@ -196,15 +197,9 @@ def find_constant_axes(sides: Sides, inputs: Inputs, exported: Exported, names: 
         shape = specs[ports[name]].shape if ports.get(name, len(specs)) < len(specs) else ()
         fixed = [isinstance(size, int) for size in declared.get(name) or ()]
         axes[name] = [
-            str(s) if is_fixed and str(s) in constant_conditions else None
-            for s, is_fixed in zip(shape, fixed, strict=False)
+            _symbol_of(size, values) if is_fixed else None for size, is_fixed in zip(shape, fixed, strict=False)
         ]
-    sizes = {
-        item: int(constant_conditions[item].formula.split()[-1])
-        for symbols in axes.values()
-        for item in symbols
-        if item is not None
-    }
+    sizes = {symbol: values[symbol] for symbols in axes.values() for symbol in symbols if symbol is not None}
     alike: dict[tuple[str, int], list[str]] = {}
     for symbol, size in sizes.items():
         if size > 1:
@@ -212,7 +207,7 @@ def find_constant_axes(sides: Sides, inputs: Inputs, exported: Exported, names: 
     alone = [[symbol] for group in alike.values() if len(group) > 1 for symbol in group]
     accepted: set[str] = set()
     for group in [*alike.values(), *alone][:_GROUPS]:
-        for times, more in ((1, 1), (2, 0)):
+        for times, more in ((1, 1), (2, 0), (4, 0), (1, -1)):
             now = {symbol: times * sizes[symbol] + more for symbol in group}
             if not accepted.issuperset(group) and _accepts(sides, with_sizes(inputs, sides.tagged.model, now, axes)):
                 accepted.update(group)
@@ -235,6 +230,13 @@ def find_constant_axes(sides: Sides, inputs: Inputs, exported: Exported, names: 
 _GROUPS = 16
 """How many groups of axes are tried with other sizes."""
 _CONSTANT = re.compile(r"\w+ == \d+")
+
+
+def _symbol_of(size: int | str, values: Mapping[str, int]) -> str | None:
+    """The symbol of an axis that became constant. A second capture by TorchDynamo has calls without symbols."""
+    if isinstance(size, int):
+        return next((symbol for symbol, value in values.items() if value == size), None)
+    return size if size in values else None
 
 
 def _accepts(sides: Sides, inputs: Inputs) -> bool:

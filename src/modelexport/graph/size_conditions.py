@@ -1,7 +1,7 @@
 """Conditions of sizes: formulas in the names of a file's dynamic axes, such as ``n < 24`` or ``h % 4 == 0``.
 
 A formula is Python: integers, names, ``+ - * // / % **``, comparisons, ``and or not``, ``min``, ``max``, ``abs`` and
-``math.ceil``, ``math.floor``, ``math.trunc``. Nothing else is evaluated.
+``math.ceil``, ``math.floor``, ``math.trunc``, ``math.sqrt``. Nothing else is evaluated.
 """
 
 from __future__ import annotations

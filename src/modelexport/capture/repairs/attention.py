@@ -22,7 +22,9 @@ _is_masked: ContextVar[bool] = ContextVar("modelexport.attention", default=False
 
 
 def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """``scaled_dot_product_attention``, which torch.onnx translates for four axes only."""
+    """``scaled_dot_product_attention``, which torch.onnx translates for four axes and fixed numbers of heads only."""
+    if kwargs.get("enable_gqa") and not (isinstance(query.shape[-3], int) and isinstance(key.shape[-3], int)):
+        return ATTENTION(query, *_as_many_heads(query, key, value), attn_mask, *args, **{**kwargs, "enable_gqa": False})
     if query.dim() < _AXES:
         if attn_mask is not None and attn_mask.dim() == query.dim():
             attn_mask = attn_mask.unsqueeze(-3)
@@ -41,6 +43,12 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *args: An
         return _with_empty_rows(query, key, value, attn_mask, *args, **kwargs)
     finally:
         _is_masked.reset(token)
+
+
+def _as_many_heads(query: Any, key: Any, value: Any) -> tuple[Any, Any]:
+    """Keys and values of grouped heads, each as often as queries share it."""
+    heads = query.shape[-3] // key.shape[-3]
+    return key.repeat_interleave(heads, -3), value.repeat_interleave(heads, -3)
 
 
 def _with_empty_rows(query: Any, key: Any, value: Any, mask: Any, *args: Any, **kwargs: Any) -> Any:
@@ -95,8 +103,7 @@ def traced_attention(
 ) -> Any:
     """The same for the TorchScript exporter, which takes any axes, but as many heads in each argument."""
     if enable_gqa:
-        heads = query.shape[-3] // key.shape[-3]
-        key, value = key.repeat_interleave(heads, -3), value.repeat_interleave(heads, -3)
+        key, value = _as_many_heads(query, key, value)
     compute = ATTENTION if attn_mask is None else _with_empty_rows
     return compute(query, key, value, attn_mask, *args, **kwargs)
 

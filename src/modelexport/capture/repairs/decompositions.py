@@ -31,7 +31,7 @@ from modelexport.capture.repairs import (
     special_functions,
 )
 from modelexport.capture.repairs.complex_numbers import complex_decompositions
-from modelexport.capture.repairs.singular_values import eigenvalues, singular_values
+from modelexport.capture.repairs.singular_values import eigenvalues, pseudo_inverse, singular_values
 from modelexport.capture.shared_memory import views_made_again
 from modelexport.pytorch.private_torch import tensor_leaves, written_by
 
@@ -62,7 +62,7 @@ def scatter_reduced(self: Any, dim: int, index: Any, src: Any, reduce: str, *, i
 
 def copied(self: Any, src: Any, non_blocking: bool = False) -> Any:
     """``copy_`` of a tensor that is broadcast: torchlib copies it as it is."""
-    return NotImplemented if self.shape == src.shape else src.to(self.dtype).expand(self.shape)
+    return NotImplemented if self.shape == src.shape else src.to(self.dtype).expand(self.shape).clone()
 
 
 def diagonal_written(self: Any, src: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
@@ -189,6 +189,12 @@ def decompositions() -> Decompositions:
         aten.rand.generator: without_generator(torch.rand),
         **_overloads(integers.shifted_left, "__lshift__", "bitwise_left_shift"),
         **_overloads(integers.shifted_right, "__rshift__", "bitwise_right_shift"),
+        **_overloads(integers.with_sizes_as_tensors(torch.pow), "pow"),
+        **_overloads(integers.with_sizes_as_tensors(torch.fmod), "fmod"),
+        **_overloads(integers.with_sizes_as_tensors(torch.bitwise_and), "bitwise_and"),
+        **_overloads(integers.with_sizes_as_tensors(torch.bitwise_or), "bitwise_or"),
+        **_overloads(integers.with_sizes_as_tensors(torch.bitwise_xor), "bitwise_xor"),
+        aten.remainder.Scalar_Tensor: integers.with_sizes_as_tensors(torch.remainder),
         aten.rsub.Scalar: integers.taken_from,
         aten.relu.default: integers.without_negative,
         aten.floor.default: integers.whole,
@@ -206,7 +212,7 @@ def decompositions() -> Decompositions:
         aten.cummax.default: sorting.running(torch.amax),
         aten.cummin.default: sorting.running(torch.amin),
         **_overloads(sorting.search, "searchsorted"),
-        aten.bucketize.Scalar: sorting.bucket,
+        **_overloads(sorting.bucket, "bucketize"),
         aten.cross_entropy_loss.default: losses.cross_entropy,
         aten.multilabel_margin_loss.default: losses.multilabel_margin_loss,
         aten.rrelu.default: losses.rrelu,
@@ -214,6 +220,7 @@ def decompositions() -> Decompositions:
         aten.adaptive_max_pool3d.default: pooling.adaptive_max_pool,
         aten.avg_pool2d.default: pooling.average_with_divisor(torch.nn.functional.avg_pool2d, 2),
         aten.avg_pool3d.default: pooling.average_with_divisor(torch.nn.functional.avg_pool3d, 3),
+        aten._adaptive_avg_pool2d.default: pooling.adaptive_average_pool,
         aten._adaptive_avg_pool3d.default: pooling.adaptive_average_pool,
         aten.fractional_max_pool2d.default: pooling.fractional_max_pool,
         aten.fractional_max_pool3d.default: pooling.fractional_max_pool,
@@ -231,6 +238,7 @@ def decompositions() -> Decompositions:
         aten._linalg_slogdet.default: linear_algebra.sign_and_logarithm,
         aten._linalg_svd.default: singular_values,
         aten._linalg_eigh.default: eigenvalues,
+        aten.linalg_pinv.atol_rtol_tensor: pseudo_inverse,
         aten._cdist_forward.default: linear_algebra.distances,
         aten._pdist_forward.default: linear_algebra.distances_within,
         aten.log1p.default: special_functions.log_plus_one,

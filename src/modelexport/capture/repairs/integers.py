@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+
+
+def with_sizes_as_tensors(operator: Callable[..., Any]) -> Callable[..., Any]:
+    """An operator of a tensor and a number, whose translation takes numbers of Python and no sizes."""
+
+    def computed(self: Any, other: Any) -> Any:
+        if not any(isinstance(operand, torch.SymInt | torch.SymFloat) for operand in (self, other)):
+            return NotImplemented
+        like = [
+            1 if isinstance(x, torch.SymInt) else 1.0 if isinstance(x, torch.SymFloat) else x for x in (self, other)
+        ]
+        dtype = torch.result_type(*like)
+        return operator(*(x if isinstance(x, torch.Tensor) else torch.full((), x, dtype=dtype) for x in (self, other)))
+
+    return computed
 
 
 def shifted_left(self: Any, other: Any) -> Any:

@@ -33,14 +33,32 @@ def adaptive_max_pool(self: Any, output_size: Sequence[int]) -> Any:
     """torch.onnx does not translate it if the output's size does not divide the input's or the indices are used."""
     sizes = _sizes(self, output_size)
     if not all(isinstance(size, int) for size, _ in sizes):
-        shown = ", ".join(str(size) for size, _ in sizes)
-        raise ValueError(f"adaptive pooling of dynamic axes ({shown}): export fixed sizes")
+        return _maxima_of_dynamic_axes(self, sizes)
     inside = []
     for size, out in sizes:
         starts, ends = _windows(size, out)
         longest = max(-(-(i + 1) * size // out) - i * size // out for i in range(out))
         inside.append(torch.minimum(starts.unsqueeze(1) + torch.arange(longest), ends.unsqueeze(1) - 1))
     return _maxima(self, inside)
+
+
+def _maxima_of_dynamic_axes(self: Any, sizes: Sequence[tuple[Any, int]]) -> Any:
+    """The maximum of each window and its position, by a table of which elements are in which window."""
+    axes, inside = len(sizes), torch.full((), True)
+    for axis, (size, out) in enumerate(sizes):
+        spread = [1] * (2 * axes)
+        spread[axis], spread[axes + axis] = out, size
+        inside = inside & _inside(size, out).reshape(spread)
+    windows = torch.where(inside.flatten(axes), self.flatten(-axes)[(..., *[None] * axes, slice(None))], float("-inf"))
+    largest, place = windows.max(-1)
+    return largest, place
+
+
+def _inside(size: Any, out: int) -> Any:
+    """Whether each window of an adaptive pooling along an axis has each element, ``[out, size]``."""
+    starts, ends = (bounds.unsqueeze(1) for bounds in _windows(size, out))
+    places = torch.arange(size)
+    return (places >= starts) & (places < ends)
 
 
 def _maxima(self: Any, inside: Sequence[Any]) -> Any:
@@ -63,13 +81,17 @@ def _maxima(self: Any, inside: Sequence[Any]) -> Any:
 
 
 def adaptive_average_pool(self: Any, output_size: Sequence[int]) -> Any:
-    """torch.onnx does not translate it in three dimensions. Along each axis it is a product with a matrix."""
-    for axis, (size, out) in enumerate(_sizes(self, output_size), -len(output_size)):
-        starts, ends = (bounds.unsqueeze(1) for bounds in _windows(size, out))
-        places = torch.arange(size)
-        shares = ((places >= starts) & (places < ends)).to(self.dtype) / (ends - starts)
-        self = (self.movedim(axis, -1) @ shares.to(self.dtype).mT).movedim(-1, axis)
+    """Along each axis it is a product with a matrix. torch.onnx translates fixed sizes, in two dimensions."""
+    sizes = _sizes(self, output_size)
+    if len(sizes) < _PLANES and all(isinstance(size, int) for size, _ in sizes):
+        return NotImplemented
+    for axis, (size, out) in enumerate(sizes, -len(sizes)):
+        inside = _inside(size, out).to(self.dtype)
+        self = (self.movedim(axis, -1) @ (inside / inside.sum(1, keepdim=True)).mT).movedim(-1, axis)
     return self
+
+
+_PLANES = 3
 
 
 def average_with_divisor(pool: Callable[..., Any], axes: int) -> Callable[..., Any]:

@@ -40,6 +40,17 @@ def singular_values(
     return orthogonal / torch.where(s == 0, 1, s).unsqueeze(-2), s, turned.mH
 
 
+def pseudo_inverse(self: Any, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Any:
+    """``pinv``: singular values below a limit count as zero."""
+    u, s, vh = singular_values(self)
+    if rtol is None:
+        rtol = 0.0 if atol is not None else max(self.shape[-2:]) * torch.finfo(self.dtype).eps
+    limit = torch.maximum(*(torch.as_tensor(0.0 if number is None else number).to(s.dtype).unsqueeze(-1)
+                            for number in (atol, rtol * s.amax(-1))))  # fmt: skip
+    inverse = torch.where(s > limit, 1 / torch.where(s == 0, 1, s), 0)
+    return vh.mT * inverse.unsqueeze(-2) @ u.mT
+
+
 def eigenvalues(A: Any, UPLO: str = "L", compute_v: bool = True) -> tuple[Any, Any]:
     """``eigh``, from the singular values of a matrix that is moved so far that all its eigenvalues are positive."""
     half = torch.tril(A) if UPLO.upper() == "L" else torch.triu(A)

@@ -19,6 +19,25 @@ def spaced(start: Any, end: Any, steps: Any, *, dtype: Any = None, **how: Any) -
     return (start + numbers * ((end - start) / _at_least_one(steps - 1))).to(kept)
 
 
+def powers_spaced(start: Any, end: Any, steps: Any, base: float = 10.0, *, dtype: Any = None, **how: Any) -> Any:
+    """``torch.logspace``."""
+    if type(steps) is int:
+        return torch.logspace(start, end, steps, base, dtype=dtype, **how)
+    return (base ** spaced(start, end, steps, dtype=torch.float64, **how)).to(dtype or torch.get_default_dtype())
+
+
+def indices_of(function: Callable[..., Any], triangle: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.triu_indices`` and ``torch.tril_indices``."""
+
+    def indices(row: Any, col: Any, offset: int = 0, **how: Any) -> Any:
+        if type(row) is int and type(col) is int:
+            return function(row, col, offset, **how)
+        places = triangle(torch.ones(row, col, device=how.get("device")), offset).nonzero().T
+        return places.to(how.get("dtype") or torch.long)
+
+    return indices
+
+
 def _at_least_one(size: Any) -> Any:
     return size.clamp(min=1) if isinstance(size, torch.Tensor) else torch.sym_max(size, 1)
 
@@ -80,6 +99,56 @@ def affine_grid(theta: Any, size: Sequence[Any], align_corners: bool | None = No
     return (base.to(theta.dtype) @ theta.transpose(1, 2)).reshape(*theta.shape[:1], *size[2:], len(axes))
 
 
+def interpolated(
+    input: Any, size: Any = None, scale_factor: Any = None, mode: str = "nearest", align_corners: Any = None, **how: Any
+) -> Any:
+    """``interpolate`` by quotients of sizes, one axis after the other: PyTorch's operators make numbers of them."""
+    axes = input.dim() - 2
+    scales = [*scale_factor] if isinstance(scale_factor, Sequence) else [scale_factor] * axes
+    by_sizes = any(isinstance(scale, torch.SymFloat) for scale in scales)
+    if not by_sizes or mode == "area" or any(how.values()) or not input.is_floating_point():
+        return functional.interpolate(input, size, scale_factor, mode, align_corners, **how)
+    if align_corners:
+        sizes = [math.floor(length * scale) for length, scale in zip(input.shape[2:], scales, strict=True)]
+        return functional.interpolate(input, sizes, None, mode, align_corners)
+    result = input
+    for axis, scale in enumerate(scales, -axes):
+        size = input.shape[axis]
+        result = sum(
+            result.index_select(axis, place.long().clamp(0, size - 1)) * weight.reshape([-1] + [1] * (-axis - 1))
+            for place, weight in _taps(mode, size, math.floor(size * scale), scale, input.dtype)
+        )
+    return result
+
+
+def _taps(mode: str, size: Any, length: Any, scale: Any, dtype: torch.dtype) -> Sequence[tuple[Any, Any]]:
+    """The places along an axis that each new element is a sum of, which may be outside, and their weights."""
+    new = torch.arange(length, dtype=dtype)
+    if "nearest" in mode:
+        places = ((new if mode == "nearest" else new + 0.5) * (1 / scale)).floor()
+    else:
+        places = (new + 0.5) / scale - 0.5
+    if mode not in ("nearest-exact", "bicubic"):  # these do not copy along axes that keep their size
+        places = torch.where(torch.scalar_tensor(length) == torch.scalar_tensor(size), new, places.clamp(min=0))
+    first = places.floor()
+    part = places - first
+    if "nearest" in mode:
+        return [(places, torch.ones_like(places))]
+    if mode != "bicubic":
+        return [(first, 1 - part), (first + 1, part)]
+    return [
+        (
+            first + step,
+            ((_A + 2) * far - (_A + 3)) * far * far + 1 if step in (0, 1) else _A * (((far - 5) * far + 8) * far - 4),
+        )
+        for step, far in ((-1, part + 1), (0, part), (1, 1 - part), (2, 2 - part))
+    ]
+
+
+_A = -0.75
+"""PyTorch's coefficient of cubic convolution."""
+
+
 SIZED: Mapping[Any, Callable[..., Any]] = {
     torch.linspace: spaced,
     torch.hann_window: cosines(0.5, -0.5),
@@ -90,4 +159,8 @@ SIZED: Mapping[Any, Callable[..., Any]] = {
     torch.vander: vandermonde,
     torch.kron: kronecker,
     functional.affine_grid: affine_grid,
+    functional.interpolate: interpolated,
+    torch.logspace: powers_spaced,
+    torch.triu_indices: indices_of(torch.triu_indices, torch.triu),
+    torch.tril_indices: indices_of(torch.tril_indices, torch.tril),
 }

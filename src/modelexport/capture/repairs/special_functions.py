@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from modelexport.capture.patches import private
+from modelexport.capture.repairs import integers
 
 _LANCZOS = (
     0.99999999999980993, 676.5203681218851, -1259.1392167224028, 771.32342877765313, -176.61502916214059,
@@ -198,7 +199,7 @@ _COEFFICIENTS = _interpolated()
 def remainder(self: Any, other: Any) -> Any:
     """``remainder`` of numbers with fractions, from the exact ``fmod``: 1 - floor(1 / 0.1) * 0.1 is 0, and not 0.1."""
     if not _has_fractions(self, other):
-        return NotImplemented
+        return integers.with_sizes_as_tensors(torch.remainder)(self, other)
     rest = torch.fmod(self, other)
     return torch.where(_has_other_sign(rest, other), rest + other, rest)
 

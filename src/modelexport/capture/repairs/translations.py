@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import torch
+from onnxscript import opset18 as op
 from onnxscript.function_libs.torch_lib.ops.core import aten_full, aten_full_like, aten_scalar_tensor
 
 from modelexport.capture.quantized_form import USUAL_FORM, QuantizedForm
@@ -28,6 +29,7 @@ def translations(form: QuantizedForm = USUAL_FORM) -> Table:
     return {
         aten.masked_select.default: indexing.masked_select,
         aten.unique_consecutive.default: indexing.unique_in_turn,
+        torch.sym_sqrt: root,
         aten.scalar_tensor.default: scalar_tensor,
         aten.full.default: full,
         aten.new_full.default: new_full,
@@ -66,6 +68,11 @@ def with_translations(export: Callable[..., Any], programs: list[Any], ours: Tab
         return programs[-1]
 
     return with_more
+
+
+def root(a: Any) -> Any:
+    """``math.sqrt`` of a size."""
+    return op.Sqrt(a)
 
 
 def scalar_tensor(s: Any, dtype: int = -1, **options: Any) -> Any:

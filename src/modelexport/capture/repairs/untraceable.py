@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +27,8 @@ def values_not_read() -> Iterator[None]:
     """
     names: dict[str, Callable[[Any], Any]] = {
         **dict.fromkeys(("states", "cells"), unless_packed),
+        "roots": functools.partial(_also_of_sizes, torch.sym_sqrt),
+        "powers": functools.partial(_also_of_sizes, lambda number: math.e**number),
         "validation": lambda _: False,
         "quotients": lambda _: quotient_and_rest,
         "rounding": lambda _: rounded,
@@ -81,6 +84,11 @@ def rounded(number: Any, digits: int | None = None) -> Any:
     return above - (above - below) * (above % 2)
 
 
+def _also_of_sizes(of_sizes: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of ``math`` that takes sizes, too. Python's own converts them to numbers, which fixes the axes."""
+    return lambda number: (of_sizes if isinstance(number, torch.SymInt | torch.SymFloat) else function)(number)
+
+
 def covariance(input: Any, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Any:
     """``torch.cov``, which warns of too few observations."""
     x = input.reshape(1, -1) if input.dim() < 2 else input
@@ -109,6 +117,10 @@ def correlation(input: Any) -> Any:
 
 def combinations(input: Any, r: int = 2, with_replacement: bool = False) -> Any:
     """``torch.combinations``, which selects by a mask of a known number of elements."""
+    if isinstance(len_of := input.shape[0], torch.SymInt):
+        places = torch.meshgrid([torch.arange(len_of)] * r, indexing="ij")
+        pairs = [a <= b if with_replacement else a < b for a, b in itertools.pairwise(places)]
+        return input[functools.reduce(torch.logical_and, pairs).nonzero()]
     choose = itertools.combinations_with_replacement if with_replacement else itertools.combinations
     return input[torch.tensor(list(choose(range(len(input)), r)), dtype=torch.long).reshape(-1, r)]
 

@@ -96,7 +96,7 @@ def with_sizes(
             return value
         other = _resized(value, axes[name], now)
         shorter.extend((size, less) for size, less in zip(value.shape, other.shape, strict=True) if less < size)
-        return other.cummax(0).values if _are_offsets(value) else other
+        return in_order(value, other) if not _are_offsets(value) else other.cummax(0).values
 
     changed: Inputs = tree_map(with_size, inputs)
     return tree_map(lambda value: _ending_within(value, shorter), changed) if shorter else changed
@@ -112,6 +112,24 @@ def _sorted_from_zero(value: Any) -> bool:
 def _are_offsets(value: Any) -> bool:
     """Whether a tensor holds where parts of another begin, and not merely positions."""
     return _sorted_from_zero(value) and int(value[-1]) >= value.numel()
+
+
+def in_order(before: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
+    """Other numbers, sorted if those before were: PyTorch defines ``searchsorted`` and its like for sorted rows only.
+
+    Masks and successive integers, which positions are, may have any order.
+    """
+    if before.ndim == 0 or before.shape[-1] <= _BY_CHANCE or before.dtype is torch.bool or before.is_complex():
+        return now
+    steps = before.diff(dim=-1)
+    is_mask = bool(((before == 0) | (before == 1) | ~torch.isfinite(before)).all())
+    are_positions = not before.is_floating_point() and bool((steps == 1).all())
+    is_sorted = bool((steps >= 0).all()) and bool((steps > 0).any())
+    return now.sort(-1).values if is_sorted and not is_mask and not are_positions else now
+
+
+_BY_CHANCE = 2
+"""So many numbers are often sorted without a reason."""
 
 
 def without_parts(inputs: Inputs, other: Inputs) -> bool:

@@ -19,7 +19,7 @@ import onnx_ir as ir
 import torch
 
 from modelexport.graph.nodes import READ_SIZES_ONLY, nested_graphs
-from modelexport.pytorch.inputs.other_sizes import inputs_of_file, other_sizes
+from modelexport.pytorch.inputs.other_sizes import in_order, inputs_of_file, other_sizes
 from modelexport.pytorch.nested_tensors import Inputs, tensors_in
 from modelexport.pytorch.private_torch import tree_map
 
@@ -92,7 +92,7 @@ def with_hidden_rows(inputs: Inputs, kept: Collection[str] = ()) -> Iterator[tup
     def change(name: str, tensor: torch.Tensor) -> torch.Tensor:
         other = tensor.clone()
         if name in hidden:
-            other[..., 0, :] = hidden[name]
+            other[..., :1, :] = hidden[name]
         return other
 
     if hidden:
@@ -159,8 +159,10 @@ def changed(inputs: Inputs, changes: Sequence[Change]) -> Inputs:
 
     def with_changes(value: Any) -> Any:
         if (name := names.get(id(value))) is not None:
+            other = value
             for change in changes:
-                value = change(name, value)
+                other = change(name, other)
+            return in_order(value, other)
         return value
 
     others: Inputs = tree_map(with_changes, inputs)
