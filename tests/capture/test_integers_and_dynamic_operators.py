@@ -77,6 +77,18 @@ def test_integers_are_shifted_as_in_pytorch(tmp_path: Path) -> None:
     )
 
 
+def test_integers_meet_sizes(tmp_path: Path) -> None:
+    def function(x: torch.Tensor) -> Any:
+        rows, columns = x.shape
+        small = x.abs() % 3
+        return (
+            *(x % columns, columns % (x.abs() + 1), columns // (x.abs() + 1), small**rows, rows**small),
+            *(x & columns, x | columns, x ^ columns, x.fmod(columns), x.float() % columns, x.float() ** rows),
+        )
+
+    assert_right(function, tmp_path)
+
+
 def test_integers_meet_numbers_of_python(tmp_path: Path) -> None:
     """Both exporters of torch fail here; inside a branch no trace can help."""
 

@@ -188,4 +188,5 @@ def test_padding_belongs_to_the_module_that_pads(tmp_path: Path) -> None:
 
 def test_every_operator_of_the_table_is_there() -> None:
     """A canary: if torch dropped a name, the error would appear far away."""
-    assert all(isinstance(operator, torch._ops.OpOverload) for operator in translations())
+    operators = translations().keys() - {torch.sym_sqrt}
+    assert all(isinstance(operator, torch._ops.OpOverload) for operator in operators)

@@ -60,7 +60,9 @@ FUNCTIONS: dict[str, Function] = {
     ),
     "combinations": lambda x: torch.combinations(x[0, 0], 3),
     "quotient of sizes": lambda x: interpolate(x, scale_factor=31 / x.shape[2], mode="linear"),
-    "quotient of sizes, cubic": lambda x: interpolate(x[None], scale_factor=(31 / x.shape[1], 0.5), mode="bicubic"),
+    "quotient of sizes, cubic": lambda x: interpolate(
+        x[None, :, :9], scale_factor=(31 / x.shape[1], 0.5), mode="bicubic"
+    ),
     "quotient of sizes, nearest": lambda x: interpolate(x, scale_factor=x.shape[1] / x.shape[2]),
     "quotient that keeps a size": lambda x: interpolate(x, scale_factor=(x.shape[2] + 0.1) / x.shape[2], mode="linear"),
     "windows of uneven sizes": lambda x: adaptive_avg_pool2d(x, (3, 4)),

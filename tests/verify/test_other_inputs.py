@@ -153,6 +153,25 @@ class LogOfSum(nn.Module):
         return torch.exp(x).sum(-1).log() if self.naive else x.logsumexp(-1)
 
 
+class Searches(nn.Module):
+    def forward(self, limits: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.searchsorted(limits, x), torch.bucketize(x, limits[0])
+
+
+def test_rows_that_are_sorted_stay_so(tmp_path: Path) -> None:
+    """PyTorch does not define what it finds in other rows."""
+    model, inputs = Searches().eval(), {"limits": torch.rand(2, 5).sort()[0], "x": torch.rand(2, 6)}
+    result = export(model, inputs, tmp_path / "x.onnx", dynamic=True, verify=True)
+    assert not result.fixed
+    assert result.verified is not None
+    assert {other.status for other in result.verified.others} == {"agree"}
+
+
+def test_no_rows_are_inputs_too(tmp_path: Path) -> None:
+    result = export(nn.Linear(4, 3).eval(), (torch.rand(0, 4),), tmp_path / "x.onnx", dynamic=True, verify=True)
+    assert result.session().run(None, {"input": np.ones((2, 4), np.float32)})[0].shape == (2, 3)
+
+
 def test_formulas_that_overflow(tmp_path: Path) -> None:
     x = (torch.linspace(-2, 3, 12).sin().reshape(3, 4),)
     export(LogOfSum(naive=True), x, tmp_path / "x.onnx", frontend="dynamo")

@@ -13,6 +13,7 @@ import torch
 from onnxscript.function_libs.torch_lib.ops import nn as torchlib
 
 from modelexport.capture.numbers_of_python import node_like
+from modelexport.capture.patches import private
 from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.graph.nodes import all_nodes
 
@@ -26,7 +27,7 @@ def _windows(size: int, out: int) -> tuple[Any, Any]:
 def _sizes(self: Any, output_size: Sequence[int | None]) -> list[tuple[int, int]]:
     """The size of each pooled axis, and that of the output."""
     sizes = self.shape[-len(output_size) :]
-    return [(size, size if out is None else int(out)) for size, out in zip(sizes, output_size, strict=True)]
+    return [(size, size if out is None else out) for size, out in zip(sizes, output_size, strict=True)]
 
 
 def adaptive_max_pool(self: Any, output_size: Sequence[int]) -> Any:
@@ -81,11 +82,13 @@ def _maxima(self: Any, inside: Sequence[Any]) -> Any:
 
 
 def adaptive_average_pool(self: Any, output_size: Sequence[int]) -> Any:
-    """Along each axis it is a product with a matrix. torch.onnx translates fixed sizes, in two dimensions."""
+    """Along each axis it is a product with a matrix, except in two dimensions of fixed sizes."""
     sizes = _sizes(self, output_size)
     if len(sizes) < _PLANES and all(isinstance(size, int) for size, _ in sizes):
-        return NotImplemented
+        return private("definitions")[torch.ops.aten._adaptive_avg_pool2d.default](self, output_size)
     for axis, (size, out) in enumerate(sizes, -len(sizes)):
+        if isinstance(out, torch.SymInt):  # it is the size itself
+            continue
         inside = _inside(size, out).to(self.dtype)
         self = (self.movedim(axis, -1) @ (inside / inside.sum(1, keepdim=True)).mT).movedim(-1, axis)
     return self

@@ -42,12 +42,11 @@ def singular_values(
 
 def pseudo_inverse(self: Any, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Any:
     """``pinv``: singular values below a limit count as zero."""
-    u, s, vh = singular_values(self)
+    u, s, vh = singular_values(torch.tril(self) + torch.tril(self, -1).mT if hermitian else self)
     if rtol is None:
         rtol = 0.0 if atol is not None else max(self.shape[-2:]) * torch.finfo(self.dtype).eps
-    limit = torch.maximum(*(torch.as_tensor(0.0 if number is None else number).to(s.dtype).unsqueeze(-1)
-                            for number in (atol, rtol * s.amax(-1))))  # fmt: skip
-    inverse = torch.where(s > limit, 1 / torch.where(s == 0, 1, s), 0)
+    limit = rtol * s.amax(-1) if atol is None else torch.maximum(atol, rtol * s.amax(-1))
+    inverse = torch.where(s > limit.unsqueeze(-1), 1 / torch.where(s == 0, 1, s), 0)
     return vh.mT * inverse.unsqueeze(-2) @ u.mT
 
 

@@ -117,8 +117,9 @@ def correlation(input: Any) -> Any:
 
 def combinations(input: Any, r: int = 2, with_replacement: bool = False) -> Any:
     """``torch.combinations``, which selects by a mask of a known number of elements."""
-    if isinstance(len_of := input.shape[0], torch.SymInt):
-        places = torch.meshgrid([torch.arange(len_of)] * r, indexing="ij")
+    length: Any = input.shape[0]
+    if isinstance(length, torch.SymInt):
+        places = torch.meshgrid([torch.arange(length)] * r, indexing="ij")
         pairs = [a <= b if with_replacement else a < b for a, b in itertools.pairwise(places)]
         return input[functools.reduce(torch.logical_and, pairs).nonzero()]
     choose = itertools.combinations_with_replacement if with_replacement else itertools.combinations
