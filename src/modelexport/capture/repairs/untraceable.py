@@ -118,7 +118,7 @@ def correlation(input: Any) -> Any:
 def combinations(input: Any, r: int = 2, with_replacement: bool = False) -> Any:
     """``torch.combinations``, which selects by a mask of a known number of elements."""
     length: Any = input.shape[0]
-    if isinstance(length, torch.SymInt):
+    if type(length) is not int:
         places = torch.meshgrid([torch.arange(length)] * r, indexing="ij")
         pairs = [a <= b if with_replacement else a < b for a, b in itertools.pairwise(places)]
         return input[functools.reduce(torch.logical_and, pairs).nonzero()]
