@@ -32,8 +32,8 @@ class Browser:
             "goog:chromeOptions": options | {"binary": CHROMIUM},
             "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
         }
-        made = self._call("POST", "/session", {"capabilities": {"alwaysMatch": asked}})
-        self._session = f"/session/{made['sessionId']}"
+        answer = self._call("POST", "/session", {"capabilities": {"alwaysMatch": asked}})
+        self._session = f"/session/{answer['sessionId']}"
 
     def open(self, page: Path | str) -> None:
         """Open a file or an address."""
@@ -61,10 +61,10 @@ class Browser:
         )
 
     def texts(self, selector: str) -> list[str]:
-        found: list[str] = self.run(
+        texts_of_elements: list[str] = self.run(
             "return [...document.querySelectorAll(arguments[0])].map(e => e.textContent)", selector
         )
-        return found
+        return texts_of_elements
 
     def count(self, selector: str) -> int:
         return int(self.run("return document.querySelectorAll(arguments[0]).length", selector))
@@ -98,8 +98,8 @@ class Browser:
         self._call("DELETE", self._session)
 
     def _log(self, kind: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._call("POST", f"{self._session}/se/log", {"type": kind})
-        return found
+        entries: list[dict[str, Any]] = self._call("POST", f"{self._session}/se/log", {"type": kind})
+        return entries
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()

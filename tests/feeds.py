@@ -17,5 +17,5 @@ def feeds_of(case: ExportedCase, count: int = 4) -> list[dict[str, Any]]:
     return [make_random_inputs(tagged.model, session, seed=seed) for seed in range(count)]
 
 
-def apart(one: Any, other: Any) -> float:
-    return float(np.linalg.norm(one - other) / np.linalg.norm(one))
+def apart(first: Any, other: Any) -> float:
+    return float(np.linalg.norm(first - other) / np.linalg.norm(first))

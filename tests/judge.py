@@ -25,14 +25,14 @@ CLOSE = 1e-3
 def judge_outputs(model: nn.Module, inputs: Mapping[str, Any], path: Path) -> int:
     """Check that the file computes the model's outputs; returns the number of outputs that were compared."""
     session = onnxruntime.InferenceSession(str(path))
-    found = session.run(None, _feeds(inputs, [value.name for value in session.get_inputs()]))
+    outputs = session.run(None, _feeds(inputs, [value.name for value in session.get_inputs()]))
     with torch.no_grad():
         right = [tensor.numpy() for tensor in _tensors(model(**inputs)) if tensor.numel()]
-    assert len(found) == len(right)
-    for one, other in zip(found, right, strict=True):
-        assert one.shape == other.shape
-        assert one.dtype == other.dtype
-        assert _apart(one, other) < CLOSE
+    assert len(outputs) == len(right)
+    for computed, other in zip(outputs, right, strict=True):
+        assert computed.shape == other.shape
+        assert computed.dtype == other.dtype
+        assert _apart(computed, other) < CLOSE
     return len(right)
 
 
@@ -89,7 +89,7 @@ def judge_tags(model: nn.Module, inputs: Mapping[str, Any], path: Path) -> int:
             if where:
                 judged += 1
                 inside = within[address]
-                assert any(inside & own for own in where), f"{address} returns what only {where} compute"
+                assert any(inside & callers for callers in where), f"{address} returns what only {where} compute"
     return judged
 
 
@@ -200,13 +200,15 @@ def _tells(array: Any) -> bool:
     return array.dtype.kind == "f" and array.size > 3 and np.unique(array[np.isfinite(array)]).size > 3
 
 
-def _is(one: Any, other: Any) -> bool:
-    return one.dtype == other.dtype and one.size == other.size and _apart(one.reshape(-1), other.reshape(-1)) < CLOSE
+def _is(first: Any, other: Any) -> bool:
+    return (
+        first.dtype == other.dtype and first.size == other.size and _apart(first.reshape(-1), other.reshape(-1)) < CLOSE
+    )
 
 
-def _apart(one: Any, other: Any) -> float:
-    if one.dtype.kind != "f":
-        return 0.0 if np.array_equal(one, other) else float("inf")
-    a, b = np.clip(one.astype(np.float64), -1e9, 1e9), np.clip(other.astype(np.float64), -1e9, 1e9)
+def _apart(first: Any, other: Any) -> float:
+    if first.dtype.kind != "f":
+        return 0.0 if np.array_equal(first, other) else float("inf")
+    a, b = np.clip(first.astype(np.float64), -1e9, 1e9), np.clip(other.astype(np.float64), -1e9, 1e9)
     size = float(np.linalg.norm(a))
     return float(np.linalg.norm(a - b)) / size if size else float(np.linalg.norm(b))

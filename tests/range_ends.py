@@ -158,10 +158,10 @@ def inputs(table: str, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
         rows += [[1, math.nan, 5, inf], [3, 3, 1, 3], [-5, -4, -3, -100]]
         return (torch.tensor(rows, dtype=dtype),)
     positive = [0.0, tiny, 0.5, 1.0, 1.5, 2.5, 9.0, 20.0, 88.0, 100.0, 1e4, large, inf]
-    ends = torch.tensor([*positive, *(-one for one in positive), math.nan], dtype=dtype)
+    ends = torch.tensor([*positive, *(-number for number in positive), math.nan], dtype=dtype)
     if table == "numbers":
         return (ends,)
-    return tuple(one.reshape(-1).contiguous() for one in torch.meshgrid(ends, ends, indexing="ij"))
+    return tuple(grid.reshape(-1).contiguous() for grid in torch.meshgrid(ends, ends, indexing="ij"))
 
 
 class Computes(nn.Module):
@@ -183,26 +183,27 @@ def different(
     Zeros are equal whatever their sign: ONNX Runtime's ``Where`` does not keep it.
     """
     arguments = inputs(table, dtype)
-    functions = {name: one for name, one in (only or TABLES[table]).items() if _has_kernel(one, arguments)}
+    table_of = only or TABLES[table]
+    functions = {name: function for name, function in table_of.items() if _has_kernel(function, arguments)}
     model = Computes(functions)
-    plain = tuple(torch.linspace(0.1, 0.9, one.numel(), dtype=dtype).reshape(one.shape) for one in arguments)
+    plain = tuple(torch.linspace(0.1, 0.9, tensor.numel(), dtype=dtype).reshape(tensor.shape) for tensor in arguments)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         export(model, plain, folder / "m.onnx", frontend="dynamo", check=False)
         right = model(*arguments)
     session = onnxruntime.InferenceSession(folder / "m.onnx")
-    feeds = {value.name: one.numpy() for value, one in zip(session.get_inputs(), arguments, strict=True)}
-    found = session.run(None, feeds)
+    feeds = {value.name: tensor.numpy() for value, tensor in zip(session.get_inputs(), arguments, strict=True)}
+    results = session.run(None, feeds)
     texts = {}
-    for (name, one), other in zip(right.items(), found, strict=True):
-        places = list(_apart(one.numpy(), other, 4e-3 if dtype is torch.float16 else 2e-5))
+    for (name, expected), other in zip(right.items(), results, strict=True):
+        places = list(_apart(expected.numpy(), other, 4e-3 if dtype is torch.float16 else 2e-5))
         if places:
             of = [
                 tuple(float(x[place[: x.dim()]]) if x.dim() <= len(place) else x[place].tolist() for x in arguments)
                 for place in places[:3]
             ]
             texts[name] = f"{len(places)}: " + ", ".join(
-                f"{o} gives {other[p]} not {one.numpy()[p]}" for o, p in zip(of, places, strict=False)
+                f"{o} gives {other[p]} not {expected.numpy()[p]}" for o, p in zip(of, places, strict=False)
             )
     return texts
 
@@ -215,18 +216,18 @@ def _has_kernel(function: Function, arguments: tuple[torch.Tensor, ...]) -> bool
     return True
 
 
-def _apart(right: Any, found: Any, allowed: float) -> Iterator[tuple[int, ...]]:
-    assert (right.shape, right.dtype) == (found.shape, found.dtype), (
+def _apart(right: Any, actual: Any, allowed: float) -> Iterator[tuple[int, ...]]:
+    assert (right.shape, right.dtype) == (actual.shape, actual.dtype), (
         right.shape,
         right.dtype,
-        found.shape,
-        found.dtype,
+        actual.shape,
+        actual.dtype,
     )
-    one, other = right.astype(np.float64), found.astype(np.float64)
+    first, other = right.astype(np.float64), actual.astype(np.float64)
     with np.errstate(all="ignore"):
         smallest = np.finfo(right.dtype).tiny if right.dtype.kind == "f" else 0
-        close = np.abs(one - other) <= allowed * np.abs(one) + smallest
-    return map(tuple, np.argwhere(~((one == other) | (np.isnan(one) & np.isnan(other)) | close)).tolist())
+        close = np.abs(first - other) <= allowed * np.abs(first) + smallest
+    return map(tuple, np.argwhere(~((first == other) | (np.isnan(first) & np.isnan(other)) | close)).tolist())
 
 
 def page() -> str:
@@ -247,8 +248,8 @@ def page() -> str:
     for table in TABLES.values():
         for name in table:
             types, reason = DIFFERENT.get(name, ("", ""))
-            own = ["differs" if types in (dtype, "both") else "equal" for dtype in ("float32", "float16")]
-            lines.append(f"| `{name}` | {own[0]} | {own[1]} | {reason} |")
+            cells = ["differs" if types in (dtype, "both") else "equal" for dtype in ("float32", "float16")]
+            lines.append(f"| `{name}` | {cells[0]} | {cells[1]} | {reason} |")
     return "\n".join(lines) + "\n"
 
 

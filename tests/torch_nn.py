@@ -81,10 +81,10 @@ def _case(
         torch.manual_seed(0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of deprecated classes, and of layers without elements
-            made = getattr(nn, name)(*args, **kwargs)
+            module = getattr(nn, name)(*args, **kwargs)
         if runs:
-            made(*inputs())
-        return made.eval()
+            module(*inputs())
+        return module.eval()
 
     return NnCase(name, build, inputs, variant, failure, frontend)
 

@@ -30,17 +30,18 @@ def wrong(path: Path, model: nn.Module, inputs: Sequence[Any] | Mapping[str, Any
     onnx.checker.check_model(str(path), full_check=True)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_inputs()]
-    feeds = dict(zip(names, (one.numpy() for one in tensors(inputs)), strict=True))
+    feeds = dict(zip(names, (tensor.numpy() for tensor in tensors(inputs)), strict=True))
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings of some losses about their own defaults
-        expected = [one.numpy() for one in tensors(model(**inputs) if isinstance(inputs, Mapping) else model(*inputs))]
+        returned = model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
+        expected = [tensor.numpy() for tensor in tensors(returned)]
     actual = session.run(None, feeds)
     if len(expected) != len(actual):
         return f"{len(expected)} outputs, and the file has {len(actual)}"
-    for one, other in zip(expected, actual, strict=True):
-        if one.shape != other.shape or one.dtype != other.dtype:
-            return f"{one.dtype}{one.shape}, and the file gives {other.dtype}{other.shape}"
-        scale = max(1.0, float(np.abs(one).max(initial=0)))
-        if not np.allclose(one, other, rtol=1e-3, atol=1e-4 * scale, equal_nan=True):
-            return f"differs by {np.abs(one.astype(float) - other).max()}"
+    for right, other in zip(expected, actual, strict=True):
+        if right.shape != other.shape or right.dtype != other.dtype:
+            return f"{right.dtype}{right.shape}, and the file gives {other.dtype}{other.shape}"
+        scale = max(1.0, float(np.abs(right).max(initial=0)))
+        if not np.allclose(right, other, rtol=1e-3, atol=1e-4 * scale, equal_nan=True):
+            return f"differs by {np.abs(right.astype(float) - other).max()}"
     return ""
