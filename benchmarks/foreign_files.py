@@ -164,7 +164,7 @@ class Trial:
 
     def facts(self) -> dict[str, Any]:
         opset = next((one.version for one in self.model.opset_import if one.domain in ("", "ai.onnx")), 0)
-        found = self.tagged.found
+        found = self.tagged.found_calls
         tree = " + ".join(sorted(found.kinds)) if found is not None and found.kinds else "one module"
         return {
             "producer": self.model.producer_name,

@@ -69,7 +69,7 @@ def test_names_of_parameters_tell_calls_where_names_of_nodes_do_not(tmp_path: Pa
              ("Relu", "n3", ""), ("MatMul", "n4", "net.1.fc.weight"), ("Relu", "n5", "")]  # fmt: skip
     path = chain(nodes, tmp_path / "m.onnx")
     assert owners(path) == ["net.0.fc", "net.0", "net.0.out", "net", "net.1.fc", ""]
-    assert modelexport.load(path).found.sentence == (
+    assert modelexport.load(path).found_calls.sentence == (
         "no tags: 7 calls from the names of parameters (3 nodes); 3 nodes by neighbors"
     )
 

@@ -83,7 +83,9 @@ def check_changes(
     """
     first_file, second_file = read_tagged(first), read_tagged(second)
     costs = _costs(first_file, second_file) if "cost" in fail_on else None
-    if (first_file.found and first_file.found.kinds) != (second_file.found and second_file.found.kinds):
+    if (first_file.found_calls and first_file.found_calls.kinds) != (
+        second_file.found_calls and second_file.found_calls.kinds
+    ):
         first_file, second_file = as_one_module(first_file), as_one_module(second_file)
     comparison = compare(first_file, second_file, values=values or "weights" in fail_on, modules=modules)
     outputs = _outputs(first_file, second_file, inputs, provider, seed) if "outputs" in fail_on else None
@@ -165,4 +167,4 @@ def as_one_module(tagged: TaggedFile) -> TaggedFile:
     record_own_names(tagged.model)
     calls = CallTree((TracedCall(ROOT, None, 0, None, None),))
     tags = RecordedTags(calls, {ROOT: CallFacts("Module", True, "Module")})
-    return TaggedFile(tagged.path, tagged.model, tags, tagged.encoding, tagged.found)
+    return TaggedFile(tagged.path, tagged.model, tags, tagged.encoding, tagged.found_calls)

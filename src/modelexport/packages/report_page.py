@@ -169,7 +169,7 @@ def _losses(against: Path, report: AgainstReport) -> Section:
 
 def _verification(report: VerifyReport | None, tagged: TaggedFile) -> Section:
     if report is None:
-        other = "--model MODEL" if tagged.found is None else "--against OTHER.onnx"
+        other = "--model MODEL" if tagged.found_calls is None else "--against OTHER.onnx"
         return "Verification", [("not run", f"modelexport verify {tagged.path.name} {other}")]
     lines = [("outputs", f"{plural(len(report.outputs), 'output')}, largest difference {report.largest:.1e}")]
     lines += [(status, plural(count, "call")) for status, count in report.counts.items()]

@@ -55,7 +55,7 @@ class TaggedFile:
     """The calls, and what their tags are made of."""
     encoding: str = "metadata"
     """The encoding of the tags in the file."""
-    found: FoundCalls | None = None
+    found_calls: FoundCalls | None = None
     """How the calls were found, if the file has no tags."""
 
     def __fspath__(self) -> str:
@@ -93,7 +93,7 @@ class TaggedFile:
         """
         path = self.path.with_suffix(SIDECAR)
         named_otherwise = self.encoding == "functions" and OLDER_FILE in self.model.meta
-        if self.found is not None or named_otherwise or not path.exists():
+        if self.found_calls is not None or named_otherwise or not path.exists():
             return None
         try:
             sidecar = load_hierarchy(path)
@@ -254,4 +254,4 @@ def read_untagged(path: Path, model: ir.Model) -> TaggedFile:
     except FileFormatError as error:
         raise FileFormatError(f"{path}: {error}") from error
     READING.info("%s has %s", path, found_calls.sentence)
-    return TaggedFile(path, model, found_calls.tags.recorded(), found=found_calls)
+    return TaggedFile(path, model, found_calls.tags.recorded(), found_calls=found_calls)

@@ -23,7 +23,7 @@ def write_tables(tagged: TaggedFile) -> list[Path]:
         UsageError: The file records no tables, or other ones: it was changed since.
         OutputError: They cannot be written.
     """
-    if tagged.found is not None:
+    if tagged.found_calls is not None:
         raise UsageError(f"{tagged.path} is not from modelexport, so it has no documents: `tree` and `nodes` read it")
     digests = recorded(tagged.model, keys.DOCUMENTS, damaged=f"{tagged.path} has damaged tags") or {}
     tables = {suffix: encode_table(table(tagged.model, tagged.call_tags)) for suffix, table in TABLES.items()}

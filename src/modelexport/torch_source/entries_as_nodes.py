@@ -55,7 +55,7 @@ def entries_as_nodes(tagged: TaggedFile) -> Entries:
 
     A file of another exporter does not say which initializers are entries: all of floating-point numbers are.
     """
-    model, named = tagged.model, tagged.found is None
+    model, named = tagged.model, tagged.found_calls is None
     plans = {
         value: plan
         for value, plan in parameter_plans(model).items()

@@ -132,7 +132,7 @@ def with_calls_of(tagged: TaggedFile, modules: ModuleTree, matches: Matches) -> 
         if owner is not None:
             set_owner(node, Owner((owner,), Evidence.INFERRED))
     infer_owners(tagged.model, calls)
-    return TaggedFile(tagged.path, tagged.model, Tags(modules, calls).recorded(), found=tagged.found)
+    return TaggedFile(tagged.path, tagged.model, Tags(modules, calls).recorded(), found_calls=tagged.found_calls)
 
 
 def _stand_ins(model: ir.Model) -> dict[ir.Value, str]:

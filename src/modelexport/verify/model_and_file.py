@@ -50,10 +50,10 @@ def open_for(model: nn.Module, path: Source) -> TaggedFile:
     tagged = read_tagged(path)
     tensors = entries_of(model)
     entries = {k: (str(t.dtype).removeprefix("torch."), list(t.shape)) for k, t in tensors.items()}
-    if tagged.found is None:
+    if tagged.found_calls is None:
         check_same_entries(entries, tagged.model, tagged.path)
     check_weights_files(tagged.model)
-    if tagged.found is not None:
+    if tagged.found_calls is not None:
         find_parameters(tagged.model, entries, lambda key: as_array(as_stored(tensors[key])))
     return tagged
 
@@ -106,7 +106,7 @@ class Sides:
         key = _key_of_trace(inputs, changed, wide)
         if key not in self.kept:
             paths = {path for path, _ in self.model.named_modules()}
-            called = {traced.call.path for traced in self.tagged.calls} if self.tagged.found is None else paths
+            called = {traced.call.path for traced in self.tagged.calls} if self.tagged.found_calls is None else paths
             self.kept[key] = trace_model(
                 self.model,
                 inputs,

@@ -90,17 +90,17 @@ def verify(
         arguments = arguments_by_name(model, inputs)
         inputs = prepare_inputs(model, inputs, [name for name in constants if name in arguments]).inputs
         sides = Sides.of(model, inputs, tagged, weights, kept)
-        if tagged.found is not None:
+        if tagged.found_calls is not None:
             perturb = perturb or False  # entries that were folded into others cannot be changed in the file
             sides.notes.append(
-                f"the calls of the file and its parameters were found by value ({tagged.found.sentence})"
+                f"the calls of the file and its parameters were found by value ({tagged.found_calls.sentence})"
             )
         changed = changed_weights(model, tagged.model, perturb, sides.notes) if weights is None else {}
         parameters = compare_with_model(model, tagged.model, weights)
         if weights is None:
             sides.settle(inputs)
         tell("verify: every call")
-        if tagged.found is not None:
+        if tagged.found_calls is not None:
             sides.find_calls_by_value(inputs, changed)
             tagged = sides.tagged
         chosen = tagged.select(*modules).calls if modules else (tagged.top,)
@@ -114,14 +114,14 @@ def verify(
             tell("verify: other inputs")
             selects = known_sidecar is not None and bool(known_sidecar.settings.presumed)
             varied = compare_others(sides, inputs, kept_tensors(model, inputs, constants), selects=selects)
-        if tagged.found is not None:
+        if tagged.found_calls is not None:
             wrong = wrong_parameters(tagged.model, entries_of(model), compared.located.blamed)
             parameters = msgspec.structs.replace(parameters, differing=[*parameters.differing, *wrong])
         calls = verdicts_of(compared, chosen)
         if compared.agrees and varied.wrong is not None:
             calls = _with_others(calls, varied.wrong, chosen)
         claims = []
-        if tagged.found is None:
+        if tagged.found_calls is None:
             claims = false_claims(
                 tagged, known_sidecar, compared.end_to_end, module_tree(model), entries=entries_of(model)
             )

@@ -64,7 +64,7 @@ def tree(
         documents[name] |= {"weights": faults_of_part} if check else {}
         more = left_out(levels, to) if depth is None else ""
         texts[name] = "\n".join([format_tree(shown, tagged.coverage, untagged), *([more] if more else [])])
-        if tagged.found is not None and len(tagged.calls) == 1:
+        if tagged.found_calls is not None and len(tagged.calls) == 1:
             facts = overview(tagged)
             documents[name]["file"], texts[name] = facts, format_overview(facts, str(part))
     text = "\n".join([format_headings(texts), *dict.fromkeys(faults)])
