@@ -70,7 +70,7 @@ def test_initializers_are_the_entries_that_their_tensors_say(exported: Exporter,
         assert np.array_equal(numpy_helper.to_array(tensor), expected), tensor.name
         found.update(keys)
     recorded = json.loads({entry.key: entry.value for entry in model.metadata_props}["modelexport.state_dict"])
-    assert found == {key for key, (_, _, used) in recorded.items() if used}
+    assert found == {key for key, (_, _, used, _) in recorded.items() if used}
     assert found
 
 

@@ -236,7 +236,7 @@ def test_an_optimised_file_takes_new_weights_where_all_are_known(optimized: Opti
     assert (report.unrecorded, report.lost) == (0, [])
     assert ["Gather"] in [steps[-1:] for _, steps in plans(output).values()], "folded by the tool, and recorded"
     entries = json.loads(ir.load(source).metadata_props[keys.STATE_DICT])
-    weights = {key: np.zeros(shape, dtype) for key, (dtype, shape, used) in entries.items() if used}
+    weights = {key: np.zeros(shape, dtype) for key, (dtype, shape, used, _) in entries.items() if used}
     modelexport.update_weights(output, weights, tmp_path / "out.onnx")
     for value in initializers(load_onnx(tmp_path / "out.onnx")):
         assert keys.PARAMETER not in value.metadata_props or not value.const_value.numpy().any()  # type: ignore[union-attr]

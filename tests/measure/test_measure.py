@@ -15,6 +15,7 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import modelexport
@@ -34,6 +35,7 @@ from modelexport.measure.model_explorer import node_data_document
 from modelexport.measure.operator_costs import COMPOSITES, ELEMENTWISE, MOVES, REDUCTIONS
 from modelexport.measure.shapes import find_shapes
 from modelexport.measure.table import NodeFigures, Table, share_out
+from modelexport.pytorch.calls.module_tree_of_model import module_tree
 from modelexport.pytorch.nested_tensors import run_arguments
 from modelexport.tagged.file import read_tagged
 
@@ -194,6 +196,15 @@ def test_own_figures_add_up_to_the_file(exported: Exporter, name: str) -> None:
             inside = [row for row in rows if row.calls[0] in table.calls.children[traced.call]]
             row = next(row for row in rows if row.calls == (traced.call,))
             assert row.total[column] == row.own[column] + sum(child.total[column] for child in inside)
+
+
+def test_statistics_of_a_normalization_are_buffers_not_parameters(tmp_path: Path) -> None:
+    """As the list of modules has it; a file of another exporter does not know."""
+    model = nn.Sequential(nn.Conv2d(1, 3, 1), nn.BatchNorm2d(3)).eval()
+    modelexport.export(model, {"input": torch.ones(1, 1, 4, 4)}, tmp_path / "own.onnx", documents=False)
+    whole = cost(tmp_path / "own.onnx").whole
+    assert whole["parameters"] == module_tree(model).root.parameters == 6 + 6
+    assert whole["buffers"] == 2 * 3
 
 
 def test_tied_parameters_are_counted_once_for_their_own_module(exported: Exporter) -> None:

@@ -132,13 +132,15 @@ class TransformStep(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class StateDictEntry(msgspec.Struct, frozen=True, array_like=True):
-    """One tensor in the ``state_dict`` of the module that was exported: ``["float32", [384, 384], true]``."""
+    """One tensor in the ``state_dict`` of the exported module: ``["float32", [384, 384], true, false]``."""
 
     dtype: str
     """``float32``, ``int64``, ...: PyTorch's name."""
     shape: list[int]
     used: bool
     """Whether the graph has it: an output depends on its numbers, or an initializer has its key, or both."""
+    buffer: bool = False
+    """Whether it is a buffer, not a parameter; false also where that is not known, as in files of other exporters."""
 
 
 class Dag(msgspec.Struct, frozen=True):

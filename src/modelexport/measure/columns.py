@@ -59,6 +59,8 @@ def column_named(columns: Iterable[Column], name: str) -> Column:
 
 
 PARAMETERS = Column("parameters", "elements")
+BUFFERS = Column("buffers", "elements")
+"""Entries of the ``state_dict`` that are not parameters, such as the statistics of a batch normalization."""
 BYTES = Column("bytes", "bytes")
 BITS = Column("bits", "bits", hidden=True)
 """Of the initializers that are parameters or computed from them, such as their scales."""
@@ -79,7 +81,7 @@ SPREAD = Column("spread", "seconds", Kind.SPREAD, scale=10**9, of=("seconds", ""
 ERROR = Column("error", "error, share of size", Kind.LARGEST)
 SENSITIVITY = Column("sensitivity", "relative error of the output", Kind.LARGEST)
 COST = (
-    PARAMETERS, BYTES, BITS, HELD, PRECISION, MACS, FLOPS, ACTIVATION_BYTES, MOVED_BYTES, INTENSITY, PEAK_BYTES
+    PARAMETERS, BUFFERS, BYTES, BITS, HELD, PRECISION, MACS, FLOPS, ACTIVATION_BYTES, MOVED_BYTES, INTENSITY, PEAK_BYTES
 )  # fmt: skip
 """The columns of the cost."""
 PROFILE = (SECONDS, NODE_SECONDS, SHARE, SPREAD, PEAK_BYTES)

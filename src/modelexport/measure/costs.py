@@ -136,13 +136,16 @@ def _total(sizes: Iterable[int | None]) -> int:
 
 
 def _stored(tagged: TaggedFile) -> tuple[dict[str, Counter[ModuleCall]], list[NodeFigures]]:
-    """Parameters, bytes and bits of the calls that own them, each initializer once, and of those without a call."""
+    """What the calls that own initializers hold, each initializer counted once, and the bytes of those without a call.
+
+    The codes of a quantized weight are its parameters, although modules of quantized checkpoints have them as buffers.
+    """
     users = _users(tagged)
     entries = state_dict_of(tagged.model)
     by_path: dict[str, list[ModuleCall]] = {}
     for traced in tagged.calls:
         by_path.setdefault(traced.call.path, []).append(traced.call)
-    parameters, sizes, bits, held = (Counter[ModuleCall]() for _ in range(4))
+    parameters, buffers, sizes, bits, held = (Counter[ModuleCall]() for _ in range(5))
     for node in tagged.nodes:  # some exporters write all weights so
         owner, constant = owner_of(node), ir.convenience.get_const_tensor(node.outputs[0])
         if node.op_type == "Constant" and owner is not None and constant is not None:
@@ -170,13 +173,16 @@ def _stored(tagged: TaggedFile) -> tuple[dict[str, Counter[ModuleCall]], list[No
                 held[place] += tensor.size // len(plan.groups())
             if counted.isdisjoint(names):
                 counted.update(names)
-                whole = prod(entries[names[0]].shape) if names[0] in entries else tensor.size
+                entry = entries.get(names[0])
+                whole = prod(entry.shape) if entry is not None else tensor.size
                 elements = whole if packed is None else packed
-                parameters[place] += elements
+                kind = buffers if entry is not None and entry.buffer and packed is None else parameters
+                kind[place] += elements
                 if not plan.recorded or (packed is not None and plan.steps[-1].op_type == "Codes"):
                     held[place] += elements
-    figures = {columns.PARAMETERS: parameters, columns.BYTES: sizes, columns.BITS: bits, columns.HELD: held}
-    return {column.name: counts for column, counts in figures.items()}, unused
+    figures = (parameters, buffers, sizes, bits, held)
+    counted_columns = (columns.PARAMETERS, columns.BUFFERS, columns.BYTES, columns.BITS, columns.HELD)
+    return {column.name: counts for column, counts in zip(counted_columns, figures, strict=True)}, unused
 
 
 def _users(tagged: TaggedFile) -> dict[ir.Value, list[ModuleCall]]:

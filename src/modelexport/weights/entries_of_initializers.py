@@ -48,12 +48,13 @@ _UNREAD_INPUTS = {"Shape": 0, "Size": 0, "EyeLike": 0, "CastLike": 1}
 
 
 def state_dict_entries(module: Any, names: Mapping[str, tuple[str, ...]], graph: ir.Model) -> dict[str, StateDictEntry]:
-    """Every tensor in the ``state_dict`` of an ``nn.Module``, and whether an output of the unoptimized graph depends on
-    it.
+    """Every tensor in the ``state_dict`` of an ``nn.Module``, whether an output of the unoptimized graph depends on it,
+    and whether it is a buffer.
     """
+    buffers = {key for key, _ in module.named_buffers(remove_duplicate=False)}
     used = {key for name in _used_initializers(graph) for key in names.get(name, ())}
     return {
-        key: StateDictEntry(str(tensor.dtype).removeprefix("torch."), list(tensor.shape), key in used)
+        key: StateDictEntry(str(tensor.dtype).removeprefix("torch."), list(tensor.shape), key in used, key in buffers)
         for key, tensor in module.state_dict().items()
         if hasattr(tensor, "dtype")
     }
