@@ -115,9 +115,11 @@ def place(
                 f"{tagged.path} has nodes without the annotations that ONNX Runtime needs, such as '{node.name}': "
                 "export it again, or write new ones with `modelexport retag`"
             )
-    sent = _sent(tagged, rules)
+    assignments = _assignments(tagged, rules)
     devices = {
-        node.name or "": sent[owner.call].device if (owner := owner_of(node)) and owner.call in sent else None
+        node.name or "": assignments[owner.call].device
+        if (owner := owner_of(node)) and owner.call in assignments
+        else None
         for node in tagged.nodes
     }
     nodes = Counter(device for device in devices.values() if device is not None)
@@ -130,10 +132,10 @@ def place(
         session = [*(device for device in named if device.provider != CPU), find_device(CPU)]
         opened = [device.provider for device in session]
         assigned = assigned_providers(tagged.path, settings, session)
-    by_call: dict[_Sent, list[str]] = {}
+    by_call: dict[_Assignment, list[str]] = {}
     for node in tagged.nodes:
-        if (owner := owner_of(node)) is not None and owner.call in sent:
-            by_call.setdefault(sent[owner.call], []).append(node.name or "")
+        if (owner := owner_of(node)) is not None and owner.call in assignments:
+            by_call.setdefault(assignments[owner.call], []).append(node.name or "")
     return Placement(
         path=str(tagged.path),
         settings=settings,
@@ -161,7 +163,7 @@ def assigned_providers(path: Path, settings: str, devices: Sequence[Device]) -> 
     return {node.name: part.ep_name for part in parts for node in part.get_nodes()}
 
 
-class _Sent(NamedTuple):
+class _Assignment(NamedTuple):
     """The device of a call, with the rule and the call that the rule names."""
 
     depth: int
@@ -170,22 +172,22 @@ class _Sent(NamedTuple):
     device: str
 
 
-def _sent(tagged: TaggedFile, rules: Sequence[Rule]) -> dict[ModuleCall, _Sent]:
+def _assignments(tagged: TaggedFile, rules: Sequence[Rule]) -> dict[ModuleCall, _Assignment]:
     """The device of each call: by the rule for the innermost enclosing call, of several by the last."""
-    sent: dict[ModuleCall, _Sent] = {}
+    assignments: dict[ModuleCall, _Assignment] = {}
     for index, rule in enumerate(rules):
         selection = tagged.select(*rule.selectors)
         named = set(selection.calls)
-        mine: dict[ModuleCall, _Sent] = {}
+        of_rule: dict[ModuleCall, _Assignment] = {}
         for traced in tagged.calls:  # callers before callees
             if traced.call not in selection:
                 continue
-            if traced.call in named or traced.parent is None or traced.parent not in mine:
-                mine[traced.call] = _Sent(traced.depth, index, traced.call, rule.device)
+            if traced.call in named or traced.parent is None or traced.parent not in of_rule:
+                of_rule[traced.call] = _Assignment(traced.depth, index, traced.call, rule.device)
             else:
-                mine[traced.call] = mine[traced.parent]
-        sent.update((call, max(place, sent.get(call, place))) for call, place in mine.items())
-    return sent
+                of_rule[traced.call] = of_rule[traced.parent]
+        assignments.update((call, max(place, assignments.get(call, place))) for call, place in of_rule.items())
+    return assignments
 
 
 def _patterns(tagged: TaggedFile, devices: Mapping[str, str | None]) -> dict[str, list[str]]:
@@ -216,19 +218,23 @@ def _prefixes(annotation: str) -> Iterator[str]:
 
 
 def _read_back(
-    tagged: TaggedFile, sent: _Sent, names: Sequence[str], assigned: Mapping[str, str], opened: Sequence[str]
+    tagged: TaggedFile,
+    assignment: _Assignment,
+    names: Sequence[str],
+    assigned: Mapping[str, str],
+    opened: Sequence[str],
 ) -> PlacedCall:
-    went = Counter(assigned[name] for name in names if name in assigned)
+    used = Counter(assigned[name] for name in names if name in assigned)
     state: State | None = None
     if opened:
-        serving = _serving(sent.device, opened)
+        serving = _serving(assignment.device, opened)
         if not serving:
             state = "no provider"
-        elif set(went) <= set(serving):
+        elif set(used) <= set(serving):
             state = "placed"
         else:
-            state = "torn" if len(went) > 1 else "elsewhere"
-    return PlacedCall(str(sent.call), tagged.tags[sent.call], sent.device, state, dict(went))
+            state = "torn" if len(used) > 1 else "elsewhere"
+    return PlacedCall(str(assignment.call), tagged.tags[assignment.call], assignment.device, state, dict(used))
 
 
 def _serving(device: str, opened: Sequence[str]) -> list[str]:

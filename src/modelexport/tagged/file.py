@@ -1,4 +1,4 @@
-"""Reading tagged files. Needs neither torch nor the PyTorch model."""
+"""``TaggedFile``: a tagged ONNX file in memory, and its readers. Needs neither torch nor the PyTorch model."""
 
 from __future__ import annotations
 
