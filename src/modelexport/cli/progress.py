@@ -69,12 +69,12 @@ class ProgressLine:
             with self._lock, suppress(OSError, ValueError):
                 if self._stream is not None and not self._ended.is_set():
                     now = time.monotonic()
-                    times = f" ... {now - self._began:.0f} s{self._left(now)}"
+                    times = f" ... {now - self._began:.0f} s{self._time_left(now)}"
                     stage = self._stage[: _WIDTH - len(times)]
                     print(f"{_ERASE}{stage}{times}", end="", file=self._stream, flush=True)
                     self._shown = True
 
-    def _left(self, now: float) -> str:
+    def _time_left(self, now: float) -> str:
         left = self._pieces_end - now
         if self._pieces_end - self._pieces_began < _LONG or left < 1:
             return ""

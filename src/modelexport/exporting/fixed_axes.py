@@ -147,7 +147,7 @@ class _Search:
 
     def symbols(self, sizes: Mapping[str, int]) -> bool:
         """Whether there are any."""
-        whole = self._tried(sizes)
+        whole = self._compared(sizes)
         # What differs with the sizes of the example is not due to any other size.
         if whole.status in ("agree", "tie") or self.run(()).status == "differ":
             return False
@@ -156,11 +156,11 @@ class _Search:
             by_size.setdefault(size, []).append(symbol)
         # What has the same size in the example may have to have it always.
         for group in by_size.values():
-            together = self._tried(group)
+            together = self._compared(group)
             if together.status in ("agree", "tie"):
                 self.open.update(group)
                 continue
-            alone = {symbol: self._tried([symbol]) for symbol in group} if len(group) > 1 else {group[0]: together}
+            alone = {symbol: self._compared([symbol]) for symbol in group} if len(group) > 1 else {group[0]: together}
             self.open.update(symbol for symbol, result in alone.items() if result.status in ("agree", "tie"))
             wrong = {symbol: result.reason for symbol, result in alone.items() if result.status == "differ"}
             if not wrong and together.status == "differ":  # the model accepts no other size of one of them alone
@@ -173,7 +173,7 @@ class _Search:
                 self.closed[last] = whole.reason
         return bool(self.closed)
 
-    def _tried(self, symbols: Collection[str]) -> Tried:
+    def _compared(self, symbols: Collection[str]) -> Tried:
         result = self.run({*self.open, *symbols})
         if result.status == "differ":
             self.calls.append(result.call)

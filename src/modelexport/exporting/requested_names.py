@@ -45,7 +45,7 @@ class RequestedNames:
         for value, name in zip(graph.inputs, renamed.values(), strict=True):
             value.name = name
         names = list(_renamed(exported.output_names, self.outputs, "output").values())
-        kept = _kept(names, self.kept)
+        kept = _kept_outputs(names, self.kept)
         keep_outputs(exported.model, kept)
         symbols = _symbols(exported, {**self._leading(exported), **self.axes})
         return dataclasses.replace(
@@ -145,7 +145,7 @@ def _check_text(names: Iterable[str]) -> None:
             raise UsageError(f"the name {name!r} is not UTF-8: give another one") from error
 
 
-def _kept(names: Sequence[str], patterns: Sequence[str]) -> list[int]:
+def _kept_outputs(names: Sequence[str], patterns: Sequence[str]) -> list[int]:
     for pattern in patterns:
         if not fnmatch.filter(names, pattern):
             raise UsageError(f"the model has no output {pattern}{nearest(pattern, names)}; it has {', '.join(names)}")

@@ -299,7 +299,7 @@ def settle_conditions(
         against = [other for other in against if not broken(settled.kept, other)]
         others = [candidate for candidate in pending if candidate is not condition]
         against.sort(key=lambda other: bool(broken(others, other)))
-        result = _tried(against, run)
+        result = _first_results(against, run)
         if result is None and against and condition.in_model:
             settled.kept.append(condition)
         elif result is not None and result.status == "differ" and (as_is := run(sizes)) and as_is.status != "differ":
@@ -332,7 +332,7 @@ def _with_equal(other: Mapping[str, int], sizes: Mapping[str, int], equal: Seque
     return fitting(equal, other, unchanged) or dict(other)
 
 
-def _tried(candidates: Sequence[Mapping[str, int]], run: Run) -> Tried | None:
+def _first_results(candidates: Sequence[Mapping[str, int]], run: Run) -> Tried | None:
     """What happens at some of several sizes; ``None`` if they are too large."""
     results: list[Tried] = []
     for other in candidates:

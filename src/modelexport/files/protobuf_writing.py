@@ -79,12 +79,12 @@ def serialized(model: onnx.ModelProto, data: Mapping[str, ir.TensorProtocol]) ->
     for tensor in model.graph.initializer:
         parts: list[Part] = [tensor.SerializeToString()]
         if tensor.name in data:
-            parts = _with(tensor, "raw_data", _field(tensor, "raw_data", [data[tensor.name]]))
+            parts = _with_field(tensor, "raw_data", _field(tensor, "raw_data", [data[tensor.name]]))
         tensors += _field(model.graph, "initializer", parts)
-    return _with(model, "graph", _field(model, "graph", _with(model.graph, "initializer", tensors)))
+    return _with_field(model, "graph", _field(model, "graph", _with_field(model.graph, "initializer", tensors)))
 
 
-def _with(message: Message, field: str, parts: Iterable[Part]) -> list[Part]:
+def _with_field(message: Message, field: str, parts: Iterable[Part]) -> list[Part]:
     """A serialized message with these parts in place of a field."""
     number = message.DESCRIPTOR.fields_by_name[field].number
     behind = type(message)()

@@ -77,7 +77,7 @@ def _check_operator_sets(imports: Iterable[onnx.OperatorSetIdProto], nodes: Iter
 def _check_acyclic(nodes: Sequence[onnx.NodeProto]) -> None:
     """Refuse nodes of which one depends on itself. They may be in any order."""
     maker = {name: number for number, node in enumerate(nodes) for name in node.output if name}
-    needs = {number: {maker[name] for name in _taken(node) if name in maker} for number, node in enumerate(nodes)}
+    needs = {number: {maker[name] for name in _used(node) if name in maker} for number, node in enumerate(nodes)}
     if all(before < number for number, makers in needs.items() for before in makers):
         return  # as nearly always
     try:
@@ -87,14 +87,14 @@ def _check_acyclic(nodes: Sequence[onnx.NodeProto]) -> None:
         raise FileFormatError(f"the node {node.name!r} ({node.op_type}) depends on its own outputs") from error
 
 
-def _taken(node: onnx.NodeProto) -> Iterator[str]:
+def _used(node: onnx.NodeProto) -> Iterator[str]:
     """The values that a node takes, with those that its nested graphs take from outside."""
     yield from node.input
     for graph in (graph for attribute in node.attribute for graph in graphs_in(attribute)):
         inside = {name for inner in graph.node for name in inner.output}
         inside.update(value.name for value in graph.input)
         inside.update(tensor.name for tensor in graph.initializer)
-        yield from (name for inner in graph.node for name in _taken(inner) if name not in inside)
+        yield from (name for inner in graph.node for name in _used(inner) if name not in inside)
 
 
 def _check_tensor(tensor: onnx.TensorProto) -> None:

@@ -26,14 +26,14 @@ def fold_repeats(entries: Sequence[CallTreeEntry], equal: Iterable[Sequence[str]
     children = _children(entries)
     like: dict[str, str] = {}
     for first, *others in equal:
-        inside_first = _inside(first, children)
+        inside_first = _calls_inside(first, children)
         for call in others:
             inside = _moved(inside_first, by_call[first], by_call[call])
             begin = position[call] + 1
             # what follows the call in the text as well, so that the order of all calls can be restored
-            if inside and inside == _inside(call, children) == list(entries[begin : begin + len(inside)]):
+            if inside and inside == _calls_inside(call, children) == list(entries[begin : begin + len(inside)]):
                 like[call] = first
-    left_out = {entry.call for call in like for entry in _inside(call, children)}
+    left_out = {entry.call for call in like for entry in _calls_inside(call, children)}
     return [
         msgspec.structs.replace(entry, like=like[entry.call]) if entry.call in like else entry
         for entry in entries
@@ -56,7 +56,7 @@ def unfold_repeats(entries: Sequence[CallTreeEntry]) -> list[CallTreeEntry]:
         plain = msgspec.structs.replace(entry, like=None)
         added = [plain]
         if entry.like is not None:
-            inside = _inside(entry.like, children)
+            inside = _calls_inside(entry.like, children)
             if len(unfolded) + len(inside) > CALLS:
                 raise ValueError(f"there are more than {CALLS:,} calls")
             added += _moved(inside, by_call[entry.like], plain)
@@ -83,7 +83,7 @@ def _children(entries: Iterable[CallTreeEntry]) -> dict[str, list[CallTreeEntry]
     return children
 
 
-def _inside(call: str, children: Mapping[str, Sequence[CallTreeEntry]]) -> list[CallTreeEntry]:
+def _calls_inside(call: str, children: Mapping[str, Sequence[CallTreeEntry]]) -> list[CallTreeEntry]:
     """The calls inside a call, each followed by those inside it."""
     inside: list[CallTreeEntry] = []
     pending = list(reversed(children.get(call, ())))

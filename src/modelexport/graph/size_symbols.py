@@ -37,9 +37,9 @@ def rename_sizes(model: ir.Model, symbols: Mapping[str, str]) -> None:
 def replace_symbol(model: ir.Model, symbol: str, other: str) -> None:
     """Give a size of the shapes of all values another symbol, in place; sums stay as they are."""
     for value in inputs_and_results(model):
-        if value.shape is not None and any(_is(size, symbol) for size in value.shape):
-            value.shape = ir.Shape([ir.SymbolicDim(other) if _is(size, symbol) else size for size in value.shape])
+        if value.shape is not None and any(_named(size, symbol) for size in value.shape):
+            value.shape = ir.Shape([ir.SymbolicDim(other) if _named(size, symbol) else size for size in value.shape])
 
 
-def _is(size: int | ir.SymbolicDim, symbol: str) -> bool:
+def _named(size: int | ir.SymbolicDim, symbol: str) -> bool:
     return isinstance(size, ir.SymbolicDim) and size.value == symbol

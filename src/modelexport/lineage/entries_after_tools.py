@@ -81,7 +81,7 @@ class _Inheritance:
             if merged and any(n in self.source.initializers and n not in self.plans for n in merged):
                 self.shared.update(key for plan in plans for key in plan.keys)
             steps = self._recorded(value, name)
-            if steps is not None and (len(plans) == 1 or all(_done(plan) == _done(plans[0]) for plan in plans)):
+            if steps is not None and (len(plans) == 1 or all(_kinds(plan) == _kinds(plans[0]) for plan in plans)):
                 return ParameterPlan(list(dict.fromkeys(key for plan in plans for key in plan.keys)), steps)
             return self._unrecorded([*plans, *lost])
         if name in self.source.constant:
@@ -179,7 +179,7 @@ def _unrecorded(plans: Sequence[ParameterPlan]) -> ParameterPlan:
     return ParameterPlan(list(dict.fromkeys(key for keys in groups for key in keys)), [step])
 
 
-def _done(plan: ParameterPlan) -> list[tuple[str, str]]:
+def _kinds(plan: ParameterPlan) -> list[tuple[str, str]]:
     """The operators of a plan with their attributes, without the entries that they are applied to."""
     return [(step.op_type, str(step.attributes)) for step in plan.steps]
 

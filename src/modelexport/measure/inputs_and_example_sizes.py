@@ -180,7 +180,7 @@ def read_feeds(path: Path, seed: int) -> dict[str, Any]:
             return dict(load_file(path))
         described = decode_json(read_regular(path, SETTINGS_BYTES), kind=dict[str, _Described])
         random = np.random.default_rng(seed)
-        return {name: _made(description, random) for name, description in described.items()}
+        return {name: _described_array(description, random) for name, description in described.items()}
     except FileFormatError:
         raise
     except Exception as error:  # what a damaged archive or a strange description raises is of many types
@@ -198,7 +198,7 @@ def _unpacked(file: BinaryIO) -> dict[str, Any]:
         return dict(arrays)
 
 
-def _made(described: _Described, random: np.random.Generator) -> Any:
+def _described_array(described: _Described, random: np.random.Generator) -> Any:
     dtype = np.dtype(described.dtype)
     if dtype.kind not in "iufb":
         raise ValueError(f"{described.dtype} is not a type of numbers")

@@ -77,10 +77,10 @@ def time_runs(
 ) -> list[int]:
     """Nanoseconds of each run without profiling."""
     session = open_file(path, session_options(level, provider))
-    return _taken(session, inputs, max(warmup, 1) + runs, rounds)[max(warmup, 1) :]
+    return _run_times(session, inputs, max(warmup, 1) + runs, rounds)[max(warmup, 1) :]
 
 
-def _taken(
+def _run_times(
     session: onnxruntime.InferenceSession, inputs: Mapping[str, Any], runs: int, rounds: Iterator[int]
 ) -> list[int]:
     """Nanoseconds of each of several runs.
@@ -151,7 +151,7 @@ def _profiled(
     options.profile_file_prefix = str(prefix)
     session = open_file(path, options)
     try:
-        _taken(session, inputs, runs, rounds)
+        _run_times(session, inputs, runs, rounds)
     finally:
         written = session.end_profiling()
     data = Path(written).read_bytes()

@@ -29,7 +29,7 @@ def profile_against(first: ModuleProfile, second: ModuleProfile) -> ModuleProfil
     added = [
         replace(
             node,
-            calls=tuple(dict.fromkeys(_known(call, first.table, second.table) for call in node.calls)),
+            calls=tuple(dict.fromkeys(_nearest_common_call(call, first.table, second.table) for call in node.calls)),
             figures={AGAINST.name: node.figures["seconds"]},
             runs=(),
             place=("", ""),
@@ -46,7 +46,7 @@ def cost_against(first: Table, second: Table) -> Table:
     for column in sums:
         figures_of = direct.setdefault(f"against_{column.name}", {})
         for call, figure in second.own[column.name].items():
-            known = _known(call, first, second)
+            known = _nearest_common_call(call, first, second)
             figures_of[known] = figures_of.get(known, 0) + figure
     outside = {f"against_{column.name}": second.outside.get(column.name, 0) for column in sums}
     return replace(
@@ -57,7 +57,7 @@ def cost_against(first: Table, second: Table) -> Table:
     )
 
 
-def _known(call: ModuleCall, first: Table, second: Table) -> ModuleCall:
+def _nearest_common_call(call: ModuleCall, first: Table, second: Table) -> ModuleCall:
     """A call of another file, or the innermost call around it, that the first file has too."""
     return next((above for above in reversed(second.calls.stack(call)) if above in first.calls), ROOT)
 

@@ -87,7 +87,9 @@ class Table:
     @cached_property
     def own(self) -> Mapping[str, Mapping[ModuleCall, Figure]]:
         """Column to the own figures of calls, without figures that belong to no call."""
-        return {column.name: self._own(column) for column in self.columns if column.kind in (Kind.SUM, Kind.LARGEST)}
+        return {
+            column.name: self._by_call(column) for column in self.columns if column.kind in (Kind.SUM, Kind.LARGEST)
+        }
 
     @cached_property
     def outside(self) -> Mapping[str, Figure]:
@@ -189,7 +191,7 @@ class Table:
             return f"class:{class_in_tag(self.tags[call])}"
         return str(call) if by == "call" else call.path or "."
 
-    def _own(self, column: Column) -> dict[ModuleCall, Figure]:
+    def _by_call(self, column: Column) -> dict[ModuleCall, Figure]:
         figures_of: dict[ModuleCall, list[Figure]] = {}
         for node in self.nodes:
             if node.calls and column.name in node.figures:

@@ -201,12 +201,12 @@ def record_calls(model: PretrainedModel, inputs: Mapping[str, torch.Tensor], cou
     config = greedy_config(model, max_new_tokens=count, min_new_tokens=count)
     calls: list[RecordedCall] = []
     forward = model.forward
-    kept = _kept(model)
+    kept = _plain_tensors(model)
 
     @functools.wraps(forward)
     def record(*args: Any, **kwargs: Any) -> Any:
         before = copied(kwargs)
-        held = {name: tensor.clone() for name, tensor in _kept(model).items() if tensor is not kept.get(name)}
+        held = {name: tensor.clone() for name, tensor in _plain_tensors(model).items() if tensor is not kept.get(name)}
         calls.append(RecordedCall(before, held))
         return forward(*args, **kwargs)
 
@@ -252,7 +252,7 @@ def _integers(value: Any) -> Iterator[int]:
     yield from [value] if type(value) is int else chain.from_iterable(map(_integers, inside))
 
 
-def _kept(model: PretrainedModel) -> dict[str, torch.Tensor]:
+def _plain_tensors(model: PretrainedModel) -> dict[str, torch.Tensor]:
     """The tensors that modules have as plain attributes."""
     return {
         f"{path}.{name}": value

@@ -168,13 +168,13 @@ def quantized(tagged: TaggedFile, recipe: Recipe, *, data: Runs | None = None, f
         joined=resolved.joined,
         bytes_before=weights_size(tagged.model),
         bytes_after=weights_size(model),
-        left=_left(tagged.model, model),
+        left=_unquantized(tagged.model, model),
         quantized_before=sum(is_quantized(node) for node in tagged.model.graph),
     )
     return Quantized(model, outcome)
 
 
-def _left(before: ir.Model, after: ir.Model) -> dict[str, int]:
+def _unquantized(before: ir.Model, after: ir.Model) -> dict[str, int]:
     """The modules whose weights have the type that they had, floating-point numbers, to the bytes of these."""
     sizes: dict[str, int] = defaultdict(int)
     for value in initializers(before):

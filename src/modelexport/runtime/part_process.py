@@ -99,7 +99,7 @@ class PartProcess:
             for file in sorted(folder.rglob("*")):
                 key.update(file.read_bytes())
             place = _cache() / f"{key.hexdigest()}.json"
-            if (kept := _kept(place)) is not None:
+            if (kept := _cached_result(place)) is not None:
                 return kept
         self.measured += 1
         job = json.dumps({"folder": str(folder), "part": part, "device": device})
@@ -165,7 +165,7 @@ def _own_folder(stack: ExitStack) -> Path:
         return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="modelexport-device-")))
 
 
-def _kept(place: Path) -> PartResult | None:
+def _cached_result(place: Path) -> PartResult | None:
     """The result in a file of the cache; ``None`` if it is not there, or damaged."""
     try:
         return msgspec.json.decode(place.read_bytes(), type=PartResult)

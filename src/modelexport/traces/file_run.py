@@ -137,7 +137,7 @@ class FileRun:
             if node.op_type == "Constant" and not node.domain:
                 (array,) = self.nodes.compute(node, ())
                 if isinstance(array, np.ndarray) and array.dtype.kind == "f":
-                    yield node.outputs[0], partial(_itself, array)
+                    yield node.outputs[0], partial(_unchanged, array)
 
     def last_uses(self, graph: ir.Graph) -> Mapping[ir.Node, list[ir.Value]]:
         """The values of a graph that neither it nor a nested graph uses after a node of it."""
@@ -227,7 +227,7 @@ class _Run:
         for value, computed in zip(node.outputs, outputs, strict=False):
             if value.name and computed is not None:
                 fixed = node.op_type == "Constant" and isinstance(computed, np.ndarray)
-                array = self._constant(value, partial(_itself, computed)) if fixed else computed
+                array = self._constant(value, partial(_unchanged, computed)) if fixed else computed
                 self._arrays[value] = self._watch(node, inputs, value, array)
 
     def _takes_only_sizes(self, node: ir.Node, inputs: Sequence[Any]) -> bool:
@@ -340,7 +340,7 @@ def _is_number_of_the_file(value: ir.Value) -> bool:
     return is_constant and parameter_plan(value) is None
 
 
-def _itself(array: Any) -> Any:
+def _unchanged(array: Any) -> Any:
     return array
 
 

@@ -64,7 +64,7 @@ def _state(matches: Matches, node: ir.Node) -> tuple[OwnerState, str]:
             continue
         calls = {call for content in contents for call in content.computed}
         numbered = {call.path for call in calls} & matches.skipped
-        wrong = [call for call in owner.calls if _seen(matches, call) not in calls and call.path not in numbered]
+        wrong = [call for call in owner.calls if _traced(matches, call) not in calls and call.path not in numbered]
         if wrong and (not calls or _moves(matches, node, value)):  # elements may be moved before a call or in it
             continue
         if wrong and all(_is_part_of_a_step_after(matches, call, calls) for call in wrong):
@@ -81,7 +81,7 @@ def _state(matches: Matches, node: ir.Node) -> tuple[OwnerState, str]:
     return "not confirmable", ""
 
 
-def _seen(matches: Matches, call: ModuleCall) -> ModuleCall:
+def _traced(matches: Matches, call: ModuleCall) -> ModuleCall:
     """The call in which PyTorch shows what a call computes: one around it, if hooks did not see it in a branch."""
     around = reversed(matches.tagged.calls.stack(call))
     return next((each for each in around if each in matches.truth.parents), call)

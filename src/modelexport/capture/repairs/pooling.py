@@ -49,13 +49,13 @@ def _maxima_of_dynamic_axes(self: Any, sizes: Sequence[tuple[Any, int]]) -> Any:
     for axis, (size, out) in enumerate(sizes):
         spread = [1] * (2 * axes)
         spread[axis], spread[axes + axis] = out, size
-        inside = inside & _inside(size, out).reshape(spread)
+        inside = inside & _in_windows(size, out).reshape(spread)
     windows = torch.where(inside.flatten(axes), self.flatten(-axes)[(..., *[None] * axes, slice(None))], float("-inf"))
     largest, place = windows.max(-1)
     return largest, place
 
 
-def _inside(size: Any, out: int) -> Any:
+def _in_windows(size: Any, out: int) -> Any:
     """Whether each window of an adaptive pooling along an axis has each element, ``[out, size]``."""
     starts, ends = (bounds.unsqueeze(1) for bounds in _windows(size, out))
     places = torch.arange(size)
@@ -89,7 +89,7 @@ def adaptive_average_pool(self: Any, output_size: Sequence[int]) -> Any:
     for axis, (size, out) in enumerate(sizes, -len(sizes)):
         if isinstance(out, torch.SymInt):  # it is the size itself
             continue
-        inside = _inside(size, out).to(self.dtype)
+        inside = _in_windows(size, out).to(self.dtype)
         self = (self.movedim(axis, -1) @ (inside / inside.sum(1, keepdim=True)).mT).movedim(-1, axis)
     return self
 

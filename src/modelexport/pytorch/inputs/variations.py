@@ -283,7 +283,7 @@ def _padded(mask: torch.Tensor, before: int, *, left: bool = True) -> torch.Tens
         before: The number of masks before it, which are padded otherwise.
         left: At the beginning, too.
     """
-    kept = _kept(mask)
+    kept = _number_that_keeps(mask)
     other = torch.full_like(mask, kept)
     if mask.shape[0] > 1 and left:
         other[0, ..., 0] = 1 - kept
@@ -291,7 +291,7 @@ def _padded(mask: torch.Tensor, before: int, *, left: bool = True) -> torch.Tens
     return other
 
 
-def _kept(mask: torch.Tensor) -> int:
+def _number_that_keeps(mask: torch.Tensor) -> int:
     """The number with which a mask keeps what it does not hide: what is rarer in conditions hides."""
     return 0 if mask.dtype is torch.bool and 2 * int(mask.sum()) < mask.numel() else 1
 
@@ -299,7 +299,7 @@ def _kept(mask: torch.Tensor) -> int:
 def _number_that_hides(tensor: torch.Tensor) -> float | None:
     """The number with which a mask hides keys, also one that is added to the scores of attention."""
     if is_mask_of_zeros_and_ones(tensor):
-        return 1 - _kept(tensor)
+        return 1 - _number_that_keeps(tensor)
     if not tensor.is_floating_point() or tensor.ndim < 2 or tensor.shape[-1] <= 3:
         return None
     others = tensor[tensor != 0]

@@ -116,7 +116,7 @@ def build_without_weights(
                 setattr(module, name, empty[parameter])
         for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
             if isinstance(buffer, _Recorded):
-                setattr(module, name, _made(buffer).clone())
+                setattr(module, name, _with_bytes(buffer).clone())
     return model, info, weights
 
 
@@ -162,11 +162,11 @@ def _tensor(key: str, entry: _Recorded) -> ir.TensorProtocol:
         return place.tensor(key)
     dtype = TorchTensor(torch.empty(0, dtype=entry.dtype)).dtype
     return ir.LazyTensor(
-        lambda: TorchTensor(_made(entry).contiguous()), dtype=dtype, shape=ir.Shape(entry.shape), name=key
+        lambda: TorchTensor(_with_bytes(entry).contiguous()), dtype=dtype, shape=ir.Shape(entry.shape), name=key
     )
 
 
-def _made(value: Any) -> Any:
+def _with_bytes(value: Any) -> Any:
     """A recorded value with its bytes, also inside tuples, lists and dictionaries."""
 
     def made(part: Any) -> Any:
@@ -175,7 +175,7 @@ def _made(value: Any) -> Any:
         if isinstance(part.origin[0], str):
             return _read(*part.origin)
         func, args, kwargs = part.origin
-        return func(*_made(args), **_made(kwargs))
+        return func(*_with_bytes(args), **_with_bytes(kwargs))
 
     return tree_map(made, value)
 

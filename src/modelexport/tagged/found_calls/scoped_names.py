@@ -37,7 +37,7 @@ def read_scoped_names(model: ir.Model, known: Container[ir.Node] = ()) -> dict[i
         parts = {node: tuple(filter(None, name.split(separator))) for node, name in names.items()}
         scopes = {node: scope for node, scope in _scopes(parts, separator).items() if scope}
         if len(scopes) >= _SHARE * len(names) and len(set(scopes.values())) > 1:
-            return {node: _found(scope) for node, scope in scopes.items() if node not in known}
+            return {node: _call_of_scope(scope) for node, scope in scopes.items() if node not in known}
     return {}
 
 
@@ -61,7 +61,7 @@ def _scopes(parts: Mapping[ir.Node, tuple[str, ...]], separator: str) -> dict[ir
     return scopes
 
 
-def _found(modules: tuple[str, ...]) -> Found:
+def _call_of_scope(modules: tuple[str, ...]) -> Found:
     escaped = [part.replace("@", "%40") for part in modules]  # which has a meaning in addresses
     stack = [Scope(".".join(escaped[:end])) for end in range(len(escaped) + 1)]
     return Found(tuple(stack), Evidence.DERIVED, CallSource.NODE_NAMES)
