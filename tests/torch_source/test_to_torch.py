@@ -191,7 +191,7 @@ def test_a_missing_operator_names_itself_its_module_and_the_place_to_add_it() ->
 
 
 def test_only_python_is_written() -> None:
-    with pytest.raises(UsageError, match="does not end with"):
+    with pytest.raises(UsageError, match="is not a Python file"):
         back().write("model.onnx")
 
 

@@ -14,6 +14,7 @@ import onnx_ir.passes.common as passes
 
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.torch_source.entries_as_nodes import Constants
+from modelexport.torch_source.expressions import Number
 from modelexport.torch_source.mask_patterns import is_always_true, sizes_of
 from modelexport.torch_source.size_numbers import FileNumbers
 
@@ -24,23 +25,18 @@ _HIDDEN = -1e4
 
 
 def put_attention_together(
-    model: ir.Model,
-    entries: Container[ir.Value],
-    kept: Container[str | None],
-    constants: Constants,
-    numbers: FileNumbers,
+    model: ir.Model, kept: Container[str | None], constants: Constants, numbers: FileNumbers
 ) -> None:
     """Replace the pattern by nodes of the operator ``torch.scaled_dot_product_attention``, in place.
 
     Args:
-        entries: The values that are entries of the ``state_dict``, and so no constants.
         kept: The names of values that calls without nodes return, and that have to stay.
         numbers: The values that are computed from sizes.
     """
     found, last_axis = False, -1 if model.opset_imports.get("", 1) >= 13 else 1
     for node in list(model.graph.all_nodes()):
         if node.op_type == "Softmax" and not node.domain:
-            pattern = _Pattern(entries, kept, constants, numbers, owner_of(node))
+            pattern = _Pattern(kept, constants, numbers, owner_of(node))
             if pattern.fits(node, last_axis):
                 pattern.replace()
                 found = True
@@ -51,15 +47,8 @@ def put_attention_together(
 class _Pattern:
     """One place where it is looked for."""
 
-    def __init__(
-        self,
-        entries: Container[ir.Value],
-        kept: Container[str | None],
-        constants: Constants,
-        numbers: FileNumbers,
-        owner: Any,
-    ) -> None:
-        self.entries, self.kept, self.constants, self.numbers = entries, kept, constants, numbers
+    def __init__(self, kept: Container[str | None], constants: Constants, numbers: FileNumbers, owner: Any) -> None:
+        self.kept, self.constants, self.numbers = kept, constants, numbers
         self.call = owner.call if owner is not None else None
         self.scale = 1.0
         self.mask: ir.Value | None = None
@@ -121,8 +110,8 @@ class _Pattern:
         return node if node is not None and node.op_type in operators and self._is_inside(node) else None
 
     def _number(self, value: ir.Value | None) -> float | None:
-        tensor = value.const_value if value is not None and value not in self.entries else None
-        return float(tensor.numpy().reshape(-1)[0]) if tensor is not None and tensor.size == 1 else None
+        number = self.numbers.number(value)
+        return None if number is None or isinstance(number, Number) else float(number)
 
     def _factor(self, value: ir.Value | None) -> tuple[ir.Value | None, float]:
         node = self._producer(value, "Mul", "Div")
@@ -163,6 +152,13 @@ class _Pattern:
         numbers = self.numbers.known.get(sizes) if sizes is not None else None
         return sizes_of(reshape.outputs[0]) if numbers is None else [str(number) for number in numbers]
 
+    def _is_of_last_axis(self, reduction: ir.Node) -> bool:
+        given, value = reduction.attributes.get("axes"), reduction.inputs[0]
+        axes = (
+            list(given.as_ints()) if given is not None else [self.numbers.number(each) for each in reduction.inputs[1:]]
+        )
+        return value is not None and value.shape is not None and axes in ([-1], [len(value.shape) - 1])
+
     def _take_empty_rows(self) -> None:
         """Take the node behind that sets rows without a key to zero, and the boolean mask that it asks."""
         after, choice = _only_user(self.last), self.mask.producer() if self.mask is not None else None
@@ -176,20 +172,12 @@ class _Pattern:
             chain.append(node.inputs[0])
             if operator == "Less" and self._number(node.inputs[1]) != 1:
                 return
-            if operator == "ReduceSum" and not _is_of_last_axis(node):
+            if operator == "ReduceSum" and not self._is_of_last_axis(node):
                 return
         zeros, hidden = [self._number(node.inputs[1]) for node in (after, choice)], self._number(choice.inputs[2])
         same = chain[-1] is choice.inputs[0] and after.inputs[2] is self.last.outputs[0]
         if same and zeros == [0.0, 0.0] and hidden is not None and hidden <= _HIDDEN:
             self.mask, self.last = choice.inputs[0], after
-
-
-def _is_of_last_axis(node: ir.Node) -> bool:
-    tensor = node.inputs[1].const_value if len(node.inputs) > 1 and node.inputs[1] is not None else None
-    axes = list(node.attributes["axes"].as_ints()) if "axes" in node.attributes else []
-    axes = tensor.numpy().reshape(-1).tolist() if tensor is not None else axes
-    shape = node.inputs[0].shape if node.inputs[0] is not None else None
-    return shape is not None and axes in ([-1], [len(shape) - 1])
 
 
 def _only_user(node: ir.Node) -> ir.Node | None:

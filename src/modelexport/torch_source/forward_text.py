@@ -9,7 +9,8 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
@@ -27,27 +28,34 @@ from modelexport.torch_source.operation import FUNCTIONS, Operation, UnwrittenEr
 from modelexport.torch_source.recurrent_classes import RecurrentCall
 
 
+@dataclass(eq=False)
+class Built:
+    """A module as code."""
+
+    constructor: str
+    """The call that makes it."""
+    forwards: dict[ModuleCall, int] = field(default_factory=dict)
+    """Which forward each call runs, for a module whose calls compute differently; otherwise 0."""
+    recurrent: Mapping[ModuleCall, RecurrentCall] = field(default_factory=dict)
+    """How the calls of a recurrent class are written."""
+    constants: dict[ir.Value, str] = field(default_factory=dict)
+    """The names of the constants that it has."""
+
+    def has_plain_call(self, call: ModuleCall) -> bool:
+        """Whether a call runs the only ``forward`` of the module."""
+        return not self.forwards.get(call) and not self.recurrent
+
+
 class ForwardText(NestedGraphs):
     """Writes one call.
 
     Args:
-        call_number: Which of the forwards of a module another call of it runs; 0 for modules with one forward.
-        constructor: The call that makes the module with a path.
-        recurrent: How a call of ``nn.LSTM`` and the like is written.
+        build: The code of the module with a path.
     """
 
-    def __init__(
-        self,
-        layout: CallLayout,
-        nodes: ModuleNodes,
-        group: Group,
-        *,
-        call_number: Callable[[ModuleCall], int],
-        constructor: Callable[[str], str],
-        recurrent: Callable[[ModuleCall], RecurrentCall | None],
-    ) -> None:
+    def __init__(self, layout: CallLayout, nodes: ModuleNodes, group: Group, build: Callable[[str], Built]) -> None:
         super().__init__(layout, nodes, group)
-        self.call_number, self.constructor, self.recurrent = call_number, constructor, recurrent
+        self.build = build
         self.result: ast.expr | None = None
         """What it returns, if it is one expression."""
         self._uses: Counter[ir.Value] = Counter()
@@ -132,11 +140,13 @@ class ForwardText(NestedGraphs):
         for group in islice(groups, start + 1, None):
             before, changed = run[-1].call, _changed(layout, run[-1], group)
             given = layout.outputs[before][0] if layout.outputs[before] else None
-            is_next = group.call == ModuleCall(f"{base}.{int(number) + len(run)}") and not self.call_number(group.call)
+            is_next = group.call == ModuleCall(f"{base}.{int(number) + len(run)}") and self.build(
+                group.call.path
+            ).has_plain_call(group.call)
             if not is_next or changed is None or given is None or self._uses[given] > 1 or given.name in self._passed:
                 break
             run.append(group)
-        same = len({self.constructor(group.call.path) for group in run}) == 1
+        same = len({self.build(group.call.path).constructor for group in run}) == 1
         return run if same and is_below(base, self.path) else [first]
 
     def _loop_over(self, run: Sequence[Group]) -> None:
@@ -165,7 +175,8 @@ class ForwardText(NestedGraphs):
 
     def _call(self, group: Group) -> None:
         outputs, module = self.layout.outputs[group.call], self.nodes.module(self.path, group.call)
-        number, recurrent = self.call_number(group.call), self.recurrent(group.call)
+        built = self.build(group.call.path)
+        number, recurrent = built.forwards.get(group.call, 0), built.recurrent.get(group.call)
         extra = {"call": number} if number else {}
 
         def write() -> ast.expr:

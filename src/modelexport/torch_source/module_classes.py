@@ -6,12 +6,10 @@ import ast
 import itertools
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 import onnx_ir as ir
 
-from modelexport.core.calls import ModuleCall
 from modelexport.errors import UsageError
 from modelexport.format.documents import StateDictEntry
 from modelexport.format.dtypes import parse_dtype
@@ -20,10 +18,10 @@ from modelexport.tagged.encodings.functions_call_groups import Group
 from modelexport.torch_source.call_layout import CallLayout, is_below
 from modelexport.torch_source.entries_as_nodes import SMALL
 from modelexport.torch_source.expressions import identifier, is_plain, literal
-from modelexport.torch_source.forward_text import ForwardText
+from modelexport.torch_source.forward_text import Built, ForwardText
 from modelexport.torch_source.module_nodes import ELSEWHERE, OF_MODULES, ModuleNode, ModuleNodes
 from modelexport.torch_source.operation import FUNCTIONS
-from modelexport.torch_source.recurrent_classes import RecurrentCall, recurrent_class
+from modelexport.torch_source.recurrent_classes import recurrent_class
 from modelexport.torch_source.torch_classes import container, sequential, torch_class, uncalled
 
 _OF_THE_FILE = frozenset(
@@ -31,20 +29,6 @@ _OF_THE_FILE = frozenset(
      "nn", "torch")
 )  # fmt: skip
 """Names that a generated file has already."""
-
-
-@dataclass(eq=False)
-class Built:
-    """A module as code."""
-
-    constructor: str
-    """The call that makes it."""
-    forwards: dict[ModuleCall, int] = field(default_factory=dict)
-    """Which forward each call runs, for a module whose calls compute differently; otherwise 0."""
-    recurrent: Mapping[ModuleCall, RecurrentCall] = field(default_factory=dict)
-    """How the calls of a recurrent class are written."""
-    constants: dict[ir.Value, str] = field(default_factory=dict)
-    """The names of the constants that it has."""
 
 
 class ModuleClasses:
@@ -231,15 +215,10 @@ class ModuleClasses:
         return Built(f"{name}()", numbers, constants=dict(zip(constants, names, strict=True)))
 
     def _forward(self, group: Group) -> ForwardText:
-        return ForwardText(self.layout, self.nodes, group, call_number=self._number,
-                           constructor=lambda path: self.build(path).constructor,
-                           recurrent=lambda call: self.build(call.path).recurrent.get(call))  # fmt: skip
+        return ForwardText(self.layout, self.nodes, group, self.build)
 
     def _is_plain_call(self, group: Group) -> bool:
-        return not self._number(group.call) and not self.build(group.call.path).recurrent
-
-    def _number(self, call: ModuleCall) -> int:
-        return self.build(call.path).forwards.get(call, 0)
+        return self.build(group.call.path).has_plain_call(group.call)
 
     def _head(self, node: ModuleNode, children: dict[str, str]) -> list[str]:
         if reserved := sorted(OF_MODULES.intersection((*children, *node.entries))):

@@ -69,31 +69,16 @@ class NestedGraphs(ValueScope):
         self._flush()
         condition, step = self._fresh("goes_on"), self._fresh("step")
         carried = [self._name(value, "state") for value in body.inputs[2:]]
-        kept = [self._fresh("steps") for _ in body.outputs[1 + len(carried) :]]
         starts = [ast.unparse(self.tensor(value)) for value in first if value is not None]
-        starts += ["True" if goes_on is None else self._condition(goes_on), *["[]"] * len(kept)]
-        for name, start in zip((*carried, condition, *kept), starts, strict=True):
+        starts.append("True" if goes_on is None else self._condition(goes_on))
+        for name, start in zip((*carried, condition), starts, strict=True):
             self._emit(f"{name} = {start}")
         count = code("2**63 - 1") if most is None else self._number(most) or code("int(x)", x=self.tensor(most))
-        self._emit(f"for {step} in range({ast.unparse(count)}):")
         self._env[body.inputs[1]] = code("torch.as_tensor(x)", x=parsed(condition))
         self._numbers[body.inputs[0]] = one_number(Number(parsed(step), is_positive=True))
         self._env.update({value: parsed(name) for value, name in zip(body.inputs[2:], carried, strict=True)})
-        with self._indented():
-            self._emit(f"if not {condition}:")
-            self._emit("    break")
-            results = self._body(body)
-            for name, text in zip(kept, results[1 + len(carried) :], strict=True):
-                self._emit(f"{name}.append({text})")
-            self._emit(f"{', '.join([condition, *carried])} = {', '.join(results[: 1 + len(carried)])}")
-        self._env.update({value: parsed(name) for value, name in zip(node.outputs, carried, strict=False)})
-        for value, name, inner in zip(
-            node.outputs[len(carried) :], kept, body.outputs[1 + len(carried) :], strict=True
-        ):
-            sizes = tuple(size if isinstance(size, int) else 0 for size in (0, *(inner.shape or ())))
-            kind = parsed(f"torch.{self.type_name(inner.dtype or ir.DataType.FLOAT)}")
-            template = "torch.stack(x) if x else torch.zeros(sizes, dtype=kind, device=device)"
-            self._assign(value, code(template, x=parsed(name), sizes=sizes, kind=kind, device=self.device), "stacked")
+        head = [f"for {step} in range({ast.unparse(count)}):", f"    if not {condition}:", "        break"]
+        self._repeat(node, body, head, [condition, *carried])
 
     def _scan(self, node: ir.Node) -> None:
         body = node.attributes["body"].as_graph()
@@ -106,21 +91,33 @@ class NestedGraphs(ValueScope):
         self._flush()
         names = [self._name(value, "state" if place < count else "element") for place, value in enumerate(body.inputs)]
         texts = [ast.unparse(self.tensor(value)) for value in node.inputs if value is not None]
-        kept = [self._fresh("steps") for _ in body.outputs[count:]]
-        for name, text in zip((*names[:count], *kept), (*texts[:count], *["[]"] * len(kept)), strict=True):
+        for name, text in zip(names[:count], texts[:count], strict=True):
             self._emit(f"{name} = {text}")
         source = f"zip({', '.join(texts[count:])})" if len(texts) > count + 1 else texts[count]
-        self._emit(f"for {', '.join(names[count:])} in {source}:")
         self._env.update({value: parsed(name) for value, name in zip(body.inputs, names, strict=True)})
+        self._repeat(node, body, [f"for {', '.join(names[count:])} in {source}:"], names[:count])
+
+    def _repeat(self, node: ir.Node, body: ir.Graph, head: Sequence[str], carried: Sequence[str]) -> None:
+        """The lines of a loop, which carries values from one step to the next, and keeps others in lists."""
+        inner = body.outputs[len(carried) :]
+        kept = [self._fresh("steps") for _ in inner]
+        for name in kept:
+            self._emit(f"{name} = []")
+        for line in head:
+            self._emit(line)
         with self._indented():
             results = self._body(body)
-            for name, text in zip(kept, results[count:], strict=True):
+            for name, text in zip(kept, results[len(carried) :], strict=True):
                 self._emit(f"{name}.append({text})")
-            if count:
-                self._emit(f"{', '.join(names[:count])} = {', '.join(results[:count])}")
-        self._env.update({value: parsed(name) for value, name in zip(node.outputs, names[:count], strict=False)})
-        for value, name in zip(node.outputs[count:], kept, strict=True):
-            self._assign(value, code("torch.stack(x)", x=parsed(name)), "stacked")
+            if carried:
+                self._emit(f"{', '.join(carried)} = {', '.join(results[: len(carried)])}")
+        results_of = carried[len(carried) + len(kept) - len(node.outputs) :]
+        self._env.update({value: parsed(name) for value, name in zip(node.outputs, results_of, strict=False)})
+        for value, name, element in zip(node.outputs[len(results_of) :], kept, inner, strict=True):
+            sizes = tuple(size if isinstance(size, int) else 0 for size in (0, *(element.shape or ())))
+            kind = parsed(f"torch.{self.type_name(element.dtype or ir.DataType.FLOAT)}")
+            template = "torch.stack(x) if x else torch.zeros(sizes, dtype=kind, device=device)"
+            self._assign(value, code(template, x=parsed(name), sizes=sizes, kind=kind, device=self.device), "stacked")
 
 
 _SCAN_ORDERS = ("scan_input_axes", "scan_input_directions", "scan_output_axes", "scan_output_directions")

@@ -149,8 +149,8 @@ class FileNumbers:
 
     def number(self, value: ir.Value | None) -> Any:
         """A value that is one number, or ``None``."""
-        numbers = None if value is None else self.known.get(value, constant_numbers(self.array(value)))
-        return numbers.reshape(-1)[0] if numbers is not None and numbers.size == 1 else None
+        array = None if value is None else self.known.get(value, self.array(value))
+        return array.item() if array is not None and array.size == 1 else None
 
     def names(self, value: ir.Value) -> set[str]:
         """The names of sizes that a value is computed from."""

@@ -114,7 +114,7 @@ def torch_source(source: Source, *, dropout: Mapping[str, float] | None = None, 
     constants = Constants(tagged.model, entries, is_wide=bool(dtype))
     numbers = FileNumbers(tagged.model.graph, constants.array)
     replace_whole_gathers(tagged.model.graph, constants, numbers)
-    put_attention_together(tagged.model, entries.values, _returned(tagged), constants, numbers)
+    put_attention_together(tagged.model, _returned(tagged), constants, numbers)
     layout = CallLayout(tagged, entries, constants, numbers)
     nodes = ModuleNodes(layout)
     classes = ModuleClasses(layout, nodes, dropout=_dropped(tagged, dropout or {}))
