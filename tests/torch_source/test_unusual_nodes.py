@@ -37,6 +37,15 @@ LINEAR = {"w": np.random.default_rng(1).standard_normal((4, 3)).astype(np.float3
 BIAS = np.arange(4, dtype=np.float32)
 GRU = {name: np.random.default_rng(2).standard_normal(shape).astype(np.float32)
        for name, shape in (("g", (2, 12, 3)), ("h", (2, 12, 4)), ("b", (2, 24)))}  # fmt: skip
+info = helper.make_tensor_value_info
+LOOP = helper.make_graph(
+    [node("Add", ["v", "one"], ["w"]), node("ReduceSum", ["w"], ["t"], keepdims=0), node("Less", ["t", "most"], ["d"])],
+    "loop", [info("i", INT64, []), info("c", BOOL, []), info("v", FLOAT, [2, 3])],
+    [info("d", BOOL, []), info("w", FLOAT, [2, 3]), info("w", FLOAT, [2, 3])])  # fmt: skip
+SCAN = helper.make_graph(
+    [node("Add", ["v", "e"], ["w"]), node("Mul", ["w", "e"], ["o"])], "scan",
+    [info("v", FLOAT, [3]), info("e", FLOAT, [3])], [info("w", FLOAT, [3]), info("o", FLOAT, [3])])  # fmt: skip
+REPEATED = {"nine": np.int64(9), "yes": np.bool_(True), "one": np.float32(1), "most": np.float32(20), "row": X[0]}
 RIGHT: dict[str, tuple[Any, ...]] = {
     **{
         f"{operator} without axes": ([node(operator, ["x"], ["output"], noop_with_empty_axes=1)], np.abs(X), FLOAT)
@@ -61,6 +70,8 @@ RIGHT: dict[str, tuple[Any, ...]] = {
     "a remainder with the sign of the dividend": (
         [node("Shape", ["x"], ["s"]), node("Neg", ["s"], ["n"]), node("Mod", ["n", "five"], ["output"], fmod=1)], X,
         INT64, {"five": np.array([5, 5])}),
+    "a loop that ends": ([node("Loop", ["nine", "yes", "x"], ["y", "output"], body=LOOP)], X, FLOAT, REPEATED),
+    "a scan": ([node("Scan", ["row", "x"], ["y", "output"], body=SCAN, num_scan_inputs=1)], X, FLOAT, REPEATED),
     "a byte that wraps around": (
         [node("Shape", ["x"], ["s"]), node("Neg", ["s"], ["n"]), node("Cast", ["n"], ["output"], to=UINT8)], X, UINT8),
 }  # fmt: skip

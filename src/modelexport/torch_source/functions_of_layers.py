@@ -25,12 +25,6 @@ def instance_norm(x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1e
     return F.layer_norm(rows, rows.shape[2:], eps=epsilon).view(x.shape) * scale.view(shape) + bias.view(shape)
 
 
-def rms_norm(x: Tensor, scale: Tensor, *, axis: int = -1, epsilon: float = 1e-5) -> Tensor:
-    """Divided by the root of the mean square over the axes from one on."""
-    axes = tuple(range(axis % x.ndim, x.ndim))
-    return x * (x.square().mean(axes, keepdim=True) + epsilon).rsqrt() * scale
-
-
 def recurrent(
     kind: str, x: Tensor, w: Tensor, r: Tensor, b: Any, states: list[Any], *, direction: str = "forward",
     layout: int = 0,

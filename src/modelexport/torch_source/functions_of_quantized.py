@@ -114,19 +114,14 @@ def matmul_n_bits(
 
 
 def skip_layer_norm(
-    x: Tensor, skip: Tensor, scale: Tensor, shift: Any = None, bias: Any = None, *, epsilon: float = 1e-12
-) -> tuple[Any, ...]:
-    """A sum and its normalization by mean and deviation."""
+    x: Tensor, skip: Tensor, scale: Tensor, shift: Any = None, bias: Any = None, *, epsilon: float = 1e-12,
+    is_rms: bool = False,
+) -> tuple[Any, ...]:  # fmt: skip
+    """A sum and its normalization by mean and deviation, or by the mean square."""
     total = x + skip if bias is None else x + skip + bias
-    return F.layer_norm(total, (total.shape[-1],), scale, shift, epsilon), None, None, total
-
-
-def skip_rms_norm(
-    x: Tensor, skip: Tensor, scale: Tensor, bias: Any = None, *, epsilon: float = 1e-12
-) -> tuple[Any, ...]:
-    """A sum and its normalization by the mean square."""
-    total = x + skip if bias is None else x + skip + bias
-    return F.rms_norm(total, (total.shape[-1],), scale, epsilon), None, None, total
+    size = total.shape[-1:]
+    result = F.rms_norm(total, size, scale, epsilon) if is_rms else F.layer_norm(total, size, scale, shift, epsilon)
+    return result, None, None, total
 
 
 def embed_layer_norm(

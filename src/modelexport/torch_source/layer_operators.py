@@ -148,6 +148,11 @@ def _layer_norm(o: Operation) -> ast.expr:
     return o.write("F.layer_norm(a, sizes, *rest, eps=epsilon)", sizes=tuple(sizes), rest=rest)
 
 
+def _rms_norm(o: Operation) -> ast.expr:
+    o.attribute("axis")  # is that of the weight
+    return o.write("F.rms_norm(a, b.shape, b, epsilon)", epsilon=o.attribute("epsilon") or 1e-5)
+
+
 def _group_norm(o: Operation) -> ast.expr:
     each = "" if o.version >= 21 else f".repeat_interleave(a.shape[1] // {int(o.attribute('num_groups'))})"
     return o.write(f"F.group_norm(a, num_groups, b{each}, c{each}, eps=epsilon)")
@@ -251,26 +256,26 @@ def _gelu_of_sum(**how: str) -> Callable[[Operation], ast.expr]:
     return lambda o: o.write("F.gelu(a + b, **how)" if o.has(1) else "F.gelu(a, **how)", how=how)
 
 
-_RMS_NORM = "rms_norm(a, b, **attributes)"
 _STANDARD: dict[str, Row] = {
     "SoftmaxCrossEntropyLoss": _cross_entropy, "NegativeLogLikelihoodLoss": _cross_entropy, "Conv": _conv,
     "ConvTranspose": _conv_transpose, "MaxPool": _pool, "AveragePool": _pool, "GlobalAveragePool": _global("mean"),
     "GlobalMaxPool": _global("amax"), "LRN": "lrn(a, **attributes)", "BatchNormalization": _batch_norm,
     "InstanceNormalization": "instance_norm(a, b, c, **attributes)", "LayerNormalization": _layer_norm,
-    "RMSNormalization": _RMS_NORM, "GroupNormalization": _group_norm, "RNN": _recurrent, "GRU": _recurrent,
+    "RMSNormalization": _rms_norm, "GroupNormalization": _group_norm, "RNN": _recurrent, "GRU": _recurrent,
     "LSTM": _recurrent, "Attention": "attention(a, b, c, d, e, f, g, **attributes)",
     "RotaryEmbedding": "rotary_embedding(a, b, c, d, **attributes)", "DequantizeLinear": _dequantize,
     "QuantizeLinear": _quantize, "DynamicQuantizeLinear": "dynamic_quantize(a)",
     "MatMulInteger": "matmul_integer(a, b, c, d)", "ConvInteger": _conv_integer, "QLinearConv": _qlinear_conv,
     "QLinearMatMul": "requantized(matmul_integer(a, d, c, f), b * e / g, h)",
-    "SimplifiedLayerNormalization": _RMS_NORM,  # ONNX Runtime puts it into the standard's domain
+    "SimplifiedLayerNormalization": _rms_norm,  # ONNX Runtime puts it into the standard's domain
 }  # fmt: skip
 _MICROSOFT: dict[str, Row] = {
     "DequantizeLinear": _dequantize, "QuantizeLinear": _quantize, "FusedMatMul": _fused_matmul,
     "MatMulNBits": "matmul_n_bits(a, b, c, d, e, f, **attributes)",
     "SkipLayerNormalization": "skip_layer_norm(a, b, c, d, e, **attributes)",
-    "SkipSimplifiedLayerNormalization": "skip_rms_norm(a, b, c, d, **attributes)", "RotaryEmbedding": _rotary,
-    "SimplifiedLayerNormalization": _RMS_NORM, "Attention": "packed_attention(a, b, c, d, e, f, **attributes)",
+    "SkipSimplifiedLayerNormalization": "skip_layer_norm(a, b, c, None, d, is_rms=True, **attributes)",
+    "RotaryEmbedding": _rotary,
+    "SimplifiedLayerNormalization": _rms_norm, "Attention": "packed_attention(a, b, c, d, e, f, **attributes)",
     "MultiHeadAttention": "multi_head_attention(a, b, c, d, e, f, g, h, **attributes)", "FusedConv": _fused_conv,
     "GroupQueryAttention": lambda o: o.write(
         "group_query_attention(a, b, c, d, e, f, g, h, i, j, scores, **attributes)", scores=o.tensor(10)),

@@ -142,18 +142,17 @@ class Operation:
 
     def scalar(self, index: int) -> Any:
         """An operand, as a Python number if it is one, and broadcasting with the others does not need its axes."""
-        value, number = self.value(index), self.number(index)
+        number, rank = self.number(index), self.known_rank(index)
         others = [each for each in range(len(self.node.inputs)) if each != index and self.has(each)]
-        rank = len(value.shape) if value is not None and value.shape is not None else None
-        fits = all(rank == 0 or (rank is not None and self.known_rank(each) >= rank) for each in others)
+        fits = all(rank == 0 or 0 <= rank <= self.known_rank(each) for each in others)
         if number is None or not fits or (index == 0 and all(self.number(each) is not None for each in others)):
             return self.tensor(index)
         return number
 
     def known_rank(self, index: int = 0) -> int:
         """How many axes an operand has; -1 if that is not known."""
-        value = self.value(index)
-        return -1 if value is None or value.shape is None else len(value.shape)
+        shape = self.known_shape(index)
+        return -1 if shape is None else len(shape)
 
     def number(self, index: int) -> Any:
         """An operand that is one Python number; ``None`` if it is not."""
@@ -212,8 +211,7 @@ class Operation:
 
     def shape(self, index: int = 0) -> list[Any]:
         """The sizes of an operand; what is not a whole number is dynamic."""
-        value = self.value(index)
-        return list(value.shape) if value is not None and value.shape is not None else [None] * self.rank(index)
+        return list(self.known_shape(index) or [None] * self.rank(index))
 
     def known_shape(self, index: int = 0) -> ir.Shape | None:
         """The shape of an operand; ``None`` if it is not known."""
