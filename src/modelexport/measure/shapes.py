@@ -1,18 +1,15 @@
 """The shape of every value of a graph, for given sizes of its dynamic axes.
 
-Shapes in the file take precedence. Missing ones are inferred by ONNX Runtime's symbolic shape inference, which also
-follows the sizes that a graph computes. Sizes that depend on the data (``NonZero``) stay unknown.
+Shapes in the file take precedence. Missing ones are inferred by onnx's shape inference, which also follows sizes that a
+graph computes. Those of ONNX Runtime's own operators, and sizes that depend on the data (``NonZero``), stay unknown.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
-import io
-import logging
 import math
 import operator
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -203,19 +200,12 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def _inferred(model: ir.Model, sizes: Mapping[str, int]) -> list[tuple[str, ir.DataType, tuple[int | str, ...]]]:
-    """What shape inference finds: name, element type and shape of values, with the given sizes.
-
-    ONNX Runtime's inference follows formulas of symbols; onnx's goes on from there into branches and bodies.
-    """
-    small = _small(model, sizes)
-    whole = onnx.ModelProto()
-    whole.CopyFrom(small)
-    if (inferred := _infer(small)) is not None:
-        whole.graph.value_info.extend([*inferred.graph.value_info, *inferred.graph.output])
+    """What onnx's shape inference finds: name, element type and shape of values, with the given sizes."""
+    inferred = _small(model, sizes)
     with contextlib.suppress(onnx.shape_inference.InferenceError):  # of a file that contradicts itself
-        whole = onnx.shape_inference.infer_shapes(whole, data_prop=True)
+        inferred = onnx.shape_inference.infer_shapes(inferred, data_prop=True)
     shapes: list[tuple[str, ir.DataType, tuple[int | str, ...]]] = []
-    for info in (info for graph in serialized_graphs(whole) for info in (*graph.value_info, *graph.output)):
+    for info in (info for graph in serialized_graphs(inferred) for info in (*graph.value_info, *graph.output)):
         tensor = info.type.tensor_type
         if tensor.HasField("shape"):
             dims = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in tensor.shape.dim]
@@ -224,34 +214,10 @@ def _inferred(model: ir.Model, sizes: Mapping[str, int]) -> list[tuple[str, ir.D
     return shapes
 
 
-def _infer(proto: onnx.ModelProto) -> onnx.ModelProto | None:
-    """One run of the tool, which prints, and gives up on a graph by raising whatever happened: then nothing.
-
-    It may leave a file in the working folder before it does.
-    """
-    from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
-
-    logger = logging.getLogger("onnxruntime.tools.symbolic_shape_infer")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with (
-            contextlib.redirect_stdout(io.StringIO()),
-            tempfile.TemporaryDirectory() as folder,
-            contextlib.chdir(folder),
-        ):
-            inferred: onnx.ModelProto = SymbolicShapeInference.infer_shapes(proto, auto_merge=True)
-    except Exception:  # the tool gives up by whatever happened
-        return None
-    finally:
-        logger.setLevel(level)
-    return inferred
-
-
 def _small(model: ir.Model, sizes: Mapping[str, int]) -> onnx.ModelProto:
     """The model with its large weights, which no shape depends on, as inputs, and all others in memory.
 
-    The tool reads the elements of every initializer that it comes across, and only from regular files.
+    Shape inference takes a serialized model, of less than 2 GB.
     """
     copy = copy_of(model)
     rename_sizes(copy, {name: str(size) for name, size in sizes.items()})
