@@ -49,19 +49,19 @@ CASES = (
         },
         whole=1,
     ),
-    AdapterCase("dora", "llama", {"r": 2, "use_dora": True, "target_modules": ["embed_tokens", "o_proj"]}),
+    AdapterCase("dora", "llama", {"r": 2, "use_dora": True, "target_modules": ["embed_tokens", "o_proj"]}, whole=3),
     AdapterCase("conv1d", "gpt2", {"r": 2, "fan_in_fan_out": True, "target_modules": ["c_attn", "c_proj"]}),
     AdapterCase(
         "conv1d-dora",
         "gpt2",
         {"r": 2, "fan_in_fan_out": True, "use_dora": True, "bias": "lora_only", "target_modules": ["c_attn", "c_fc"]},
-        whole=4,
+        whole=8,
     ),
     AdapterCase(
         "biased", "gpt2", {"r": 2, "fan_in_fan_out": True, "lora_bias": True, "target_modules": ["c_proj"]}, whole=4
     ),
     AdapterCase("convolutions", "unet", {"r": 2, "target_modules": ["conv", "skip", "time.0", "head"]}),
-    AdapterCase("convolutions-dora", "unet", {"r": 2, "use_dora": True, "target_modules": ["stem", "time.2"]}, whole=1),
+    AdapterCase("convolutions-dora", "unet", {"r": 2, "use_dora": True, "target_modules": ["stem", "time.2"]}, whole=2),
     AdapterCase("shared-layer", "albert", {"r": 2, "target_modules": ["query", "ffn"]}),
     AdapterCase("tied-head", "tied-weights", {"r": 2, "target_modules": ["lm_head"]}),
     AdapterCase("tied-table", "tied-weights", {"r": 2, "target_modules": ["embedding"]}),

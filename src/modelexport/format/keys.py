@@ -16,7 +16,7 @@ REPLACED = "modelexport.replaced"
 address to this."""
 ADAPTER = "modelexport.adapter"
 """Of nodes: ``lora``, where they add an adapter's low-rank pair. Of initializers that are optional inputs for adapters:
-a JSON object, ``entry`` (the ``state_dict`` key), ``part`` (``a``, ``b``, ``scale`` or ``whole``) and ``kind``."""
+a JSON object, ``entry`` (the ``state_dict`` key), ``part`` (``a``, ``b`` or ``whole``) and ``kind``."""
 
 # attributes of nodes, where the encoding is `attributes`, and of call nodes, where it is `functions`
 SOURCE_MODULE_ATTRIBUTE = "source_module"

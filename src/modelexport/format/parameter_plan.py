@@ -39,7 +39,7 @@ class ParameterPlan(msgspec.Struct, frozen=True):
         return [msgspec.structs.replace(s, inputs=[names.get(each, each) for each in s.inputs]) for s in self.steps]
 
 
-AdapterPart = Literal["a", "b", "scale", "whole"]
+AdapterPart = Literal["a", "b", "whole"]
 
 
 class AdapterInput(msgspec.Struct, frozen=True, omit_defaults=True):

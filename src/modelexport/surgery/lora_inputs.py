@@ -36,8 +36,12 @@ class WeightUse:
 
 
 def low_rank_uses(value: ir.Value, plan: ParameterPlan, pairs: Sequence[LowRank]) -> list[WeightUse] | None:
-    """The nodes that compute with a weight, if a pair can be added to what each of them computes."""
-    if len(plan.keys) != 1 or value.is_graph_output() or value.shape is None:
+    """The nodes that compute with a weight, if a pair can be added to what each of them computes.
+
+    With DoRA it cannot: what it multiplies depends on the weight.
+    """
+    dora = any("magnitude" in pair.shapes for pair in pairs)
+    if dora or len(plan.keys) != 1 or value.is_graph_output() or value.shape is None:
         return None
     if not plan.recorded:
         sizes = [pairs[0].shapes["b"][0], pairs[0].shapes["a"][1]]
@@ -48,15 +52,13 @@ def low_rank_uses(value: ir.Value, plan: ParameterPlan, pairs: Sequence[LowRank]
             and not pairs[0].is_table
             and [node.attributes.get_int(name, 0) for name in ("N", "K")] == sizes
         ]
-        whole = len(quantized) == len(value.uses()) and not any("magnitude" in pair.shapes for pair in pairs)
+        whole = len(quantized) == len(value.uses())
         return [WeightUse(node, "linear") for node, index in quantized if index == 1] if whole else None
     axes = transposition(plan.steps)
     if plan.steps and axes != [1, 0]:
         return None
     sizes = [int(size) for size in value.shape.numpy()]
     entry = tuple(sizes[::-1] if axes else sizes)
-    if len(entry) > 2 and any("magnitude" in pair.shapes for pair in pairs):
-        return None
     places = list(_places(value, pairs[0], flipped=axes is not None, entry=entry))
     return None if None in places or not places else [place for place in places if place is not None]
 
@@ -100,21 +102,20 @@ class PairInputs:
     """Nodes that were added."""
     _inputs: dict[str, tuple[ir.Value, ...]] = field(default_factory=dict)
 
-    def add(self, key: str, weight: ir.Value, pair: LowRank, places: Sequence[WeightUse], *, scaled: bool) -> None:
+    def add(self, key: str, weight: ir.Value, pair: LowRank, places: Sequence[WeightUse]) -> None:
         """Let nodes add a pair to what they compute.
 
         Args:
             key: The entry that the weight is.
-            scaled: For DoRA: the sum is multiplied as well.
         """
         if key not in self._inputs:
             first = places[0].node
             typed = (first.inputs[2] if first.domain else None) or weight  # scales have the type of the product
-            self._inputs[key] = tuple(self._make(key, typed, pair, places[0].kind, scaled))
+            self._inputs[key] = tuple(self._make(key, typed, pair, places[0].kind))
         for place in places:
             self._branch(place, *self._inputs[key])
 
-    def _make(self, key: str, weight: ir.Value, pair: LowRank, kind: Kind, scaled: bool) -> Iterator[ir.Value]:
+    def _make(self, key: str, weight: ir.Value, pair: LowRank, kind: Kind) -> Iterator[ir.Value]:
         module = pair.module
         rank = f"{module}.rank"
         a, b = pair.shapes["a"], pair.shapes["b"]
@@ -124,27 +125,24 @@ class PairInputs:
             shapes = {"a": [rank, *a[1:]], "b": [b[0], rank if group == 1 else f"{rank}/{group}", *b[2:]]}
         else:
             shapes = {"a": [a[1], rank], "b": [rank, b[0]]}
-        names: dict[AdapterPart, str] = {"a": "lora_A.weight", "b": "lora_B.weight", "scale": "lora_scale"}
-        if scaled:
-            shapes["scale"] = [b[0]]
+        names: dict[AdapterPart, str] = {"a": "lora_A.weight", "b": "lora_B.weight"}
         assert weight.dtype is not None
         for part, shape in shapes.items():
             smallest = {rank: pair.groups, f"{rank}/{pair.groups}": 1}
             sizes = [size if isinstance(size, int) else smallest[size] for size in shape]
-            default = np.ones(sizes) if part == "scale" else np.zeros(sizes)
             name = self.free(f"{module}.{names[part]}".removeprefix("."))
             value = ir.Value(
                 name=name,
                 type=ir.TensorType(weight.dtype),
                 shape=ir.Shape(shape),
-                const_value=ir.tensor(default.astype(weight.dtype.numpy()), dtype=weight.dtype, name=name),
+                const_value=ir.tensor(np.zeros(sizes, weight.dtype.numpy()), dtype=weight.dtype, name=name),
             )
             record_adapter_input(value, AdapterInput(key, part, kind))
             self.model.graph.inputs.append(value)
             self.model.graph.initializers.add(value)
             yield value
 
-    def _branch(self, place: WeightUse, a: ir.Value, b: ir.Value, scale: ir.Value | None = None) -> None:
+    def _branch(self, place: WeightUse, a: ir.Value, b: ir.Value) -> None:
         node, old = place.node, place.node.outputs[0]
         assert a.shape is not None and node.graph is not None
         nodes: list[ir.Node] = []
@@ -166,22 +164,13 @@ class PairInputs:
             inputs = [a, node.inputs[1]] if place.kind == "table" else [node.inputs[0], a]
             inner = step(first, "lora_A", inputs, _with_rank(old.shape, -1, rank))
             delta = step("MatMul", "lora_B", [inner, b], old.shape)
-        new = step("Add", "lora", [old, delta], old.shape) if scale is None else self._scaled(step, node, delta, scale)
+        new = step("Add", "lora", [old, delta], old.shape)
         for added in nodes:
             put_texts(added, {keys.ADAPTER: "lora"})
             set_owner(added, owner_of(node))
         self._take_over(old, new, nodes)
         node.graph.insert_after(node, nodes)
         self.added += len(nodes)
-
-    def _scaled(self, step: Step, node: ir.Node, delta: ir.Value, scale: ir.Value) -> ir.Value:
-        """DoRA's sum: what a node computes without its bias, and the pair, multiplied; then the bias."""
-        old = node.outputs[0]
-        bias = node.inputs[2] if len(node.inputs) > 2 else None
-        without = old if bias is None else step("Sub", "lora_without_bias", [old, bias], old.shape)
-        total = step("Add", "lora", [without, delta], old.shape)
-        scaled = step("Mul", "lora_scaled", [total, scale], old.shape)
-        return scaled if bias is None else step("Add", "lora_with_bias", [scaled, bias], old.shape)
 
     def _take_over(self, old: ir.Value, new: ir.Value, nodes: Sequence[ir.Node]) -> None:
         """Let a new value have the name and the users of an old one."""

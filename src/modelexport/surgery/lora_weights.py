@@ -163,8 +163,7 @@ class AdaptedFile:
                 self.model.graph.inputs.append(value)
                 whole.append(value.name or "")
             elif places:
-                scaled = any("magnitude" in pair.shapes for pair in changed)
-                added.add(key, value, changed[0], places, scaled=scaled)
+                added.add(key, value, changed[0], places)
                 pairs += 1
         return added, whole, pairs
 
@@ -189,7 +188,7 @@ class AdaptedFile:
                 taken.update((key, part) for key in self.plans[value].keys for part in ("whole", "magnitude", "pair"))
             for pair in only.pairs.get(what.entry, ()) if what.part != "whole" else ():
                 values[value.name or ""] = self._part(pair, what).astype(value.dtype.numpy())
-                taken.add((what.entry, "magnitude" if what.part == "scale" else "pair"))
+                taken.add((what.entry, "pair"))
         by_key = {key: value for value, plan in self.plans.items() for key in plan.keys}
         asked: list[tuple[str, str]] = []
         for key in (key for key in only.keys if key in by_key):
@@ -218,12 +217,6 @@ class AdaptedFile:
 
     def _part(self, pair: LowRank, what: AdapterInput) -> np.ndarray:
         """A matrix in the form of the input."""
-        if what.part == "scale":
-            key, plans = what.entry, self.plans
-            weight = next(value for value, plan in plans.items() if key in plan.keys)
-            base = self._reader(weight)(key)
-            factor = pair.factor(base, pair.delta(base.shape))
-            return factor if factor is not None else np.ones(len(pair.part("b")), np.float32)
         matrix = pair.part(what.part)
         if what.part == "b":
             matrix = matrix * np.float32(pair.scaling)
