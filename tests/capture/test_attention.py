@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,28 @@ def test_rows_of_the_smallest_number_are_averages(opset: int, tmp_path: Path) ->
     added[1] = LOWEST
     assert torch.allclose(Lowest()(x, added)[0][:, :, 1], x.mean(2))
     assert wrong(tmp_path / "m.onnx", Lowest(), (x, added)) == ""
+
+
+class Separate(nn.Module):
+    """Queries, keys, values and a mask for all heads as inputs; the keys of ``few`` are shared by heads."""
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, added: torch.Tensor, few: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return attend(query, key, value, added), attend(query, few, few, is_causal=True, enable_gqa=True)
+
+
+@pytest.mark.parametrize("opset", [18, 23])
+def test_attention_of_separate_inputs_has_dynamic_axes(opset: int, tmp_path: Path) -> None:
+    def drawn(batch: int, heads: int, queries: int, keys: int) -> tuple[torch.Tensor, ...]:
+        sizes = ((heads, queries, 8), (heads, keys, 8), (heads, keys, 8), (1, queries, keys), (heads // 2, keys, 8))
+        return tuple(torch.linspace(-2, 3, batch * math.prod(size)).sin().reshape(batch, *size) for size in sizes)
+
+    model, path = Separate(), tmp_path / "m.onnx"
+    result = export(model, drawn(2, 4, 5, 7), path, frontend="dynamo", opset=opset, dynamic=True)
+    assert not result.fixed
+    assert not result.valid_if
+    assert wrong(path, model, drawn(3, 6, 9, 4)) == ""
 
 
 def test_an_encoder_is_finite_in_rows_of_padding_alone(tmp_path: Path) -> None:

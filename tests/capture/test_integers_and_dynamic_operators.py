@@ -83,6 +83,7 @@ def test_integers_meet_sizes(tmp_path: Path) -> None:
         small = x.abs() % 3
         return (
             *(x % columns, columns % (x.abs() + 1), columns // (x.abs() + 1), small**rows, rows**small),
+            *(x.repeat_interleave(rows, 1), x.float().repeat_interleave(columns // 2), torch.fmax(x, x.flip(1))),
             *(x & columns, x | columns, x ^ columns, x.fmod(columns), x.float() % columns, x.float() ** rows),
         )
 

@@ -16,7 +16,6 @@ from typing import Any
 import onnx_ir as ir
 import torch
 from torch import nn
-from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from modelexport.capture.patches import private, replaced, usable
 from modelexport.capture.repairs.attention import ATTENTION
@@ -80,21 +79,11 @@ def _of_imported_models(resolve: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _attention_of_torch() -> Iterator[None]:
-    """Inside, attention is PyTorch's, with the checks of sizes of transformers' exporter.
+    """Inside, attention is PyTorch's, an average where a mask has the smallest finite number for each key.
 
-    That exporter also writes zeros where a mask has the smallest finite number for each key, and PyTorch an average.
+    The exporter of transformers writes zeros there.
     """
-    functional = torch.nn.functional
-
-    def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
-        check = private("check") if usable("check") else lambda same: None
-        check(key.shape[-2] == value.shape[-2])
-        if attn_mask is not None and guard_or_false(attn_mask.shape[-1] != 1):
-            check(attn_mask.shape[-1] == key.shape[-2])
-        return ATTENTION(query, key, value, attn_mask, *args, **kwargs)
-
-    is_replaced = functional.scaled_dot_product_attention is not ATTENTION
-    with attribute_set(functional, "scaled_dot_product_attention", attention if is_replaced else ATTENTION):
+    with attribute_set(torch.nn.functional, "scaled_dot_product_attention", ATTENTION):
         yield
 
 

@@ -24,7 +24,8 @@ _is_masked: ContextVar[bool] = ContextVar("modelexport.attention", default=False
 def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
     """``scaled_dot_product_attention``, which torch.onnx translates for four axes and fixed numbers of heads only."""
     if kwargs.get("enable_gqa") and not (isinstance(query.shape[-3], int) and isinstance(key.shape[-3], int)):
-        return ATTENTION(query, *_as_many_heads(query, key, value), attn_mask, *args, **{**kwargs, "enable_gqa": False})
+        pairs = (part.reshape(*query.shape[:-2], *part.shape[-2:]) for part in _as_many_heads(query, key, value))
+        return ATTENTION(query, *pairs, attn_mask, *args, **{**kwargs, "enable_gqa": False})
     if query.dim() < _AXES:
         if attn_mask is not None and attn_mask.dim() == query.dim():
             attn_mask = attn_mask.unsqueeze(-3)
@@ -43,6 +44,33 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *args: An
         return _with_empty_rows(query, key, value, attn_mask, *args, **kwargs)
     finally:
         _is_masked.reset(token)
+
+
+def attention_of_equal_sizes(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, enable_gqa: bool = False, **kwargs: Any
+) -> Any:
+    """Attention while a model is captured, which does not compare sizes that have to be equal in all of its kernels."""
+    pairs = [(key.shape[axis], value.shape[axis]) for axis in range(-key.dim(), -1)]
+    heads = (-3,) if enable_gqa else ()
+    pairs += [(query.shape[axis], key.shape[axis]) for axis in (*range(-query.dim(), -2), -1) if axis not in heads]
+    if attn_mask is not None:
+        rows = zip([key.shape[-2], *query.shape[-2::-1]], attn_mask.shape[::-1], strict=False)
+        pairs += [(size, length) for size, length in rows if _hint(length) is not None]
+    for first, second in pairs if usable("check") else ():
+        if not isinstance(first, torch.SymInt) or not isinstance(second, torch.SymInt):
+            continue
+        if _hint(second) == 1 != _hint(first):  # it is broadcast, and stays one
+            int(second)
+        else:
+            private("check")(first == second)
+    return ATTENTION(query, key, value, attn_mask, *args, enable_gqa=enable_gqa, **kwargs)
+
+
+def _hint(size: Any) -> int | None:
+    """The size in the example inputs; ``None`` if it depends on their values."""
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    return size.node.hint if size.node.has_hint() else None
 
 
 def _as_many_heads(query: Any, key: Any, value: Any) -> tuple[Any, Any]:

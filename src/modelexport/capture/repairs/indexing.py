@@ -40,6 +40,16 @@ def split(self: Any, split_size: Any, dim: int = 0) -> Any:
     return torch.split_with_sizes(self, [*[split_size] * whole, size - whole * split_size], dim)
 
 
+def repeated(self: Any, repeats: Any, dim: int | None = None, *, output_size: Any = None) -> Any:
+    """``repeat_interleave`` as often as a size says, which torchlib takes for one."""
+    if not isinstance(repeats, torch.SymInt):
+        return NotImplemented
+    whole = self.reshape(-1) if dim is None else self
+    axis = 0 if dim is None else dim % self.dim()
+    sizes = [-1] * (axis + 1) + [repeats] + [-1] * (whole.dim() - axis - 1)
+    return whole.unsqueeze(axis + 1).expand(sizes).flatten(axis, axis + 1)
+
+
 def with_long_indices(operator: Any) -> Callable[..., Any]:
     """Indices of different integer types, which torchlib compares with each other, as int64."""
 

@@ -204,6 +204,16 @@ def remainder(self: Any, other: Any) -> Any:
     return torch.where(_has_other_sign(rest, other), rest + other, rest)
 
 
+def but_nan(is_beyond: Callable[..., Any]) -> Callable[..., Any]:
+    """``fmax`` and ``fmin``, which give the other number for NaN."""
+
+    def extreme(self: Any, other: Any) -> Any:
+        missing = torch.isnan(self) if self.is_floating_point() else torch.full((), False)
+        return torch.where(missing | is_beyond(other, self), other, self)
+
+    return extreme
+
+
 def quotient(self: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
     """``div``, if it is rounded: translations divide integers in float32, and others before the remainder is known."""
     if not _has_fractions(self, other) and rounding_mode is not None:

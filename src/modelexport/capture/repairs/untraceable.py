@@ -139,6 +139,7 @@ _REWRITTEN: Mapping[Any, Callable[..., Any]] = {
     torch.Tensor.corrcoef: correlation,
     torch.combinations: combinations,
     torch.nn.functional.gaussian_nll_loss: gaussian_loss,
+    attention.ATTENTION: attention.attention_of_equal_sizes,
     **SIZED,
 }
 
