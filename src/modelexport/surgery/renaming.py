@@ -12,7 +12,7 @@ from modelexport.files.atomic_writing import check_writable
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.graph.names_by_module import name_nodes_by_path, name_values_by_path
 from modelexport.runtime.checked_writing import checked_and_written
-from modelexport.surgery.edited_files import save_edited
+from modelexport.surgery.shared_files import save_edited
 from modelexport.tagged.file import read_tagged
 
 

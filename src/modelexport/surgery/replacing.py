@@ -26,10 +26,10 @@ from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.surgery import Sharing
 from modelexport.surgery.call_interfaces import CallInterface, interface_of
 from modelexport.surgery.edited_calls import EditedCalls
-from modelexport.surgery.edited_files import save_edited
 from modelexport.surgery.grafted_modules import Graft, grafted_facts, rule_of
 from modelexport.surgery.graph_cutter import Cut, Cutter
 from modelexport.surgery.replaced_entries import write_keys
+from modelexport.surgery.shared_files import save_edited
 from modelexport.surgery.substitutes import FromModel, Parts, Site, Substitute
 from modelexport.surgery.substitutes.from_model import check_opsets
 from modelexport.tagged.file import TaggedFile, read_tagged

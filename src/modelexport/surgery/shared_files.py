@@ -1,4 +1,4 @@
-"""Saving models made from parts of another, whose weights stay in their files."""
+"""Saves models that were edited, or made from parts of another; their weights stay in their files."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from modelexport.format.documents import DataFile, WeightsFile
 from modelexport.graph.nodes import initializers
 from modelexport.graph.properties import record
 from modelexport.surgery import Sharing
+from modelexport.tagged.documents.encoded_documents import documents_after
+from modelexport.tagged.documents.export_facts import ExportFacts
+from modelexport.tagged.file import TaggedFile
 from modelexport.weights.linked_copied_embedded import in_file
 
 
@@ -104,6 +107,23 @@ class SharedFiles:
             ) from error
         self._placed[real] = target.name
         return target.name
+
+
+def save_edited(
+    edited: TaggedFile, facts: ExportFacts | None, output: Path, staging: Path, sharing: Sharing = "auto"
+) -> list[str]:
+    """Write an edited file and its documents into a folder; returns the weights files beside it.
+
+    Args:
+        edited: The file, with the path that it was read from.
+        facts: What is known of it besides its graph, taken before it was edited.
+        output: The file that they will be moved to.
+
+    Raises:
+        FileFormatError, OutputError: As :meth:`SharedFiles.save`.
+    """
+    beside = documents_after(edited.path, facts, edited.model, edited.call_tags)
+    return SharedFiles(output, staging, sharing).save(edited.encoded(), output.name, beside)
 
 
 def size_of_weights(model: ir.Model, source: Path) -> int:
