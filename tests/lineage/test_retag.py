@@ -224,7 +224,7 @@ def test_quantized_weights_their_scales_and_zero_points_belong_to_the_entry(tool
 def test_update_weights_refuses_what_it_cannot_compute(optimized: Optimized, tmp_path: Path) -> None:
     source, output, _ = optimized("bert", "quantize-dynamic")
     entries = json.loads(ir.load(source).metadata_props[keys.STATE_DICT])
-    weights = {key: np.zeros(shape, dtype) for key, (dtype, shape, _) in entries.items()}
+    weights = {key: np.zeros(shape, dtype) for key, (dtype, shape, *_) in entries.items()}
     save_file(weights, tmp_path / "weights.safetensors")
     with pytest.raises(WeightsError, match=r"another tool has changed .*_quantized.* run the tool on that again"):
         modelexport.update_weights(output, tmp_path / "weights.safetensors", tmp_path / "out.onnx")
@@ -253,7 +253,7 @@ def test_update_weights_names_the_entries_that_a_tool_folded_away(exported: Expo
     report = optimize_file(source, "onnxscript", tmp_path / "out.onnx")
     assert report.lost == ["layers.0.bias", "layers.1.bias", "layers.2.bias"], "they are zero, and were dropped"
     entries = json.loads(ir.load(source).metadata_props[keys.STATE_DICT])
-    weights = {key: np.zeros(shape, dtype) for key, (dtype, shape, _) in entries.items()}
+    weights = {key: np.zeros(shape, dtype) for key, (dtype, shape, *_) in entries.items()}
     with pytest.raises(WeightsError, match=r"another tool has lost layers.0.bias, layers.1.bias, layers.2.bias in"):
         modelexport.update_weights(tmp_path / "out.onnx", weights, tmp_path / "no.onnx")
 

@@ -19,6 +19,7 @@ from modelexport.files.onnx_models import fits_inside, save_model
 from modelexport.files.output_folders import check_output_folder
 from modelexport.files.path_or_model import Source
 from modelexport.format.cut_record import CutRecord, CutValue
+from modelexport.format.documents import Value
 from modelexport.format.dtypes import dtype_name
 from modelexport.format.keys import CUT_FROM
 from modelexport.graph.node_owners import owner_of
@@ -31,14 +32,11 @@ from modelexport.surgery.shared_files import size_of_weights
 from modelexport.tagged.file import TaggedFile, as_tagged
 
 
-class ExtractedValue(msgspec.Struct, frozen=True):
+class ExtractedValue(Value, frozen=True):
     """An input or output of an extracted model."""
 
-    name: str
     value: str
     """Its name in the file that it was cut out of."""
-    dtype: str
-    shape: list[int | str | None]
 
 
 class Extracted(Written, msgspec.Struct, frozen=True, kw_only=True):
@@ -220,4 +218,4 @@ def _save(tagged: TaggedFile, cut: Cut, call: ModuleCall, staging: Path, output:
 
 def _describe(value: ir.Value, source: ir.Value) -> ExtractedValue:
     dtype = dtype_name(value.dtype) if value.dtype is not None else ""
-    return ExtractedValue(value.name or "", source.name or "", dtype, sizes_of(value))
+    return ExtractedValue(value.name or "", dtype, sizes_of(value), source.name or "")
