@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import onnx_ir as ir
-from onnxscript import version_converter
 
-from modelexport.core.collected_messages import collected
 from modelexport.core.text import shortened
 from modelexport.devices.device_report import Remedy, count_nodes
 from modelexport.devices.judged_pieces import Runs, judge
@@ -17,12 +15,10 @@ from modelexport.graph.copies import copy_of
 from modelexport.precision.changes_for_devices import change_nodes
 
 _CHANGES = ("definition", "float")
-_OPSETS = (13, 17, 21)
-"""Versions of ONNX's operators in which many of them changed."""
 
 
 def tried_remedies(piece: Piece, node: ir.Node, runs: Runs, bound: float) -> Iterator[Remedy]:
-    """Try changes of a node on a device, and other versions of its operator.
+    """Try changes of a node on a device.
 
     Args:
         piece: The node alone.
@@ -31,15 +27,6 @@ def tried_remedies(piece: Piece, node: ir.Node, runs: Runs, bound: float) -> Ite
         model = copy_of(piece.model)
         if change_nodes(model, change, [node.name]):
             yield Remedy(change, _result(piece, model, runs, bound))
-    version = piece.model.opset_imports.get("", 1)
-    for opset in _OPSETS if not node.domain else ():
-        model = copy_of(piece.model)
-        if opset == version:
-            continue
-        with collected():
-            version_converter.ConvertVersionPass(opset, fallback=True)(model)
-        if model.opset_imports.get("") == opset:
-            yield Remedy(f"opset {opset}", _result(piece, model, runs, bound))
 
 
 def _result(piece: Piece, model: ir.Model, runs: Runs, bound: float) -> str:
