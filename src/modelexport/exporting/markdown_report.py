@@ -130,15 +130,6 @@ def _modules(result: ExportResult) -> Iterator[str]:
         ("module", "class", "why"),
         [(f"`{m.path or '.'}`", f"`{m.class_name}`", m.reason) for m in hierarchy.modules if m.reason],
     )
-    yield "## Nodes with several owners"
-    yield _table(
-        ("node", "operator", "calls, the one that produces the output first"),
-        [
-            (f"`{node.name}`", node.op_type, _values([call or "." for call in node.calls]))
-            for node in hierarchy.nodes
-            if node.calls
-        ],
-    )
     if result.functions is not None:
         yield from _functions(result.functions)
     if result.weights is not None and result.weights.is_apart:
@@ -146,8 +137,6 @@ def _modules(result: ExportResult) -> Iterator[str]:
     if result.messages:
         yield "## Warnings of the exporter"
         yield "\n".join(f"- {message}" for message in result.messages)
-    yield "## Environment"
-    yield _table(("package", "version"), [*hierarchy.environment.items()])
 
 
 def _fusion(fusion: Fusion) -> Iterator[str]:

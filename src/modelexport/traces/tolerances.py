@@ -28,8 +28,6 @@ NEAR = 1e-2
 """How far off a wrong value may be that is taken for a tensor of PyTorch, to be replaced by it."""
 CALL_ALONE = 1e-6
 """How far off a call may be that is computed alone, since the file has rounded constants."""
-ROUNDED_CONSTANT = 1e-5
-"""How far off a constant in the file may be from what was computed in float64."""
 COMPUTED_BUFFER = 1e-5
 """How far off a buffer may be that was computed on another machine."""
 COMPUTED_WEIGHTS = 2.0**-8
