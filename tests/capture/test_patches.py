@@ -25,7 +25,7 @@ from modelexport.capture.front_ends import capture
 from modelexport.capture.patches import TABLE, private, problem, replaced, turned_off, usable
 from modelexport.capture.repairs.recurrent import steps_open
 from modelexport.capture.repairs.untraceable import _Rewritten, reading_no_values
-from modelexport.capture.transformers_exporter import _of_imported_models
+from modelexport.capture.transformers_exporter import _asked_once, _of_imported_models
 from modelexport.errors import CaptureError, VersionWarning
 
 aten = torch.ops.aten
@@ -264,3 +264,12 @@ def test_the_modules_of_other_models_are_not_imported_to_be_changed() -> None:
         assert (module in sys.modules) == imported_already
         assert private("changed models")("torch.Tensor", missing_ok=True) is torch.Tensor
     assert private("changed models")(module, missing_ok=True) is sys.modules[module]
+
+
+def test_a_tensor_is_asked_again_whether_it_is_contiguous_when_its_strides_changed() -> None:
+    asked: list[torch.Tensor] = []
+    with replaced({"contiguity": lambda ask: _asked_once(lambda x: asked.append(x) or ask(x))}):
+        is_contiguous, x = private("contiguity"), torch.ones(2, 3)
+        assert [is_contiguous(x), is_contiguous(x), len(asked)] == [True, True, 1]
+        x.t_()
+        assert [is_contiguous(x), is_contiguous(torch.ones(2, 3)), len(asked)] == [False, True, 3]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import onnx_ir as ir
@@ -40,7 +40,7 @@ def export_pretrained(
     from transformers.exporters.exporter_onnx import OnnxConfig
 
     config = OnnxConfig(dynamic=dynamic, opset_version=opset, optimize=False)
-    with replaced({"changed models": _of_imported_models}), contextlib.ExitStack() as translation:
+    with replaced(_SAVED), contextlib.ExitStack() as translation:
         program = _silent_exporter(translation).export(model, kwargs, config).program
     return program, tuple(value.name for value in program.graph.outputs)
 
@@ -77,6 +77,23 @@ def _of_imported_models(resolve: Callable[..., Any]) -> Callable[..., Any]:
     return resolve_imported
 
 
+def _asked_once(ask: Callable[[torch.Tensor], bool]) -> Callable[[torch.Tensor], bool]:
+    """Whether a tensor is contiguous, which is not asked again of the last tensor while its strides are the same."""
+    last: Any = None, "", False
+
+    def is_contiguous(tensor: torch.Tensor) -> bool:
+        nonlocal last
+        strides = str(tensor.stride())
+        if last[0] is not tensor or last[1] != strides:
+            last = tensor, strides, ask(tensor)
+        return bool(last[2])
+
+    return is_contiguous
+
+
+_SAVED: Mapping[str, Callable[[Any], Any]] = {"changed models": _of_imported_models, "contiguity": _asked_once}
+
+
 @contextlib.contextmanager
 def _attention_of_torch() -> Iterator[None]:
     """Inside, attention is PyTorch's, an average where a mask has the smallest finite number for each key.
@@ -95,7 +112,7 @@ def export_around_pretrained(
     from transformers.exporters.exporter_dynamo import reset_model_state
     from transformers.exporters.utils import apply_fx_node_fixes, apply_patches
 
-    with reset_model_state(model), replaced({"changed models": _of_imported_models}), apply_patches("onnx"):
+    with reset_model_state(model), replaced(_SAVED), apply_patches("onnx"):
         with torch.no_grad(), apply_patches("dynamo"), _attention_of_torch():
             program = torch.export.export(model, copied(args), copied(kwargs), dynamic_shapes=shapes, strict=False)
         apply_fx_node_fixes("onnx", program.graph_module)

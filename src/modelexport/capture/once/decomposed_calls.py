@@ -1,8 +1,8 @@
 """Equal calls are decomposed once: the first of them; the others get a copy of what became of it.
 
-``torch.onnx`` decomposes what was captured by ``ExportedProgram.run_decompositions``, which traces every node again.
+``torch.onnx`` decomposes what was captured, and inserts conversions of types: both run every node again.
 Each call that is equal to an earlier one (:mod:`.equal_calls`) is one node of the operator ``modelexport::repeat``
-during that step, and is replaced by copies of the first one's nodes after it. These have the annotations of the call.
+during these steps, and is replaced by copies of the first one's nodes after it. These have the annotations of the call.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class _CopyError(Exception):
 def decomposed_once(
     whole: Callable[..., ExportedProgram], calls: Sequence[TracedCall], address_key: str
 ) -> Callable[..., ExportedProgram]:
-    """``ExportedProgram.run_decompositions``, which does the same work once. Nodes are named in their order.
+    """The preparation of ``torch.onnx``, which does the same work once. Nodes are named in their order.
 
     Args:
         calls: The calls of the capture; they are complete when decomposition begins.
         address_key: The annotation that has the address of a node's call.
     """
 
-    def run_decompositions(program: ExportedProgram, *args: Any, **kwargs: Any) -> ExportedProgram:
+    def prepared(program: ExportedProgram, *args: Any, **kwargs: Any) -> ExportedProgram:
         classes = find_repeats(program.graph, calls, address_key) if usable("memory") else []
         if classes:
             graph = program.graph_module.graph
@@ -69,7 +69,7 @@ def decomposed_once(
         _rebuild(result, (), ())
         return result
 
-    return run_decompositions
+    return prepared
 
 
 def _reduced(graph: torch.fx.Graph, classes: Sequence[tuple[Region, ...]]) -> torch.fx.Graph:
