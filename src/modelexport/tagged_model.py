@@ -195,8 +195,7 @@ def split(
     """Write a model as a folder of stages that run in turn: see :func:`modelexport.surgery.splitting.split`.
 
     Args:
-        sizes: For ``flops`` and ``time``: sizes of dynamic axes; those left out count as 32, and for ``time`` are what
-            random inputs get.
+        sizes: For ``flops`` and ``time``: sizes of dynamic axes; those left out are as for ``cost`` and ``profile``.
 
     Raises:
         UsageError, FileFormatError, OutputError: As there; no dynamic axis has a name in ``sizes``.

@@ -41,8 +41,6 @@ from modelexport.tagged.file import TaggedFile
 from modelexport.verify.matched_values import Matches
 from modelexport.verify.verify_report import FalseClaim
 
-_HALF = ("float16", "bfloat16")
-_FLOATS = (*_HALF, "float32", "float64")
 Tables = tuple[Mapping[Any, Any], Mapping[Any, Any]]
 """What is claimed, and what is right: names of things, or pairs of a kind and a name, to what is said of them."""
 
