@@ -516,6 +516,7 @@ def test_the_command_writes_files_and_prints_one_document(exported: Exporter, tm
     each = command("--each", "BertLayer", "-o", "layers")
     assert (each.returncode, each.stderr) == (0, "")
     assert "encoder.layer.1 -> layers/encoder.layer.1.onnx" in each.stdout
+    assert "\n  in  hidden_states float32[2, 8, 16]\n" in each.stdout
     wrong = command("BertLayer", "-o", "x.onnx")
     assert (wrong.returncode, wrong.stdout, wrong.stderr.count("\n")) == (2, "", 1)
 

@@ -130,7 +130,7 @@ def format_extracted(extracted: Sequence[Extracted]) -> str:
             f"{call.call} -> {call.path} ({plural(call.nodes, 'node')}{borrowed}; {call.bytes:,} bytes of weights)"
         )
         for side, values in (("in ", call.inputs), ("out", call.outputs)):
-            lines += [f"  {side} {value}" for value in values]
+            lines += [f"  {side} {v.name} {v.dtype}[{', '.join(map(str, v.shape))}]" for v in values]
     return "\n".join(lines)
 
 

@@ -41,10 +41,9 @@ def format_package(result: PackageResult, model: str, page: Path | None = None) 
     ]
     took = f"{result.folder}: {sum(result.seconds.values()):,.1f} s"
     shown = f"modelexport report {result.folder} -o {result.folder / 'report.html'}"
-    steps = [
-        f"modelexport verify {result.folder} --model {model}",
-        shown if page is None else f"open {page} in a browser",
-    ]
+    verified = all(part.verified is not None for part in result.parts.values())
+    first = f"modelexport tree {result.folder}" if verified else f"modelexport verify {result.folder} --model {model}"
+    steps = [first, shown if page is None else f"open {page} in a browser"]
     return "\n".join([align(rows), *interfaces, weights, *fused, *result.notes, took, f"next: {'; '.join(steps)}"])
 
 
