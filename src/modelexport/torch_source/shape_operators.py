@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import onnx_ir as ir
@@ -83,20 +83,10 @@ def _gather(o: Operation) -> ast.expr:
     if numbers is not None and o.rank(1) == 0:
         inside = literal(numbers[0])
     elif numbers is not None and o.rank(1) == 1:
-        inside = _run_of(numbers) or literal(numbers)
+        inside = literal(numbers)
     else:
         inside = o.write("b" if o.dtype(1) == ir.DataType.INT64 else "b.long()")
     return o.write("a[*parts]", parts=_subscript(axis, inside))
-
-
-def _run_of(places: Sequence[Any]) -> ast.expr | None:
-    """Places in equal steps as a slice."""
-    if any(isinstance(place, Number) for place in places) or len(places) < 2:
-        return None
-    first, second, last = (int(places[place]) for place in (0, 1, -1))
-    if first < 0 or second <= first or list(range(first, last + 1, second - first)) != list(places):
-        return None
-    return _slice_of(first, last + 1, second - first)
 
 
 def _slice_of(start: Any, end: Any, step: Any) -> ast.expr:

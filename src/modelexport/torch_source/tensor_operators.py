@@ -22,17 +22,6 @@ from modelexport.torch_source.shape_operators import SHAPE_OPERATORS
 Row = str | Callable[[Operation], ast.expr]
 
 
-def _and(o: Operation) -> ast.expr:
-    """A constant that is true everywhere only changes the shape."""
-    sizes = list(o.node.outputs[0].shape or [None])
-    for index in (0, 1):
-        array, other = o.array(index), o.value(1 - index)
-        if array is not None and array.all() and other is not None and all(isinstance(size, int) for size in sizes):
-            same = other.shape == o.node.outputs[0].shape
-            return code("x" if same else "x.expand(*sizes)", x=o.tensor(1 - index), sizes=sizes)
-    return o.write("a & b")
-
-
 def _div(o: Operation) -> ast.expr:
     if o.kind() == "O":
         raise UnwrittenError("the type of its operands is not known")
@@ -261,9 +250,9 @@ TENSOR_OPERATORS: dict[str, Row] = {
     **{name: f"F.{name.lower()}(a)" for name in ("Mish", "Softplus", "Softsign", "HardSwish")},
     **{name: f"A {sign} B" for name, sign in (
         ("Add", "+"), ("Sub", "-"), ("Mul", "*"), ("MatMul", "@"), ("Equal", "=="), ("Less", "<"),
-        ("LessOrEqual", "<="), ("Greater", ">"), ("GreaterOrEqual", ">="), ("Or", "|"), ("Xor", "^"),
+        ("LessOrEqual", "<="), ("Greater", ">"), ("GreaterOrEqual", ">="), ("And", "&"), ("Or", "|"), ("Xor", "^"),
         ("BitwiseAnd", "&"), ("BitwiseOr", "|"), ("BitwiseXor", "^"))},
-    "And": _and, "Div": _div, "Pow": _pow, "Neg": "-a", "Reciprocal": "1 / a", "Not": "~a", "BitwiseNot": "~a",
+    "Div": _div, "Pow": _pow, "Neg": "-a", "Reciprocal": "1 / a", "Not": "~a", "BitwiseNot": "~a",
     "Mod": either("fmod", "torch.remainder(a, B)", "torch.fmod(a, B)"), "Identity": "a",
     "BitShift": lambda o: o.write("a << B" if o.attribute("direction") == "LEFT" else "a >> B"),
     "Max": _joined("torch.maximum(x, y)"), "Min": _joined("torch.minimum(x, y)"), "Sum": _joined("x + y"),

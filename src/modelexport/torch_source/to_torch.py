@@ -149,31 +149,22 @@ def _file_text(tagged: TaggedFile, classes: ModuleClasses, name: str) -> str:
     docstring = (
         f"{name}, out of an ONNX file: {plural(len(tagged.calls), 'call')} of modules. Made by modelexport to-torch."
     )
-    imports = ["from __future__ import annotations", ""] if classes.helpers else []
-    imports += ["import math"] if "math." in body else []
-    imports += ["from collections import OrderedDict"] if "OrderedDict(" in body else []
-    imports += ["from collections.abc import Callable, Sequence"] if "Sequence[" in body or "Callable[" in body else []
-    imports += ["from operator import attrgetter", "from pathlib import Path"]
-    imports += ["from typing import Any"] if "Any" in body else []
-    imports += ["", *(["import torch"] if "torch." in body else [])]
-    imports += ["import torch.nn.functional as F"] if "F." in body else []
-    imports += [
-        "from safetensors.torch import load_file",
-        f"from torch import {'Tensor, ' if classes.helpers else ''}nn",
-    ]
-    return "\n".join(
-        [
-            f'"""{docstring}"""',
-            "",
-            *imports,
-            "",
-            "",
-            body.rstrip(),
-            "",
-            "",
-            _LOAD.replace("NAME()", f"{name}(){'.double()' if classes.layout.is_wide else ''}"),
-        ]
-    )
+    head = {
+        "from __future__ import annotations\n": bool(classes.helpers),
+        "import math": "math." in body,
+        "from collections import OrderedDict": "OrderedDict(" in body,
+        "from collections.abc import Callable, Sequence": "Sequence[" in body or "Callable[" in body,
+        "from operator import attrgetter\nfrom pathlib import Path": True,
+        "from typing import Any": "Any" in body,
+        "": True,
+        "import torch": "torch." in body,
+        "import torch.nn.functional as F": "F." in body,
+        "from safetensors.torch import load_file": True,
+        f"from torch import {'Tensor, ' if classes.helpers else ''}nn": True,
+    }
+    imports = "\n".join(line for line, is_needed in head.items() if is_needed)
+    load = _LOAD.replace("NAME()", f"{name}(){'.double()' if classes.layout.is_wide else ''}")
+    return f'"""{docstring}"""\n\n{imports}\n\n\n{body.rstrip()}\n\n\n{load}'
 
 
 _LOAD = '''def load(path=Path(__file__).with_suffix(".safetensors")):

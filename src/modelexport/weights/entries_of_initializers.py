@@ -100,33 +100,28 @@ class Computed:
     opsets: Mapping[str, int]
     """The opsets of the graph: domain to version."""
     recordable: dict[str, bool] = field(init=False, default_factory=dict)
-    """The name of a computed value to whether its computation can be recorded."""
-    _moved: set[str] = field(init=False, default_factory=set)
-    """The computed values whose elements are those of entries."""
-    _scaled: set[str] = field(init=False, default_factory=set)
-    """The computed values that are an entry plus or times constants."""
+    """The name of a computed value to whether its computation can be recorded and undone."""
+    _changes: dict[str, str] = field(init=False, default_factory=dict)
+    """The name of a computed value to what was done to the entries that it has: ``moved`` or ``scaled``."""
     _constants: dict[str, np.ndarray | None] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         for node in self.source.nodes:
             if self._computes(node):
                 ready = all(self._input_recordable(name) for name in node.inputs if name is not None)
-                ready = ready and since_version(node.op, self.opsets) is not None
+                ready = ready and since_version(node.op, self.opsets) is not None and self._can_be_undone(node)
                 self.recordable.update(dict.fromkeys(node.outputs, ready))
-                self._follow_elements(node)
 
-    def _follow_elements(self, node: SourceNode) -> None:
-        read = [name for name in _read_inputs(node.op, node.inputs) if self.depends(name)]
-        if node.op[0] == packed.DOMAIN or (
-            node.op[1] in _MOVING and all(name in self.names or name in self._moved for name in read)
-        ):
-            self._moved.update(node.outputs)
-        elif (
-            node.op[1] in _ARITHMETIC
-            and read == [node.inputs[0]]
-            and (read[0] in self.names or read[0] in self._scaled)
-        ):
-            self._scaled.update(node.outputs)
+    def _can_be_undone(self, node: SourceNode) -> bool:
+        read = [name for name in _read_inputs(node.op, node.inputs) if name is not None and self.depends(name)]
+        changes = {self._changes[name] for name in read if name in self._changes}
+        if node.op[0] == packed.DOMAIN or (node.op[1] in _MOVING and changes <= {"moved"}):
+            self._changes.update(dict.fromkeys(node.outputs, "moved"))
+        elif node.op[1] in _ARITHMETIC and read == [node.inputs[0]] and changes <= {"scaled"}:
+            self._changes.update(dict.fromkeys(node.outputs, "scaled"))
+        else:
+            return False
+        return True
 
     def depends(self, name: str | None) -> bool:
         """Whether the value of this name is a ``state_dict`` entry or computed from one."""
@@ -144,8 +139,7 @@ class Computed:
             return True
         if any(value is not None and value.name in self.names and self._stays(value) for value in inputs):
             return False
-        undone = self._moved | self._scaled
-        return all(value.name in undone and self.recordable[value.name] for value in node.outputs)
+        return all(self.recordable.get(value.name or "", False) for value in node.outputs)
 
     def _stays(self, parameter: ir.Value) -> bool:
         """Whether a node whose inputs are not only weights and constants uses a parameter."""
