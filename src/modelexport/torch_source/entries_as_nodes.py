@@ -17,7 +17,7 @@ import onnx_ir as ir
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.owners import Owner
 from modelexport.errors import WeightsError
-from modelexport.format.documents import CallEntry, StateDictEntry, TransformStep
+from modelexport.format.documents import CallEntry, StateDictEntry
 from modelexport.format.parameter_plan import ParameterPlan
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import initializers
@@ -26,7 +26,7 @@ from modelexport.graph.unique_names import free_name
 from modelexport.tagged.file import TaggedFile
 from modelexport.weights.entries_from_file import recover
 from modelexport.weights.packed.repacking import DOMAIN as PACKED
-from modelexport.weights.recorded_transforms import decode_tensor, run_operator, tensor_attributes
+from modelexport.weights.recorded_transforms import decode_tensor, run_steps
 
 Stored = list[tuple[ir.Value, ParameterPlan]]
 """The initializers that an entry is in, with how each is computed."""
@@ -187,53 +187,24 @@ def _steps_of_call(steps: Sequence[ir.Node], call: CallEntry | None, entries: En
 
 
 def _step_nodes(value: ir.Value, plan: ParameterPlan, by_key: dict[str, ir.Value], entries: Entries) -> list[ir.Node]:
-    outputs: dict[str, tuple[ir.Value, Any]] = {}
-    nodes = []
+    arrays = {key: entries.arrays[key] for key in plan.inputs()}
+    zeros = {key: np.broadcast_to(np.zeros((), array.dtype), array.shape) for key, array in arrays.items()}
+    results, values, nodes = run_steps(plan.steps, zeros), dict(by_key), []
     for number, step in enumerate(plan.steps):
-        inputs = [_input(name, outputs, by_key, entries) for name in step.inputs]
-        node = ir.node(step.op_type, [each[0] for each in inputs], _attributes(step), domain=step.domain,
-                       version=step.version or None, num_outputs=_count(number, plan.steps))  # fmt: skip
-        for place, (output, array) in enumerate(zip(node.outputs, _shapes(node, step, inputs), strict=False)):
+        labels = [label for label in results if label.startswith(f"%{number}:")]
+        attributes = {name: ir.tensor(decode_tensor(given)) if isinstance(given, dict) else given
+                      for name, given in step.attributes.items()}  # fmt: skip
+        node = ir.node(step.op_type, [values[name] if name else None for name in step.inputs], attributes,
+                       domain=step.domain, version=step.version or None, num_outputs=len(labels))  # fmt: skip
+        for label, output in zip(labels, node.outputs, strict=True):
+            array = results[label]
             kind = "indices" if step.op_type == "Constant" and array.dtype == np.int64 else step.op_type.lower()
-            output.name = f"{value.name}.{kind}_{number}" if place == 0 else f"{value.name}.{kind}_{number}_{place}"
+            output.name = f"{value.name}.{kind}_{label[1:].removesuffix(':0').replace(':', '_')}"
             output.shape, output.dtype = ir.Shape(array.shape), ir.DataType.from_numpy(array.dtype)
-            outputs[f"%{number}:{place}"] = (output, array)
-        outputs[f"%{number}"] = outputs[f"%{number}:0"]
+            values[label] = output
+        values[f"%{number}"] = node.outputs[0]
         nodes.append(node)
     return nodes
-
-
-def _count(number: int, steps: Sequence[TransformStep]) -> int:
-    """How many outputs of a step are used."""
-    used = [name for step in steps for name in step.inputs if name.startswith(f"%{number}:")]
-    return max([int(name.partition(":")[2]) for name in used], default=0) + 1
-
-
-def _input(
-    name: str, outputs: dict[str, tuple[ir.Value, Any]], by_key: dict[str, ir.Value], entries: Entries
-) -> tuple[ir.Value | None, Any]:
-    if not name or name in outputs:
-        return outputs.get(name, (None, None))
-    array = entries.arrays[name]
-    return by_key[name], np.broadcast_to(np.zeros((), array.dtype), array.shape)
-
-
-def _attributes(step: TransformStep) -> dict[str, Any]:
-    return {
-        name: ir.tensor(decode_tensor(value)) if isinstance(value, dict) else value
-        for name, value in step.attributes.items()
-    }
-
-
-def _shapes(node: ir.Node, step: TransformStep, inputs: Sequence[tuple[ir.Value | None, Any]]) -> Sequence[Any]:
-    """Arrays with the shapes and types of a step's outputs; those of a constant are its numbers."""
-    if step.op_type == "Constant":
-        return [decode_tensor(step.attributes["value"])]
-    if step.op_type == "Cast":
-        dtype = ir.DataType(step.attributes["to"]).numpy()
-        return [np.broadcast_to(np.zeros((), dtype), inputs[0][1].shape)]
-    attributes = tensor_attributes(node.attributes)
-    return run_operator(step.domain, step.op_type, step.version, [array for _, array in inputs], attributes)
 
 
 class Constants(dict[ir.Value, ir.TensorProtocol]):

@@ -51,11 +51,20 @@ def apply_transform(
         FileFormatError: A step cannot be run.
         WeightsError: A packed weight is not of the kind that the file was exported with.
     """
+    result = run_steps(steps, tensors, wide=wide)[f"%{len(steps) - 1}:0"]
+    assert isinstance(result, np.ndarray)
+    return result
+
+
+def run_steps(
+    steps: Sequence[TransformStep], tensors: Mapping[str, np.ndarray], *, wide: bool = False
+) -> dict[str, Any]:
+    """The outputs of all steps: ``%0:1`` is the second one of the first step. Arguments and errors as above."""
     outputs: dict[str, Any] = {}
+    known: dict[str, Any] = {"": None, **tensors}
     for number, step in enumerate(steps):
         try:
-            inputs = [(outputs if name in outputs else tensors)[name] if name else None for name in step.inputs]
-            results = _run(step, inputs, wide=wide)
+            results = _run(step, [known[name] for name in step.inputs], wide=wide)
         except (KeyError, WeightsError):
             raise
         except Exception as error:  # onnx's implementations, given any arrays, raise anything
@@ -63,11 +72,10 @@ def apply_transform(
                 f"step {number} of a transform, {step.op_type}, cannot be run ({type(error).__name__}: {error}): "
                 "the tensors do not fit, or the file was written by another version; export it again"
             ) from error
-        outputs[f"%{number}"] = results[0]
         outputs.update((f"%{number}:{i}", result) for i, result in enumerate(results))
-    result = outputs[f"%{len(steps) - 1}"]
-    assert isinstance(result, np.ndarray)
-    return result
+        known.update(outputs)
+        known[f"%{number}"] = results[0]
+    return outputs
 
 
 def _run(step: TransformStep, inputs: Sequence[Any], *, wide: bool) -> tuple[Any, ...]:
