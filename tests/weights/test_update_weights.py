@@ -300,4 +300,4 @@ def test_the_package_stays_light_and_its_public_names_what_they_are(code: str) -
 def test_the_state_dict_in_the_file_has_every_entry(blocks: Path, weights: dict[str, torch.Tensor]) -> None:
     entries = msgspec.json.decode(load(blocks).model.metadata_props[keys.STATE_DICT])
     assert list(entries) == list(weights)
-    assert entries["head.bias"] == ["float32", [4], True]
+    assert entries["head.bias"] == ["float32", [4], True, False]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import itertools
-import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -45,10 +43,6 @@ class ModuleClasses:
         """The text of each class, by its name, callees first."""
         self._equal: dict[tuple[str, str], tuple[str, list[str]]] = {}
         self._built: dict[str, Built] = {}
-        self._parameters: dict[str, Collection[str]] = {}
-        sidecar = layout.tagged.hierarchy
-        self._counts = {module.path: module.parameters for module in sidecar.modules} if sidecar is not None else {}
-        self._shared = {first: names for first, names in layout.entries.names.items() if len(names) > 1}
         self._statistics = {key for value, key in layout.entries.values.items() if _is_statistic(value)}
         self._taken = {*FUNCTIONS, *_OF_THE_FILE}
         self.ties = self._ties()
@@ -109,37 +103,16 @@ class ModuleClasses:
         return f"torch.zeros({tuple(entry.shape)}{self._torch_type(entry.dtype)})"
 
     def _is_parameter(self, node: ModuleNode, name: str) -> bool:
-        if node.path not in self._parameters:
-            self._parameters[node.path] = self._parameters_of(node)
-        return name in self._parameters[node.path]
-
-    def _parameters_of(self, node: ModuleNode) -> Collection[str]:
-        """The entries that are parameters: floating-point, no statistics, and among the sidecar's count of these."""
-        floating = {key: math.prod(entry.shape) for key, entry in node.entries.items()
-                    if _is_floating(entry) and f"{node.path}.{key}".lstrip(".") not in self._statistics}  # fmt: skip
-        if node.path not in self._counts or not floating:
-            return floating
-        inside = sum(self._counts.get(child.path, 0) for child in node.children.values() if child.alias_of is None)
-        own = self._counts[node.path] - inside + self._counted_twice(node)
-        for size in range(len(floating), -1, -1) if len(floating) < 12 else (len(floating),):
-            for chosen in itertools.combinations(floating, size):
-                if sum(floating[key] for key in chosen) == own:
-                    return chosen
-        return floating
-
-    def _counted_twice(self, node: ModuleNode) -> int:
-        """Elements of tensors that several modules of a module have."""
-        total = 0
-        for first, names in self._shared.items():
-            holders = {child.path for child in node.children.values() for name in names if is_below(name, child.path)}
-            total += math.prod(self.layout.entries.shapes[first].shape) * max(len(holders) - 1, 0)
-        return total
+        """Whether an entry has a gradient; files of other exporters do not say which entries are buffers."""
+        entry, key = node.entries[name], f"{node.path}.{name}".lstrip(".")
+        is_number = _is_floating(entry) or entry.dtype.startswith("complex")
+        return is_number and not entry.buffer and key not in self._statistics
 
     def _ties(self) -> dict[str, list[tuple[str, str]]]:
         """Second names of tensors and modules with the first, by the path of the module that gives them."""
         found: dict[str, list[tuple[str, str]]] = {}
         pairs = [(node.path, node.alias_of) for node in self.nodes.by_path.values() if node.alias_of is not None]
-        for names in self._shared.values():
+        for names in self.layout.entries.names.values():
             kept = [name for name in names if self.has(name)]
             pairs += [(other, kept[0]) for other in kept[1:]]
         for name, first in pairs:
