@@ -302,7 +302,7 @@ class _Body:
 
     def _node(self, node: ir.Node) -> ir.Node:
         inputs = [self._value(value) for value in node.inputs]
-        attributes = [with_graphs(attribute, self._graph) for _, attribute in sorted(node.attributes.items())]
+        attributes = [with_graphs(attribute, self._graph) for attribute in node.attributes.values()]
         self.copies[node] = copied = ir.Node(
             node.domain,
             node.op_type,
