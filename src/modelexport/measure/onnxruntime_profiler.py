@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ import onnxruntime
 
 from modelexport.core.json_decoding import decode_json
 from modelexport.errors import UsageError
-from modelexport.runtime.devices import CPU
 from modelexport.runtime.sessions import Level, open_file, run_session, session_options
 
 _KERNEL = "_kernel_time"
@@ -66,27 +65,15 @@ class Profile:
 
 
 def time_runs(
-    path: Path,
-    inputs: Mapping[str, Any],
-    *,
-    runs: int,
-    warmup: int,
-    level: Level = "all",
-    provider: str = CPU,
-    rounds: Iterator[int],
+    path: Path, inputs: Mapping[str, Any], *, runs: int, warmup: int, level: Level, provider: str, rounds: Iterator[int]
 ) -> list[int]:
     """Nanoseconds of each run without profiling."""
     session = open_file(path, session_options(level, provider))
-    return _run_times(session, inputs, max(warmup, 1) + runs, rounds)[max(warmup, 1) :]
+    return _run_times(session, inputs, itertools.islice(rounds, max(warmup, 1) + runs - 1))[max(warmup, 1) :]
 
 
-def _run_times(
-    session: onnxruntime.InferenceSession, inputs: Mapping[str, Any], runs: int, rounds: Iterator[int]
-) -> list[int]:
-    """Nanoseconds of each of several runs.
-
-    Args:
-        rounds: Has an item for each run, which it counts.
+def _run_times(session: onnxruntime.InferenceSession, inputs: Mapping[str, Any], rounds: Iterable[int]) -> list[int]:
+    """Nanoseconds of each run: 0 of a first one, then one for each item of ``rounds``.
 
     Raises:
         UsageError: The inputs do not fit, or a node fails.
@@ -94,7 +81,7 @@ def _run_times(
     names, feeds = [output.name for output in session.get_outputs()], dict(inputs)
     run_session(session, feeds)  # in a thread, so that signals are handled; it is counted as a run
     taken = [0]
-    for _ in itertools.islice(rounds, runs - 1):
+    for _ in rounds:
         began = time.perf_counter_ns()
         session.run(names, feeds)
         taken.append(time.perf_counter_ns() - began)
@@ -108,8 +95,8 @@ def profile_runs(
     *,
     runs: int,
     warmup: int,
-    level: Level = "all",
-    provider: str = CPU,
+    level: Level,
+    provider: str,
     rounds: Iterator[int],
 ) -> tuple[Profile, Path]:
     """Run a file with ONNX Runtime's profiler, and once more to measure the memory of its nodes.
@@ -125,7 +112,7 @@ def profile_runs(
     options.optimized_model_filepath = str(optimized)
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "optimized.onnx.data")
     options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", _LARGE_WEIGHT)
-    timed = _profiled(path, options, provider, inputs, folder / "time", warmup + runs, rounds)
+    timed = _profiled(path, options, inputs, folder / "time", itertools.islice(rounds, warmup + runs - 1))
     profiler = _profiler_time(timed[warmup:])
     kernels = _by_run(timed[warmup:], profiler)
     memory: dict[Kernel, int] = {}
@@ -133,25 +120,19 @@ def profile_runs(
     options.enable_mem_pattern = False  # otherwise a run allocates all memory as one block
     options.add_session_config_entry("session.collect_node_memory_stats_to_file", str(folder / "memory.csv"))
     with contextlib.suppress(UsageError):  # a graph optimized for this machine's layout may not load again
-        memory = _memory(_profiled(optimized, options, provider, inputs, folder / "memory", 2, rounds))
+        memory = _memory(_profiled(optimized, options, inputs, folder / "memory", itertools.islice(rounds, 1)))
     return Profile(kernels, [run[-1].dur * 1000 for run in timed[warmup:]], profiler, memory), optimized
 
 
 def _profiled(
-    path: Path,
-    options: onnxruntime.SessionOptions,
-    provider: str,
-    inputs: Mapping[str, Any],
-    prefix: Path,
-    runs: int,
-    rounds: Iterator[int],
+    path: Path, options: onnxruntime.SessionOptions, inputs: Mapping[str, Any], prefix: Path, rounds: Iterable[int]
 ) -> list[list[_Event]]:
     """The events of each run: its nodes, and last the run itself."""
     options.enable_profiling = True
     options.profile_file_prefix = str(prefix)
     session = open_file(path, options)
     try:
-        _run_times(session, inputs, runs, rounds)
+        _run_times(session, inputs, rounds)
     finally:
         written = session.end_profiling()
     data = Path(written).read_bytes()
