@@ -109,3 +109,10 @@ def test_a_scripted_model(tmp_path: Path) -> None:
     result = export(model, {"x": x}, tmp_path / "m.onnx", verify=True)
     assert result.verified is not None
     assert result.verified.agrees
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_a_scripted_part_of_dynamic_sizes(tmp_path: Path) -> None:
+    model = nn.Sequential(torch.jit.script(nn.Linear(4, 3)), nn.ReLU()).eval()
+    result = export(model, (torch.ones(2, 4),), tmp_path / "m.onnx", dynamic=True)
+    assert [value.shape for value in result.session().get_inputs()] == [["input_axis_0", 4]]

@@ -26,7 +26,7 @@ def documented_axes(model: nn.Module, arguments: Mapping[str, int]) -> dict[str,
         arguments: The names of arguments that are tensors, with the number of their axes.
     """
     words: dict[str, tuple[str, ...]] = {}
-    for forward in dict.fromkeys(type(module).forward for module in model.modules()):
+    for forward in dict.fromkeys(type(m).forward for m in model.modules() if hasattr(type(m), "forward")):
         if len(words) == len(arguments):
             break
         shapes = _documented_shapes(forward)
