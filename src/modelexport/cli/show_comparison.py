@@ -95,7 +95,7 @@ def _held(held: Mapping[str, Held]) -> str:
 
 
 def _size(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB" if count >= 1e5 else f"{count:,} bytes"
+    return f"{count / 1e6:,.1f} MB" if count >= 1e5 else plural(count, "byte")
 
 
 def _operators(first: Mapping[str, int], second: Mapping[str, int]) -> str:
