@@ -25,6 +25,7 @@ from modelexport.pytorch.inputs.other_sizes import symbol_sizes, with_sizes, wit
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import run_session
 from modelexport.tagged.file import read_tagged
+from modelexport.verify.model_and_file import Sides
 
 NAMES = RequestedNames(axes={("x", 1): "n", ("x", 2): "h", ("y", 1): "m"})
 
@@ -238,10 +239,30 @@ def test_sizes_that_a_model_refuses_only_where_calls_are_compared_are_not_compar
 
     tagged = read_tagged(exported.path)
     sides: Any = SimpleNamespace(
-        tagged=tagged, returned=lambda inputs: [], agrees=lambda *arguments: False, compare=refuses
+        model=Decides(), tagged=tagged, returned=lambda inputs: [], agrees=lambda *arguments: False, compare=refuses
     )
+    sizes = symbol_sizes(INPUTS, tagged.model)
+    tried = SizeTrials(sides, INPUTS).run(sizes)
+    assert tried is not None and tried.status == "not compared"
+    sides.compare = lambda *arguments: compared
+    compared = SimpleNamespace(failed=None, unknown=None, located=SimpleNamespace(pairs=()))
+    tried = SizeTrials(sides, INPUTS).run(sizes)
+    assert tried is not None and tried.status == "agree"
+
+
+def test_a_model_runs_once_with_sizes_that_it_refuses(exported: Any) -> None:
+    class Refuses(nn.Module):
+        runs = 0
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            Refuses.runs += 1
+            raise RuntimeError("other sizes")
+
+    tagged = read_tagged(exported.path)
+    sides = Sides.of(Refuses(), INPUTS, tagged)
     tried = SizeTrials(sides, INPUTS).run(symbol_sizes(INPUTS, tagged.model))
     assert tried is not None and tried.status == "not compared"
+    assert Refuses.runs == 1
 
 
 @pytest.mark.parametrize("frontend", ["dynamo", "torchscript"])
