@@ -14,6 +14,7 @@ COMMANDS = {
     "nodes bert-tiny.onnx encoder.layer.0": 4,
     "cost bert-tiny.onnx": 4,
     "export bert-tiny -o b.onnx": 2,
+    "export bert-tiny --dynamic -o d.onnx": 2,
 }
 """Each command with the number of runs, of which the least counts."""
 
