@@ -26,9 +26,7 @@ def _transpose(o: Operation) -> ast.expr:
 
 
 def _reshape(o: Operation) -> ast.expr:
-    numbers, keeps, shape = o.numbers(1), not o.attribute("allowzero"), o.node.outputs[0].shape
-    if shape is not None and shape == o.known_shape() and not any(size == ir.SymbolicDim(None) for size in shape):
-        return o.write("a")
+    numbers, keeps = o.numbers(1), not o.attribute("allowzero")
     if numbers is None:
         return o.write("reshape(a, s1)")
     is_kept = [keeps and not isinstance(number, Number) and number == 0 for number in numbers]

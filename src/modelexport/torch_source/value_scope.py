@@ -16,6 +16,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.errors import UsageError
 from modelexport.graph.unique_names import free_name
 from modelexport.tagged.encodings.functions_call_groups import Group
+from modelexport.torch_source.attention_pattern import OPERATOR
 from modelexport.torch_source.call_layout import CallLayout
 from modelexport.torch_source.expressions import LEFT_OUT, Number, code, identifier, literal, parsed, replaced_names
 from modelexport.torch_source.module_nodes import OF_MODULES, ModuleNodes
@@ -75,6 +76,8 @@ class ValueScope:
             base = value.name or ""
         elif isinstance(module, ast.Attribute) and isinstance(module.value, ast.Name) and module.value.id == "self":
             base = module.attr
+        elif operator == OPERATOR:
+            base = "attn_output"
         elif base in ("val", "v", "value", "") or not base.isascii():
             base = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", operator).lower()
         return self._fresh(identifier(base))
