@@ -174,7 +174,6 @@ def decompositions() -> Decompositions:
         aten._native_batch_norm_legit_functional.default: batch_normalized,
         aten.scaled_dot_product_attention.default: attention.attention,
         aten.index.Tensor: indexing.with_long_indices(aten.index.Tensor),
-        aten.index_put.default: indexing.with_long_indices(aten.index_put.default),
         aten.split.Tensor: indexing.split,
         aten.repeat_interleave.self_int: indexing.repeated,
         aten.roll.default: fourier.rolled,
