@@ -143,6 +143,19 @@ def test_the_sum_of_what_was_decided_by_tensors_of_sizes_is_found_in_a_trace(tmp
     assert [one.formula for one in result.valid_if] == ["x_axis_1 >= 7"]
 
 
+class DoublesMany(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x if x.shape[0] > 3 else x + 1
+
+
+@pytest.mark.parametrize("example", [torch.ones(2, 8), torch.ones(2, 8, dtype=torch.int64)])
+def test_a_condition_is_kept_if_the_numbers_of_the_example_do_not_show_it(
+    example: torch.Tensor, tmp_path: Path
+) -> None:
+    result = export(DoublesMany(), (example,), tmp_path / "x.onnx", dynamic=True)
+    assert [condition.formula for condition in result.valid_if] == ["x_axis_0 <= 3"]
+
+
 def test_a_condition_is_kept_if_only_the_shapes_of_the_outputs_show_it(tmp_path: Path) -> None:
     class Square(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -65,21 +65,30 @@ class SizeTrials:
         return self._done[key]
 
     def _run(self, sizes: Mapping[str, int]) -> Tried | None:
-        from modelexport.pytorch.inputs.other_sizes import symbol_sizes, with_sizes, without_parts
-        from modelexport.pytorch.runs.outputs_as_users_run import returned_by
+        from modelexport.pytorch.inputs.other_sizes import symbol_sizes, with_sizes, with_telling_numbers, without_parts
 
-        sides, model = self._sides, self._sides.tagged.model
+        model = self._sides.tagged.model
         before = symbol_sizes(self._inputs, model)
         if any(size > max(_LARGEST, 2 * before[symbol] + 1) for symbol, size in sizes.items()):
             return None
         other = with_sizes(self._inputs, model, sizes)
         if _elements(other) > max(_MOST_ELEMENTS, 8 * _elements(self._inputs)) or without_parts(self._inputs, other):
             return None
+        result = self._compared(other)
+        if result.status == "agree" and (telling := with_telling_numbers(other)) is not None:
+            result_of_others = self._compared(telling)
+            return result_of_others if result_of_others.status == "differ" else result
+        return result
+
+    def _compared(self, inputs: Inputs) -> Tried:
+        from modelexport.pytorch.runs.outputs_as_users_run import returned_by
+
+        sides = self._sides
         with collected():
             try:
-                returned_by(sides.model, other)  # most sizes that are refused are refused here, in no time
-                right = sides.returned(other)
-                return Tried("agree") if sides.agrees(other, right) else tried(sides.compare(other, {}))
+                returned_by(sides.model, inputs)  # most sizes that are refused are refused here, in no time
+                right = sides.returned(inputs)
+                return Tried("agree") if sides.agrees(inputs, right) else tried(sides.compare(inputs, {}))
             except Exception:  # a model may raise anything for sizes that it does not accept, some only in float64
                 return Tried("not compared")
 

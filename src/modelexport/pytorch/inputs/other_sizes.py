@@ -290,8 +290,32 @@ def _with_others(tensor: torch.Tensor, axis: int, size: int) -> torch.Tensor:
     if not tensor.is_floating_point() or not added.any():
         return tensor
     others = tensor + 0.25 * (tensor.flip(axis) - tensor).to(tensor.dtype)
-    plain = (tensor == 0) | (tensor == 1) | ~torch.isfinite(tensor)
-    if plain.all():
+    if _is_mask(tensor):
         return tensor
     added = added.reshape([-1 if place == axis else 1 for place in range(tensor.ndim)])
     return torch.where(added & torch.isfinite(others), others, tensor)
+
+
+def _is_mask(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no other numbers than zeros, ones and infinities."""
+    return bool(((tensor == 0) | (tensor == 1) | ~torch.isfinite(tensor)).all())
+
+
+def with_telling_numbers(inputs: Inputs) -> Inputs | None:
+    """Inputs with other numbers where a tensor has a single one, or those of a mask: ``2 * x`` and ``x + 1`` are equal
+    for ones. ``None`` if each tensor of numbers has several.
+    """
+    generator = torch.Generator().manual_seed(0)
+    changed: list[torch.Tensor] = []
+
+    def telling(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or not value.numel() or value.is_complex():
+            return value
+        if not (_is_mask(value) if value.is_floating_point() else bool((value == 1).all())):
+            return value
+        drawn = torch.rand(value.shape, generator=generator).to(value.device)
+        changed.append(value + drawn.to(value.dtype) if value.is_floating_point() else (drawn < 0.5).to(value.dtype))
+        return changed[-1]
+
+    other: Inputs = tree_map(telling, inputs)
+    return other if changed else None
