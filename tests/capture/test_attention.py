@@ -33,6 +33,7 @@ class Attends(nn.Module):
             "added": first,
             "two layers": attend(first, first, first, added),
             "grouped": attend(x_heads, few_heads, few_heads, seen, enable_gqa=True),
+            "grouped, three axes": attend(x_heads[0], few_heads[0], few_heads[0], seen[0, 0], enable_gqa=True),
             "three axes": attend(x, x, x, seen[:, 0]),
             "two axes": attend(x[1], x[1], x[1], seen[1, 0]),
             "five axes": attend(x_heads[None], x_heads[None], x_heads[None], seen[None]),

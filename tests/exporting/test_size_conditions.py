@@ -190,7 +190,7 @@ def test_a_formula_gets_its_simplest_form(formula: str, simple: str | None) -> N
 
 
 def test_a_formula_is_not_executed() -> None:
-    for formula in ("__import__('os').abort()", "n.__class__", "n <", "(" * 999):
+    for formula in ("__import__('os').abort()", "n.__class__", "n <", "(" * 999, "(1 << n) < 9"):
         assert SizeCondition(formula).holds({"n": 9}) is True
 
 

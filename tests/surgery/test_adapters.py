@@ -14,11 +14,14 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import safetensors.torch
+import torch
 
 import commands
 import modelexport
 import models
 import peft_adapters
+import truth
 from exports import Exporter, Shared
 from modelexport import adapters_as_inputs, load, merge_adapters, verify, verify_against, write_adapter
 from modelexport.errors import FileFormatError, UsageError, WeightsError
@@ -142,6 +145,41 @@ def test_the_other_module_keeps_a_tied_tensor(peft: Path, exported: Exporter, tm
     plans = {value.name: parameter_plan(value) for value in initializers(load(result.path).model)}
     named = {tuple(plan.keys) for plan in plans.values() if plan is not None}
     assert {("embedding.weight",), ("lm_head.weight",)} <= named
+
+
+class Three(torch.nn.Module):
+    """Three layers with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (torch.nn.Linear(4, 4, bias=False) for _ in range(3))
+        self.second.weight = self.third.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.third(self.second(self.first(x).relu()).relu())
+
+
+def test_two_of_three_modules_with_a_tied_tensor_get_their_own(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, pairs, folder = Three().eval(), {}, tmp_path / "adapter"
+    modelexport.export(model, (torch.randn(2, 4),), tmp_path / "tied.onnx")
+    folder.mkdir()
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["first", "second"]}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    merged = {name: model.first.weight.detach() for name in ("first", "second", "third")}
+    for name in ("first", "second"):
+        down, up = torch.randn(2, 4), torch.randn(4, 2)
+        pairs |= {f"base_model.model.{name}.lora_A.weight": down, f"base_model.model.{name}.lora_B.weight": up}
+        merged[name] = merged[name] + up @ down
+    safetensors.torch.save_file(pairs, folder / "adapter_model.safetensors")
+    merge_adapters(tmp_path / "tied.onnx", [folder], tmp_path / "merged.onnx")
+    plans = {tuple(plan.keys) for value in initializers(load(tmp_path / "merged.onnx").model)
+             if (plan := parameter_plan(value)) is not None}  # fmt: skip
+    assert plans == {("first.weight",), ("second.weight",), ("third.weight",)}
+    apart = Three().eval()
+    for name, weight in merged.items():
+        getattr(apart, name).weight = torch.nn.Parameter(weight)
+    assert truth.wrong(tmp_path / "merged.onnx", apart, (torch.randn(2, 4),)) == ""
 
 
 def test_weights_can_be_given_along(peft: Path, exported: Exporter, tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def _run(before: int) -> int:
         status = _fail(_interrupted(before), signal.status)
     except SystemExit as error:
         if _completes():
-            return int(error.code or 0)
+            return error.code if isinstance(error.code, int) else int(error.code is not None)
         if isinstance(error.__context__, BrokenPipeError):  # `modelexport tree x.onnx | head`: the parser ends it so
             raw(sys.stderr).close()
             return 0

@@ -49,20 +49,22 @@ def find_fix(
         unchanged = search.fix_wrong(report)
         if not search.report.agrees:
             search.fix_rounding()
-    if search.steps:
-        quantize(tagged.path, output, recipe=Recipe(search.rules, (f"made for {runs.device}",)), check_runtime=False)
-    whole, pieces = search.report.whole, (Pieces(file, feeds).whole() for file in (tagged, search.file))
-    return Fix(
-        path=str(output) if search.steps else "",
-        recipe=str(output.with_suffix(RECIPE_SUFFIX)) if search.steps else "",
-        steps=search.steps,
-        unchanged=[] if search.report.agrees else unchanged,
-        status=whole.status,
-        error=whole.error,
-        rounding=whole.rounding,
-        moved=error_between(*(piece.outputs for piece in pieces)),
-        nodes=whole.nodes,
-    )
+        if search.steps:
+            quantize(
+                tagged.path, output, recipe=Recipe(search.rules, (f"made for {runs.device}",)), check_runtime=False
+            )
+        whole, pieces = search.report.whole, (Pieces(file, feeds).whole() for file in (tagged, search.file))
+        return Fix(
+            path=str(output) if search.steps else "",
+            recipe=str(output.with_suffix(RECIPE_SUFFIX)) if search.steps else "",
+            steps=search.steps,
+            unchanged=[] if search.report.agrees else unchanged,
+            status=whole.status,
+            error=whole.error,
+            rounding=whole.rounding,
+            moved=error_between(*(piece.outputs for piece in pieces)),
+            nodes=whole.nodes,
+        )
 
 
 class _Search:

@@ -6,7 +6,8 @@ call that it is ``like``: the addresses and tags inside it differ from those of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 
 import msgspec
 
@@ -28,7 +29,7 @@ def fold_repeats(entries: Sequence[CallTreeEntry], equal: Iterable[Sequence[str]
     for first, *others in equal:
         inside_first = _calls_inside(first, children)
         for call in others:
-            inside = _moved(inside_first, by_call[first], by_call[call])
+            inside = list(_moved(inside_first, by_call[first], by_call[call]))
             begin = position[call] + 1
             # what follows the call in the text as well, so that the order of all calls can be restored
             if inside and inside == _calls_inside(call, children) == list(entries[begin : begin + len(inside)]):
@@ -54,12 +55,12 @@ def unfold_repeats(entries: Sequence[CallTreeEntry]) -> list[CallTreeEntry]:
     characters = 0
     for entry in entries:
         plain = msgspec.structs.replace(entry, like=None)
-        added = [plain]
+        added: Iterable[CallTreeEntry] = [plain]
         if entry.like is not None:
             inside = _calls_inside(entry.like, children)
             if len(unfolded) + len(inside) > CALLS:
                 raise ValueError(f"there are more than {CALLS:,} calls")
-            added += _moved(inside, by_call[entry.like], plain)
+            added = chain(added, _moved(inside, by_call[entry.like], plain))  # made one by one: limits end it
         for new in added:
             if new.call in by_call:
                 raise ValueError(f"the call '{new.call}' is listed twice")
@@ -71,7 +72,7 @@ def unfold_repeats(entries: Sequence[CallTreeEntry]) -> list[CallTreeEntry]:
             characters += len(new.call) + len(new.tag)
             if characters > CALL_TREE_CHARACTERS:
                 raise ValueError(f"the addresses and tags have more than {CALL_TREE_CHARACTERS:,} characters")
-        unfolded += added
+            unfolded.append(new)
     return unfolded
 
 
@@ -94,7 +95,7 @@ def _calls_inside(call: str, children: Mapping[str, Sequence[CallTreeEntry]]) ->
     return inside
 
 
-def _moved(inside: Iterable[CallTreeEntry], source: CallTreeEntry, target: CallTreeEntry) -> list[CallTreeEntry]:
+def _moved(inside: Iterable[CallTreeEntry], source: CallTreeEntry, target: CallTreeEntry) -> Iterator[CallTreeEntry]:
     """The entries of the calls inside ``source``, renamed to be inside ``target``."""
 
     def moved(address: str) -> str:
@@ -103,7 +104,7 @@ def _moved(inside: Iterable[CallTreeEntry], source: CallTreeEntry, target: CallT
         below = address.removeprefix(f"{source.call}.")
         return address if below == address else f"{target.call}.{below}"
 
-    return [
+    return (
         msgspec.structs.replace(
             entry,
             call=moved(entry.call),
@@ -111,4 +112,4 @@ def _moved(inside: Iterable[CallTreeEntry], source: CallTreeEntry, target: CallT
             parent=moved(entry.parent or ""),
         )
         for entry in inside
-    ]
+    )

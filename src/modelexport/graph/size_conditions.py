@@ -281,6 +281,8 @@ class _OfArrays(ast.NodeTransformer):
         return ast.Call(ast.Name(name, ast.Load()), [self.visit(argument) for argument in node.args], [])
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        if not isinstance(node.op, _OPERATORS):
+            raise TypeError(f"formulas do not have {ast.dump(node.op)}")
         left, right = self.visit(node.left), self.visit(node.right)
         if isinstance(node.op, ast.Pow):  # whole numbers would overflow, or have any number of digits
             return ast.Call(ast.Name("pow", ast.Load()), [left, right], [])
@@ -297,7 +299,8 @@ def _joined(op: ast.operator, terms: Iterable[ast.expr]) -> ast.expr:
     return reduce(lambda first, second: ast.BinOp(first, op, second), terms)
 
 
-_PARTS = (ast.Expression, ast.Name, ast.Load, ast.operator)
+_PARTS = (ast.Expression, ast.Name, ast.Load)
+_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "min": lambda *terms: reduce(np.minimum, terms), "max": lambda *terms: reduce(np.maximum, terms), "abs": np.abs,
     "float": np.asarray, "int": np.trunc, "ceil": np.ceil, "floor": np.floor, "trunc": np.trunc, "sqrt": np.sqrt,

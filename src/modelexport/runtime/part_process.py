@@ -115,7 +115,8 @@ class PartProcess:
     def _answer(self, job: str) -> PartResult:
         process = self._process or self._begin()
         assert process.stdin is not None and process.stdout is not None
-        self._log.truncate(0)
+        self._log.seek(0)  # for the process as well, which shares the position
+        self._log.truncate()
         self._ran += 1
         line = b""
         try:

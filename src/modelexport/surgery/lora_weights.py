@@ -117,7 +117,7 @@ class AdaptedFile:
             node.replace_input_with(index, untied)
         self._before[untied] = value.const_value
         self._record(untied, ParameterPlan([key, *rest], plan.renamed(dict.fromkeys(names, key))))
-        kept = [other for other in names if other != key]
+        kept = [other for other in names if other != key and other in plan.keys]  # others have their own already
         self._record(value, ParameterPlan([*kept, *rest], plan.renamed(dict.fromkeys(names, kept[0]))))
         return True
 

@@ -27,11 +27,11 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *args: An
         pairs = (part.reshape(*query.shape[:-2], *part.shape[-2:]) for part in _as_many_heads(query, key, value))
         return ATTENTION(query, *pairs, attn_mask, *args, **{**kwargs, "enable_gqa": False})
     if query.dim() < _AXES:
+        added = 0 if kwargs.get("enable_gqa") else -3  # grouped heads stay heads; all others are rows of the batch
         if attn_mask is not None and attn_mask.dim() == query.dim():
-            attn_mask = attn_mask.unsqueeze(-3)
-        return ATTENTION(
-            query.unsqueeze(-3), key.unsqueeze(-3), value.unsqueeze(-3), attn_mask, *args, **kwargs
-        ).squeeze(-3)
+            attn_mask = attn_mask.unsqueeze(added)
+        parts = (part.unsqueeze(added) for part in (query, key, value))
+        return ATTENTION(*parts, attn_mask, *args, **kwargs).squeeze(added)
     if query.dim() > _AXES:
         if attn_mask is not None and attn_mask.dim() >= _AXES:
             attn_mask = attn_mask.expand(*query.shape[:-3], *attn_mask.shape[-3:]).flatten(0, -4)
