@@ -24,7 +24,7 @@ from modelexport.lineage.matching.by_lost_nodes import match_by_activation, matc
 from modelexport.lineage.matching.by_name import match_by_derived_name, match_by_name
 from modelexport.lineage.matching.by_parameter import match_by_parameter
 from modelexport.lineage.matching.by_position import match_by_position
-from modelexport.lineage.matching.known_matches import Matching
+from modelexport.lineage.matching.matching_state import Matching
 from modelexport.lineage.matching.original_names import OriginalNames
 from modelexport.lineage.owners_after_tools import WALKS, Matcher, Walk, trace_owners
 

@@ -3,7 +3,7 @@
 Less is known about such a file than about a graph that was changed in memory (``owners_after_passes.py``):
 nodes are not marked, names have changed, attributes were rewritten. So a list of small matchers visits every node, each
 with one clue that tools leave: :data:`WALKS` is that list, and :mod:`modelexport.lineage.matching` has them.
-They share one state, :class:`~modelexport.lineage.matching.known_matches.Matching`. Then nodes get their owners:
+They share one state, :class:`~modelexport.lineage.matching.matching_state.Matching`. Then nodes get their owners:
 
 - a node that is matched with one source node, with the same operator and no nodes lost before it, has that node's
   owner and evidence;
@@ -31,7 +31,7 @@ from modelexport.lineage.matching.by_lost_nodes import match_by_activation, matc
 from modelexport.lineage.matching.by_name import match_by_derived_name, match_by_name, name_given_values
 from modelexport.lineage.matching.by_parameter import match_by_parameter
 from modelexport.lineage.matching.by_position import match_by_position
-from modelexport.lineage.matching.known_matches import REGION, Matching
+from modelexport.lineage.matching.matching_state import REGION, Matching
 
 Matcher = Callable[[Matching, ir.Node], None]
 """Matches a node, or the producers of its inputs, with source nodes, and records that in the state."""

@@ -37,8 +37,8 @@ from modelexport.precision.quantize import QuantizeResult, quantize, quantized, 
 from modelexport.precision.recipes import Recipe, chosen_recipe, encode_recipe, of_parts
 from modelexport.precision.search_within_bound import SearchResult, search
 from modelexport.runtime.checked_writing import checked_and_written
+from modelexport.surgery.adapted_file import AdaptedFile
 from modelexport.surgery.lora_adapters import MergedAdapters
-from modelexport.surgery.lora_weights import AdaptedFile
 from modelexport.tagged.file import read_tagged
 from modelexport.tagged.package import Package, read_package
 from modelexport.weights.weight_updates import UpdateResult, WeightsInFile, new_tensor, planned

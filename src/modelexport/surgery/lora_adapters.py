@@ -14,7 +14,7 @@ from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.runtime.onnx_adapter_files import ADAPTER_SUFFIX, write_adapter_file
 from modelexport.surgery import Sharing
-from modelexport.surgery.lora_weights import AdaptedFile
+from modelexport.surgery.adapted_file import AdaptedFile
 from modelexport.surgery.shared_files import save_edited
 from modelexport.weights.peft_adapters import changes
 

@@ -25,10 +25,10 @@ from modelexport.graph.missing_types import infer_shapes
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.torch_source.attention_pattern import put_attention_together
 from modelexport.torch_source.call_layout import CallLayout
+from modelexport.torch_source.class_writing import ModuleClasses
 from modelexport.torch_source.entries_as_nodes import Constants, Entries, entries_as_nodes
 from modelexport.torch_source.expressions import TORCH_TYPES
 from modelexport.torch_source.mask_patterns import replace_whole_gathers
-from modelexport.torch_source.module_classes import ModuleClasses
 from modelexport.torch_source.module_nodes import ModuleNodes
 from modelexport.torch_source.operation import FUNCTIONS, refuse_damaged_nodes
 from modelexport.torch_source.size_numbers import FileNumbers

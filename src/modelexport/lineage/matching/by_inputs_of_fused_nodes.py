@@ -8,7 +8,7 @@ from functools import cache
 import onnx
 import onnx_ir as ir
 
-from modelexport.lineage.matching.known_matches import CHAIN, MOVES, REGION, Matching, computed_inputs
+from modelexport.lineage.matching.matching_state import CHAIN, MOVES, REGION, Matching, computed_inputs
 
 
 def match_by_fusion(state: Matching, node: ir.Node) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from modelexport.graph.snapshot import SourceNode
-from modelexport.lineage.matching.known_matches import CHAIN, MOVES, NEAR, Matching, computed_inputs, is_same_operation
+from modelexport.lineage.matching.matching_state import CHAIN, MOVES, NEAR, Matching, computed_inputs, is_same_operation
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from modelexport.lineage.matching.known_matches import NEAR, Matching
+from modelexport.lineage.matching.matching_state import NEAR, Matching
 
 
 def name_given_values(state: Matching) -> None:

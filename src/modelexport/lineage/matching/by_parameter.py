@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from modelexport.graph.nodes import consumers
-from modelexport.lineage.matching.known_matches import NEAR, REGION, Matching, is_same_operation
+from modelexport.lineage.matching.matching_state import NEAR, REGION, Matching, is_same_operation
 
 
 def match_by_parameter(state: Matching, node: ir.Node) -> None:

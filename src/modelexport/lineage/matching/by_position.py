@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from modelexport.graph.nodes import PLAIN_TYPES
 from modelexport.graph.snapshot import SourceNode
-from modelexport.lineage.matching.known_matches import Matching
+from modelexport.lineage.matching.matching_state import Matching
 
 
 def match_by_position(state: Matching, node: ir.Node) -> None:

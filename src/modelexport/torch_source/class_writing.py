@@ -19,8 +19,8 @@ from modelexport.torch_source.expressions import identifier, is_plain, literal
 from modelexport.torch_source.forward_text import Built, ForwardText
 from modelexport.torch_source.module_nodes import ELSEWHERE, OF_MODULES, ModuleNode, ModuleNodes
 from modelexport.torch_source.operation import FUNCTIONS
+from modelexport.torch_source.recognized_torch_classes import container, sequential, torch_class, uncalled
 from modelexport.torch_source.recurrent_classes import recurrent_class
-from modelexport.torch_source.torch_classes import container, sequential, torch_class, uncalled
 
 _OF_THE_FILE = frozenset(
     ("Any", "Callable", "F", "OrderedDict", "Path", "Sequence", "Tensor", "attrgetter", "load", "load_file", "math",
