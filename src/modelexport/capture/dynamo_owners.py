@@ -33,6 +33,7 @@ class FxOwners:
     ) -> None:
         self.fx_graphs = fx_graphs
         annotated = any(map(is_annotated, fx_graphs.values())) or not fx_graphs
+        # The calls of the run, where no hook annotated the nodes of the graph; else none.
         self.ran = frozenset() if annotated else frozenset(traced.call for traced in calls)
         self.path_by_id = {str(id(module)): path for path, module in model.named_modules()}
         self.counts = Counter(traced.call.path for traced in calls)
@@ -42,7 +43,7 @@ class FxOwners:
         self.nested: dict[tuple[int, str], ModuleCall] = {}
         self.values: dict[Port, str] = {}
         self.replayed: set[torch.fx.Node] = set()
-        """The nodes that make a view again after its elements were written to, with the annotations of the first."""
+        """Nodes that compute a view again after its elements were written to; with the first one's annotations."""
 
     def assign(self, model: ir.Model) -> CallTree:
         for graph in model.graphs():

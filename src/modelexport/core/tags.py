@@ -188,7 +188,7 @@ class Tags(CallTags):
 
     @cached_property
     def _static_base(self) -> Mapping[str, str]:
-        """The same for modules, as though each were called by its parent module.
+        """The path whose tag that of each module extends, if its parent module called it.
 
         A module that was never called although one below it was (a list, a Sequential that is indexed) is skipped, so
         that members that this run did not call get the tags that they would get if it had.
@@ -301,7 +301,7 @@ def _segment(class_name: str, suffix: str) -> str:
 
 
 def shortest_tails(base: str, paths: Sequence[str]) -> list[str]:
-    """For each path the shortest tail below ``base`` that none of the other paths ends in; final numbers are kept."""
+    """The shortest tail of each path below ``base``, with a number at its end, that none of the other paths ends in."""
     parts = [_parts_below(base, path) for path in paths]
     if len(set(parts)) < len(parts):  # one is below the base and the other outside it, with the same name
         parts = [_parts_below("", path) for path in paths]

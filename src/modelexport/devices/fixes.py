@@ -129,7 +129,7 @@ class _Search:
         return self._runs.run(piece).error <= self._bound
 
     def _level(self) -> tuple[list[ModuleCall], list[ModuleCall]]:
-        """Calls of about the same depth, after those that they are in."""
+        """The calls that were opened, and the calls inside them: of about the same depth, and enough to be compared."""
         children = self.file.calls.children
         opened, level = list[ModuleCall](), [next(iter(self.file.calls)).call]
         while any(children[call] for call in level) and len(level) + len(opened) < _UNITS:

@@ -65,7 +65,7 @@ def find_fixed_axes(inputs: Inputs, model: ir.Model, run: Run) -> list[FixedAxis
     if not sizes:
         return []
     search = _Search(_runner(inputs, model, run))
-    if not search.symbols(sizes):
+    if not search.find_closed(sizes):
         return []
     call = next(filter(None, search.calls), "")
     return [fixed for symbol, reason in search.closed.items() for fixed in axes_of(inputs, model, symbol, reason, call)]
@@ -91,7 +91,7 @@ def _runner(inputs: Inputs, model: ir.Model, run: Run) -> Callable[[Collection[s
     """
     from modelexport.pytorch.inputs.other_sizes import WAYS, changed_sizes, symbol_sizes
 
-    def tried(symbols: Collection[str]) -> Tried:
+    def compared(symbols: Collection[str]) -> Tried:
         if not symbols:
             return run(symbol_sizes(inputs, model)) or Tried("not compared")
         results: list[Tried] = []
@@ -100,11 +100,11 @@ def _runner(inputs: Inputs, model: ir.Model, run: Run) -> Callable[[Collection[s
             result = run(sizes) if sizes is not None else None
             if result is not None and result.status != "not compared":
                 results.append(result)
-            if len(results) == _WAYS or (results and results[-1].status == "differ"):
+            if len(results) == _WAYS_NEEDED or (results and results[-1].status == "differ"):
                 break
         return results[-1] if results else Tried("not compared")
 
-    return tried
+    return compared
 
 
 @dataclass(frozen=True)
@@ -145,8 +145,8 @@ class _Search:
         """Symbols that cannot change, to what happens."""
         self.calls: list[str] = []
 
-    def symbols(self, sizes: Mapping[str, int]) -> bool:
-        """Whether there are any."""
+    def find_closed(self, sizes: Mapping[str, int]) -> bool:
+        """Fill ``closed``; whether any symbol cannot change."""
         whole = self._compared(sizes)
         # What differs with the sizes of the example is not due to any other size.
         if whole.status in ("agree", "tie") or self.run(()).status == "differ":
@@ -180,6 +180,6 @@ class _Search:
         return result
 
 
-_WAYS = 2
+_WAYS_NEEDED = 2
 _REASON = 200
 """The largest number of characters of a reason in a message."""

@@ -148,7 +148,7 @@ def write_retagged(
     """Restore the tags of a model in memory that was made from a tagged file, and write it.
 
     Args:
-        model: Changed in place; it has no local functions. If all of its nodes have owners, they keep them.
+        model: Changed in place; it has no local functions.
         changed: The file that it was read from, if it may have been made from another one.
         inlined: Whether it had local functions.
         beside: What else is written with it: the end of each name to the content.
@@ -162,7 +162,7 @@ def write_retagged(
     before = take_snapshot(tagged.model)
     owners = {node: owner_of(node) for node in all_nodes(model)}
     descent = trace_owners(before, model)
-    if None not in owners.values():
+    if None not in owners.values():  # what made it kept them up to date
         for node, owner in owners.items():
             set_owner(node, owner)
     if changed is not None:

@@ -146,7 +146,7 @@ def _stored(tagged: TaggedFile) -> tuple[dict[str, Counter[ModuleCall]], list[No
     for traced in tagged.calls:
         by_path.setdefault(traced.call.path, []).append(traced.call)
     parameters, buffers, sizes, bits, held = (Counter[ModuleCall]() for _ in range(5))
-    for node in tagged.nodes:  # some exporters write all weights so
+    for node in tagged.nodes:  # some exporters write all weights as Constant nodes
         owner, constant = owner_of(node), ir.convenience.get_const_tensor(node.outputs[0])
         if node.op_type == "Constant" and owner is not None and constant is not None:
             sizes[owner.call] += constant.nbytes

@@ -161,7 +161,10 @@ def find_state(model: PretrainedModel, example: Example) -> State | None:
 def _sizes(
     model: PretrainedModel, name: str, grows: str, first: torch.Tensor, more: torch.Tensor, longer: torch.Tensor
 ) -> tuple[int | str, ...]:
-    """The sizes of a tensor: numbers, ``batch``, and ``grows`` for those with the length of the text."""
+    """The sizes of a tensor: numbers, ``batch``, and ``grows`` for those with the length of the text.
+
+    ``first`` is of two rows, ``more`` of three, and ``longer`` of two rows with two more tokens.
+    """
     sizes: list[int | str] = []
     for size, of_more, of_longer in zip(first.shape, more.shape, longer.shape, strict=True):
         if size == of_more == of_longer:

@@ -119,7 +119,7 @@ class Ladder:
         return self.steps[:low]
 
     def most(self, left: float) -> list[Step]:
-        """The steps that can be paid and leave the least loss: in order, or after a step that would not fit any more.
+        """The affordable steps with the least loss: in their order, or with one first that was skipped in this order.
 
         Args:
             left: What the start leaves.

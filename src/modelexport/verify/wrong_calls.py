@@ -144,7 +144,7 @@ def find_pairs(
             fitting = [value for value in suspects if value not in pairs and _fits(matches, value, tensor)]
             if not fitting and len(missing[call]) == len(suspects) == 1:
                 fitting = suspects
-            # What follows from a value may hardly depend on it, as the shares of attention do: it vouches for nothing.
+            # What follows from a value may hardly depend on it, as the shares of attention do, and so proves little.
             others = [value for value in candidates if value not in pairs and value not in fitting]
             fitting += [value for value in others if _is_near(matches, value, tensor)]
             fitting += [value for value in others if _is_doubtful(matches, value, tensor)]

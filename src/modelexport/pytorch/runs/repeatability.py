@@ -139,7 +139,7 @@ def is_random(model: nn.Module, inputs: Inputs) -> bool:
 def _first_other(
     first: Mapping[str, torch.Tensor], others: Iterable[dict[str, torch.Tensor]]
 ) -> dict[str, torch.Tensor]:
-    """The outputs of the first run in which they are not those of another one, or of the last run."""
+    """The outputs of the first run that differs from ``first``, or of the last run."""
     outputs: dict[str, torch.Tensor] = {}
     for outputs in others:
         if not _all_same(first, outputs):
@@ -148,7 +148,7 @@ def _first_other(
 
 
 _MORE_SEEDS = range(3, 19)
-"""As many as it takes for a choice between two to be the same in all runs once in a hundred thousand models."""
+"""So many that a choice between two is the same in all runs in one of 100,000 models."""
 
 
 def _generator_states(model: nn.Module) -> list[Any]:
