@@ -118,6 +118,7 @@ def test_without_selectors_or_with_exclamation_marks_only_it_begins_with_all() -
         ("class:Embeding", "net.onnx has no class 'Embeding'; did you mean Embedding"),
         ("encoder.layers.*", "no module call of net.onnx matches 'encoder.layers.*'; did you mean encoder.layer"),
         ("!encoder.layers.3", "did you mean encoder.layer.3"),
+        ("*.layer.99", r"did you mean \*\.layer\.\d"),
         ("Layer", "'Layer' is ambiguous in net.onnx: it could be encoder.layer.0, .* and 7 more; give one of these"),
         ("encoder.layer.[3-1]", "is not a range"),
         ("encoder.layer.[z-a]", "is not a glob: bad character range"),

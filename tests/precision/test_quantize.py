@@ -239,6 +239,7 @@ def test_branches_are_kept(exported: Exporter, tmp_path: Path) -> None:
     [
         ({"to": "int4", "keep": ["poler"]}, "has no module call 'poler'; did you mean pooler"),
         ({"to": "int4", "only": ["*.nothing"]}, "no module call of .* matches '\\*.nothing'"),
+        ({"to": "int8"}, "did you mean int8-dynamic or int8-static or int8-weights"),
         ({"to": "int5"}, "there is no method 'int5'; did you mean int4"),
         ({"to": "int4:blok=16"}, "int4 has no option 'blok'; did you mean block"),
         ({"to": "int4:block=17"}, "int4:block is 16 or 32 or 64 or 128 or 256, not '17'"),

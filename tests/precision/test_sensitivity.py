@@ -206,7 +206,7 @@ def test_a_metric_may_be_a_function_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("cosine", "is not a bound: write a metric, a sign and a number"),
+        ("5%", "is not a bound: write a metric, a sign and a number, as in error<=0.05 .* error, cosine"),
         ("cosin>=0.9", "there is no metric 'cosin'; did you mean cosine?"),
         ("cosine<=0.9", "is not even met by equal outputs"),
         ("kl<=1e", "is not a number"),
@@ -216,6 +216,10 @@ def test_a_metric_may_be_a_function_of_a_file(tmp_path: Path) -> None:
 def test_what_is_not_a_bound_is_refused(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message.replace("?", r"\?")):
         parse_bound(text)
+
+
+def test_a_bound_may_be_in_percent() -> None:
+    assert str(parse_bound("error <= 5%")) == "error<=0.05"
 
 
 def test_rank_correlation() -> None:

@@ -173,6 +173,35 @@ def test_bfloat16_weights_come_from_a_file(tmp_path: Path) -> None:
     assert verify_parameters(model, tmp_path / "new.onnx").agrees
 
 
+@pytest.mark.parametrize(("prefix", "words"), [("module.", "have the prefix 'module.' in addition"), ("", "")])
+def test_a_common_prefix_is_named_and_few_keys_are_listed(
+    prefix: str, words: str, blocks: Path, weights: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    other = {prefix + key if prefix else f"other{index}": value for index, (key, value) in enumerate(weights.items())}
+    with pytest.raises(WeightsError) as raised:
+        update_weights(blocks, other, tmp_path / "new.onnx")
+    assert len(raised.value.missing) > 3
+    assert f" and {len(raised.value.missing) - 3} more)" in str(raised.value)
+    assert words in str(raised.value) and ("prefix" in str(raised.value)) == bool(prefix)
+    assert len(str(raised.value)) < 600
+
+
+def test_a_prefix_that_the_keys_lack_is_named(tmp_path: Path) -> None:
+    class Outer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.body(x)
+            return result
+
+    model = Outer()
+    modelexport.export(model, (torch.ones(1, 3),), tmp_path / "old.onnx")
+    with pytest.raises(WeightsError, match=r"all keys lack the prefix 'body\.'"):
+        update_weights(tmp_path / "old.onnx", model.body.state_dict(), tmp_path / "new.onnx")
+
+
 def test_everything_that_does_not_fit_is_listed_at_once(
     blocks: Path, weights: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:

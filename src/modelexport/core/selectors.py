@@ -14,7 +14,7 @@ Several selectors are a union. Picking a call also picks every call inside it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TypeVar
@@ -132,8 +132,18 @@ def _matches(
         names = {call: f"{call.path}@{call.index}" if indexed else call.path for call in order if call.path}
         matching, known = [call for call in names if address.fullmatch(names[call])], [str(call) for call in order]
     if not matching:
-        raise UsageError(f"no module call of {where} matches '{selector}'{nearest(selector, known)}")
+        raise UsageError(f"no module call of {where} matches '{selector}'{nearest_selectors(selector, known)}")
     return matching
+
+
+def nearest_selectors(selector: str, known: Collection[str]) -> str:
+    """:func:`nearest`, for ``*.layer.9`` with the ends of names behind its asterisk: ``*.layer.5``."""
+    end = selector.removeprefix("!").lstrip("*./")
+    beginning = selector[: len(selector) - len(end)]
+    separator = "/" if "/" in beginning else "."
+    parts = end.count(separator) + 1
+    ends = {separator.join(name.split(separator)[-parts:]) for name in known} if "*" in beginning else ()
+    return nearest(selector, sorted(beginning + name for name in ends)) or nearest(selector, known)
 
 
 def _glob(pattern: str, separator: str) -> re.Pattern[str]:

@@ -139,9 +139,14 @@ def name_of_code(file: str) -> str:
     return cell[1] if cell is not None else PurePath(file).name
 
 
+_MOST_BEGUN = 5
+"""Names with the same beginning that a line lists; of more it lists the likeliest."""
+
+
 def nearest(name: str, known: Collection[str]) -> str:
-    """``; did you mean ...?`` with up to three names like ``name``, or nothing."""
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    """``; did you mean ...?`` with the names that begin with ``name``, else up to three like it, or nothing."""
+    begun = [full for full in known if name and full.startswith(name)]
+    near = begun if 0 < len(begun) <= _MOST_BEGUN else difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
 

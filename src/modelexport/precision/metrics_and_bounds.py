@@ -18,7 +18,7 @@ from modelexport.traces.array_differences import relative_error
 
 Measure = Callable[[Any, Any], float]
 """The right array and the one that was found, to a figure."""
-_BOUND = re.compile(r"\s*(?P<metric>.+?)\s*(?P<sign>[<>]=?)\s*(?P<limit>[-+0-9.eE]+)\s*")
+_BOUND = re.compile(r"\s*(?P<metric>.+?)\s*(?P<sign>[<>]=?)\s*(?P<limit>[-+0-9.eE]+)\s*(?P<percent>%?)\s*")
 
 
 @dataclass(frozen=True)
@@ -65,17 +65,20 @@ def mean_figure(metric: Metric, right: Sequence[Any], computed: Sequence[Any]) -
 
 
 def parse_bound(text: str) -> Bound:
-    """The bound that a text names.
+    """The bound that a text names: ``error<=0.05``, which ``error<=5%`` says as well.
 
     Raises:
         UsageError: It is not a metric, a sign and a number, or equal arrays are not within it.
     """
     parts = _BOUND.fullmatch(text)
     if parts is None:
-        raise UsageError(f"'{text}' is not a bound: write a metric, a sign and a number, as in cosine>=0.999")
+        raise UsageError(
+            f"'{text}' is not a bound: write a metric, a sign and a number, as in error<=0.05 or cosine>=0.999; "
+            f"the metrics are {', '.join(METRICS)}"
+        )
     metric = find_metric(parts["metric"])
     try:
-        bound = Bound(metric, parts["sign"], float(parts["limit"]))
+        bound = Bound(metric, parts["sign"], float(parts["limit"]) / (100 if parts["percent"] else 1))
     except ValueError as error:
         raise UsageError(f"'{parts['limit']}' in '{text}' is not a number") from error
     if metric.ideal is not None and not bound.holds(metric.ideal):

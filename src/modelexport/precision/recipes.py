@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.core.limits import SETTINGS_BYTES
-from modelexport.core.text import nearest
+from modelexport.core.selectors import nearest_selectors
 from modelexport.errors import UsageError
 from modelexport.files.regular_files import read_regular
 from modelexport.graph.node_owners import owner_of
@@ -119,7 +119,7 @@ def of_parts(recipe: Recipe, parts: Mapping[str, TaggedFile]) -> dict[str, Recip
         words = {name: [w for w in rule.selectors if _picks(w, tagged)] for name, tagged in parts.items()}
         if missing := set(rule.selectors).difference(*words.values()):
             known, word = {str(call) for tagged in parts.values() for call in tagged.tags}, min(missing)
-            raise UsageError(f"no part has a module that '{word}' picks{nearest(word, known)}")
+            raise UsageError(f"no part has a module that '{word}' picks{nearest_selectors(word, known)}")
         for name, there in words.items():
             if any(not word.startswith("!") for word in there) or there == list(rule.selectors):
                 rules_of[name].append(msgspec.structs.replace(rule, select=tuple(there)))

@@ -32,8 +32,8 @@ from modelexport.weights.packed.known_formats import entry_name
 from modelexport.weights.recorded_transforms import compute_planned
 
 _SIDECAR = ".hierarchy.json"
-_COMPARED = 50
-"""How many surplus names are compared with the missing ones."""
+_LISTED = 3
+"""How many names of each kind the message has."""
 
 
 class UpdateResult(Written, msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +72,7 @@ def update_weights(
 
     Raises:
         WeightsError: The weights do not fit: entries are missing, have another shape or type, or are surplus (with
-            ``strict``, or if others are missing). Lists them all.
+            ``strict``, or if others are missing). Its attributes list them all.
         FileFormatError: ``path`` is not an ONNX file, or the weights are not a safetensors file.
         OutputError: The output cannot be written. An existing file of that name is unchanged.
     """
@@ -227,10 +227,12 @@ def check_fit(
         if (entry := entries.get(key)) is not None and given_type != (entry.dtype, entry.shape)
     ]
     untied = [] if misshapen else [key for names in groups for key in _differing(names, weights)]
+    prefix = _prefix([names for names in groups if names[0] in missing], types)
     lists = {
         "missing": missing,
-        # Comparing each with each takes long, and nobody reads more.
-        "surplus": [f"{key}{nearest(key, missing)}" for key in surplus[:_COMPARED]] + surplus[_COMPARED:],
+        "surplus": [
+            key if prefix or index >= _LISTED else f"{key}{nearest(key, missing)}" for index, key in enumerate(surplus)
+        ],
         "of another shape or type": [
             f"{key}: {_type(*types[key])} instead of {_type(entries[key].dtype, entries[key].shape)}"
             for key in misshapen
@@ -238,13 +240,28 @@ def check_fit(
         "tied in the module and different in these weights": untied,
     }
     if any(lists.values()):
-        listed = ", and ".join(f"{len(keys)} {word} ({', '.join(keys)})" for word, keys in lists.items() if keys)
+        listed = ", and ".join(
+            f"{len(keys)} {word} ({first_few(keys, _LISTED)})" for word, keys in lists.items() if keys
+        )
         raise WeightsError(
-            f"the weights do not fit {path}: {listed}; give the state_dict of a module like the one that was exported",
+            f"the weights do not fit {path}: {listed}{prefix}; "
+            "give the state_dict of a module like the one that was exported",
             missing=missing,
             surplus=surplus,
             misshapen=misshapen,
         )
+
+
+def _prefix(missing: Sequence[tuple[str, ...]], keys: Collection[str]) -> str:
+    """The prefix that the keys have in addition to the missing names, or lack, if one explains all that are missing."""
+    first = missing[0] if missing else ()
+    for prefix in {key.removesuffix(name) for name in first for key in keys if key.endswith(f".{name}")}:
+        if all(any(prefix + name in keys for name in names) for names in missing):
+            return f"; all keys have the prefix '{prefix}' in addition"
+    for prefix in {name.removesuffix(key) for name in first for key in keys if name.endswith(f".{key}")}:
+        if all(any(name.startswith(prefix) and name[len(prefix) :] in keys for name in names) for names in missing):
+            return f"; all keys lack the prefix '{prefix}'"
+    return ""
 
 
 def _differing(names: tuple[str, ...], weights: _InMemory | WeightsInFile) -> list[str]:
