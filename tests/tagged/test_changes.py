@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -67,6 +68,23 @@ def test_outputs_are_compared_at_the_sizes_that_one_file_fixes(tmp_path: Path) -
     done = run(tmp_path / "four.onnx", tmp_path / "two.onnx", "--fail-on", "outputs")
     assert done.returncode == 2
     assert "axis 0 of input is 4 in" in done.stderr
+
+
+def test_outputs_within_the_tolerance_are_the_same_only_if_rounding_may_explain_them(tmp_path: Path) -> None:
+    layer = torch.nn.Linear(2, 2).eval()
+    export(layer, torch.ones(3, 2), tmp_path / "a.onnx")
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.mul_(1 + 5e-5)
+    export(layer, torch.ones(3, 2), tmp_path / "b.onnx")
+    for options, line in (
+        ((), r"outputs: within [45]\.\de-05, 3e-04 allowed"),
+        (("--markdown",), r"outputs \| within [45]"),
+    ):
+        done = run(tmp_path / "a.onnx", tmp_path / "b.onnx", "--fail-on", "outputs", *options)
+        assert done.returncode == 0, done.stderr
+        assert re.search(line, done.stdout)
+    assert "outputs: the same" in run(tmp_path / "a.onnx", tmp_path / "a.onnx", "--fail-on", "outputs").stdout
 
 
 def test_a_larger_model_fails_as_cost(exported: Exporter, tmp_path: Path) -> None:

@@ -228,6 +228,30 @@ def test_other_elements_are_found_when_asked_for(tmp_path: Path) -> None:
     assert comparison.differs
 
 
+def test_a_weight_that_another_tool_put_in_place_is_compared_by_its_name_and_selectors_restrict_all(
+    tmp_path: Path,
+) -> None:
+    before = written(tmp_path / "a.onnx", Two(nn.LayerNorm(8)).eval())
+    proto = onnx.load(before)
+    tensor = next(tensor for tensor in proto.graph.initializer if tensor.name == "second.weight")
+    tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor) + 1, tensor.name))
+    onnx.save(proto, tmp_path / "b.onnx")
+    comparison = compare(before, tmp_path / "b.onnx", values=True)
+    assert comparison.values is not None
+    assert (comparison.values.equal, comparison.values.different) == (3, ["second.weight"])
+    assert comparison.changed == []
+
+    first = compare(before, tmp_path / "b.onnx", values=True, modules=["first"])
+    assert (first.first.calls, first.first.nodes, first.first.entries) == (1, 1, 2)
+    assert not first.differs
+    assert list(first.first.operators) == ["Gemm"]
+    text = format_comparison(first)
+    assert "1 of 1 selected call in both files are the same" in text
+    assert "2 of 2 parameters are stored in the same way in both files; 0 of these have other elements" in text
+    assert "opset" not in text
+    assert compare(before, tmp_path / "b.onnx", values=True, modules=["second"]).differs
+
+
 def test_weights_are_not_read_unless_their_elements_are_compared(tmp_path: Path) -> None:
     path = written(tmp_path / "a.onnx", Two(nn.ReLU(), 64), weights="copy")
     data = tmp_path / "a.onnx.data"

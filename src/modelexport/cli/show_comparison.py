@@ -15,20 +15,22 @@ from modelexport.core.tags import class_in_tag
 from modelexport.core.text import align, as_code, as_markdown, plural, shortened
 
 if TYPE_CHECKING:
-    from modelexport.measure.change_checks import ChangeReport
+    from modelexport.measure.change_checks import Aspect, ChangeReport
     from modelexport.tagged.comparison_report import CallChange, FileComparison, FileFacts, Held, OnlyInOne
 
 T = TypeVar("T")
 MOST = 30
 """The largest number of lines of one kind, so that the text fits a screen or two."""
 _LINES = ("size", "opset", "encoding", "version", "calls", "nodes", "evidence", "parameters", "constants")
+ROUNDING = 1e-6
+"""The relative error up to which outputs are called the same: that of some roundings of float32."""
 _NUMBER = "\0"
 
 
 def format_comparison(comparison: FileComparison) -> str:
     """The comparison as text: facts, the calls in only one file, the calls that differ, and a summary line."""
     first, second = comparison.first, comparison.second
-    parts = [_files(first, second), _operators(first.operators, second.operators)]
+    parts = [_files(first, second, comparison.selected), _operators(first.operators, second.operators)]
     for facts, only in ((first, comparison.only_in_first), (second, comparison.only_in_second)):
         parts.append(_section(f"only in {facts.path}", [*_only(only)]))
     parts.append(_section("calls that differ", _changes(comparison.changed)))
@@ -43,11 +45,13 @@ def format_comparison(comparison: FileComparison) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _files(first: FileFacts, second: FileFacts) -> str:
-    """The facts of both files, one on each line; settings and packages only if they differ."""
-    rows = [("", first.path, second.path)]
-    rows += list(zip(_LINES, _fact_cells(first), _fact_cells(second), strict=True))
-    for kind in ("settings", "environment"):
+def _files(first: FileFacts, second: FileFacts, selected: bool) -> str:
+    """The facts of both files, one on each line; settings and packages only if they differ.
+
+    If calls are selected, only the facts of these.
+    """
+    rows = [("", first.path, second.path), *_fact_rows(first, second, selected)]
+    for kind in ("settings", "environment") if not selected else ():
         left, right = (_values(getattr(facts, kind)) for facts in (first, second))
         if not left or not right:
             continue
@@ -57,6 +61,11 @@ def _files(first: FileFacts, second: FileFacts) -> str:
             if left.get(name) != right.get(name)
         ]
     return align(rows)
+
+
+def _fact_rows(first: FileFacts, second: FileFacts, selected: bool) -> list[tuple[str, str, str]]:
+    rows = list(zip(_LINES, _fact_cells(first), _fact_cells(second), strict=True))
+    return rows[_LINES.index("calls") :] if selected else rows
 
 
 def _fact_cells(facts: FileFacts) -> Sequence[str]:
@@ -202,13 +211,14 @@ def _summary(comparison: FileComparison) -> str:
             f"{alike:,} of {plural(parameters, 'parameter')} are stored in the same way in both files; "
             f"{len(values.different):,} of these have other elements{listed}"
         )
-    same = f"{comparison.same:,} of {plural(both, 'call')} in both files are the same"
+    calls = plural(both, "selected call" if comparison.selected else "call")
+    same = f"{comparison.same:,} of {calls} in both files are the same"
     return f"{same} in class, tags, and their own nodes' operators, attributes and parameters\n{values_text}"
 
 
 def format_changes(report: ChangeReport) -> str:
     """:func:`format_comparison`, then a line for each requested aspect."""
-    lines = [f"{aspect}: {'differs' if aspect in report.failed else 'the same'}" for aspect in report.asked]
+    lines = [f"{aspect}: {_verdict(report, aspect, 'the same')}" for aspect in report.asked]
     worse = [f"  {change.column} {change.first} -> {change.second}" for change in report.costs or () if change.worse]
     wrong = [
         f"  {output.name}: {output.status} ({output.reason})"
@@ -217,6 +227,16 @@ def format_changes(report: ChangeReport) -> str:
     ]
     text = "\n".join([*lines, *worse, *wrong])
     return "\n\n".join(part for part in (format_comparison(report.comparison), text) if part)
+
+
+def _verdict(report: ChangeReport, aspect: Aspect, alike: str) -> str:
+    """What is found of an aspect; of outputs with rounding errors the largest error and what is allowed."""
+    if aspect in report.failed:
+        return "differs"
+    worst = max(report.outputs or (), key=lambda output: output.relative or 0.0, default=None)
+    if aspect != "outputs" or worst is None or (worst.relative or 0.0) <= ROUNDING:
+        return alike
+    return f"within {worst.relative:.1e}, {worst.allowed:.0e} allowed"
 
 
 def changes_document(report: ChangeReport) -> dict[str, Any]:
@@ -238,11 +258,14 @@ def format_markdown(report: ChangeReport) -> str:
     lines = [f"### {name[0]} and {name[1]}: {verdict}", ""]
     if report.asked:
         lines += ["| checked | result |", "|---|---|"]
-        lines += [f"| {aspect} | {'**differs**' if aspect in report.failed else 'same'} |" for aspect in report.asked]
+        verdicts = {
+            aspect: _verdict(report, aspect, "same").replace("differs", "**differs**") for aspect in report.asked
+        }
+        lines += [f"| {aspect} | {verdict} |" for aspect, verdict in verdicts.items()]
         lines.append("")
     lines += [f"| | {name[0]} | {name[1]} |", "|---|---|---|"]
-    cells = zip(_LINES, _fact_cells(comparison.first), _fact_cells(comparison.second), strict=True)
-    lines += [f"| {what} | {as_markdown(cell)} | {as_markdown(second_cell)} |" for what, cell, second_cell in cells]
+    rows_of_facts = _fact_rows(comparison.first, comparison.second, comparison.selected)
+    lines += [f"| {what} | {as_markdown(cell)} | {as_markdown(other)} |" for what, cell, other in rows_of_facts]
     for change in report.costs or ():
         if change.first != change.second:
             lines.append(f"| {change.column} | {change.first} | {change.second}{' (more)' if change.worse else ''} |")

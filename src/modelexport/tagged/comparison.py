@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,7 +21,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.files.linked_weights import weights_faults
 from modelexport.files.path_or_model import Source
-from modelexport.format import keys
+from modelexport.format import documents, keys
 from modelexport.format.dtypes import dtype_name
 from modelexport.format.parameter_plan import ParameterPlan
 from modelexport.graph.node_owners import owner_of
@@ -58,8 +58,11 @@ def compare(
         FileFormatError: A file is missing or not tagged, or, with ``values``, its weights are missing.
     """
     files = [as_tagged(file) for file in (first, second)]
-    left, right = (_Side(file) for file in files)
+    held = [parameter_plans(file.model) for file in files]
+    for file, plans, others in zip(files, held, reversed(held), strict=True):
+        _pair_by_name(file, plans, others)
     chosen = _chosen(files, modules)
+    left, right = (_Side(file, plans, chosen if modules else None) for file, plans in zip(files, held, strict=True))
     notes: list[str] = []
     facts = left.facts(notes), right.facts(notes)
     both = [call for call in left.calls if call in right.calls and call in chosen]
@@ -74,7 +77,19 @@ def compare(
         entries=[EntryChange(key, pair) for key, pair in _differing(left.entries, right.entries, None).items()],
         values=_values(left, right) if values else None,
         notes=notes,
+        selected=bool(modules),
     )
+
+
+def _pair_by_name(
+    file: TaggedFile, plans: dict[ir.Value, ParameterPlan], others: dict[ir.Value, ParameterPlan]
+) -> None:
+    """Give an initializer that another tool put in place, and that has no plan, that of its namesake, if it fits."""
+    by_name = {other.name: (plan, _held_type(other)) for other, plan in others.items()}
+    for value in initializers(file.model):
+        plan, typed = by_name.get(value.name, (None, ""))
+        if value not in plans and plan is not None and value.const_value is not None and _held_type(value) == typed:
+            plans[value] = plan
 
 
 def _chosen(files: Sequence[TaggedFile], modules: Sequence[str]) -> frozenset[ModuleCall]:
@@ -102,19 +117,31 @@ class _Own:
 
 
 class _Side:
-    """One of the files."""
+    """One of the files, or some calls of it."""
 
-    def __init__(self, tagged: TaggedFile) -> None:
-        self.tagged = tagged
-        self.held = parameter_plans(tagged.model)
+    def __init__(
+        self, tagged: TaggedFile, held: Mapping[ir.Value, ParameterPlan], chosen: frozenset[ModuleCall] | None
+    ) -> None:
+        self.tagged, self.chosen = tagged, chosen
+        self.nodes = [
+            n for n in tagged.nodes if chosen is None or ((o := owner_of(n)) is not None and o.call in chosen)
+        ]
+        used = {value for node in self.nodes for value in node.inputs}
+        self.initializers = [value for value in initializers(tagged.model) if chosen is None or value in used]
+        self.held = {value: held[value] for value in self.initializers if value in held}
         try:
             entries = state_dict_of(tagged.model)
-            self.entries = {key: _typed(entry.dtype, entry.shape) for key, entry in entries.items()}
+            paths, modules = {traced.call.path for traced in tagged.calls}, {call.path for call in chosen or ()}
+            self.entries = {
+                key: _typed(entry.dtype, entry.shape)
+                for key, entry in entries.items()
+                if chosen is None or _module_of(key, paths) in modules
+            }
         except FileFormatError as error:
             raise FileFormatError(f"{tagged.path}: {error}") from error
         self.calls = {traced.call: _Own() for traced in tagged.calls}
         how_held = {value: _how_held(value, plan) for value, plan in self.held.items()}
-        for node in tagged.nodes:
+        for node in self.nodes:
             owner = owner_of(node)
             if owner is None or owner.call not in self.calls:
                 continue
@@ -132,7 +159,7 @@ class _Side:
         parameters: dict[str, Held] = {}
         constants: dict[str, Held] = {}
         files = {tagged.path}
-        for value in initializers(model):
+        for value in self.initializers:
             tensor = value.const_value
             if tensor is None:
                 continue
@@ -150,10 +177,10 @@ class _Side:
             opsets=dict(model.opset_imports),
             settings=sidecar.settings if sidecar else None,
             environment=dict(sidecar.environment) if sidecar else {},
-            calls=len(tagged.calls),
-            nodes=len(tagged.nodes),
-            coverage=tagged.coverage,
-            operators=dict(sorted(Counter(map(_operator, tagged.nodes)).items())),
+            calls=len(tagged.calls if self.chosen is None else self.chosen & self.calls.keys()),
+            nodes=len(self.nodes),
+            coverage=documents.Coverage.of(owner and owner.evidence for owner in map(owner_of, self.nodes)),
+            operators=dict(sorted(Counter(map(_operator, self.nodes)).items())),
             parameters=dict(sorted(parameters.items())),
             constants=dict(sorted(constants.items())),
             entries=len(self.entries),
@@ -176,6 +203,14 @@ class _Side:
                 calls[parent] += calls[call]
                 nodes[parent] += nodes[call]
         return [OnlyInOne(call.address, self.tagged.tags[call], calls[call], nodes[call]) for call in reversed(tops)]
+
+
+def _module_of(key: str, paths: Collection[str]) -> str:
+    """The innermost module with calls that has an entry."""
+    path = key.rpartition(".")[0]
+    while path and path not in paths:
+        path = path.rpartition(".")[0]
+    return path
 
 
 def _changed(call: ModuleCall, first: _Side, second: _Side) -> CallChange | None:
@@ -274,10 +309,14 @@ def _tensor(tensor: ir.TensorProtocol) -> str:
 
 
 def _how_held(value: ir.Value, plan: ParameterPlan) -> str:
+    steps = ", ".join("another tool" if step.op_type == keys.UNRECORDED else step.op_type for step in plan.steps)
+    return _held_type(value) + (f" by {steps}" if steps else "")
+
+
+def _held_type(value: ir.Value) -> str:
     tensor = value.const_value
     assert tensor is not None  # otherwise it would not be an initializer
-    steps = ", ".join("another tool" if step.op_type == keys.UNRECORDED else step.op_type for step in plan.steps)
-    return _typed(dtype_name(tensor.dtype), tensor.shape) + (f" by {steps}" if steps else "")
+    return _typed(dtype_name(tensor.dtype), tensor.shape)
 
 
 def _typed(dtype: str, shape: Iterable[object]) -> str:

@@ -107,6 +107,8 @@ class FileComparison(Shown, msgspec.Struct, frozen=True, kw_only=True):
     """The comparison of parameters; ``None`` if they were not compared."""
     notes: list[str]
     """The parts that could not be compared, and why."""
+    selected: bool = False
+    """Whether only some calls are compared: then calls, nodes, operators and parameters of the facts are theirs."""
 
     def __repr__(self) -> str:
         only = len(self.only_in_first) + len(self.only_in_second)
