@@ -179,7 +179,7 @@ class _Side:
             environment=dict(sidecar.environment) if sidecar else {},
             calls=len(tagged.calls if self.chosen is None else self.chosen & self.calls.keys()),
             nodes=len(self.nodes),
-            coverage=documents.Coverage.of(owner and owner.evidence for owner in map(owner_of, self.nodes)),
+            coverage=documents.Coverage.of(None if o is None else o.evidence for o in map(owner_of, self.nodes)),
             operators=dict(sorted(Counter(map(_operator, self.nodes)).items())),
             parameters=dict(sorted(parameters.items())),
             constants=dict(sorted(constants.items())),
