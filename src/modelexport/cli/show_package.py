@@ -29,7 +29,8 @@ def format_package(result: PackageResult, model: str, page: Path | None = None) 
         if export.verified is not None:
             checked = "agrees" if export.verified.agrees else "differs"
         rows.append((part.name, part.file, nodes, coverage.exact, coverage.derived, coverage.inferred, checked))
-    weights = f"weights: {', '.join(result.manifest.weights)}, {result.weight_bytes / 1e6:,.1f} MB on disk, once for all parts"
+    size = f"{result.weight_bytes / 1e6:,.1f} MB on disk, once for all parts"
+    weights = f"weights: {', '.join(result.manifest.weights)}, {size}"
     fused = [
         f"{name}: {line}"
         for name, part in result.parts.items()

@@ -65,7 +65,8 @@ def format_table(
     most = max([_number(column, table.whole.get(main)), *(_number(column, row.total.get(main)) for row in rows)])
     columns = [shown for shown in table.shown if any(row.total.get(shown.name) for row in rows)]
     header = ["MODULE", *(["CALLS"] if by != "call" else []), _title(column, "TOTAL"), "", _title(column, "OWN")]
-    header += [_title(other, "") for other in columns if other is not column]
+    barred_side = "OWN" if sort is not None else ""
+    header += [_title(other, barred_side if other.share else "") for other in columns if other is not column]
     lines_of_table: list[tuple[str, str, Mapping[str, Any], Mapping[str, Any]]] = []
     for row in rows:
         name = row.address.removeprefix("class:") or "." if flat else indent(row.depth, row.tag.rpartition("/")[2])
@@ -78,7 +79,8 @@ def format_table(
             bars.append(share := _number(column, barred.get(main)) / most if most else 0.0)
             cells = [name, *([calls] if by != "call" else []), _cell(column, total.get(main))]
             cells += [_bar(share, screen.blocks), _cell(column, alone.get(main))]
-            body.append([*cells, *(_cell(c, total.get(c.name)) for c in columns if c is not column)])
+            others = (_cell(c, (barred if c.share else total).get(c.name)) for c in columns if c is not column)
+            body.append([*cells, *others])
     if not body:
         return "\n".join(["no module has figures in this table", *table.notes])
     right = set(range(1, len(header))) - {header.index("")}

@@ -60,6 +60,8 @@ class Profile:
     """What each run took, with the profiler."""
     profiler: int
     """What the profiler adds to the time of each node."""
+    outside: int
+    """What a run takes outside of its nodes, with the profiler: the median of the runs."""
     memory: Mapping[Kernel, int]
     """Bytes in use while a node runs, beyond those in use between the runs."""
 
@@ -121,7 +123,10 @@ def profile_runs(
     options.add_session_config_entry("session.collect_node_memory_stats_to_file", str(folder / "memory.csv"))
     with contextlib.suppress(UsageError):  # a graph optimized for this machine's layout may not load again
         memory = _memory(_profiled(optimized, options, inputs, folder / "memory", itertools.islice(rounds, 1)))
-    return Profile(kernels, [run[-1].dur * 1000 for run in timed[warmup:]], profiler, memory), optimized
+    whole = [run[-1].dur * 1000 for run in timed[warmup:]]
+    of_nodes = [1000 * sum(own_time for _, own_time in _nested(run[:-1])) for run in timed[warmup:]]
+    outside = round(statistics.median(max(taken - part, 0) for taken, part in zip(whole, of_nodes, strict=True)))
+    return Profile(kernels, whole, profiler, outside, memory), optimized
 
 
 def _profiled(

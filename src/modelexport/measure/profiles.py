@@ -37,7 +37,7 @@ from modelexport.runtime.sessions import Level
 from modelexport.tagged.file import TaggedFile
 
 SESSION = "(session)"
-"""What a run takes beside its nodes."""
+"""What a run takes beside its nodes, at most what runs with the profiler do."""
 
 _LISTED = 5
 """Inputs that a note lists."""
@@ -61,7 +61,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     kernel_seconds: float
     """The medians of all nodes together, without the profiler, as the table has them."""
     scale: float
-    """What the measured medians were multiplied by: less than 1 if they add up to more than a run takes."""
+    """What the medians were multiplied by: less than 1 if they add up to more than a run, more if to too little."""
     profiler_seconds: float
     """What the profiler adds to each node, which is taken off: nearly what the fastest takes."""
     attributed: float
@@ -135,7 +135,7 @@ def profile(
             measured, optimized = profile_runs(path, feeds, folder, **how)
             kernels = _joined(tagged, load_onnx(optimized), measured)
     whole = round(statistics.median(wall))
-    kernels, scale = _within(kernels, whole)
+    kernels, scale = _fitted(kernels, whole, measured.outside)
     taken = _total(kernels)
     facts = RunFacts(
         file=str(tagged.path),
@@ -170,26 +170,28 @@ def _total(nodes: Iterable[NodeFigures]) -> int:
     return sum(node.figures[columns.SECONDS.name] for node in nodes)
 
 
-def _within(nodes: list[NodeFigures], whole: int) -> tuple[list[NodeFigures], float]:
-    """Nodes that together take at most what a run without profiling does, and what their figures were multiplied by.
+def _fitted(nodes: list[NodeFigures], whole: int, outside: int) -> tuple[list[NodeFigures], float]:
+    """Nodes that together take a run without profiling but for at most ``outside``, and the factor of their figures.
 
     A profiled node is slower, by more than what is the same for every node, and on a busy machine the runs without
-    profiling may have had more of the processor.
+    profiling may have had more of the processor. Nor do medians add up: on such a machine they lack what interrupted
+    the nodes, which is no time outside of them.
     """
     taken = _total(nodes)
-    if taken <= whole:
+    fitted = min(max(taken, whole - outside), whole)
+    if fitted == taken or not taken:
         return nodes, 1.0
     timed = (columns.SECONDS.name, columns.NODE_SECONDS.name)
     return [
         replace(
             node,
             figures={
-                name: figure * whole // taken if name in timed else figure for name, figure in node.figures.items()
+                name: figure * fitted // taken if name in timed else figure for name, figure in node.figures.items()
             },
-            runs=tuple(run * whole // taken for run in node.runs),
+            runs=tuple(run * fitted // taken for run in node.runs),
         )
         for node in nodes
-    ], whole / taken
+    ], fitted / taken
 
 
 @contextmanager
@@ -259,7 +261,7 @@ def _notes(facts: RunFacts) -> list[str]:
     sizes = ", ".join(described[:_LISTED] + more)
     simulated = [f"{facts.provider} is a simulator here: its times tell nothing about the device"]
     simulated = simulated if find_device(facts.provider).simulated else []
-    scaled = f", and the rest multiplied by {facts.scale:.2f} to fit into a run" if facts.scale < 1 else ""
+    scaled = f", and the rest multiplied by {facts.scale:.2f} to fit a run" if facts.scale != 1 else ""
     return [
         f"a run takes {facts.wall_seconds * 1e3:,.3g} ms, its nodes {facts.kernel_seconds * 1e3:,.3g} ms; with "
         f"profiling {facts.profiled_seconds * 1e3:,.3g} ms, of which {facts.profiler_seconds * 1e6:,.3g} us a node are "
