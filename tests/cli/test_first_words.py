@@ -143,6 +143,24 @@ def test_a_file_is_not_written_under_the_name_of_a_folder_nor_a_folder_under_tha
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_option_of_another_command_or_with_a_value_too_many_is_explained(tmp_path: Path) -> None:
+    assert "No such option: --model; `modelexport verify` has it; see" in run("report", "x.onnx", "--model", "m").stderr
+    told = run("export", "m.py:f", "-o", "x.onnx", "--report", "x.html").stderr
+    assert "--report takes no value" in told
+    assert "OUT.html beside OUT.onnx" in told
+    assert told.endswith("leave out x.html\n")
+
+
+def test_a_model_instead_of_a_file_and_a_class_instead_of_a_function_are_explained(tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text("import torch\n\nclass Net(torch.nn.Linear):\n    pass\n")
+    assert run("cost", "nets.py:make", cwd=tmp_path).stderr == (
+        "modelexport: nets.py:make is a model, not a file: export it first: "
+        "modelexport export nets.py:make -o OUT.onnx\n"
+    )
+    told = run("export", f"{tmp_path}/nets.py:Net", "-o", "x.onnx", cwd=tmp_path).stderr
+    assert "needs arguments (missing a required argument: 'in_features'): give a function that returns" in told
+
+
 def test_verify_says_where_a_model_is_given() -> None:
     assert "give a model with --model, another file with --against" in run("verify", "a.onnx", "bert-tiny").stderr
 

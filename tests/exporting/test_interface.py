@@ -80,7 +80,7 @@ def test_a_file_with_other_names_is_verified(tmp_path: Path) -> None:
 def test_an_axis_that_the_capture_fixes_is_refused(tmp_path: Path) -> None:
     interface = read_interface(NameOptions(axes=["x:2=width"]))
     with pytest.raises(
-        UsageError, match=r"axis 2 of x cannot be dynamic as width: .* fixes it at 4 .*; give an example"
+        UsageError, match=r"axis 2 of x cannot be dynamic as width: .* fixes it at 4 .*; do not name this axis"
     ):
         export(Net(), INPUTS, tmp_path / "x.onnx", dynamic=True, interface=interface)
     assert not list(tmp_path.iterdir())

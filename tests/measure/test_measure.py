@@ -310,6 +310,7 @@ def test_the_command_prints_a_tree_json_or_csv(exported: Exporter) -> None:
     [
         (["--sort", "flop"], "there is no column 'flop'; did you mean flops"),
         (["--size", "batch"], "'batch' is not NAME=N"),
+        (["--size", "batch=0"], "'batch=0': a size is at least 1"),
         (["--size", "batch=8"], "no dynamic axis 'batch': all of its sizes are fixed"),
         (["encoder.layers.0"], "did you mean encoder.layer.0"),
         (["--json", "--csv"], "not both"),

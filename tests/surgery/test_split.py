@@ -9,12 +9,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import modelexport
 from exports import Exporter
-from modelexport import load
+from modelexport import load, verify
 from modelexport.errors import FileFormatError, OutputError, UsageError
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.measure.shapes import find_shapes
@@ -150,7 +151,21 @@ def test_stages_begin_where_they_are_told_to(exported: Exporter, tmp_path: Path)
     ]
     few = split(tagged, tmp_path / "few", at=["model.layers.*", "lm_head"], stages=2)
     assert len(few.stages) == 2
+    whole = split(tagged, tmp_path / "chosen", stages=2)
+    assert few.best == whole.best, "an uneven cut that was asked for is not called as even as possible"
     assert "model.layers.0" in {module for stage in few.stages for module in stage.modules}
+
+
+def test_one_stage_is_not_compared_as_if_it_were_the_whole_file(exported: Exporter, tmp_path: Path) -> None:
+    source = exported("blocks").path
+    split(load(source), tmp_path / "parts", stages=2)
+    stage = tmp_path / "parts" / "stage_1.onnx"
+    for first, second in ((stage, source), (source, stage), (stage, None)):
+        with pytest.raises(UsageError, match=r"is a stage of a split file: .* modelexport verify .*parts/ --against"):
+            verify(first, against=second)
+    with pytest.raises(UsageError, match="is a stage of a split file"):
+        verify(torch.nn.Linear(2, 2), (torch.ones(1, 2),), stage)
+    assert verify(stage, against=stage).agrees, "two versions of one stage can be compared"
 
 
 def test_each_stage_has_its_layers_cache(exported: Exporter, tmp_path: Path) -> None:

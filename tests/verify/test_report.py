@@ -182,3 +182,17 @@ def test_a_reason_that_does_not_fit_keeps_its_beginning() -> None:
     long = "layer, which has no end " * 20
     assert shortened(long, 60) == "layer, which has no end layer, which has no end layer, ..."
     assert shortened("a, " * 40, 20) == "a, a, a, a, a, ..." and shortened("short", 60) == "short"
+
+
+def test_the_first_call_of_other_weights_is_the_first_that_differs_and_says_why(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4)).eval()
+    inputs = (torch.rand(2, 4),)
+    export(model, inputs, tmp_path / "x.onnx")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    found = verify(model, inputs, tmp_path / "x.onnx")
+    first = found.diverging
+    assert first is not None
+    assert (first.address, first.position) == ("0", 0)
+    assert all(call.reason for call in found.calls if call.status == "differ")

@@ -156,7 +156,15 @@ def _misused(error: Any) -> str:
         text += nearest(wrong[1], re.findall(r"'([^']+)'", wrong[2]))
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "modelexport"
-    if _EXTRA.search(text) and context is not None:
+    if (option := getattr(error, "option_name", "")) and context is not None and context.parent is not None:
+        near = [flag for flag in near or () if flag != "--help" or option.startswith("--h")]
+        others = [] if near else _commands_with(option, context.parent.command)
+        text += f"; {' and '.join(others)} {'have' if len(others) > 1 else 'has'} it" if others else ""
+    if (extra := _EXTRA.search(text)) and context is not None:
+        before = sys.argv[sys.argv.index(extra[1]) - 1] if extra[1] in sys.argv else ""
+        flag = next((p for p in context.command.params if before in p.opts and getattr(p, "is_flag", False)), None)
+        if flag is not None:
+            return f"{before} takes no value ({flag.help.removesuffix('.')}): leave out {extra[1]}"
         flags = {flag for parameter in context.command.params for flag in parameter.opts}
         goes_with = ", ".join(f"{what} with {flag}" for flag, what in _GIVEN_WITH.items() if flag in flags)
         text += f": give {goes_with}" if goes_with else ""
@@ -164,6 +172,12 @@ def _misused(error: Any) -> str:
         text += f" {metavar}"
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     return f"{text}{hint}; see `{command} --help`".replace("?; ", "? ")
+
+
+def _commands_with(option: str, group: Any) -> list[str]:
+    """The commands that have an option, as one types them."""
+    parsers = [(name, group.commands[name]) for name in group.commands]
+    return [f"`{_NAME} {name}`" for name, parser in parsers if any(option in p.opts for p in parser.params)]
 
 
 def _on_one_line(

@@ -57,7 +57,9 @@ def parsed_sizes(texts: Iterable[str]) -> dict[str, int]:
     sizes = {}
     for text in texts:
         name, _, number = text.partition("=")
-        if not name or not number.isdecimal() or int(number) < 1:
+        if not name or not number.removeprefix("-").isdecimal():
             raise UsageError(f"'{text}' is not NAME=N: give the name of a dynamic axis and its size, as in batch=8")
+        if int(number) < 1:
+            raise UsageError(f"'{text}': a size is at least 1, as in {name}=8")
         sizes[name] = int(number)
     return sizes

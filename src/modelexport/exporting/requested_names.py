@@ -169,7 +169,7 @@ def _symbols(exported: Exported, axes: Mapping[tuple[str, int], str]) -> dict[st
         if not isinstance(size, str):
             raise UsageError(
                 f"axis {axis} of {name} cannot be dynamic as {symbol}: {_what_fixes(exported, name, axis, size)}; "
-                f"give an example in which it is larger, or do not name this axis"
+                + ("give an example in which it is larger, or do not name this axis" if size in (0, 1) else _ADVICE)
             )
         if symbols.setdefault(size, symbol) != symbol:
             same = f"{first[size]}, {symbols[size]}"
@@ -179,18 +179,23 @@ def _symbols(exported: Exported, axes: Mapping[tuple[str, int], str]) -> dict[st
 
 
 def _what_fixes(exported: Exported, name: str, axis: int, size: int | None) -> str:
-    """The innermost call after which the size is a number, and the line, as text, if the capture shows them."""
+    """The line that makes the size a number, or the innermost call after which it is one, if the capture shows it."""
     root = exported.calls.calls[0]
     declared = next((spec for spec in root.inputs if spec.name == name), None)
     symbol = declared.shape[axis] if declared is not None and axis < len(declared.shape) else None
     if not isinstance(symbol, str) or symbol.isdigit():
         return f"the capture fixes it at {size}"
+    if line := next((c for c in exported.conditions if c.formula == f"{symbol} == {size}"), None):
+        return f"the model fixes it at {size} ({line.where}: `{line.source}`)"
     last = root
     for traced in exported.calls:
         if any(symbol in map(str, spec.shape) for spec in traced.inputs):
             last = traced
-    line = next((f" ({c.where}: `{c.source}`)" for c in exported.conditions if c.formula == f"{symbol} == {size}"), "")
-    return f"{last.call if last is not root else 'the model itself'} fixes it at {size}{line}"
+    return f"{last.call if last is not root else 'the model itself'} fixes it at {size}"
+
+
+_ADVICE = "do not name this axis, or make the module compute with its size"
+"""What to do about a size that no other example would free."""
 
 
 def _size_of(dimension: int | ir.SymbolicDim) -> int | str | None:

@@ -101,6 +101,12 @@ def files_of_package(folder: Path, *, every: bool = False) -> list[Path]:
     return [file for file in inside if os.path.lexists(file) and (every or what_it_is(file) is None)]
 
 
+def folder_of_stages(file: Path) -> Path | None:
+    """The folder of the stages of a split file that a file is one of."""
+    is_stage = read_kind(file.parent) == "stages" and file in files_of_package(file.parent)
+    return file.parent if is_stage else None
+
+
 def read_kind(folder: Path) -> str | None:
     """The kind of the package in a folder; ``None`` without a manifest that can be read."""
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator
 from itertools import islice
@@ -14,6 +15,7 @@ from typing import Any, BinaryIO
 from modelexport.core.limits import SETTINGS_BYTES
 from modelexport.core.text import nearest
 from modelexport.errors import FileFormatError, ModelExportError, NotWrittenError
+from modelexport.files.named_models import BERT_TINY
 
 
 @contextlib.contextmanager
@@ -28,6 +30,9 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except (OSError, ValueError) as error:
         if isinstance(error, FileNotFoundError):
+            if _MODEL.fullmatch(str(path)):
+                export = f"export it first: modelexport export {path} -o OUT.onnx"
+                raise FileFormatError(f"{path} is a model, not a file: {export}") from error
             raise FileFormatError(f"there is no file {path}{_near(path)}") from error
         raise FileFormatError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     mode = os.fstat(descriptor).st_mode
@@ -45,6 +50,8 @@ def _near(path: Path) -> str:
     return ""
 
 
+_MODEL = re.compile(rf"{BERT_TINY}|(.+\.py|[a-zA-Z_]\w+(\.\w+)*):[a-zA-Z_]\w*")
+"""The built-in model, or a factory in a file or an installed module."""
 _MOST = 200
 """Files of a folder that are looked at for a name."""
 

@@ -66,7 +66,7 @@ def cost(file: Source | TaggedFile, sizes: Mapping[str, int] | None = None) -> C
     for node, figures in zip(tagged.nodes, nodes, strict=True):
         if node in live and isinstance(figures.figures, dict):
             figures.figures[columns.PEAK_BYTES.name] = live[node]
-    notes = _notes(tagged.model, shapes, unknown)
+    notes = _notes(tagged, shapes, unknown)
     return CostTable(
         calls=tagged.calls,
         tags=tagged.tags,
@@ -216,8 +216,8 @@ def _holder(
     return users[0] if users else fallback
 
 
-def _notes(model: ir.Model, shapes: Shapes, unknown: Counter[str]) -> list[str]:
-    notes = []
+def _notes(tagged: TaggedFile, shapes: Shapes, unknown: Counter[str]) -> list[str]:
+    notes, model, users = [], tagged.model, _users(tagged)
     if shapes.symbols:
         notes.append(f"dynamic axes: {', '.join(shapes.symbols)} (give sizes with --size NAME=N)")
     if shapes.computed:
@@ -229,4 +229,6 @@ def _notes(model: ir.Model, shapes: Shapes, unknown: Counter[str]) -> list[str]:
         notes.append("the body of a loop is counted once")
     if any(node.op_type == "If" for node in all_nodes(model)):
         notes.append("both branches of an If are counted")
+    if any(len({call.path for call in calls}) > 1 for v, calls in users.items() if parameter_plan(v) is not None):
+        notes.append("a parameter that modules share, or that a tool merged with an equal one, is counted once")
     return notes

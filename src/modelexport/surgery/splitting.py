@@ -112,9 +112,7 @@ def split(
     timeline = Timeline(tagged)
     allowed = _allowed(timeline, tagged.select(*at)) if at else timeline.points
     points = sorted(allowed)
-    ends = [0, *points, len(timeline.nodes)]
-    items = [timeline.items(range(start, end), measure) for start, end in pairwise(ends)]
-    units = Units(items, [0, *(timeline.crossing[point] for point in points)])
+    units = _units(timeline, points, measure)
     if at and stages is None and max_bytes is None:
         ends = list(range(1, len(points) + 1))  # a cut at each of them
     else:
@@ -157,11 +155,17 @@ def split(
         path=str(folder),
         by=by,
         largest=max(sizes),
-        best=best_limit(units, len(sizes)) if len(sizes) > 1 else sizes[0],
+        best=best_limit(_units(timeline, sorted(timeline.points), measure), len(sizes)) if len(sizes) > 1 else sizes[0],
         crossing=[len(timeline.crossing_values(cut)) for cut in cuts],
         stages=written,
         weights=[*files],
     )
+
+
+def _units(timeline: Timeline, points: Sequence[int], measure: Measure | None) -> Units:
+    """What lies between points of a timeline."""
+    items = [timeline.items(range(*ends), measure) for ends in pairwise([0, *points, len(timeline.nodes)])]
+    return Units(items, [0, *(timeline.crossing[point] for point in points)])
 
 
 def _allowed(timeline: Timeline, selection: Selection) -> dict[int, None]:

@@ -40,6 +40,7 @@ from modelexport.traces.node_computation import NodeError
 from modelexport.traces.reference_values import open_reference, reference_path
 from modelexport.traces.tolerances import ALLOWED, LOSS_BOUND
 from modelexport.verify.against_report import AgainstReport, CallLoss, Loss, weight_of
+from modelexport.verify.cut_out_calls import refuse_stage
 from modelexport.verify.verify_report import CallStatus
 
 
@@ -81,6 +82,9 @@ def verify_against(
     ):  # what was cut out is compared with the whole, in whichever order
         first_file, second_file = second_file, first_file
     cut = second_file.cut if first_file.cut is None else None
+    if cut is None and _ends(first_file) != _ends(second_file):
+        refuse_stage(first_file.path, second_file.path)
+        refuse_stage(second_file.path, first_file.path)
     modules = modules or ([cut.call] if cut is not None else [])
     chosen = first_file.select(*modules).inside if modules else frozenset()
     runs, source = _inputs(first_file, provider, seed, data)
@@ -122,6 +126,11 @@ def verify_against(
         judged=judged,
         first_beyond=next((str(call) for call in _as_they_end(first_file.calls) if call in beyond), None),
     )
+
+
+def _ends(tagged: TaggedFile) -> tuple[list[str | None], list[str | None]]:
+    """The names of the inputs and outputs."""
+    return [v.name for v in required_inputs(tagged.model)], [v.name for v in tagged.model.graph.outputs]
 
 
 def _as_they_end(calls: CallTree) -> Iterator[ModuleCall]:

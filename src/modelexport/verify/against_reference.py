@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from modelexport.core.calls import ModuleCall
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.files.path_or_model import Source
 from modelexport.graph.kept_outputs import exposed_outputs
@@ -16,9 +15,10 @@ from modelexport.tagged.strip_and_inline import runnable
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.reference_values import ReferenceValues, open_reference, reference_path
 from modelexport.verify.compared_runs import compare_runs
+from modelexport.verify.cut_out_calls import refuse_stage
 from modelexport.verify.document_claims import false_claims
 from modelexport.verify.onnxruntime_outputs import compare_as_run, narrowest_type
-from modelexport.verify.parameter_comparison import parameter_digests, users_of, with_weights
+from modelexport.verify.parameter_comparison import Users, parameter_digests, users_of, with_weights
 from modelexport.verify.verdicts import verdicts_of
 from modelexport.verify.verify_report import VerifyReport
 
@@ -36,6 +36,7 @@ def verify_reference(path: Source, *, modules: Sequence[str] = (), provider: str
         UsageError: A module or provider does not exist, or the values of a module are not stored.
     """
     tagged = read_tagged(path)
+    refuse_stage(tagged.path, "the file that was split")
     chosen = tagged.select(*modules).calls if modules else ()
     if tagged.cut is not None and not reference_path(tagged.path).is_file():
         raise UsageError(
@@ -73,7 +74,7 @@ def verify_reference(path: Source, *, modules: Sequence[str] = (), provider: str
         )
 
 
-def _wrong_weights(tagged: TaggedFile, reference: ReferenceValues) -> Mapping[ModuleCall, list[str]]:
+def _wrong_weights(tagged: TaggedFile, reference: ReferenceValues) -> Users:
     """The calls whose weights differ from those that the values were computed with.
 
     Raises:
@@ -90,4 +91,4 @@ def _wrong_weights(tagged: TaggedFile, reference: ReferenceValues) -> Mapping[Mo
         )
     plans = parameter_plans(tagged.model).items()
     names = {value.name or "" for value, plan in plans if json.dumps([plan.keys, len(plan.steps)]) in other}
-    return users_of(tagged.model, names)
+    return users_of(tagged.nodes, names)

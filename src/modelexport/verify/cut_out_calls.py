@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
 from modelexport.core.calls import Side
 from modelexport.errors import UsageError
+from modelexport.files.manifest_file import folder_of_stages
 from modelexport.format.cut_record import CutRecord, CutValue
 from modelexport.format.dtypes import dtype_name
 from modelexport.graph.nodes import may_be, required_inputs
@@ -37,6 +39,22 @@ def arguments_of_cut(tagged: TaggedFile, cut: CutRecord, truth: Trace) -> dict[s
         narrows = not truth.exact and dtype is not None and array.dtype.kind == "f"
         feeds[value.name or ""] = array.astype(dtype.numpy()) if narrows and dtype is not None else array
     return feeds
+
+
+def refuse_stage(path: Path, whole: str | Path) -> None:
+    """Refuse one of the stages of a split file, which takes what the stages before it compute.
+
+    Args:
+        whole: The file that was split, as one types it.
+
+    Raises:
+        UsageError: It is a stage.
+    """
+    if (folder := folder_of_stages(path)) is not None:
+        raise UsageError(
+            f"{path} is a stage of a split file: verify all stages together, modelexport verify {folder}/ "
+            f"--against {whole}"
+        )
 
 
 def array_of(tensor: SeenTensor) -> Any:

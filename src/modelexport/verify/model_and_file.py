@@ -32,7 +32,7 @@ from modelexport.traces.tolerances import AGREE, ALLOWED, TIMES_ALLOWED, TIMES_O
 from modelexport.traces.trace import Trace
 from modelexport.verify.calls_by_value import find_parameters, with_calls_of
 from modelexport.verify.compared_runs import Compared, compare_runs, outputs_of
-from modelexport.verify.cut_out_calls import arguments_of_cut, array_of, results_of_cut
+from modelexport.verify.cut_out_calls import arguments_of_cut, array_of, refuse_stage, results_of_cut
 from modelexport.verify.onnxruntime_outputs import AsRun, compare_as_run, narrowest_type
 from modelexport.verify.parameter_comparison import check_same_entries
 from modelexport.weights.bytes_of_entries import Weights
@@ -45,9 +45,10 @@ def open_for(model: nn.Module, path: Source) -> TaggedFile:
 
     Raises:
         FileFormatError: It is not an ONNX file, or its weights files have changed.
-        UsageError: It has tags, and is not a file of this model.
+        UsageError: It has tags, and is not a file of this model, or it is a stage of one.
     """
     tagged = read_tagged(path)
+    refuse_stage(tagged.path, "the file that was split")
     tensors = entries_of(model)
     entries = {k: (str(t.dtype).removeprefix("torch."), list(t.shape)) for k, t in tensors.items()}
     if tagged.found_calls is None:

@@ -166,21 +166,21 @@ def _equal(first: Any, second: Any) -> bool:
     return bool(np.array_equal(a, b))
 
 
-def users_of(model: ir.Model, names: Collection[str]) -> dict[ModuleCall, list[str]]:
-    """The calls whose nodes use these initializers, each to those that it uses."""
-    users: dict[ModuleCall, list[str]] = defaultdict(list)
-    for value in initializers(model):
-        if value.name in names:
-            for node, _ in value.uses():
-                owner = owner_of(node)
-                for call in owner.calls if owner is not None else ():
-                    users[call].append(value.name or "")
+Users = Mapping[ModuleCall, Sequence[tuple[int, str]]]
+"""Calls to the initializers that their nodes use, each after the position of the node."""
+
+
+def users_of(nodes: Sequence[ir.Node], names: Collection[str]) -> Users:
+    """The calls whose nodes use these initializers."""
+    users: dict[ModuleCall, list[tuple[int, str]]] = defaultdict(list)
+    for position, node in enumerate(nodes):
+        owner, used = owner_of(node), [value.name or "" for value in node.inputs if value is not None]
+        for call in owner.calls if owner is not None else ():
+            users[call] += [(position, name) for name in used if name in names]
     return users
 
 
-def with_weights(
-    calls: Sequence[CallVerdict], users: Mapping[ModuleCall, Sequence[str]], whose: str
-) -> list[CallVerdict]:
+def with_weights(calls: Sequence[CallVerdict], users: Users, whose: str) -> list[CallVerdict]:
     """Verdicts on calls, in which those whose nodes use other weights differ.
 
     Args:
@@ -189,11 +189,11 @@ def with_weights(
     """
 
     def judged(call: CallVerdict) -> CallVerdict:
-        names = users.get(ModuleCall.parse(call.address))
-        if not names or call.status == "differ":
+        used = users.get(ModuleCall.parse(call.address))
+        if not used or call.status == "differ":
             return call
-        reason = f"its weights differ from {whose}: {', '.join(dict.fromkeys(names))}"
-        return msgspec.structs.replace(call, status="differ", reason=reason)
+        reason = f"its weights differ from {whose}: {', '.join(dict.fromkeys(name for _, name in used))}"
+        return msgspec.structs.replace(call, status="differ", reason=reason, position=used[0][0])
 
     return [judged(call) for call in calls]
 

@@ -92,9 +92,7 @@ def verify(
         sides = Sides.of(model, inputs, tagged, weights, kept)
         if tagged.found_calls is not None:
             perturb = perturb or False  # entries that were folded into others cannot be changed in the file
-            sides.notes.append(
-                f"the calls of the file and its parameters were found by value ({tagged.found_calls.sentence})"
-            )
+            sides.notes.append("the calls of the file and its parameters were found by value")
         changed = changed_weights(model, tagged.model, perturb, sides.notes) if weights is None else {}
         parameters = compare_with_model(model, tagged.model, weights)
         if weights is None:
@@ -128,7 +126,7 @@ def verify(
         return VerifyReport(
             outputs=(run.outputs if run.cause else _judged(run.outputs, compared, bool(parameters.differing)))
             or output_differences(compared),
-            calls=with_weights(calls, users_of(tagged.model, set(parameters.differing)), "the model's"),
+            calls=with_weights(calls, users_of(tagged.nodes, set(parameters.differing)), "the model's"),
             provider=provider,
             parameters=parameters,
             owners=compared.owners,

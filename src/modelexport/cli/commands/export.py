@@ -33,7 +33,9 @@ def export(
     names: NameOptions,
     options: Options,
     loading: Loading,
-    report: bool = option(False, "Also write the page of `modelexport report`, with the result of --verify."),
+    report: bool = option(
+        False, "Also write the page of `modelexport report`, OUT.html beside OUT.onnx, with the result of --verify."
+    ),
     as_json: bool = JSON,
 ) -> None:
     """Export MODEL to a file, or to a folder with all of its parts; without MODEL, bert-tiny."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import inspect
 import operator
 import sys
 import traceback
@@ -42,6 +43,8 @@ def load_from_factory(spec: str) -> LoadedModel:
             raise ModelLoadError(f"{place} has no {attribute}: {hint}") from error
         if not callable(factory):
             raise ModelLoadError(f"{spec} is {_article(factory)}, not a callable: name one that returns the module")
+        if not isinstance(factory, torch.nn.Module) and (lacks := _lacking(factory)):
+            raise ModelLoadError(f"{spec} needs arguments ({lacks}): give a function that returns the module")
         source = file or Path(getattr(module, "__file__", None) or place)
         returned = factory if isinstance(factory, torch.nn.Module) else _run(factory, f"{spec} failed", source)
     model, example = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
@@ -53,6 +56,17 @@ def load_from_factory(spec: str) -> LoadedModel:
             f"{spec} returned {_article(inputs)} as inputs: return a dict of keyword arguments or a tuple of arguments"
         )
     return LoadedModel(model, inputs, attribute.rpartition(".")[2])
+
+
+def _lacking(factory: Callable[..., Any]) -> str:
+    """What is missing for a call without arguments; empty if nothing is, or it cannot be known."""
+    try:
+        inspect.signature(factory).bind()
+    except TypeError as error:
+        return str(error)
+    except ValueError:  # it has no signature
+        return ""
+    return ""
 
 
 def _article(value: object) -> str:
