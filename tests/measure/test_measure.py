@@ -76,6 +76,16 @@ def small_table() -> Table:
     return Table(calls, tags, columns, nodes)
 
 
+def test_shares_and_bars_are_of_totals_or_of_own_figures_if_sorted_by_these() -> None:
+    def cells(name: str, **options: Any) -> list[str]:
+        lines = format_table(small_table(), "work", **options).splitlines()
+        assert ("PART OWN" in lines[0]) == bool(options)
+        return next(line.split() for line in lines if line.split()[0] == name)
+
+    assert cells("Net") == ["Net", "111", "███████████▋", "10", "9", "0.974", "16"]
+    assert cells(".", sort="work") == [".", "111", "█", "10", "9", "0.0877", "16"]
+
+
 def test_a_node_with_several_owners_is_shared_out_without_remainder() -> None:
     assert share_out(100, 3) == [34, 33, 33]
     assert share_out(2, 3) == [1, 1, 0]
