@@ -252,6 +252,15 @@ def _dot_product_attention(o: Operation) -> ast.expr:
     return o.write(f"F.scaled_dot_product_attention({mask}, scale=s)", s=o.attribute("scale") or LEFT_OUT)
 
 
+def _fold(o: Operation) -> ast.expr:
+    size, block, pads = o.numbers(1), o.numbers(2), o.attribute("pads") or [0, 0, 0, 0]
+    if size is None or block is None or len(size) != 2 or pads[:2] != pads[2:]:
+        raise UnwrittenError("its sizes are no numbers, it is no image, or its ends are padded otherwise")
+    moved = {"dilation": o.attribute("dilations"), "padding": pads[:2], "stride": o.attribute("strides")}
+    steps = {name: tuple(numbers) for name, numbers in moved.items() if numbers}
+    return o.write("F.fold(a, size, block, **steps)", size=tuple(size), block=tuple(block), steps=steps)
+
+
 def _gelu_of_sum(**how: str) -> Callable[[Operation], ast.expr]:
     return lambda o: o.write("F.gelu(a + b, **how)" if o.has(1) else "F.gelu(a, **how)", how=how)
 
@@ -259,7 +268,7 @@ def _gelu_of_sum(**how: str) -> Callable[[Operation], ast.expr]:
 _STANDARD: dict[str, Row] = {
     "SoftmaxCrossEntropyLoss": _cross_entropy, "NegativeLogLikelihoodLoss": _cross_entropy, "Conv": _conv,
     "ConvTranspose": _conv_transpose, "MaxPool": _pool, "AveragePool": _pool, "GlobalAveragePool": _global("mean"),
-    "GlobalMaxPool": _global("amax"), "LRN": "lrn(a, **attributes)", "BatchNormalization": _batch_norm,
+    "GlobalMaxPool": _global("amax"), "Col2Im": _fold, "LRN": "lrn(a, **attributes)", "BatchNormalization": _batch_norm,
     "InstanceNormalization": "instance_norm(a, b, c, **attributes)", "LayerNormalization": _layer_norm,
     "RMSNormalization": _rms_norm, "GroupNormalization": _group_norm, "RNN": _recurrent, "GRU": _recurrent,
     "LSTM": _recurrent, "Attention": "attention(a, b, c, d, e, f, g, **attributes)",
