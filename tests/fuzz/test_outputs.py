@@ -92,8 +92,8 @@ CASES = {
 }
 
 
-ALONE = ("report", "example")
-"""Commands whose ``-o`` is one file of any name."""
+SUFFIXES = {"inputs": ".npz", "to-torch": ".py", "report": ".html", "example": ".txt", "place": ".json"}
+"""Of commands whose ``-o`` is one file that is not ONNX."""
 
 
 @pytest.fixture
@@ -191,18 +191,16 @@ def test_a_link_is_followed_where_that_is_asked_for(name: str, place: Path) -> N
     case = CASES[name]
     store = place.parent / "store"
     store.mkdir()
-    suffix = {"inputs": ".npz", "to-torch": ".py"}.get(
-        name, ".out" if case.outputs[0] != "-o" or name in ALONE else ".onnx"
-    )
+    suffix = SUFFIXES.get(name) or (".onnx" if case.outputs[0] == "-o" else f".{case.outputs[0].strip('-')}")
     real, link = store / f"target{suffix}", Path(f"link{suffix}")
-    real.write_bytes(b"old")
+    real.write_bytes(b"" if name in SUFFIXES or case.outputs[0] != "-o" else b"old")
     link.symlink_to(real)
     option = case.outputs[0]
     assert "--follow-symlinks" in refused(name, option, str(link))
-    assert real.read_bytes() == b"old"
+    before = real.read_bytes()
     ended = run(name, *case.words, option, link, "--follow-symlinks")
     assert ended.status == 0, ended.err
-    assert link.is_symlink() and real.read_bytes() != b"old"
+    assert link.is_symlink() and real.read_bytes() != before
     assert not [
         file for file in place.iterdir() if file.name.startswith(("link.", ".modelexport-")) and file != place / link
     ]
@@ -350,10 +348,36 @@ def test_each_file_that_goes_into_a_folder_is_looked_at(kind: str, place: Path) 
         assert everything(place) == before, command
 
 
+def test_only_what_modelexport_wrote_is_replaced_by_a_text(place: Path) -> None:
+    """And a file has the suffix of what is in it."""
+    writers = {
+        "page.html": ["report", "plain.onnx", "-o"],
+        "cost.html": ["cost", "plain.onnx", "--html"],
+        "data.json": ["cost", "plain.onnx", "--node-data"],
+        "session.json": ["place", "plain.onnx", "--rule", "gpu: blocks.0", "--no-check", "-o"],
+        "code.py": ["to-torch", "plain.onnx", "-o"],
+        "sentences.txt": ["example", "sentences.txt", "-o"],
+    }
+    for name, words in writers.items():
+        first = run(*words, name)
+        assert first.status == 0, first.err
+        if name != "sentences.txt":
+            assert run(*words, name).status == 0, name
+        for other in (name, "notes.md"):
+            Path(other).write_text("# mine\n")
+            ended = run(*words, other)
+            assert ended.status == 2 and ended.err.count("\n") == 1, ended
+            assert "not written by modelexport" in ended.err or other == "notes.md"
+            assert Path(other).read_text() == "# mine\n"
+    Path("code.py").unlink()
+    Path("code.safetensors").write_bytes(b"weights of somebody else")
+    assert "code.safetensors exists" in run(*writers["code.py"], "code.py").err
+
+
 def test_two_outputs_cannot_be_one_file(place: Path) -> None:
-    ended = run("cost", "plain.onnx", "--html", "a.out", "--node-data", "below/../a.out")
+    ended = run("cost", "plain.onnx", "--html", "a.html", "--node-data", "below/../a.html")
     assert ended.status == 2 and "are one file" in ended.err
-    assert not Path("a.out").exists()
+    assert not Path("a.html").exists()
 
 
 def test_a_model_is_exported_into_the_folder_of_its_checkpoint_but_over_none_of_its_files(place: Path) -> None:

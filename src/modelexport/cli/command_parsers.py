@@ -14,6 +14,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
@@ -88,7 +89,10 @@ def _typer_parameter(
         if option.argument
         else typer.Option(*flags, help=option.help, metavar=option.metavar, min=option.least, rich_help_panel=panel)
     )
-    annotation = Annotated[kind, info, *([MARKS[option.file]] if option.file else [])]
+    mark = MARKS.get(option.file)
+    if isinstance(mark, Written) and mark.alone:
+        mark = dataclasses.replace(mark, suffix=Path(option.metavar or "").suffix)
+    annotation = Annotated[kind, info, *([mark] if mark is not None else [])]
     default = inspect.Parameter.empty if default is ... else default
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 

@@ -40,6 +40,8 @@ class Written:
     """True if it is always a folder. Others are checked before the command runs if a file of that name exists."""
     alone: bool = False
     """Nothing is written beside it."""
+    suffix: str = ""
+    """With which its name has to end."""
     several: bool = False
     """It is a folder for several results of one file; otherwise a file gives a file."""
 
@@ -151,4 +153,6 @@ def _check(outputs: Mapping[str, Path | str], marks: Mapping[str, Written]) -> N
                 raise OutputError(
                     f"{value} is not the name of an ONNX file: give {path.stem}.onnx, or a folder, {value}/"
                 )
+            if (suffix := marks[name].suffix) and path.suffix != suffix:
+                raise OutputError(f"{value} is not the name of a {suffix} file: give {path.stem}{suffix}")
             check_writable(path, alone=marks[name].alone)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -26,6 +27,14 @@ from modelexport.format.keys import DATA_SUFFIX, DOCUMENT_SUFFIXES
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 NO_ROOM = (*NO_SPACE, errno.EFBIG, errno.EROFS)
 """Why a file cannot be written that another could be."""
+_BEGINNINGS = {
+    ".py": rb'\A"""[^\n]* Made by modelexport',
+    ".html": rb"<title>modelexport</title>",
+    ".json": rb'"session\.layer_assignment_settings"|\A\{\s*"[^"\n]*": \{\s*"name": "[^"\n]*",\s*"results"',
+    ".safetensors": rb'\A.{8}\{"__metadata__":\{"made_by":"modelexport"',
+}
+"""By which a file is known as one that this package wrote, and may therefore be replaced."""
+_BEGINNING_BYTES = 1 << 14
 WRITTEN: list[Path] = []
 """What this process has moved into place so far."""
 
@@ -243,7 +252,8 @@ def check_writable(path: Path, reads: Iterable[Path] = (), *, alone: bool = Fals
     Args:
         path: The file to write. Documents and a data file may be written beside it.
         reads: The files that the command reads, including the weights files of an ONNX file.
-        alone: Nothing is written beside it: it is a page or a table, which may have the name of a model.
+        alone: Nothing is written beside it: it is a page or a table, which may have the name of a model, and replaces
+            only what this package wrote.
 
     Raises:
         OutputError: The folder does not exist or cannot be written to; ``path`` is not a regular file, has the name of
@@ -261,6 +271,8 @@ def check_writable(path: Path, reads: Iterable[Path] = (), *, alone: bool = Fals
     if not path.parent.is_dir():
         raise OutputError(f"cannot write {path}: there is no folder {path.parent}")
     check_folder_writable(path.parent, path)
+    if alone:
+        _check_written_by_us(path)
     belongs = next((end for end in (f".onnx{DATA_SUFFIX}", *DOCUMENT_SUFFIXES) if path.name.endswith(end)), None)
     if belongs is not None:
         raise OutputError(f"{path} has a name reserved for files beside a model (*{belongs}): give another name")
@@ -278,6 +290,16 @@ def check_writable(path: Path, reads: Iterable[Path] = (), *, alone: bool = Fals
             if replaced is not None:
                 holds = "holds weights of" if what == "weights" else "belongs to"
                 raise OutputError(f"{path} would replace {replaced}, which {holds} {read}: give another name")
+
+
+def _check_written_by_us(path: Path) -> None:
+    """Refuse to replace what a person may have written: all but empty files, models, arrays, and what is known."""
+    if path.suffix in (".onnx", ".npz") or not path.exists() or not path.stat().st_size:
+        return
+    with path.open("rb") as file:
+        known = path.suffix in _BEGINNINGS and re.search(_BEGINNINGS[path.suffix], file.read(_BEGINNING_BYTES), re.S)
+    if not known:
+        raise OutputError(f"{path} exists and was not written by modelexport: give another name, or delete it")
 
 
 def write_alone(path: Path, content: bytes) -> None:

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from modelexport.core.selectors import select_calls
 from modelexport.core.text import plural
 from modelexport.errors import UsageError
-from modelexport.files.atomic_writing import replaced_together
+from modelexport.files.atomic_writing import check_writable, replaced_together
 from modelexport.files.path_or_model import Source
 from modelexport.graph.missing_types import infer_shapes
 from modelexport.tagged.file import TaggedFile, read_tagged
@@ -70,6 +70,7 @@ class TorchSource:
         """Write the source, and the weights beside it under the same name with ``.safetensors``.
 
         Raises:
+            OutputError: One of them exists, and was not written by this function.
             UsageError: The path does not end with ``.py``.
         """
         from safetensors.torch import save_file
@@ -78,11 +79,14 @@ class TorchSource:
         if path.suffix != ".py":
             source = path / "model.py" if path.is_dir() else path.with_suffix(".py")
             raise UsageError(f"{path} is not a Python file: give {source}; the weights are written beside it")
+        weights = path.with_suffix(".safetensors")
+        for file in (path, weights):
+            check_writable(file, alone=True)
         tensors = {key: as_tensor(array) for key, array in self.tensors.items()}
         with replaced_together() as replacement:
             folder = replacement.folder(path.parent)
             (folder / path.name).write_text(self.text, encoding="utf-8")
-            save_file(tensors, folder / path.with_suffix(".safetensors").name)
+            save_file(tensors, folder / weights.name, metadata={"made_by": "modelexport"})
 
 
 def to_torch(source: Source, *, dropout: Mapping[str, float] | None = None, dtype: str = "") -> nn.Module:

@@ -29,10 +29,10 @@ def example(
         return
     if name not in EXAMPLES:
         raise UsageError(f"there is no example {name}{nearest(name, EXAMPLES)}; the examples are {', '.join(EXAMPLES)}")
-    from modelexport.files.atomic_writing import check_writable, write_alone
+    from modelexport.files.atomic_writing import write_alone
 
-    output = output or Path(name)
-    check_writable(output, alone=True)
-    write_alone(output, (FOLDER / name).read_bytes())
+    output, content = output or Path(name), (FOLDER / name).read_bytes()
+    if not output.is_file() or output.read_bytes() != content:
+        write_alone(output, content)
     follows = f"; next: modelexport tree {output}" if output.suffix == ".onnx" else ""
     print(f"wrote {output}: {EXAMPLES[name]}{follows}")

@@ -51,11 +51,14 @@ def export(
     if not output.endswith(".onnx"):
         raise UsageError(f"{output} has no suffix: give {output}.onnx, or for a package a folder, {output}/")
     from modelexport.cli import show_export
+    from modelexport.files.atomic_writing import check_writable
 
     options.check_together()
+    page = Path(output).with_suffix(".html") if report else None
+    if page is not None:
+        check_writable(page, alone=True)
     stages = stages_on_line()
     result, about = _export_file(choice, output, names, options, stages)
-    page = result.path.with_suffix(".html") if report else None
     if page is not None:
         _write_page(result.path, page, stages, {"": result.verified})
     show_export.print_warnings(result, options)

@@ -76,7 +76,8 @@ def save_inputs(inputs: Inputs, path: Path) -> None:
         if path.suffix == ".npz":
             np.savez(staging / path.name, **arrays)
         elif path.suffix == ".safetensors":
-            save_file({name: np.asarray(array, order="C") for name, array in arrays.items()}, staging / path.name)
+            ordered = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+            save_file(ordered, staging / path.name, metadata={"made_by": "modelexport"})
         else:
             raise OutputError(f"cannot write inputs to {path}: give a name that ends in .npz or .safetensors")
 
