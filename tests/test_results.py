@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 import modelexport
+import modelexport.errors
 from modelexport.core.result_display import Rows, Shown
 from modelexport.core.text import name_of_code
 from modelexport.exporting.options import Keywords
@@ -158,6 +159,29 @@ def test_what_is_not_a_file_is_refused() -> None:
         modelexport.load(3)  # type: ignore[arg-type]
 
 
+def test_arguments_in_another_order_or_of_another_type_are_refused(results: dict[str, Any], tmp_path: Path) -> None:
+    path, model, inputs = results["ExportResult"].path, torch.nn.Linear(4, 4), torch.ones(2, 4)
+    new: Any = tmp_path / "new.onnx"
+    modelexport.export(model, inputs, new)
+    calls: dict[str, Callable[[], Any]] = {
+        "the example inputs are a NoneType": lambda: modelexport.export(model, None, path),  # type: ignore[arg-type]
+        "the path is a Tensor": lambda: modelexport.export(model, path, inputs),  # type: ignore[arg-type]
+        "dynamic is {'x'": lambda: modelexport.export(model, inputs, path, dynamic={"x": {0: "b"}}),  # type: ignore[arg-type]
+        "dynamic is 'batch'": lambda: modelexport.export(model, inputs, path, dynamic="batch"),  # type: ignore[arg-type]
+        "the model comes first": lambda: modelexport.verify(new, model, inputs),
+        "Linear does not run with": lambda: modelexport.verify(model, torch.ones(2, 5), new),
+    }
+    for text, call in calls.items():
+        with pytest.raises(modelexport.errors.UsageError) as error:
+            call()
+        assert str(error.value).startswith(text) and "\n" not in str(error.value)
+
+
+def test_a_selection_is_iterated_over_its_calls(results: dict[str, Any]) -> None:
+    selection = results["TaggedModel"].select("blocks.0")
+    assert [call.address for call in selection] == ["blocks.0"] and len(selection.inside) > 1
+
+
 def test_a_file_is_a_mapping_of_addresses_to_calls(results: dict[str, Any]) -> None:
     tagged = results["TaggedModel"]
     assert isinstance(tagged, Mapping)
@@ -241,7 +265,9 @@ def test_help_shows_every_option_of_an_export() -> None:
         "only these are left to the code of this package"
     )
     text = pydoc.render_doc(modelexport.export, renderer=pydoc.plaintext)
-    assert "dynamic: bool = False" in text and "dynamic: Make every axis dynamic" in text
+    assert (
+        "sizes: bool = False" in text and "dynamic: bool = False" in text and "dynamic: Make every axis dynamic" in text
+    )
     assert "check: ``False``: do not run the file" in text and "separate_prefill" not in text
     assert "\n    Raises:" in text
 

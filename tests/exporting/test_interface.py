@@ -94,6 +94,8 @@ def test_an_axis_that_the_capture_fixes_is_refused(tmp_path: Path) -> None:
         (NameOptions(outputs="nothing"), "no output nothing"),
         (NameOptions(output_names="hidden=x,wide=x"), "two outputs would have the name x"),
         (NameOptions(axes=["x:7=batch"]), "no axis 7"),
+        (NameOptions(axes=["batch,sequence,width"]), "axis 2 of x cannot be dynamic as width"),
+        (NameOptions(axes=["batch,sequence,width,more"]), "no input has an axis 3, which would be more"),
     ],
 )
 def test_what_is_not_there_is_said(asked: NameOptions, told: str, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def _typer_parameters(group: Any) -> Iterator[inspect.Parameter]:
         default = getattr(group, field.name)
         if dataclasses.is_dataclass(default):
             yield from _typer_parameters(default)
-        elif (option := declared(field)) is not None:
+        elif (option := declared(field)) is not None and not option.only_python:
             # Hints are evaluated only where they are text: the others have types that the command line does not import.
             hints = typing.get_type_hints(type(group)) if isinstance(field.type, str) and not option.type else {}
             kind = hints.get(field.name, field.type)
@@ -104,7 +104,7 @@ def _group_of_values(group: Any, values: Mapping[str, Any]) -> Any:
         default = getattr(group, field.name)
         if dataclasses.is_dataclass(default):
             values_of_fields[field.name] = _group_of_values(default, values)
-        elif declared(field) is not None:
+        elif (option := declared(field)) is not None and not option.only_python:
             values_of_fields[field.name] = _value_of_option(field.name, default, values)
     return dataclasses.replace(group, **values_of_fields)
 

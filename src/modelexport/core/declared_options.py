@@ -31,6 +31,8 @@ class Declared:
     """What it names, if that is a file or a folder: see ``cli/overwrite_guard.py``."""
     argument: bool = False
     """Whether it is given by its position."""
+    only_python: bool = False
+    """Whether it is a keyword of Python alone."""
 
 
 def option(default: Any, help: str, **more: Any) -> Any:  # noqa: A002 - the word of every library for it
@@ -62,15 +64,21 @@ def heading(group: type) -> str:
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def with_keywords_of(*groups: Any) -> Callable[[_Function], _Function]:
+def with_keywords_of(*groups: Any, only_python: bool = False) -> Callable[[_Function], _Function]:
     """Decorate a function that takes options as ``**keywords``: ``help`` and editors then show each of them.
 
     Args:
         groups: Dataclasses of options, or of groups of options, with their defaults. Fields that only the code of this
             package sets, without a declaration, are not shown.
+        only_python: Also show the keywords of Python alone.
     """
 
-    fields = [field for group in groups for field in _declared_fields(group)]
+    fields = [
+        (field, default)
+        for group in groups
+        for field, default in _declared_fields(group)
+        if only_python or not field.metadata[_KEY].only_python
+    ]
 
     def decorate(function: _Function) -> _Function:
         signature = inspect.signature(function)

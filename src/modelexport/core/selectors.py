@@ -14,7 +14,7 @@ Several selectors are a union. Picking a call also picks every call inside it.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TypeVar
@@ -44,6 +44,9 @@ class Selection:
 
     def __contains__(self, call: object) -> bool:
         return call in self.inside
+
+    def __iter__(self) -> Iterator[ModuleCall]:
+        return iter(self.calls)
 
 
 Call = TypeVar("Call")

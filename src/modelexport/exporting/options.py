@@ -50,8 +50,19 @@ class CaptureOptions:
         metavar="NAME",
     )
     reuse: bool = option(True, "Process equal layers separately: the same file, but slower.")
-    interface: "Callable[[Exported], Exported] | None" = None
-    """Names the inputs, outputs and dynamic axes of the captured graph; ``None``: as the front end does."""
+    interface: "Callable[[Exported], Exported] | None" = option(
+        None,
+        "Names the inputs, outputs and dynamic axes of the captured graph, with ``dynamic=True``: a ``RequestedNames`` "
+        "of ``modelexport.exporting.requested_names``; by default as the front end does.",
+        only_python=True,
+    )
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.dynamic, bool):
+            raise UsageError(
+                f"dynamic is {self.dynamic!r}, not True or False: names of axes are given as "
+                'interface=RequestedNames(axes={("x", 0): "batch"}), of modelexport.exporting.requested_names'
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,11 +189,15 @@ class CheckOptions:
         False, "Store the inputs and the values of every call in the PyTorch run next to FILE.", type=bool
     )
     """In Python also the addresses or tags of calls: only the values of these and of the calls inside them."""
-    sizes: bool = False
-    """Fail if the file fixes the size of any dynamic axis. Otherwise only a named axis has to be dynamic, and others
-    become fixed."""
-    checked: Mapping[str, Any] | Sequence[Any] | None = None
-    """Inputs to check and verify with, if the file does not accept the example inputs."""
+    sizes: bool = option(
+        False,
+        "Fail if the file fixes the size of any dynamic axis; otherwise only a named axis has to be dynamic, and "
+        "others become fixed.",
+        only_python=True,
+    )
+    checked: Mapping[str, Any] | Sequence[Any] | None = option(
+        None, "Inputs to check and verify with, if the file does not accept the example inputs.", only_python=True
+    )
 
     @property
     def any(self) -> bool:

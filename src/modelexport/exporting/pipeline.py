@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from modelexport.core.declared_options import with_keywords_of
 from modelexport.core.garbage_collection import only_new_garbage
 from modelexport.core.one_at_a_time import exclusive
 from modelexport.core.timed_stages import Stages
+from modelexport.errors import UsageError
 from modelexport.exporting import steps
 from modelexport.exporting.automatic_axis_names import captured_symbols, name_unnamed_axes
 from modelexport.exporting.export_checks import ExportChecks
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-@with_keywords_of(*Options().of_a_file)
+@with_keywords_of(*Options().of_a_file, only_python=True)
 @exclusive
 @only_new_garbage()
 def export(
@@ -75,6 +77,8 @@ def export(
         CheckError: The file is invalid, does not load, or computes something else. Nothing is written.
         OutputError: The files cannot be written. Existing files are unchanged.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise UsageError(f"the path is a {type(path).__name__}: give export(model, inputs, path)")
     path, stages, options = Path(path), stages or Stages(progress), (options or Options()).replaced_by(keywords)
     options.check_together()
     check_writable(path)

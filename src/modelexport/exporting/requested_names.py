@@ -32,7 +32,7 @@ class RequestedNames:
     axes: Mapping[tuple[str, int], str] = field(default_factory=dict)
     """An input's new name and an axis to the symbol of its size, or a sum of symbols (``past + sequence``)."""
     leading: Sequence[str] = ()
-    """Symbols for the first axes of every input: the first axis has to be dynamic, the others may be."""
+    """Symbols for the first axes of every input: the first axis has to be dynamic, another one in some input."""
 
     def __call__(self, exported: Exported) -> Exported:
         """Rename a capture; its graph is changed in place.
@@ -75,14 +75,16 @@ class RequestedNames:
         return frozenset([*named, *self.leading])
 
     def _leading(self, exported: Exported) -> dict[tuple[str, int], str]:
-        return {
-            (value.name or "", axis): symbol
-            for value in exported.model.graph.inputs
-            for axis, symbol in enumerate(self.leading)
-            if value.shape is not None
-            and axis < len(value.shape)
-            and (axis == 0 or isinstance(_size_of(value.shape[axis]), str))
-        }
+        shapes = {value.name or "": tuple(value.shape or ()) for value in exported.model.graph.inputs}
+        named: dict[tuple[str, int], str] = {}
+        for axis, symbol in enumerate(self.leading):
+            with_axis = [name for name, shape in shapes.items() if axis < len(shape)]
+            if not with_axis:
+                raise UsageError(f"no input has an axis {axis}, which would be {symbol}: leave out this name")
+            dynamic = [name for name in with_axis if isinstance(_size_of(shapes[name][axis]), str)]
+            for name in with_axis if axis == 0 else dynamic or with_axis[:1]:  # of the fixed ones, to be refused
+                named[name, axis] = symbol
+        return named
 
 
 def widened(inputs: Mapping[str, Any], interface: RequestedNames) -> dict[str, Any]:

@@ -212,6 +212,8 @@ def verify(
     how |= {"provider": provider} if device is None else reporting
     if file is None:
         return _without_model(as_path(first), against, how)
+    if hasattr(model_inputs, "named_modules"):
+        raise UsageError("the model comes first: verify(model, inputs, path)")
     path = as_path(file)
     if path.is_dir():
         return _package(first, model_inputs, path, how, reporting)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from modelexport.core.calls import TensorSpec
-from modelexport.errors import UsageError
+from modelexport.errors import InputsError, UsageError
 from modelexport.pytorch.private_torch import is_functorch_wrapped_tensor
 
 
@@ -121,7 +121,16 @@ Inputs = Mapping[str, Any] | Sequence[Any]
 
 
 def arguments_of(inputs: Any) -> Any:
-    """Example inputs; a tensor is the only argument, as for ``torch.onnx.export``."""
+    """Example inputs; a tensor is the only argument, as for ``torch.onnx.export``.
+
+    Raises:
+        InputsError: They are something else.
+    """
+    if isinstance(inputs, str) or not isinstance(inputs, torch.Tensor | Mapping | Sequence):
+        raise InputsError(
+            f"the example inputs are a {type(inputs).__name__}: give keyword arguments of forward as a dict, or "
+            "positional ones as a tuple"
+        )
     return (inputs,) if isinstance(inputs, torch.Tensor) else inputs
 
 

@@ -26,6 +26,7 @@ from modelexport.core.one_at_a_time import exclusive
 from modelexport.files.path_or_model import Source
 from modelexport.format import documents
 from modelexport.pytorch.calls.module_tree_of_model import module_tree
+from modelexport.pytorch.inputs.generated_inputs import check_inputs
 from modelexport.pytorch.inputs.prepared_inputs import arguments_by_name, kept_tensors, prepare_inputs
 from modelexport.pytorch.runs.outputs_as_users_run import returned_by
 from modelexport.pytorch.weights.perturbed_weights import entries_of
@@ -96,7 +97,11 @@ def verify(
         changed = changed_weights(model, tagged.model, perturb, sides.notes) if weights is None else {}
         parameters = compare_with_model(model, tagged.model, weights)
         if weights is None:
-            sides.settle(inputs)
+            try:
+                sides.settle(inputs)
+            except Exception:
+                check_inputs(model, inputs)  # if the model does not run with them, it says so
+                raise
         tell("verify: every call")
         if tagged.found_calls is not None:
             sides.find_calls_by_value(inputs, changed)

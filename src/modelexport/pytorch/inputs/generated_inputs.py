@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +98,7 @@ def read_inputs(model: torch.nn.Module, spec: str | Path, *, seed: int = 0) -> I
     return read_spec(spec, None, InputMaker(model, None, seed))
 
 
-def check_inputs(model: torch.nn.Module, inputs: Mapping[str, Any] | tuple[Any, ...]) -> None:
+def check_inputs(model: torch.nn.Module, inputs: Mapping[str, Any] | Sequence[Any]) -> None:
     """Run ``model`` once with these keyword or positional arguments, without gradients and in eval mode.
 
     Raises:
@@ -106,7 +106,7 @@ def check_inputs(model: torch.nn.Module, inputs: Mapping[str, Any] | tuple[Any, 
     """
     runner, recorder = TrialRuns(model), CallRecorder(model)
     with recorder.attached():
-        if runner.run(inputs):
+        if runner.run(inputs if isinstance(inputs, Mapping) else tuple(inputs)):
             return
     call = recorder.raised_in(runner.first_error) if runner.first_error is not None else None
     where = f"in {call}: " if call not in (None, ROOT) else ""
@@ -115,11 +115,11 @@ def check_inputs(model: torch.nn.Module, inputs: Mapping[str, Any] | tuple[Any, 
     lacks = isinstance(runner.first_error, ImportError)
     way_out = "install the package that its code imports" if lacks else "give other inputs"
     raise InputsError(
-        f"{type(model).__name__} does not run with {_describe(named)}: {where}{reason}; {way_out}"
+        f"{type(model).__name__} does not run with {describe(named)}: {where}{reason}; {way_out}"
     ) from runner.first_error
 
 
-def _describe(inputs: Mapping[str, Any]) -> str:
+def describe(inputs: Mapping[str, Any]) -> str:
     """``input_ids int64[2, 16], use_cache bool``."""
     texts = []
     for name, value in inputs.items():
@@ -141,7 +141,7 @@ def _advice(runner: TrialRuns, maker: InputMaker, described: Inputs) -> str:
             entries[name] = {"dtype": _dtype(value), "shape": list(value.shape)}
             if maker.is_of_tokens(name):
                 entries[name]["range"] = [0, maker.vocabulary]
-    problem = f"{kind} does not run with {_describe(tried)}: {error_line(runner.first_error)}"
+    problem = f"{kind} does not run with {describe(tried)}: {error_line(runner.first_error)}"
     if not entries:
         return f"{problem}; give others, or let a factory return the module and its inputs"
     return f"{problem}; correct the generated part and pass it with --inputs SPEC.json: {json.dumps(entries)}"
