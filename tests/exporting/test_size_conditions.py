@@ -124,14 +124,15 @@ def test_an_axis_that_the_capture_makes_constant_is_told_if_the_model_accepts_ot
 
 
 class Root(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x / math.cos(x.shape[1])
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x / math.cos(x.shape[1]), y * 2
 
 
 def test_no_named_axis_becomes_constant(tmp_path: Path) -> None:
     named = RequestedNames(leading=["batch", "rows"])
     with pytest.raises(CheckError, match=r"rows \(axis 1 of x\): it is a constant of the file: test_size_con"):
-        export(Root().eval(), {"x": torch.rand(2, 3, 4)}, tmp_path / "y.onnx", dynamic=True, interface=named)
+        inputs = {"x": torch.rand(2, 3, 4), "y": torch.rand(2, 5)}
+        export(Root().eval(), inputs, tmp_path / "y.onnx", dynamic=True, interface=named)
 
 
 def test_the_sum_of_what_was_decided_by_tensors_of_sizes_is_found_in_a_trace(tmp_path: Path) -> None:
