@@ -27,6 +27,7 @@ from modelexport.files.path_or_model import Source
 from modelexport.format import documents
 from modelexport.pytorch.calls.module_tree_of_model import module_tree
 from modelexport.pytorch.inputs.generated_inputs import check_inputs
+from modelexport.pytorch.inputs.inputs_that_fit import check_fit
 from modelexport.pytorch.inputs.prepared_inputs import arguments_by_name, kept_tensors, prepare_inputs
 from modelexport.pytorch.runs.outputs_as_users_run import returned_by
 from modelexport.pytorch.weights.perturbed_weights import entries_of
@@ -98,6 +99,7 @@ def verify(
         parameters = compare_with_model(model, tagged.model, weights)
         if weights is None:
             try:
+                check_fit(sides.feeds(inputs), tagged)
                 sides.settle(inputs)
             except Exception:
                 check_inputs(model, inputs)  # if the model does not run with them, it says so

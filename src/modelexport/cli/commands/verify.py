@@ -180,10 +180,10 @@ def _compared(
         return _package(file, choice, extent, stages, how)
     loaded, example = choice.of_file(file).load(stages, weights="auto")
     if inputs is None:
-        from modelexport.files.onnx_models import load_onnx
-        from modelexport.pytorch.inputs.other_sizes import within_conditions
+        from modelexport.pytorch.inputs.inputs_that_fit import inputs_that_fit
+        from modelexport.tagged.file import read_tagged
 
-        example = within_conditions(example, load_onnx(file))
+        example = inputs_that_fit(example, read_tagged(file))
     how["weights"] = loaded.weights
     with stages("verify"):
         if extent.weights_sample is None:
