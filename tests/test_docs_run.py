@@ -142,7 +142,7 @@ PAGES = [
     Page(
         "generate",
         [checkpoint("smollm2")],
-        without=["export ./qwen2-vl", "verify qwen2-vl", "import", "inputs = ", "from "],
+        without=["export ./qwen2-vl", "verify qwen2-vl", "import", "inputs = ", "from ", "tokens = generator"],
     ),
 ]
 
