@@ -198,9 +198,9 @@ def figures_left_out(text: str) -> str:
 
 
 def is_in(shown: str, printed: str) -> bool:
-    """Whether what is shown was printed; a line ``...`` stands for others."""
+    """Whether the text was printed; a line ``...`` stands for others, and ``... and 5 more`` for the end of one."""
     rest = figures_left_out(printed)
-    for part in filter(None, map(figures_left_out, re.split(r"^\s*\.\.\.$", shown, flags=re.M))):
+    for part in filter(None, map(figures_left_out, re.split(r"^\s*\.\.\.$| \.\.\. and \d+ more$", shown, flags=re.M))):
         _, found, rest = rest.partition(part)
         if not found:
             return False
