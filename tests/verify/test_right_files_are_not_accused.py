@@ -94,14 +94,14 @@ def differs_if(symbols: Collection[str], *, always: bool = False) -> _Search:
 @pytest.mark.parametrize("guilty", [["length"], ["width"]])
 def test_only_the_size_that_does_it_is_fixed(guilty: list[str]) -> None:
     search = differs_if(guilty)
-    assert search.symbols(SIZES)
+    assert search.find_closed(SIZES)
     assert set(search.closed) == set(guilty)
 
 
 @pytest.mark.parametrize("guilty", [["length", "width"], ["height", "width"]])
 def test_of_several_sizes_that_do_it_together_one_is_fixed(guilty: list[str]) -> None:
     search = differs_if(guilty)
-    assert search.symbols(SIZES)
+    assert search.find_closed(SIZES)
     assert set(search.closed) == {"width"}
 
 
@@ -111,7 +111,7 @@ def test_sizes_that_a_model_accepts_only_together_are_fixed_together() -> None:
         return Tried("agree" if not both else "differ" if len(both) > 1 else "not compared")
 
     search = _Search(tried)
-    assert search.symbols(SIZES)
+    assert search.find_closed(SIZES)
     assert set(search.closed) == {"height", "width"}
 
 
