@@ -349,7 +349,7 @@ def test_a_file_with_the_name_of_a_library_does_not_replace_it(tmp_path: Path) -
         ("import no_such_package_at_all\ndef build(): ...\n", "ModuleNotFoundError: No module named"),
         ("x = 1\ndef build(:\n", "SyntaxError: invalid syntax (build.py, line 2)"),
         ("1 / 0\ndef build(): ...\n", "ZeroDivisionError: division by zero (build.py, line 1)"),
-        ("def build(size):\n    return size\n", "TypeError"),
+        ("def build(size):\n    return size\n", "needs arguments (missing a required argument: 'size')"),
         ("def build():\n    return 3\n", "returned a value of type int"),
         ("import torch\ndef build():\n    return torch.nn.Identity(), [1]\n", "a value of type list as inputs"),
         ("build = 3\n", "not a callable"),

@@ -116,11 +116,11 @@ def test_sizes_that_a_model_accepts_only_together_are_fixed_together() -> None:
 
 
 def test_what_differs_with_the_sizes_of_the_example_fixes_none() -> None:
-    assert not differs_if([], always=True).symbols(SIZES)
+    assert not differs_if([], always=True).find_closed(SIZES)
 
 
 def test_what_cannot_be_compared_fixes_none() -> None:
-    assert not _Search(lambda changed: Tried("not compared")).symbols(SIZES)
+    assert not _Search(lambda changed: Tried("not compared")).find_closed(SIZES)
 
 
 # --- files of others --------------------------------------------------------------------------------------------------

@@ -164,7 +164,8 @@ def _misused(error: Any) -> str:
         before = sys.argv[sys.argv.index(extra[1]) - 1] if extra[1] in sys.argv else ""
         flag = next((p for p in context.command.params if before in p.opts and getattr(p, "is_flag", False)), None)
         if flag is not None:
-            return f"{before} takes no value ({flag.help.removesuffix('.')}): leave out {extra[1]}"
+            names = f", or give {before}={extra[1]}" if before == "--dynamic" else ""
+            return f"{before} takes no value ({flag.help.removesuffix('.')}): leave out {extra[1]}{names}"
         flags = {flag for parameter in context.command.params for flag in parameter.opts}
         goes_with = ", ".join(f"{what} with {flag}" for flag, what in _GIVEN_WITH.items() if flag in flags)
         text += f": give {goes_with}" if goes_with else ""

@@ -48,7 +48,7 @@ def load_from_factory(spec: str) -> LoadedModel:
         source = file or Path(getattr(module, "__file__", None) or place)
         returned = factory if isinstance(factory, torch.nn.Module) else _run(factory, f"{spec} failed", source)
     model, example = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
-    inputs = arguments_of(example)
+    inputs = arguments_of(example) if isinstance(example, torch.Tensor) else example
     if not isinstance(model, torch.nn.Module):
         raise ModelLoadError(f"{spec} returned {_article(returned)}: return the torch.nn.Module, or it and its inputs")
     if inputs is not None and not isinstance(inputs, dict | tuple):
