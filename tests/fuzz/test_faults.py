@@ -99,13 +99,21 @@ def heard() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+EARLIER = {
+    "out.json": '{"session.layer_assignment_settings": "before"}',
+    "out.html": "<title>modelexport</title>before",
+    "out.npz": "before",
+}
+"""Outputs of an earlier run, which may be replaced."""
+
+
 @pytest.fixture
 def place(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the corpus in which something else, with all that belongs to it, is at the place of each output."""
     folder = copied(corpus, tmp_path / "place")
     shutil.copytree(folder / "old-stages", folder / PACKAGE)
-    for name in ("out.json", "out.html", "out.npz"):
-        (folder / name).write_text("before")
+    for name, before in EARLIER.items():
+        (folder / name).write_text(before)
     for suffix in (".onnx", ".hierarchy.json", ".dag.json", ".operations.json"):
         shutil.copy((folder / "plain.onnx").with_suffix(suffix), (folder / OUTPUT).with_suffix(suffix))
     monkeypatch.chdir(folder)
