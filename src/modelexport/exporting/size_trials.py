@@ -1,0 +1,65 @@
+"""Runs of a model and its file with other sizes of the example inputs, by which conditions of sizes are judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from modelexport.core.collected_messages import collected
+from modelexport.exporting.fixed_axes import Inputs, Tried, tried
+
+if TYPE_CHECKING:
+    from modelexport.verify.model_and_file import Sides
+
+
+class SizeTrials:
+    """Runs of a model and its file with other sizes of the example inputs, each made once."""
+
+    def __init__(self, sides: Sides, inputs: Inputs) -> None:
+        self._sides, self._inputs = sides, inputs
+        self._done: dict[tuple[tuple[str, int], ...], Tried | None] = {}
+
+    def run(self, sizes: Mapping[str, int]) -> Tried | None:
+        """What happens with sizes of the dynamic axes; ``None`` if the inputs would be too large, or crash PyTorch."""
+        key = tuple(sorted(sizes.items()))
+        if key not in self._done:
+            self._done[key] = self._run(sizes)
+        return self._done[key]
+
+    def _run(self, sizes: Mapping[str, int]) -> Tried | None:
+        from modelexport.pytorch.inputs.other_sizes import symbol_sizes, with_sizes, with_telling_numbers, without_parts
+
+        model = self._sides.tagged.model
+        before = symbol_sizes(self._inputs, model)
+        if any(size > max(_LARGEST, 2 * before[symbol] + 1) for symbol, size in sizes.items()):
+            return None
+        other = with_sizes(self._inputs, model, sizes)
+        if _elements(other) > max(_MOST_ELEMENTS, 8 * _elements(self._inputs)) or without_parts(self._inputs, other):
+            return None
+        result = self._compared(other)
+        if result.status == "agree" and (telling := with_telling_numbers(other)) is not None:
+            result_of_others = self._compared(telling)
+            return result_of_others if result_of_others.status == "differ" else result
+        return result
+
+    def _compared(self, inputs: Inputs) -> Tried:
+        from modelexport.pytorch.runs.outputs_as_users_run import returned_by
+
+        sides = self._sides
+        with collected():
+            try:
+                returned_by(sides.model, inputs)  # most sizes that are refused are refused here, in no time
+                right = sides.returned(inputs)
+                return Tried("agree") if sides.agrees(inputs, right) else tried(sides.compare(inputs, {}))
+            except Exception:  # a model may raise anything for sizes that it does not accept, some only in float64
+                return Tried("not compared")
+
+
+_LARGEST, _MOST_ELEMENTS = 1100, 2**18
+"""The largest size of an axis and the most elements of the inputs in a run, if those of the example are smaller."""
+
+
+def _elements(inputs: Inputs) -> int:
+    from modelexport.pytorch.nested_tensors import tensors_in
+
+    return sum(tensor.numel() for _, tensor in tensors_in(inputs))
