@@ -21,7 +21,7 @@ from modelexport.runtime.sessions import Session, open_session
 from modelexport.surgery import Sharing
 from modelexport.surgery.extraction import Extracted, extract
 from modelexport.tagged.file import TaggedFile, as_tagged, read_tagged
-from modelexport.tagged.tree_and_nodes import format_tree, tree_rows, untagged_operators
+from modelexport.tagged.tree_display import format_tree, tree_rows, untagged_operators
 
 if TYPE_CHECKING:
     from modelexport.surgery.placing import Placement, Rule

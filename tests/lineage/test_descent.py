@@ -11,7 +11,7 @@ from modelexport.core.owners import Evidence, Owner
 from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.snapshot import take_snapshot
-from modelexport.lineage.owners_after_tools import Descent, trace_owners
+from modelexport.lineage.owners_by_matching import Descent, trace_owners
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20, "other" : 1]> g '
 

@@ -26,7 +26,7 @@ from modelexport.lineage.matching.by_parameter import match_by_parameter
 from modelexport.lineage.matching.by_position import match_by_position
 from modelexport.lineage.matching.matching_state import Matching
 from modelexport.lineage.matching.original_names import OriginalNames
-from modelexport.lineage.owners_after_tools import WALKS, Matcher, Walk, trace_owners
+from modelexport.lineage.owners_by_matching import WALKS, Matcher, Walk, trace_owners
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20, "other" : 1]> g '
 MATRICES = "<float[2,2] w = {1.0, 2.0, 3.0, 4.0}, float[2,2] v = {1.0, 2.0, 3.0, 5.0}>"

@@ -14,49 +14,49 @@ from feeds import apart, feeds_of
 from modelexport.errors import InputsError, UsageError
 from modelexport.precision.methods import KEEP, parse_method
 from modelexport.precision.recipes import read_recipe
-from modelexport.precision.search_within_bound import Option, make_ladder, search
+from modelexport.precision.search_within_bound import Option, rank_steps, search
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import read_tagged
 
 INT4, INT8 = parse_method("int4"), parse_method("int8-weights")
 
 
-def test_a_ladder_goes_up_where_a_byte_saves_most() -> None:
-    ladder = make_ladder(
+def test_the_first_step_is_the_one_that_saves_most_for_a_byte() -> None:
+    ranked = rank_steps(
         [
             [Option(0, 0, None), Option(-10, 8, INT4), Option(-8, 1, INT8)],
             [Option(0, 0, None), Option(-100, 4, INT4), Option(-99, 3.99, INT8)],
             [Option(0, 0, None), Option(5, 1, INT4)],
         ]
     )
-    assert ladder.methods_after(0) == {0: INT4, 1: INT4}, (
+    assert ranked.methods_after(0) == {0: INT4, 1: INT4}, (
         "a method that costs more than to keep the module is not chosen"
     )
-    assert [(step.unit, step.option.method) for step in ladder.steps] == [(0, INT8), (0, None), (1, None)], (
+    assert [(step.unit, step.option.method) for step in ranked.steps] == [(0, INT8), (0, None), (1, None)], (
         "a step that saves less for a byte than the one after it is left out"
     )
-    gains = [step.gain for step in ladder.steps]
+    gains = [step.gain for step in ranked.steps]
     assert gains == sorted(gains, reverse=True)
 
 
 def test_the_fewest_steps_and_the_most() -> None:
-    ladder = make_ladder([[Option(0, 0, None), Option(-10, loss, INT4)] for loss in (1, 8, 4, 2)])
-    assert [step.unit for step in ladder.steps] == [1, 2, 3, 0]
-    assert len(ladder.fewest(lambda choice: 1 not in choice and 2 not in choice)) == 2
-    assert len(ladder.fewest(lambda choice: False)) == 4
-    assert len(ladder.fewest(lambda choice: True)) == 0
-    assert [step.unit for step in ladder.most(25)] == [1, 2]
+    ranked = rank_steps([[Option(0, 0, None), Option(-10, loss, INT4)] for loss in (1, 8, 4, 2)])
+    assert [step.unit for step in ranked.steps] == [1, 2, 3, 0]
+    assert len(ranked.fewest(lambda choice: 1 not in choice and 2 not in choice)) == 2
+    assert len(ranked.fewest(lambda choice: False)) == 4
+    assert len(ranked.fewest(lambda choice: True)) == 0
+    assert [step.unit for step in ranked.most(25)] == [1, 2]
 
 
 def test_what_costs_too_much_is_left_out_of_a_budget() -> None:
-    ladder = make_ladder([[Option(0, 0, None), Option(-size, loss, INT4)] for size, loss in ((100, 9000), (10, 1))])
-    assert [step.unit for step in ladder.most(50)] == [1]
+    ranked = rank_steps([[Option(0, 0, None), Option(-size, loss, INT4)] for size, loss in ((100, 9000), (10, 1))])
+    assert [step.unit for step in ranked.most(50)] == [1]
 
 
 def test_a_large_module_may_be_worth_more_than_many_small_steps() -> None:
     sizes = [(100, 90), *((10, 10) for _ in range(4))]
-    ladder = make_ladder([[Option(0, 0, None), Option(-size, loss, INT4)] for size, loss in sizes])
-    assert [step.unit for step in ladder.most(100)] == [0]
+    ranked = rank_steps([[Option(0, 0, None), Option(-size, loss, INT4)] for size, loss in sizes])
+    assert [step.unit for step in ranked.most(100)] == [0]
 
 
 def test_the_judged_figure_is_that_of_the_file(exported: Exporter, tmp_path: Path) -> None:

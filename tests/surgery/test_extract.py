@@ -35,7 +35,7 @@ from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
 from modelexport.pytorch.nested_tensors import tensors_in
 from modelexport.surgery import extraction
 from modelexport.surgery.graph_cutter import Cutter
-from modelexport.tagged.tree_and_nodes import tree_rows
+from modelexport.tagged.tree_display import tree_rows
 from modelexport.tagged_model import TaggedModel
 
 TABLE = [case.name for case in (*models.CASES, *models.TRAINED)]

@@ -34,9 +34,9 @@ from modelexport.format import documents, keys
 from modelexport.format.parameter_plan import ParameterPlan
 from modelexport.graph.nodes import initializers
 from modelexport.graph.parameter_plans import record_plan
+from modelexport.pytorch.checkpoints.lazy_weights import lend_weights
 from modelexport.pytorch.inputs.generated_inputs import generate_inputs
 from modelexport.pytorch.loading import LoadedModel, load_model
-from modelexport.pytorch.weights.lazy_weights import lend_weights
 from modelexport.tagged_model import load
 from modelexport.verify.sampled_calls import verify_sample
 from modelexport.verify.verify import verify

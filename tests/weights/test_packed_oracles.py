@@ -23,7 +23,7 @@ from torch import nn
 
 import packing
 from modelexport.files.safetensors_files import read_header
-from modelexport.pytorch.weights.quantized_linear import dequantized
+from modelexport.pytorch.checkpoints.quantized_linear import dequantized
 from modelexport.weights.packed.known_formats import find_packed
 from modelexport.weights.packed.repacking import packing as packing_of
 from modelexport.weights.packed.repacking import roles_of, run

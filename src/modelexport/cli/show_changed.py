@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modelexport.core.text import align, first_few, plural, rest_of, shortened
-from modelexport.tagged.tree_and_nodes import format_coverage, format_tree
+from modelexport.tagged.tree_display import format_coverage, format_tree
 
 if TYPE_CHECKING:
     from modelexport.lineage.adoption import Adopted

@@ -11,7 +11,7 @@ from modelexport.cli.printing import styled
 from modelexport.cli.show_verification import format_verification
 from modelexport.core.text import first_few, plural
 from modelexport.graph.size_conditions import conditions_in_words, stated_with_line
-from modelexport.tagged.tree_and_nodes import format_coverage
+from modelexport.tagged.tree_display import format_coverage
 
 if TYPE_CHECKING:
     from modelexport.exporting.export_result import ExportResult

@@ -136,7 +136,7 @@ class ExportChecks:
         """Inside, a model that was built without weights has them while it runs."""
         if lent is None:
             return nullcontext()
-        from modelexport.pytorch.weights.lazy_weights import lend_weights
+        from modelexport.pytorch.checkpoints.lazy_weights import lend_weights
 
         return lend_weights(self.model, lent, {module.path for module in self.hierarchy.modules if not module.calls})
 

@@ -16,7 +16,7 @@ from modelexport.exporting.runtime_fusion import Fusion
 from modelexport.format import documents
 from modelexport.graph.size_conditions import conditions_in_words
 from modelexport.tagged.encodings.functions import FunctionsModel
-from modelexport.tagged.tree_and_nodes import TreeRow
+from modelexport.tagged.tree_display import TreeRow
 from modelexport.weights.linked_copied_embedded import WeightsSummary
 
 if TYPE_CHECKING:

@@ -103,7 +103,7 @@ class QuantizedOptions:
         """
         if self == QuantizedOptions():
             return
-        from modelexport.pytorch.weights.quantized_linear import packed_schemes
+        from modelexport.pytorch.checkpoints.quantized_linear import packed_schemes
 
         if not hasattr(model, "modules") or not packed_schemes(model):
             raise UsageError(

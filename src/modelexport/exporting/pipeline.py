@@ -39,7 +39,7 @@ from modelexport.pytorch.nested_tensors import input_tensors, run_arguments
 from modelexport.pytorch.runs.repeatability import Unrepeatable, find_unrepeatable
 from modelexport.runtime.checked_writing import checked_and_replaced
 from modelexport.tagged.documents.dag import write_dag_files
-from modelexport.tagged.tree_and_nodes import tree_rows
+from modelexport.tagged.tree_display import tree_rows
 
 if TYPE_CHECKING:
     from torch import nn

@@ -30,7 +30,7 @@ from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.found_calls.find_calls import find_calls, record_sources
 from modelexport.tagged.found_calls.owners_from_neighbors import infer_owners
 from modelexport.tagged.found_calls.recorded_stacks import CallSource
-from modelexport.tagged.tree_and_nodes import TreeRow, tree_rows
+from modelexport.tagged.tree_display import TreeRow, tree_rows
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -9,7 +9,7 @@ differ, the inputs of matched nodes with the same operator identify each other b
 - a new node has the owners of the matched nodes that it leads to, or else of those that it comes from (``derived``);
 - a node without an owner in the source gets the call of its neighbors, if they all have the same one (``inferred``).
 
-The time is linear in nodes and edges. ``owners_after_tools.py`` does the same for files of other tools.
+The time is linear in nodes and edges. ``owners_by_matching.py`` does the same for files of other tools.
 """
 
 from __future__ import annotations

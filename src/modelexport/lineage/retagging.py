@@ -37,8 +37,8 @@ from modelexport.graph.parameter_plans import (
 from modelexport.graph.properties import drop_texts, forget_values, properties_of, put_texts, record, recorded
 from modelexport.graph.snapshot import take_snapshot
 from modelexport.graph.unique_names import free_name, name_nodes_apart
-from modelexport.lineage.entries_after_tools import inherited
-from modelexport.lineage.owners_after_tools import Descent, Reason, trace_owners
+from modelexport.lineage.entries_by_matching import inherited
+from modelexport.lineage.owners_by_matching import Descent, Reason, trace_owners
 from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.tagged.documents.encoded_documents import documents_after
 from modelexport.tagged.documents.export_facts import facts_of_sidecar

@@ -24,7 +24,7 @@ from modelexport.files.path_or_model import Source
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.snapshot import take_snapshot
-from modelexport.lineage.owners_after_tools import trace_owners
+from modelexport.lineage.owners_by_matching import trace_owners
 from modelexport.measure import columns
 from modelexport.measure.costs import read_one
 from modelexport.measure.html_page import Page, embedded_page

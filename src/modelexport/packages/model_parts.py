@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from modelexport.format.package_manifest import Rows
-from modelexport.pytorch.weights.lazy_weights import lend_weights
+from modelexport.pytorch.checkpoints.lazy_weights import lend_weights
 from modelexport.weights.bytes_of_entries import Weights
 
 

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from modelexport.errors import OutputError
 from modelexport.files.safetensors_files import SINGLE, TensorLocation, read_header
 from modelexport.packages.model_parts import ModelPart
-from modelexport.pytorch.weights.checkpoint_entries import find_entries, save_entries
+from modelexport.pytorch.checkpoints.checkpoint_entries import find_entries, save_entries
 from modelexport.weights import WeightsMode
 from modelexport.weights.bytes_of_entries import Weights
 from modelexport.weights.linked_copied_embedded import link_file

@@ -1,7 +1,7 @@
 """The cheapest methods for the modules of a file within a bound on its error, or the least error within a size.
 
 Every method of every module is measured alone (:mod:`.sensitivity`). From all modules at their cheapest, single modules
-get a better method, or are kept, in the order of the error that a byte more saves. How far up this ladder
+get a better method, or are kept, in the order of the error that a byte more saves. How far along this order
 the bound is met is found by runs, and the result is judged on inputs that were not used to choose.
 """
 
@@ -97,7 +97,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ladder:
+class RankedSteps:
     """Choices, each of which costs more and loses less than the one before."""
 
     start: list[Option]
@@ -145,8 +145,8 @@ class Ladder:
         return sum(option.loss for option in options.values())
 
 
-def make_ladder(options: Sequence[Sequence[Option]]) -> Ladder:
-    """The ladder of units with several options each: the steps that save most for what they cost come first."""
+def rank_steps(options: Sequence[Sequence[Option]]) -> RankedSteps:
+    """The steps of units with several options each: the steps that save most for what they cost come first."""
     start, steps = [], []
     for unit, choices in enumerate(options):
         current = min(choices, key=lambda option: (option.cost, option.loss))
@@ -155,7 +155,7 @@ def make_ladder(options: Sequence[Sequence[Option]]) -> Ladder:
             gains = {other: (current.loss - other.loss) / (other.cost - current.cost) for other in better}
             current = max(better, key=lambda option: (gains[option], -option.cost))
             steps.append(Step(unit, current, gains[current]))
-    return Ladder(start, sorted(steps, key=lambda step: -step.gain))
+    return RankedSteps(start, sorted(steps, key=lambda step: -step.gain))
 
 
 @dataclass
@@ -236,7 +236,7 @@ def search(
         with stages("measure each module alone"):
             pairs = [(unit, method) for unit in range(len(units)) for method in methods]
             alone = dict(zip(pairs, measure_alone(switched, pairs, choosing, measured)[0].mean(axis=0), strict=True))
-        ladder = make_ladder(
+        ranked = rank_steps(
             [
                 [Option(0, 0, None)]
                 + [
@@ -247,28 +247,28 @@ def search(
                 for u in range(len(units))
             ]
         )
-        cheapest, before = runs.figure(ladder.methods_after(0)), weights_size(tagged.model)
+        cheapest, before = runs.figure(ranked.methods_after(0)), weights_size(tagged.model)
 
         def within_bound(limit: Bound) -> Callable[[Choice], bool]:
             return lambda choice: limit.holds(runs.figure(choice))
 
         with stages("choose"):
             if bound is None:
-                smallest = before + sum(switched.added[pair] for pair in ladder.methods_after(0).items())
-                steps = ladder.most((budget or 0) - smallest)
+                smallest = before + sum(switched.added[pair] for pair in ranked.methods_after(0).items())
+                steps = ranked.most((budget or 0) - smallest)
             else:
-                steps = ladder.fewest(within_bound(bound))
+                steps = ranked.fewest(within_bound(bound))
         while True:
-            choice = ladder.methods_after(steps)
+            choice = ranked.methods_after(steps)
             recipe = recipe_for(tagged, [*units, *kept], choice)
             with stages("judge"):
                 quantized_model = quantized(tagged, recipe, data=choosing, folder=tagged.path.parent).model
                 judged = _judge(quantized_model, switched, measured, judging)
             judgements += 1
-            if bound is None or bound.holds(judged) or len(steps) == len(ladder.steps) or judgements == JUDGEMENTS:
+            if bound is None or bound.holds(judged) or len(steps) == len(ranked.steps) or judgements == JUDGEMENTS:
                 break
             limit = _stricter(bound, runs, runs.figure(choice), judged)
-            steps = ladder.steps[: max(len(steps) + 1, len(ladder.fewest(within_bound(limit))))]
+            steps = ranked.steps[: max(len(steps) + 1, len(ranked.fewest(within_bound(limit))))]
     after, last = weights_size(quantized_model), {step.unit: step.option for step in steps}
     wanted = str(bound or f"at most {budget} bytes of weights")
     notes = (
@@ -287,8 +287,8 @@ def search(
             Changed(
                 units[unit].calls,
                 KEEP if option.method is None else str(option.method),
-                ladder.start[unit].loss ** (1 / measured.power),
-                option.cost - ladder.start[unit].cost,
+                ranked.start[unit].loss ** (1 / measured.power),
+                option.cost - ranked.start[unit].cost,
             )
             for unit, option in last.items()
         ],

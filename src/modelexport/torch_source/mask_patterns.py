@@ -1,4 +1,4 @@
-"""Masks that tracing computed by numbers of places, as the views that they are.
+"""Masks that tracing computed by indexing with counted indices, as the views that they are.
 
 ``mask[batch, keys]``, where each index counts from 0 to the size of an axis, is a view of the mask with more axes.
 """
@@ -12,8 +12,8 @@ from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.torch_source.entries_as_nodes import Constants
 from modelexport.torch_source.size_numbers import FileNumbers, size_of
 
-Place = tuple[str, int]
-"""A size, and the axis that numbers of places are on, from the end."""
+CountedAxis = tuple[str, int]
+"""An axis that indices count through: its size, and its number from the end."""
 
 
 def replace_whole_gathers(graph: ir.Graph, constants: Constants, numbers: FileNumbers) -> None:
@@ -22,7 +22,7 @@ def replace_whole_gathers(graph: ir.Graph, constants: Constants, numbers: FileNu
         source, result = node.inputs[0] if node.inputs else None, node.outputs[0]
         if node.op_type != "GatherND" or node.domain or source is None or source.shape is None or result.shape is None:
             continue
-        shape, places = sizes_of(result), _places(node.inputs[1], constants, numbers)
+        shape, places = sizes_of(result), _counted_axes(node.inputs[1], constants, numbers)
         kept = [axis for axis, size in enumerate(shape) if size != "1"]
         if sizes_of(source) == [shape[axis] for axis in kept] and places == [
             (shape[axis], axis - len(shape)) for axis in kept
@@ -40,8 +40,8 @@ def replace_whole_gathers(graph: ir.Graph, constants: Constants, numbers: FileNu
             ir.convenience.replace_all_uses_with(result, view.outputs[0], replace_graph_outputs=True)
 
 
-def _places(indices: ir.Value | None, constants: Constants, numbers: FileNumbers) -> list[Place | None]:
-    """What the indices of each axis count; ``None`` if they are something else than all places of an axis."""
+def _counted_axes(indices: ir.Value | None, constants: Constants, numbers: FileNumbers) -> list[CountedAxis | None]:
+    """The axis that the indices of each axis count through; ``None`` if they are something else."""
     array = constants.array(indices) if indices is not None else None
     joined = indices.producer() if indices is not None else None
     if array is not None:
@@ -49,12 +49,10 @@ def _places(indices: ir.Value | None, constants: Constants, numbers: FileNumbers
         axes = [axis for axis, size in enumerate(shape) if size > 1]
         same = np.array_equal(np.moveaxis(np.indices(shape)[axes], 0, -1), array)
         return [(str(shape[axis]), axis - len(shape)) for axis in axes] if same else []
-    return (
-        [_place(part, numbers) for part in joined.inputs] if joined is not None and joined.op_type == "Concat" else []
-    )
+    return [_axis(part, numbers) for part in joined.inputs] if joined is not None and joined.op_type == "Concat" else []
 
 
-def _place(part: ir.Value | None, numbers: FileNumbers) -> Place | None:
+def _axis(part: ir.Value | None, numbers: FileNumbers) -> CountedAxis | None:
     value = _before(_before(part, "Unsqueeze", most=1), "Expand")
     axes = [axis for axis, size in enumerate(sizes_of(value)) if size != "1"] if value is not None else []
     counted = _before(value, "Unsqueeze")
@@ -66,7 +64,7 @@ def _place(part: ir.Value | None, numbers: FileNumbers) -> Place | None:
 
 
 def is_always_true(value: ir.Value | None, constants: Constants, numbers: FileNumbers) -> bool:
-    """Whether a truth value does not depend on anything: a constant, or whether numbers of places are at least 0."""
+    """Whether a truth value does not depend on anything: a constant, or whether counted indices are at least 0."""
     array, node = (constants.array(value), value.producer()) if value is not None else (None, None)
     if array is not None or node is None:
         return array is not None and bool(array.all())

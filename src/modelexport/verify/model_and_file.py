@@ -18,10 +18,10 @@ from modelexport.graph.nodes import nested_graphs, required_inputs
 from modelexport.pytorch.calls.module_tree_of_model import module_tree
 from modelexport.pytorch.inputs.named_inputs import under_names
 from modelexport.pytorch.nested_tensors import as_array, as_stored, tensors_in
+from modelexport.pytorch.perturbed_weights import entries_of
 from modelexport.pytorch.runs.float64_kernels import DOUBLE_KERNELS
 from modelexport.pytorch.runs.model_trace import own_type, trace_model
 from modelexport.pytorch.runs.outputs_as_users_run import returned_by
-from modelexport.pytorch.weights.perturbed_weights import entries_of
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.strip_and_inline import runnable
 from modelexport.traces.array_differences import is_floating, relative_error

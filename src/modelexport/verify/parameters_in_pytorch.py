@@ -14,7 +14,7 @@ from torch import nn
 from modelexport.files.path_or_model import Source
 from modelexport.graph.parameter_plans import state_dict_of
 from modelexport.pytorch.nested_tensors import as_array, as_stored
-from modelexport.pytorch.weights.perturbed_weights import entries_of, indistinct, perturbed
+from modelexport.pytorch.perturbed_weights import entries_of, indistinct, perturbed
 from modelexport.tagged.file import read_tagged
 from modelexport.verify.parameter_comparison import (
     compare_parameters,

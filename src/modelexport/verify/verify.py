@@ -29,8 +29,8 @@ from modelexport.pytorch.calls.module_tree_of_model import module_tree
 from modelexport.pytorch.inputs.generated_inputs import check_inputs
 from modelexport.pytorch.inputs.inputs_that_fit import check_fit
 from modelexport.pytorch.inputs.prepared_inputs import arguments_by_name, kept_tensors, prepare_inputs
+from modelexport.pytorch.perturbed_weights import entries_of
 from modelexport.pytorch.runs.outputs_as_users_run import returned_by
-from modelexport.pytorch.weights.perturbed_weights import entries_of
 from modelexport.runtime.devices import CPU
 from modelexport.tagged.file import read_tagged
 from modelexport.traces.array_differences import Difference

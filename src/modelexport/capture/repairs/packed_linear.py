@@ -20,7 +20,7 @@ from torch import nn
 from modelexport.capture.quantized_form import QuantizedForm
 from modelexport.errors import UsageError, WeightsError
 from modelexport.format.dtypes import dtype_name
-from modelexport.pytorch.weights.quantized_linear import OPERATOR, packed_schemes
+from modelexport.pytorch.checkpoints.quantized_linear import OPERATOR, packed_schemes
 from modelexport.weights.packed.repacking import (
     DOMAIN,
     VERSION,

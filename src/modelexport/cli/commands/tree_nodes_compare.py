@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -18,8 +18,11 @@ from modelexport.cli.printing import (
 )
 from modelexport.cli.shared_options import FILE, FILE_OR_FOLDER, JSON, SELECTORS
 from modelexport.core.declared_options import argument, option
-from modelexport.core.text import nearest
+from modelexport.core.text import align, nearest, plural
 from modelexport.errors import UsageError
+
+if TYPE_CHECKING:
+    from modelexport.tagged.file import NodeRow
 
 
 def documents(file: Path = FILE) -> None:
@@ -45,7 +48,7 @@ def tree(
     from modelexport.tagged.file import read_tagged
     from modelexport.tagged.file_overview import format_overview, overview
     from modelexport.tagged.package import files_of
-    from modelexport.tagged.tree_and_nodes import format_tree, tree_rows, untagged_operators
+    from modelexport.tagged.tree_display import format_tree, tree_rows, untagged_operators
 
     documents: dict[str, dict[str, Any]] = {}
     texts: dict[str, str] = {}
@@ -77,13 +80,21 @@ def nodes(file: Path = FILE_OR_FOLDER, modules: Sequence[str] = SELECTORS, as_js
     """List the nodes of module calls and of the calls inside them, in each part that runs them."""
     from modelexport.tagged.file import read_tagged
     from modelexport.tagged.package import parts_with
-    from modelexport.tagged.tree_and_nodes import format_nodes
 
     listed = {}
     for name, part in parts_with(file, *modules).items():
         tagged = read_tagged(part)
         listed[name] = tagged.describe_nodes(tagged.select(*modules))
-    print_parts(listed, format_nodes, as_json=as_json)
+    print_parts(listed, _format_nodes, as_json=as_json)
+
+
+def _format_nodes(nodes: Sequence[NodeRow]) -> str:
+    table = [("OPERATOR", "NAME", "CALL", "EVIDENCE", "TAG", "ALSO OWNED BY")]
+    table += [
+        (n.op_type, n.name, n.call or ".", n.evidence, n.source_module, ", ".join(c or "." for c in n.also))
+        for n in nodes
+    ]
+    return f"{align(table)}\n\n{plural(len(nodes), 'node')}"
 
 
 def compare(

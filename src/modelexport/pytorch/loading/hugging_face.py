@@ -16,10 +16,10 @@ from modelexport.errors import ModelLoadError, WeightsError, raised_as
 from modelexport.files.named_models import LOCAL, named_folder
 from modelexport.files.regular_files import read_json
 from modelexport.files.safetensors_files import INDEX, SINGLE, SafetensorsFile, checkpoint
+from modelexport.pytorch.checkpoints.lazy_weights import build_without_weights, fill_weights
+from modelexport.pytorch.checkpoints.quantized_linear import dequantized
 from modelexport.pytorch.loading.loaded import TOKENIZER_FILES, LoadedModel
 from modelexport.pytorch.loading.trust import check_config, no_larger_than, no_questions
-from modelexport.pytorch.weights.lazy_weights import build_without_weights, fill_weights
-from modelexport.pytorch.weights.quantized_linear import dequantized
 from modelexport.weights.bytes_of_entries import Weights
 from modelexport.weights.packed.known_formats import FORMATS, find_packed
 from modelexport.weights.packed.scheme import Scheme

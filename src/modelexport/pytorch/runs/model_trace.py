@@ -23,6 +23,7 @@ from modelexport.core.replaced_attributes import attribute_set
 from modelexport.pytorch.calls.call_recorder import CallRecorder
 from modelexport.pytorch.calls.calls_in_branches import Bodies
 from modelexport.pytorch.calls.traced_tree import has_narrow_weights, untouched
+from modelexport.pytorch.checkpoints.lazy_weights import lend_weights
 from modelexport.pytorch.dispatch_modes import OperationMode
 from modelexport.pytorch.nested_tensors import (
     Inputs,
@@ -34,10 +35,9 @@ from modelexport.pytorch.nested_tensors import (
     output_tensors,
     run_arguments,
 )
+from modelexport.pytorch.perturbed_weights import entries_of
 from modelexport.pytorch.private_torch import tensor_leaves, tree_leaves, tree_map, version_of
 from modelexport.pytorch.runs.products_without_bias import product_without_bias
-from modelexport.pytorch.weights.lazy_weights import lend_weights
-from modelexport.pytorch.weights.perturbed_weights import entries_of
 from modelexport.traces.ties_and_choices import chosen_axis
 from modelexport.traces.trace import Choice, Content, Index, SeenTensor, TensorPlace, Trace
 from modelexport.weights.bytes_of_entries import Weights

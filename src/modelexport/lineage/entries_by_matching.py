@@ -16,7 +16,7 @@ from modelexport.format.parameter_plan import ParameterPlan
 from modelexport.graph.nodes import initializers
 from modelexport.graph.parameter_plans import parameter_plans, record_plan
 from modelexport.graph.snapshot import SourceGraph
-from modelexport.lineage.owners_after_tools import Descent
+from modelexport.lineage.owners_by_matching import Descent
 from modelexport.weights.entries_of_initializers import Computed
 from modelexport.weights.recorded_transforms import compute_planned
 

@@ -1,4 +1,4 @@
-"""The calls of a model with the nodes of each, and lists of nodes, for ``modelexport tree`` and ``nodes``."""
+"""The call tree with the nodes of each call, as ``modelexport tree`` and a ``TaggedModel`` show it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import msgspec
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.text import align, indent, plural, shortened
 from modelexport.format.documents import Coverage
-from modelexport.tagged.file import NodeRow
 
 Owned = Iterable[tuple[ModuleCall | None, str]]
 """Nodes: the call that produces a node's output, if known, and its operator."""
@@ -69,16 +68,6 @@ def format_tree(rows: Sequence[TreeRow], coverage: Coverage, untagged: Mapping[s
     empty = sum(not row.nodes for row in rows)
     without = f"; {plural(empty, 'call')} without nodes not shown" if empty else ""
     return f"{align(table)}\n\n{format_coverage(coverage)}{without}"
-
-
-def format_nodes(nodes: Sequence[NodeRow]) -> str:
-    """Nodes, one on each line: operator, name, the call that owns it, evidence, tag, other owners."""
-    table = [("OPERATOR", "NAME", "CALL", "EVIDENCE", "TAG", "ALSO OWNED BY")]
-    table += [
-        (n.op_type, n.name, n.call or ".", n.evidence, n.source_module, ", ".join(c or "." for c in n.also))
-        for n in nodes
-    ]
-    return f"{align(table)}\n\n{plural(len(nodes), 'node')}"
 
 
 def format_coverage(coverage: Coverage) -> str:

@@ -21,9 +21,9 @@ from torch import nn
 from modelexport.errors import WeightsError
 from modelexport.files.safetensors_files import SafetensorsFile, TensorLocation
 from modelexport.format.dtypes import dtype_name
+from modelexport.pytorch.checkpoints.quantized_linear import QuantizedLinear, dequantized, is_linear
 from modelexport.pytorch.pretrained import PretrainedModel
 from modelexport.pytorch.private_torch import outside_of_modes, tree_leaves, tree_map
-from modelexport.pytorch.weights.quantized_linear import QuantizedLinear, dequantized, is_linear
 from modelexport.weights.bytes_of_entries import Weights
 from modelexport.weights.packed.known_formats import packed_names
 from modelexport.weights.packed.scheme import Scheme

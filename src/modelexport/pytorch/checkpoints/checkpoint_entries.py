@@ -13,7 +13,7 @@ from torch import nn
 from modelexport.errors import NotWrittenError
 from modelexport.files.safetensors_files import SafetensorsFile, TensorLocation
 from modelexport.format.dtypes import dtype_name
-from modelexport.pytorch.weights.lazy_weights import read_tensor
+from modelexport.pytorch.checkpoints.lazy_weights import read_tensor
 from modelexport.weights.bytes_of_entries import Weights
 
 
