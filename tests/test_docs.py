@@ -152,7 +152,7 @@ def is_ours(names: Sequence[str]) -> bool:
     """Whether a dotted name is a module of the source, or is in one."""
     for end in range(len(names), 0, -1):
         path = SOURCE.joinpath(*names[:end])
-        for file in (path / "__init__.py", path.with_suffix(".py")):
+        for file in (path / "__init__.pyi", path / "__init__.py", path.with_suffix(".py")):
             if file.exists():
                 return end == len(names) or is_there(names[end:], ast.parse(file.read_text()))
     return False

@@ -1,0 +1,55 @@
+# The public names and the modules that have them: for type checkers, and for the table in `__init__.py`.
+
+from modelexport.errors import ModelExportError as ModelExportError
+from modelexport.errors import ModelExportWarning as ModelExportWarning
+from modelexport.exporting.export_result import ExportResult as ExportResult
+from modelexport.exporting.pipeline import export as export
+from modelexport.lineage.adoption import adopt as adopt
+from modelexport.lineage.retagging import retag as retag
+from modelexport.measure.costs import cost as cost
+from modelexport.measure.profiles import profile as profile
+from modelexport.packages.changed_packages import quantize_package as quantize_package
+from modelexport.packages.changed_packages import quantize_within as quantize_within
+from modelexport.packages.measured_parts import cost_parts as cost_parts
+from modelexport.packages.measured_parts import profile_parts as profile_parts
+from modelexport.packages.package_export import PackageResult as PackageResult
+from modelexport.packages.package_export import export_package as export_package
+from modelexport.packages.transformers_backend import register_transformers_backend as register_transformers_backend
+from modelexport.packages.verify_by_generation import GenerationReport as GenerationReport
+from modelexport.packages.verify_by_generation import verify_generation as verify_generation
+from modelexport.packages.verify_by_pipeline import PipelineReport as PipelineReport
+from modelexport.packages.verify_by_pipeline import verify_pipeline as verify_pipeline
+from modelexport.packages.verify_file_or_package import verify as verify
+from modelexport.precision.quantize import quantize as quantize
+from modelexport.precision.sensitivity import sensitivity as sensitivity
+from modelexport.pytorch.hierarchy_overview import hierarchy as hierarchy
+from modelexport.pytorch.inputs.example_inputs import example_inputs as example_inputs
+from modelexport.surgery.extraction import extract as extract
+from modelexport.surgery.lora_adapters import adapters_as_inputs as adapters_as_inputs
+from modelexport.surgery.lora_adapters import merge_adapters as merge_adapters
+from modelexport.surgery.lora_adapters import write_adapter as write_adapter
+from modelexport.surgery.placing import Placement as Placement
+from modelexport.surgery.renaming import Renamed as Renamed
+from modelexport.surgery.renaming import rename as rename
+from modelexport.surgery.replacing import Replaced as Replaced
+from modelexport.surgery.replacing import replace as replace
+from modelexport.surgery.splitting import Split as Split
+from modelexport.surgery.stage_runs import run_chain as run_chain
+from modelexport.surgery.substitutes.custom_operator import CustomOperator as CustomOperator
+from modelexport.surgery.substitutes.from_model import FromModel as FromModel
+from modelexport.surgery.substitutes.substitute import Identity as Identity
+from modelexport.tagged.comparison import compare as compare
+from modelexport.tagged.comparison_report import FileComparison as FileComparison
+from modelexport.tagged.strip_and_inline import inline as inline
+from modelexport.tagged.strip_and_inline import strip as strip
+from modelexport.tagged_model import TaggedModel as TaggedModel
+from modelexport.tagged_model import load as load
+from modelexport.tagged_model import place as place
+from modelexport.tagged_model import split as split
+from modelexport.torch_source.to_torch import to_torch as to_torch
+from modelexport.verify.against_file import verify_against as verify_against
+from modelexport.verify.against_reference import verify_reference as verify_reference
+from modelexport.verify.verify_report import VerifyReport as VerifyReport
+from modelexport.weights.weight_updates import update_weights as update_weights
+
+__version__: str
