@@ -8,7 +8,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import onnx
+import onnx.parser
 import pytest
 import torch
 from onnx import numpy_helper
@@ -85,6 +87,35 @@ def test_outputs_within_the_tolerance_are_the_same_only_if_rounding_may_explain_
         assert done.returncode == 0, done.stderr
         assert re.search(line, done.stdout)
     assert "outputs: the same" in run(tmp_path / "a.onnx", tmp_path / "a.onnx", "--fail-on", "outputs").stdout
+
+
+HIDDEN = {
+    "other numbers": ("int64[2, 8] ids", "{ y = Gather (table, ids) }",
+                      "{ low = Min (ids, most)  y = Gather (table, low) }"),
+    "zeros and ones": ("float[N, 8] x, int64[N, 8] mask", "{ keep = Cast <to = 9> (mask)  y = Where (keep, x, nine) }",
+                       "{ y = Identity (x) }"),
+    "larger and smaller numbers": ("float[N, 8] x", "{ y = Clip (x, , nine) }", "{ y = Clip (x, , three) }"),
+    "other sizes": ("float[N, 8] x", "{ y = Identity (x) }", "{ y = Slice (x, zero, two) }"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", HIDDEN)
+def test_a_change_that_a_single_draw_hides_is_found_with(what: str, tmp_path: Path) -> None:
+    takes, *bodies = HIDDEN[what]
+    paths = [tmp_path / "before.onnx", tmp_path / "after.onnx"]
+    for path, body in zip(paths, bodies, strict=True):
+        constants = (
+            "float nine = {9.0}, float three = {3.0}, int64 most = {1500}, int64[1] zero = {0}, int64[1] two = {2}"
+        )
+        header = f'<ir_version: 10, opset_import: ["": 20]> g ({takes}) => (float[N, 8] y) <{constants}>'
+        model = onnx.parser.parse_model(header + body)
+        model.graph.initializer.append(numpy_helper.from_array(np.arange(5000, dtype=np.float32), "table"))
+        onnx.save(model, path)
+    report = check_changes(*paths, ["outputs"])
+    assert report.tried[0] == "random"
+    assert [output.reason.partition(":")[0] for output in report.outputs or ()] == [f"with {what}"]
+    same = run(paths[0], paths[0], "--fail-on", "outputs").stdout
+    assert re.search(rf"outputs: the same \(inputs: random.*, {what}", same)
 
 
 def test_a_larger_model_fails_as_cost(exported: Exporter, tmp_path: Path) -> None:

@@ -230,13 +230,15 @@ def format_changes(report: ChangeReport) -> str:
 
 
 def _verdict(report: ChangeReport, aspect: Aspect, alike: str) -> str:
-    """What is found of an aspect; of outputs with rounding errors the largest error and what is allowed."""
+    """What is found of an aspect; of outputs also with which inputs, and the largest error if it exceeds rounding."""
     if aspect in report.failed:
         return "differs"
-    worst = max(report.outputs or (), key=lambda output: output.relative or 0.0, default=None)
-    if aspect != "outputs" or worst is None or (worst.relative or 0.0) <= ROUNDING:
+    if aspect != "outputs":
         return alike
-    return f"within {worst.relative:.1e}, {worst.allowed:.0e} allowed"
+    worst = max(report.outputs or (), key=lambda output: output.relative or 0.0, default=None)
+    if worst is not None and (worst.relative or 0.0) > ROUNDING:
+        alike = f"within {worst.relative:.1e}, {worst.allowed:.0e} allowed"
+    return f"{alike} (inputs: {', '.join(report.tried)})"
 
 
 def changes_document(report: ChangeReport) -> dict[str, Any]:
@@ -244,7 +246,8 @@ def changes_document(report: ChangeReport) -> dict[str, Any]:
     document: dict[str, Any] = msgspec.to_builtins(report.comparison)
     if report.asked:
         document |= {"asked": report.asked, "failed": report.failed}
-        document |= {"outputs": msgspec.to_builtins(report.outputs), "costs": msgspec.to_builtins(report.costs)}
+        document |= {"outputs": msgspec.to_builtins(report.outputs), "tried": report.tried}
+        document |= {"costs": msgspec.to_builtins(report.costs)}
     return document
 
 

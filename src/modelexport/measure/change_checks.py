@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
+import numpy as np
+from msgspec.structs import replace
 
 from modelexport.core.calls import ROOT, CallTree, TracedCall
 from modelexport.core.owners import Evidence, Owner
 from modelexport.core.tags import CallFacts, RecordedTags
-from modelexport.errors import InputsError
+from modelexport.errors import InputsError, UsageError
 from modelexport.files.path_or_model import Source
 from modelexport.graph.node_owners import OWNER
 from modelexport.graph.nodes import required_inputs
@@ -21,11 +24,12 @@ from modelexport.measure.inputs_and_example_sizes import example_sizes, make_fee
 from modelexport.measure.shapes import dynamic_axes
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.sessions import arrays_in, open_file, run_session, session_options
+from modelexport.runtime.varied_inputs import varied_inputs
 from modelexport.tagged.comparison import compare
 from modelexport.tagged.comparison_report import FileComparison
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.strip_and_inline import runnable
-from modelexport.traces.array_differences import Difference, compare_outputs
+from modelexport.traces.array_differences import Difference, compare_outputs, worst
 
 Aspect = Literal["structure", "weights", "outputs", "cost"]
 ASPECTS: tuple[Aspect, ...] = ("structure", "weights", "outputs", "cost")
@@ -48,7 +52,9 @@ class ChangeReport(msgspec.Struct, frozen=True, kw_only=True):
 
     comparison: FileComparison
     outputs: list[Difference] | None
-    """``None`` if they were not compared."""
+    """Each with its largest difference; ``None`` if they were not compared."""
+    tried: list[str]
+    """The inputs for which outputs were compared: where they are from, and variations of them."""
     costs: list[CostChange] | None
     failed: list[Aspect]
     """The requested aspects that differ."""
@@ -75,7 +81,8 @@ def check_changes(
             are all read; ``outputs``: the outputs for the same inputs; ``cost``: no figure of the cost may grow.
         values: Compare the elements of parameters even if ``weights`` is not requested.
         modules: Selectors of the calls to compare; by default all.
-        inputs: A file of inputs for ``outputs``; by default those of the first file's reference values, or random ones.
+        inputs: A file of inputs for ``outputs``; by default those of the first file's reference values, or random ones,
+            and variations of them.
 
     Raises:
         FileFormatError: A file is missing or not ONNX.
@@ -88,7 +95,7 @@ def check_changes(
     ):
         first_file, second_file = as_one_module(first_file), as_one_module(second_file)
     comparison = compare(first_file, second_file, values=values or "weights" in fail_on, modules=modules)
-    outputs = _outputs(first_file, second_file, inputs, provider, seed) if "outputs" in fail_on else None
+    outputs, tried = _outputs(first_file, second_file, inputs, provider, seed) if "outputs" in fail_on else (None, [])
     differs: dict[Aspect, bool] = {
         "structure": bool(
             comparison.only_in_first or comparison.only_in_second or comparison.changed or comparison.entries
@@ -101,24 +108,51 @@ def check_changes(
     return ChangeReport(
         comparison=comparison,
         outputs=outputs,
+        tried=tried,
         costs=costs,
         failed=[aspect for aspect in asked if differs[aspect]],
         asked=asked,
     )
 
 
-def _outputs(first: TaggedFile, second: TaggedFile, inputs: Path | None, provider: str, seed: int) -> list[Difference]:
-    """The outputs of both files for the same inputs, output by output."""
+def _outputs(
+    first: TaggedFile, second: TaggedFile, inputs: Path | None, provider: str, seed: int
+) -> tuple[list[Difference], list[str]]:
+    """The largest difference of each output, and the inputs for which the outputs were compared.
+
+    If no inputs are given, the ones that are known are varied. What the first file does not run with, or has no numbers
+    for, is left out.
+    """
     sizes = _fixed_by_second(first, second)
     with runnable(first.path, first.encoding) as path, runnable(second.path, second.encoding) as against:
-        feeds, _ = make_feeds(first, path, inputs, sizes, provider=provider, seed=seed)
-        results = [
-            arrays_in(run_session(open_file(file, session_options("all", provider)), feeds)) for file in (path, against)
-        ]
-    expected, actual = results
-    names = [name if name == theirs else f"{name} / {theirs}" for name, theirs in zip(expected, actual, strict=False)]
-    names += list(actual)[len(names) :]
-    return compare_outputs(names, list(expected.values()), list(actual.values()))
+        feeds, source = make_feeds(first, path, inputs, sizes, provider=provider, seed=seed)
+        ours, theirs = (open_file(file, session_options("all", provider)) for file in (path, against))
+        compared = [(source, _compared(run_session(ours, feeds), run_session(theirs, feeds)))]
+        for what, others in varied_inputs(first.model, feeds, sizes, seed) if inputs is None else ():
+            try:
+                expected = run_session(ours, others)
+            except UsageError:
+                continue
+            if any(array.dtype.kind == "f" and not np.isfinite(array).all() for array in arrays_in(expected).values()):
+                continue
+            try:
+                compared.append((what, _compared(expected, run_session(theirs, others))))
+            except UsageError as error:
+                broken = [Difference(name=name, status="differ", reason=str(error)) for name in arrays_in(expected)]
+                compared.append((what, broken))
+    by_name: dict[str, list[Difference]] = defaultdict(list)
+    for what, outputs in compared:
+        for output in outputs:
+            reason = f"with {what}: {output.reason}" if output.reason and what != source else output.reason
+            by_name[output.name].append(replace(output, reason=reason))
+    return [largest for found in by_name.values() if (largest := worst(found))], [what for what, _ in compared]
+
+
+def _compared(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> list[Difference]:
+    """The outputs of two runs, by position."""
+    ours, theirs = arrays_in(expected), arrays_in(actual)
+    names = [name if name == other else f"{name} / {other}" for name, other in zip(ours, theirs, strict=False)]
+    return compare_outputs([*names, *list(theirs)[len(names) :]], list(ours.values()), list(theirs.values()))
 
 
 def _fixed_by_second(first: TaggedFile, second: TaggedFile) -> dict[str, int]:

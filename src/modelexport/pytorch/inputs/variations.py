@@ -22,6 +22,7 @@ from modelexport.graph.nodes import READ_SIZES_ONLY, nested_graphs
 from modelexport.pytorch.inputs.other_sizes import in_order, inputs_of_file, other_sizes
 from modelexport.pytorch.nested_tensors import Inputs, tensors_in
 from modelexport.pytorch.private_torch import tree_map
+from modelexport.runtime.varied_inputs import FACTORS, rows_of_ids
 
 Change = Callable[[str, torch.Tensor], torch.Tensor]
 PADDED = "padded masks"
@@ -308,30 +309,6 @@ def _number_that_hides(tensor: torch.Tensor) -> float | None:
     return float(others[0]) if bool(((others == others[0]) & (others <= -_HUGE)).all()) else None
 
 
-def rows_of_ids(model: ir.Model) -> dict[str, int]:
-    """The inputs that select rows of a weight, to the number of rows."""
-    rows_by_input: dict[str, int] = {}
-    for value in model.graph.inputs:
-        if value.dtype not in _INTEGERS:
-            continue
-        pending, seen = [value], {value}
-        while pending:
-            current = pending.pop()
-            for node, _ in current.uses():
-                table = node.inputs[0] if node.op_type == "Gather" and node.inputs[1] is current else None
-                if table is not None and table.is_initializer() and table.const_value is not None:
-                    rows = int(table.const_value.shape.numpy()[0])
-                    rows_by_input[value.name or ""] = min(rows, rows_by_input.get(value.name or "", rows))
-                elif node.op_type in _WITHIN and node.outputs[0] not in seen:
-                    seen.add(node.outputs[0])
-                    pending.append(node.outputs[0])
-    return rows_by_input
-
-
-_WITHIN = {"Abs", "Cast", "Clip", "Flatten", "Identity", "Max", "Min", "Mod", "Neg", "Reshape", "Squeeze", "Unsqueeze"}
-"""Operators whose results are in the range of the integers that they get, or of rows counted from the end."""
-
-
 def _drawn(ids: torch.Tensor, rows: int, before: int) -> torch.Tensor:
     """Ids of all rows, the first and the last of them among them: padding often is one of these.
 
@@ -347,12 +324,10 @@ def _drawn(ids: torch.Tensor, rows: int, before: int) -> torch.Tensor:
 
 def _spread(tensor: torch.Tensor) -> torch.Tensor:
     """Each number times one of a few factors, some of which are above one and one is zero; none that is infinite."""
-    factors = torch.tensor(_FACTORS, dtype=torch.float64, device=tensor.device)
+    factors = torch.tensor(FACTORS, dtype=torch.float64, device=tensor.device)
     places = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape)
-    return torch.where(tensor.abs() < _HUGE, (tensor * factors[places % len(_FACTORS)]).to(tensor.dtype), tensor)
+    return torch.where(tensor.abs() < _HUGE, (tensor * factors[places % len(FACTORS)]).to(tensor.dtype), tensor)
 
 
-_FACTORS = (4.0, 1.0, 0.5, 2.0, 0.0, 1.0, 3.0)
-"""As many as no usual size is a multiple of, and all of them exact in every type."""
 _HUGE = 1e4
 """Larger numbers stand for infinity, in half precision, too."""
