@@ -100,8 +100,9 @@ def format_quantized(
 def format_search(result: SearchResult) -> str:
     """What a search chose and why, and how far the result was from what was asked for."""
     chosen_by, judged_on = result.runs
+    batches = f", {result.in_batches:.4g} in padded batches of them" if result.in_batches is not None else ""
     lines = [
-        f"{result.metric} {result.judged:.4g} on {plural(judged_on, 'input')} that were not used to choose",
+        f"{result.metric} {result.judged:.4g} on {plural(judged_on, 'input')} that were not used to choose{batches}",
         f"  {result.seen:.4g} on the {chosen_by} used to choose, where every module at its cheapest "
         f"has {result.cheapest:.4g}",
         f"  {megabytes(result.bytes_after)} of weights, from {megabytes(result.bytes_before)}",
@@ -115,10 +116,18 @@ def format_search(result: SearchResult) -> str:
     rows = [["METHOD", "ALONE", "COSTS", "MODULES"]]
     for change in result.changed[:_MOST_CHANGED]:
         cost = f"{change.cost / 1e3:,.0f} kB"
-        rows.append([change.method, f"{change.loss:.3g}", cost, shortened(first_few(change.calls), 80)])
+        rows.append([change.method, f"{change.loss:.3g}", cost, _grouped(change.calls)])
     if result.changed:
         lines += [f"  {line}" for line in align(rows, right={1, 2}).splitlines()]
     return "\n".join([*lines, *rest_of(result.changed, _MOST_CHANGED)])
+
+
+def _grouped(calls: Sequence[str]) -> str:
+    """The addresses of a group: ``layer.0.attention: query, key, value`` if one module has them all."""
+    inside = {call.rpartition(".")[0] for call in calls}
+    if len(calls) == 1 or len(inside) > 1 or inside == {""}:
+        return shortened(first_few(calls), 80)
+    return f"{inside.pop()}: {first_few(call.rpartition('.')[2] for call in calls)}"
 
 
 def format_extracted(extracted: Sequence[Extracted]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
@@ -25,6 +26,7 @@ from modelexport.files.path_or_model import Source
 from modelexport.precision.calibration_data import Runs, given_runs
 from modelexport.precision.methods import KEEP, Method, parse_method
 from modelexport.precision.metrics_and_bounds import Bound, Metric, find_metric, mean_figure, parse_bound
+from modelexport.precision.padded_batches import ROWS, padded_batches
 from modelexport.precision.prepared_for_quantizers import prepared
 from modelexport.precision.quantize import quantized, weights_size
 from modelexport.precision.recipes import Recipe, Rule
@@ -60,7 +62,9 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     """The bound on the error, or the number of bytes."""
     met: bool
     judged: float
-    """The figure of the quantized model on the inputs that were not used to choose."""
+    """The figure of the quantized model on the inputs that were not used to choose, one at a time."""
+    in_batches: float | None
+    """Its figure on the same inputs in padded batches; ``None`` if the file does not take batches of them."""
     seen: float
     """Its figure on the inputs that were used to choose."""
     cheapest: float
@@ -263,24 +267,32 @@ def search(
             recipe = recipe_for(tagged, [*units, *kept], choice)
             with stages("judge"):
                 quantized_model = quantized(tagged, recipe, data=choosing, folder=tagged.path.parent).model
-                judged = _judge(quantized_model, switched, measured, judging)
+                judged, in_batches = _judge(quantized_model, tagged.model, switched, measured, judging)
             judgements += 1
-            if bound is None or bound.holds(judged) or len(steps) == len(ranked.steps) or judgements == JUDGEMENTS:
+            figures = [judged] if in_batches is None else [judged, in_batches]
+            if (
+                bound is None
+                or all(map(bound.holds, figures))
+                or len(steps) == len(ranked.steps)
+                or judgements == JUDGEMENTS
+            ):
                 break
-            limit = _stricter(bound, runs, runs.figure(choice), judged)
+            limit = _stricter(bound, runs, runs.figure(choice), figures)
             steps = ranked.steps[: max(len(steps) + 1, len(ranked.fewest(within_bound(limit))))]
     after, last = weights_size(quantized_model), {step.unit: step.option for step in steps}
     wanted = str(bound or f"at most {budget} bytes of weights")
     notes = (
         f"the smallest of {', '.join(map(str, methods))} and keep with {wanted}",
-        f"{measured.name} {judged:.4g} on {len(judging)} inputs that were not used to choose",
+        f"{measured.name} {judged:.4g} on {len(judging)} inputs that were not used to choose"
+        + (f", {in_batches:.4g} in padded batches of {ROWS}" if in_batches is not None else ""),
     )
     return SearchResult(
         recipe=Recipe(recipe.rules, notes),
         metric=measured.name,
         bound=wanted,
-        met=bound.holds(judged) if bound is not None else after <= (budget or 0),
+        met=all(map(bound.holds, figures)) if bound is not None else after <= (budget or 0),
         judged=judged,
+        in_batches=in_batches,
         seen=runs.figure(choice),
         cheapest=cheapest,
         changed=[
@@ -342,10 +354,24 @@ def _check_unquantized(bound: Bound, runs: _Runs, path: Path, device: str) -> No
         )
 
 
-def _judge(model: ir.Model, switched: Switched, metric: Metric, feeds: Runs) -> float:
-    """The mean figure of a quantized model, in a session as users open it."""
+def _judge(
+    model: ir.Model, before: ir.Model, switched: Switched, metric: Metric, feeds: Runs
+) -> tuple[float, float | None]:
+    """The mean figures of a quantized model, in a session as users open it: on single inputs, and in padded batches.
+
+    Args:
+        before: The model that was quantized.
+    """
     run = switched.opened(model)
-    return _figure(metric, [switched.run(inputs) for inputs in feeds], [run(inputs) for inputs in feeds])
+    rights: list[Any] = []
+    outputs: list[Any] = []
+    for inputs, rows_of_runs in padded_batches(before, feeds, switched.output):
+        with suppress(UsageError):  # the model does not take a batch of these
+            right, output = switched.run(inputs), run(inputs)
+            rights += rows_of_runs(right)
+            outputs += [None] if output is None else rows_of_runs(output)
+    single = _figure(metric, [switched.run(inputs) for inputs in feeds], [run(inputs) for inputs in feeds])
+    return single, _figure(metric, rights, outputs) if rights else None
 
 
 def _figure(metric: Metric, rights: Sequence[Any], outputs: Sequence[Any]) -> float:
@@ -353,8 +379,9 @@ def _figure(metric: Metric, rights: Sequence[Any], outputs: Sequence[Any]) -> fl
     return float("nan") if any(output is None for output in outputs) else mean_figure(metric, rights, outputs)
 
 
-def _stricter(bound: Bound, runs: _Runs, seen: float, judged: float) -> Bound:
+def _stricter(bound: Bound, runs: _Runs, seen: float, judged: Sequence[float]) -> Bound:
     """A bound that the choice has to meet where it was chosen, so that it is met where it is judged."""
     ideal = mean_figure(bound.metric, runs.rights, runs.rights)
-    allowed = abs(seen - ideal) * abs(bound.limit - ideal) / max(abs(judged - ideal), 1e-30) * _STRICTER
+    apart = max(*(abs(figure - ideal) for figure in judged), 1e-30)
+    allowed = abs(seen - ideal) * abs(bound.limit - ideal) / apart * _STRICTER
     return replace(bound, limit=ideal + (allowed if bound.limit >= ideal else -allowed))
