@@ -83,7 +83,17 @@ def test_shares_and_bars_are_of_totals_or_of_own_figures_if_sorted_by_these() ->
         return next(line.split() for line in lines if line.split()[0] == name)
 
     assert cells("Net") == ["Net", "111", "███████████▋", "10", "9", "0.974", "16"]
-    assert cells(".", sort="work") == [".", "111", "█", "10", "9", "0.0877", "16"]
+    assert cells(".", sort="work") == [".", "10", "█", "111", "9", "0.0877", "16"]
+
+
+def test_what_a_table_is_sorted_by_is_its_first_column_and_has_the_bars() -> None:
+    def lines(sort: str) -> tuple[str, list[str]]:
+        header, *rows = format_table(small_table(), "work", sort=sort).splitlines()
+        return " ".join(header.split()[:5]), [" ".join(row.split()[:2]) for row in rows[:3]]
+
+    assert lines("work") == lines("own.work") == ("MODULE WORK OWN WORK TOTAL", ["a 34", "b.inner 33", "a@1 33"])
+    assert lines("total.work") == ("MODULE WORK TOTAL WORK OWN", [". 111", "a 34", "b 34"])
+    assert lines("most") == ("MODULE MOST OWN MOST TOTAL", ["b 9", "a 7", "b.inner 7"])
 
 
 def test_a_node_with_several_owners_is_shared_out_without_remainder() -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from modelexport.cli.printing import Style, styled, wants_colour
 from modelexport.core.text import align, indent, plural
+from modelexport.measure.columns import sorted_by
 
 if TYPE_CHECKING:
     from modelexport.core.selectors import Selection
@@ -54,19 +55,22 @@ def format_table(
     """The table as an indented tree, or by address if sorted or selected, with a bar for each total of the main column.
 
     Args:
-        main: The column of the bars and of the own figures.
+        main: The column of the bars and of the own figures, if the table is not sorted by another one.
+        sort: A column, whose own figures come first and have the bars, or its totals, ``total.seconds``.
         screen: What is written to, by default a file.
     """
     screen = screen or Screen()
     rows = table.rows(by, depth=depth, only=only)
     flat = sort is not None or by == "class" or (only is not None and by == "call")
     rows = table.sorted(rows, sort) if sort is not None else rows
-    column = table.column(main)
-    most = max([_number(column, table.whole.get(main)), *(_number(column, row.total.get(main)) for row in rows)])
+    column, side = sorted_by(table.columns, sort or f"total.{main}")
+    most = max(_number(column, figures.get(column.name)) for figures in (table.whole, *(row.total for row in rows)))
     columns = [shown for shown in table.shown if any(row.total.get(shown.name) for row in rows)]
-    header = ["MODULE", *(["CALLS"] if by != "call" else []), _title(column, "TOTAL"), "", _title(column, "OWN")]
-    barred_side = "OWN" if sort is not None else ""
-    header += [_title(other, barred_side if other.share else "") for other in columns if other is not column]
+    titles = [_title(column, "TOTAL"), "", _title(column, "OWN")]
+    header = ["MODULE", *(["CALLS"] if by != "call" else []), *(titles if side == "total" else reversed(titles))]
+    header += [
+        _title(other, "OWN" if other.share and side == "own" else "") for other in columns if other is not column
+    ]
     lines_of_table: list[tuple[str, str, Mapping[str, Any], Mapping[str, Any]]] = []
     for row in rows:
         name = row.address.removeprefix("class:") or "." if flat else indent(row.depth, row.tag.rpartition("/")[2])
@@ -75,12 +79,12 @@ def format_table(
     body, bars = [], []
     for name, calls, alone, total in lines_of_table:
         if any(total.values()):
-            barred = alone if sort is not None and calls else total
-            bars.append(share := _number(column, barred.get(main)) / most if most else 0.0)
-            cells = [name, *([calls] if by != "call" else []), _cell(column, total.get(main))]
-            cells += [_bar(share, screen.blocks), _cell(column, alone.get(main))]
+            barred = alone if side == "own" and calls else total
+            bars.append(share := _number(column, barred.get(column.name)) / most if most else 0.0)
+            figures = [_cell(column, of_side.get(column.name)) for of_side in (total, alone)]
+            first, second = figures if side == "total" else reversed(figures)
             others = (_cell(c, (barred if c.share else total).get(c.name)) for c in columns if c is not column)
-            body.append([*cells, *others])
+            body.append([name, *([calls] if by != "call" else []), first, _bar(share, screen.blocks), second, *others])
     if not body:
         return "\n".join(["no module has figures in this table", *table.notes])
     right = set(range(1, len(header))) - {header.index("")}

@@ -5,10 +5,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from modelexport.core.text import nearest
 from modelexport.errors import UsageError
+
+Side = Literal["own", "total"]
 
 Figure = Any
 """A number."""
@@ -56,6 +58,17 @@ def column_named(columns: Iterable[Column], name: str) -> Column:
     if name not in shown:
         raise UsageError(f"there is no column '{name}'{nearest(name, shown)}; the columns are {', '.join(shown)}")
     return shown[name]
+
+
+def sorted_by(columns: Iterable[Column], sort: str) -> tuple[Column, Side]:
+    """The column and its figures that ``seconds``, ``own.seconds`` (the same) or ``total.seconds`` sorts by.
+
+    Raises:
+        UsageError: There is no such column.
+    """
+    side, _, name = sort.rpartition(".")
+    own = side in ("", "own")
+    return column_named(columns, name if own or side == "total" else sort), "own" if own else "total"
 
 
 PARAMETERS = Column("parameters", "elements")

@@ -16,7 +16,7 @@ from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.selectors import Selection
 from modelexport.core.tags import class_in_tag
 from modelexport.core.text import plural, shortened
-from modelexport.measure.columns import Column, Figure, Kind, column_named
+from modelexport.measure.columns import Column, Figure, Kind, column_named, sorted_by
 
 By = Literal["call", "module", "class"]
 OUTSIDE = "(outside of modules)"
@@ -169,14 +169,14 @@ class Table:
             "outside": self.numbers(self.outside),
         }
 
-    def sorted(self, rows: Iterable[Row], name: str) -> list[Row]:
-        """Rows with the largest own figure of a column first.
+    def sorted(self, rows: Iterable[Row], sort: str) -> list[Row]:
+        """Rows with the largest figure first: own ones of a column by its name, totals by ``total.`` and its name.
 
         Raises:
             UsageError: The column does not exist.
         """
-        column = self.column(name)
-        return sorted(rows, key=lambda row: -float(column.number(row.own.get(name, float("-inf")))))
+        column, side = sorted_by(self.columns, sort)
+        return sorted(rows, key=lambda row: -float(column.number(getattr(row, side).get(column.name, float("-inf")))))
 
     def numbers(self, figures: Mapping[str, Figure]) -> dict[str, Any]:
         """Figures in the units of their columns, without hidden columns."""

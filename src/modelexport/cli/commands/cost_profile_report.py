@@ -37,7 +37,9 @@ class Shown:
 
     by: Grouping = option("call", "One row for each call, module or class.")
     depth: int | None = option(None, "Show N levels below the root.", metavar="N")
-    sort: str | None = option(None, "Sort by this column, largest own figure first.", metavar="COLUMN")
+    sort: str | None = option(
+        None, "Sort by this column, largest own figure first; total.COLUMN: by totals.", metavar="COLUMN"
+    )
     as_csv: bool = option(False, "Print CSV and nothing else.", flag="--csv")
     as_json: bool = option(False, "Print one JSON document and nothing else.", flag="--json")
     html: Path | None = option(
@@ -53,12 +55,12 @@ class Shown:
         Raises:
             UsageError: There is no column to sort by, or two formats are asked for.
         """
-        from modelexport.measure.columns import column_named
+        from modelexport.measure.columns import sorted_by
 
         if self.as_csv and self.as_json:
             raise UsageError("give --csv or --json, not both")
         if self.sort is not None:
-            column_named(columns, self.sort)
+            sorted_by(columns, self.sort)
 
 
 @dataclass(frozen=True, kw_only=True)
