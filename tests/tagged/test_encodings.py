@@ -33,7 +33,7 @@ from modelexport.pytorch.inputs.named_inputs import feeds
 from modelexport.tagged.encodings.attributes import write_attributes
 from modelexport.tagged.encodings.functions import FunctionsModel, write_functions
 from modelexport.tagged.encodings.functions_call_groups import Group, Grouping, Item, group_calls
-from modelexport.tagged.encodings.metadata import write_metadata
+from modelexport.tagged.encodings.metadata import write_tags
 
 QUICK = ("blocks", "nested-branches", "bert", "albert", "bloom", "t5")
 """Shared modules, branches in branches, repeated calls, merged nodes, an encoder and a decoder of one class."""
@@ -257,7 +257,7 @@ def random_models(draw: st.DrawFn) -> tuple[ir.Model, Tags]:
         values.append(output)
     graph = ir.Graph([x], [values[-1]], nodes=nodes, initializers=weights, opset_imports={"": 20}, name="g")
     model = ir.Model(graph, ir_version=10)
-    write_metadata(model, tags)
+    write_tags(model, tags)
     return model, tags
 
 

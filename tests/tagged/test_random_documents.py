@@ -27,7 +27,7 @@ from modelexport.tagged.documents.encoded_documents import encode_table
 from modelexport.tagged.documents.export_facts import facts_of_export
 from modelexport.tagged.documents.hierarchy_sidecar import hierarchy_document
 from modelexport.tagged.documents.operations import operations_document
-from modelexport.tagged.encodings.metadata import write_metadata
+from modelexport.tagged.encodings.metadata import write_tags
 from test_documents import assert_documents_agree
 from test_tags import Runner, X
 from test_tags import models as module_trees
@@ -111,7 +111,7 @@ def test_the_documents_of_random_models_agree_and_are_read_as_they_were_written(
 ) -> None:
     module, tags, model = made
     name_nodes_apart(model)
-    write_metadata(model, tags)
+    write_tags(model, tags)
     hierarchy = described(module, tags, model)
     dags, operations = dag_document(model, tags), operations_document(model, tags)
 

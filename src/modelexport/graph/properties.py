@@ -19,7 +19,7 @@ from modelexport.errors import FileFormatError
 from modelexport.format import documents, keys
 from modelexport.format.cut_record import CutRecord
 from modelexport.format.parameter_plan import AdapterInput, ParameterPlan
-from modelexport.graph.nodes import held_initializers
+from modelexport.graph.nodes import all_nodes, held_initializers
 
 Carrier: TypeAlias = ir.Model | ir.Graph | ir.Function | ir.Node | ir.Value
 """What has properties in a file."""
@@ -146,6 +146,13 @@ def drop_texts(carriers: Iterable[Carrier], dropped: Container[str] | Callable[[
         for key in list(carrier.metadata_props):
             if dropped(key) if callable(dropped) else key in dropped:
                 del carrier.metadata_props[key]
+
+
+def drop_tag_attributes(model: ir.Model) -> None:
+    """Remove tags that are attributes of nodes, which ONNX Runtime refuses, in place."""
+    for node in all_nodes(model):
+        node.attributes.pop(keys.SOURCE_MODULE_ATTRIBUTE, None)
+        node.attributes.pop(keys.HIERARCHY_TAGS_ATTRIBUTE, None)
 
 
 def take_properties(value: ir.Value, *, shared: bool = False) -> None:

@@ -16,7 +16,7 @@ from modelexport.core.result_display import Written
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.files.atomic_writing import check_writable
 from modelexport.files.linked_weights import check_weights_files
-from modelexport.files.onnx_models import load_onnx, save_model
+from modelexport.files.onnx_models import save_model
 from modelexport.files.path_or_model import as_path
 from modelexport.format import documents, keys
 from modelexport.graph.copies import copy_of
@@ -24,10 +24,9 @@ from modelexport.graph.node_owners import owned_operators, owner_of, required_ow
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.properties import is_tagged, recorded
 from modelexport.runtime.checked_writing import checked_and_written
-from modelexport.tagged.encodings.encoded import encoded
-from modelexport.tagged.encodings.metadata import drop_torch_metadata
-from modelexport.tagged.file import TaggedFile, read_tagged
-from modelexport.tagged.found_calls.find_calls import find_calls, record_sources
+from modelexport.tagged.encodings.metadata import drop_torch_metadata, write_tags
+from modelexport.tagged.file import TaggedFile, read_tagged, read_untagged
+from modelexport.tagged.found_calls.find_calls import record_sources
 from modelexport.tagged.found_calls.owners_from_neighbors import infer_owners
 from modelexport.tagged.found_calls.recorded_stacks import CallSource
 from modelexport.tagged.tree_display import TreeRow, tree_rows
@@ -68,21 +67,13 @@ def adopt(program: Any, output: str | Path, *, keep_torch_metadata: bool = False
     path = as_path(program) if isinstance(program, str | os.PathLike | onnx.ModelProto) else None
     reads = [path] if path is not None else []
     check_writable(output, reads)
-    model = load_onnx(path) if path is not None else copy_of(_model_of(program))
+    tagged = read_tagged(path) if path is not None else read_untagged(Path("the program"), _model_of(program))
+    model, tags, found = tagged.model, tagged.call_tags, tagged.found_calls
+    sources = found.sources if found is not None else _complete(tagged)
     check_weights_files(model)
-    repeated: Sequence[str] = ()
-    if not is_tagged(model):
-        found_calls = find_calls(model, keep_torch_metadata=keep_torch_metadata)
-        tags, sources, repeated = found_calls.tags.recorded(), found_calls.sources, found_calls.repeated
-    elif path is None:
-        raise UsageError("the program has tags of modelexport already: save it, there is nothing to adopt")
-    else:
-        tagged = read_tagged(path)
-        model, tags, sources = tagged.model, tagged.call_tags, _complete(tagged)
-        if not keep_torch_metadata:
-            drop_torch_metadata(model)
-        encoded(model, tags)
-    check_weights_files(model)
+    if not keep_torch_metadata:
+        drop_torch_metadata(model)
+    write_tags(model, tags)
     with checked_and_written(output.parent, reads) as staging:
         save_model(model, staging / output.name)
         files = [str(output.parent / file.name) for file in sorted(staging.iterdir())]
@@ -93,11 +84,12 @@ def adopt(program: Any, output: str | Path, *, keep_torch_metadata: bool = False
         tree=tree_rows(owned_operators(model), tags.calls, tags.tag),
         coverage=documents.Coverage.of(evidence),
         sources=dict(sources),
-        repeated=repeated,
+        repeated=found.repeated if found is not None else (),
     )
 
 
 def _model_of(program: Any) -> ir.Model:
+    """A copy of the model of a program in memory."""
     model = program
     try:
         for attribute in ("program", "model"):
@@ -109,7 +101,9 @@ def _model_of(program: Any) -> ir.Model:
             f"cannot adopt a {type(program).__name__}: give a file, a torch.onnx.ONNXProgram, the result of "
             "OnnxExporter, or an onnx_ir.Model"
         )
-    return model
+    if is_tagged(model):
+        raise UsageError("the program has tags of modelexport already: save it, there is nothing to adopt")
+    return copy_of(model)
 
 
 def _complete(tagged: TaggedFile) -> Counter[CallSource]:

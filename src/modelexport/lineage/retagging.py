@@ -34,7 +34,15 @@ from modelexport.graph.parameter_plans import (
     state_dict_of,
     used_keys,
 )
-from modelexport.graph.properties import drop_texts, forget_values, properties_of, put_texts, record, recorded
+from modelexport.graph.properties import (
+    drop_tag_attributes,
+    drop_texts,
+    forget_values,
+    properties_of,
+    put_texts,
+    record,
+    recorded,
+)
 from modelexport.graph.snapshot import take_snapshot
 from modelexport.graph.unique_names import free_name, name_nodes_apart
 from modelexport.lineage.entries_by_matching import inherited
@@ -42,7 +50,7 @@ from modelexport.lineage.owners_by_matching import Descent, Reason, trace_owners
 from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.tagged.documents.encoded_documents import documents_after
 from modelexport.tagged.documents.export_facts import facts_of_sidecar
-from modelexport.tagged.encodings.metadata import write_metadata
+from modelexport.tagged.encodings.metadata import drop_torch_metadata, write_tags
 from modelexport.tagged.file import TaggedFile, read_tagged
 
 RELATED = 0.4
@@ -182,7 +190,8 @@ def write_retagged(
     still_used = used_keys(model)
     lost = [key for key, entry in entries.items() if entry.used and key not in still_used]
     _carry_over(tagged.model, model)
-    write_metadata(model, tags)
+    drop_torch_metadata(model)
+    write_tags(model, tags)
     if without := [*lost, *inheritance.shared] or lost_entries(tagged.model):
         record_lost(model, without)
     facts = None if tagged.hierarchy is None else facts_of_sidecar(tagged.hierarchy, descent.values)
@@ -247,9 +256,7 @@ def _flat(path: Path, tagged: TaggedFile) -> tuple[ir.Model, bool]:
         names = shortened(", ".join(undefined), 200)
         raise FileFormatError(f"{path} is damaged: its nodes use {names}, which nothing computes: the tool lost it")
     if tagged.encoding == "attributes":
-        for node in all_nodes(model):
-            node.attributes.pop(keys.SOURCE_MODULE_ATTRIBUTE, None)
-            node.attributes.pop(keys.HIERARCHY_TAGS_ATTRIBUTE, None)
+        drop_tag_attributes(model)
     return model, inlined
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any
 
@@ -57,7 +57,8 @@ def cost(file: Source | TaggedFile, sizes: Mapping[str, int] | None = None) -> C
     chosen, note = example_sizes(tagged, sizes or {})
     check_sizes(conditions_of(tagged.model), chosen)
     shapes = find_shapes(tagged.model, chosen)
-    if shapes.computed or any(value.name and value.name not in shapes.sizes for value in _results(tagged)):
+    results = (value for node in tagged.nodes for value in node.outputs)
+    if shapes.computed or any(value.name and value.name not in shapes.sizes for value in results):
         shapes = shapes.completed(shapes_in_run(tagged, chosen))
     constant = constant_values(tagged.model)
     nodes, unknown = _node_figures(tagged, shapes, constant)
@@ -76,10 +77,6 @@ def cost(file: Source | TaggedFile, sizes: Mapping[str, int] | None = None) -> C
         name=tagged.path.name,
         notes=(note, *notes) if note else tuple(notes),
     )
-
-
-def _results(tagged: TaggedFile) -> Iterator[ir.Value]:
-    return (value for node in tagged.nodes for value in node.outputs)
 
 
 def read_one(file: Source | TaggedFile) -> TaggedFile:

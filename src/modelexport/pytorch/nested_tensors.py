@@ -146,11 +146,8 @@ def copied(inputs: Any, tensors: dict[int, Any] | None = None) -> Any:
     Args:
         tensors: By ``id``, what takes the place of each tensor, instead of a copy.
     """
-    return _deep_copy(inputs, tensors or {id(tensor): _copied(tensor) for _, tensor in tensors_in(inputs)})
-
-
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    memo = tensors or {id(t): t.detach().clone().requires_grad_(t.requires_grad) for _, t in tensors_in(inputs)}
+    return _deep_copy(inputs, memo)
 
 
 def _deep_copy(value: Any, memo: dict[int, Any]) -> Any:

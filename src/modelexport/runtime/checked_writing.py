@@ -21,7 +21,7 @@ from modelexport.files.onnx_models import load_onnx
 from modelexport.files.protected_inputs import being_read
 from modelexport.format import keys
 from modelexport.graph.nodes import all_nodes
-from modelexport.graph.properties import text_of
+from modelexport.graph.properties import drop_tag_attributes, text_of
 
 Feeds = Mapping[str, Any]
 
@@ -143,9 +143,8 @@ def _opened(file: Path) -> tuple[ir.Model, Any, bool]:
     model = load_onnx(file)
     ends = _ends_the_process(model)
     is_plain = text_of(model, keys.ENCODING) != "attributes"
-    for node in () if is_plain else all_nodes(model):
-        node.attributes.pop(keys.SOURCE_MODULE_ATTRIBUTE, None)
-        node.attributes.pop(keys.HIERARCHY_TAGS_ATTRIBUTE, None)
+    if not is_plain:
+        drop_tag_attributes(model)
     return model, open_session(file if is_plain else model, folder=file.parent, optimized=not ends), ends
 
 

@@ -227,10 +227,6 @@ class Session(onnxruntime.InferenceSession):
             return conditions_of_formulas(msgspec.json.decode(formulas, type=list[str]))
         return []
 
-    @cached_property
-    def _shapes(self) -> Mapping[str, Sequence[int | str | None]]:
-        return {value.name: value.shape for value in self.get_inputs()}
-
     def check_sizes(self, feeds: Mapping[str, Any]) -> None:
         """Refuse inputs with sizes that the conditions of the model exclude.
 
@@ -238,7 +234,8 @@ class Session(onnxruntime.InferenceSession):
             UsageError: A condition does not hold.
         """
         if self._conditions:
-            pairs = [zip(self._shapes[name], np.shape(array), strict=False) for name, array in feeds.items()]
+            shapes = {value.name: value.shape for value in self.get_inputs()}
+            pairs = [zip(shapes[name], np.shape(array), strict=False) for name, array in feeds.items()]
             sizes = {symbol: size for pair in pairs for symbol, size in pair if isinstance(symbol, str)}
             check_sizes(self._conditions, sizes)
 

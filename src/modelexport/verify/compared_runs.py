@@ -113,12 +113,12 @@ def _compare(
     loose = compared(noise, rounding)
     if loose.located.blamed:  # behind a wrong value the noise may be another one than behind a right one
         again = measured(loose.per_module.trace, loose.located.pairs)
-        loose = compared(*(_larger(*both) for both in zip((noise, rounding), again, strict=True)))
+        larger = (
+            {value: max(first.get(value, 0.0), second.get(value, 0.0)) for value in {**first, **second}}
+            for first, second in zip((noise, rounding), again, strict=True)
+        )
+        loose = compared(*larger)
     return strict if strict.located.blamed and strict.located.blamed.keys() <= loose.located.blamed.keys() else loose
-
-
-def _larger(first: Mapping[ir.Value, float], second: Mapping[ir.Value, float]) -> dict[ir.Value, float]:
-    return {value: max(first.get(value, 0.0), second.get(value, 0.0)) for value in {**first, **second}}
 
 
 def outputs_of(tagged: TaggedFile, truth: Trace) -> list[tuple[ir.Value, SeenTensor]]:

@@ -35,7 +35,9 @@ def look_at_dynamo(model: nn.Module, inputs: Any, stages: list[Stage]) -> None:
 
     def recording(decompose: Callable[..., Any]) -> Callable[..., Any]:
         def run_decompositions(program: torch.export.ExportedProgram, *args: Any, **options: Any) -> Any:
-            stages.append(_fx_stage("captured", _graphs(program.graph_module)))
+            parts = program.graph_module.modules()
+            graphs = [part.graph for part in parts if isinstance(part, torch.fx.GraphModule)]
+            stages.append(_fx_stage("captured", graphs))
             return decompose(program, *args, **options)
 
         return run_decompositions
@@ -64,10 +66,6 @@ def look_at_dynamo(model: nn.Module, inputs: Any, stages: list[Stage]) -> None:
     else:
         optimised.optimize()
     stages.append(_onnx_stage("optimised", optimised.model))
-
-
-def _graphs(module: torch.fx.GraphModule) -> list[torch.fx.Graph]:
-    return [part.graph for part in module.modules() if isinstance(part, torch.fx.GraphModule)]
 
 
 def _fx_stage(name: str, graphs: Iterable[torch.fx.Graph]) -> Stage:

@@ -111,7 +111,7 @@ class _Grouper:
     def _plan(self, nodes: Sequence[ir.Node], base: ModuleCall) -> list[Item]:
         """The items of a call, or of a graph nested in it, in an order in which they can run."""
         scope = _Scope(nodes, self.uses, self.home, len(self._stack(base)), self._stack)
-        while blamed := self._scattered_in(scope) or scope.blame():
+        while blamed := [call for call in scope.members if call in self.scattered] or scope.blame():
             if scope.strays:
                 for node, owner in scope.strays:
                     self.home[node] = self._stack(owner)
@@ -129,9 +129,6 @@ class _Grouper:
                 for nested in nested_graphs(item):
                     self._plan_graph(nested, self.home[item][-1])
         return items
-
-    def _scattered_in(self, scope: _Scope) -> list[ModuleCall]:
-        return [call for call in scope.members if call in self.scattered]
 
 
 @dataclass

@@ -19,13 +19,6 @@ from modelexport.graph.properties import Carrier, drop_texts, put_texts
 _TORCH_KEYS = ("pkg.torch.", "pkg.onnxscript.")
 
 
-def write_metadata(model: ir.Model, tags: CallTags, *, keep_torch_metadata: bool = False) -> None:
-    """Write the tags of a model into it, in place."""
-    if not keep_torch_metadata:
-        drop_torch_metadata(model)
-    write_tags(model, tags)
-
-
 def write_tags(model: ir.Model, tags: CallTags) -> None:
     """Write every node's owner and every initializer's users into a model, in place, whatever it had before."""
     for node in all_nodes(model):
@@ -59,6 +52,7 @@ def initializer_tags(value: ir.Value, tags: CallTags) -> list[str]:
 def drop_torch_metadata(model: ir.Model) -> None:
     """Remove the exporter's own keys, which take most of the graph file and contain paths of the exporting machine.
 
+    One of them is among ours as well, so tags are written afterwards.
     Such paths are also in the doc strings that exporters write for nodes, so these are removed, whoever wrote them.
     """
     carriers: list[Carrier] = [model]

@@ -18,7 +18,7 @@ from modelexport.graph.nodes import all_nodes, initializers, inputs_and_results,
 from modelexport.graph.parameter_plans import record_own_names
 from modelexport.graph.properties import record, text_of
 from modelexport.graph.unique_names import name_nodes_apart
-from modelexport.tagged.encodings.metadata import write_metadata
+from modelexport.tagged.encodings.metadata import write_tags
 from modelexport.tagged.found_calls.calls_from_stacks import place_by_stacks
 from modelexport.tagged.found_calls.local_functions import inline_functions
 from modelexport.tagged.found_calls.owners_from_neighbors import infer_owners
@@ -70,7 +70,7 @@ class FoundCalls:
         return f"no tags: {plural(len(self.tags.calls), 'call')} from {listed}{rest}"
 
 
-def find_calls(model: ir.Model, *, keep_torch_metadata: bool = True) -> FoundCalls:
+def find_calls(model: ir.Model) -> FoundCalls:
     """Find the calls of a model, in place: functions are inlined, nodes get names, owners and tags, and the model the
     call tree and the list of parameters that a tagged file has.
 
@@ -78,9 +78,6 @@ def find_calls(model: ir.Model, *, keep_torch_metadata: bool = True) -> FoundCal
     ``torch.onnx``, namespaces, local functions, scopes in names, and, if names of nodes have none, names of parameters.
     A model with none of these is one module. The parameters are those that ``torch.onnx`` recorded, or else all
     initializers, under their own names.
-
-    Args:
-        keep_torch_metadata: Keep the exporter's own ``pkg.torch.*`` keys.
 
     Raises:
         FileFormatError: The functions of the model cannot be inlined.
@@ -99,7 +96,7 @@ def find_calls(model: ir.Model, *, keep_torch_metadata: bool = True) -> FoundCal
     name_nodes_apart(model)
     parameters = _recorded_parameters(model)
     repeated = _repeated(model, {node for node, known in stacks.items() if known.stack[-1].index is None})
-    write_metadata(model, tags, keep_torch_metadata=keep_torch_metadata)
+    write_tags(model, tags)
     record_own_names(model, parameters or None)
     record_sources(model, placing.sources)
     return FoundCalls(tags, placing.sources, repeated)

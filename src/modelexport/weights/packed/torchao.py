@@ -65,26 +65,22 @@ def _name(value: Any) -> str:
     return str(value.get("_data") if isinstance(value, dict) else value).removeprefix("torch.")
 
 
-def _unsigned(name: str, signed: np.ndarray, bits: int) -> np.ndarray:
+def _unsigned(name: str, tensors: Tensors, bits: int) -> np.ndarray:
     """The numbers plus half their range."""
-    numbers = signed.astype(np.float32) + 2 ** (bits - 1)
+    numbers = tensors[name].astype(np.float32) + 2 ** (bits - 1)
     if ((numbers < 0) | (numbers >= 2**bits) | (numbers != np.rint(numbers))).any():
         raise WeightsError(f"{name} has numbers that are not integers of {bits} bits: save the checkpoint again")
     result: np.ndarray = numbers.astype(np.uint8)
     return result
 
 
-def _codes(scheme: Scheme, tensors: Tensors) -> np.ndarray:
-    return pack(_unsigned("_weight_qdata", tensors["_weight_qdata"], scheme.bits), scheme.bits)
-
-
-def _zero_points(scheme: Scheme, tensors: Tensors) -> np.ndarray:
-    return _unsigned("_weight_zero_point", tensors["_weight_zero_point"], scheme.bits)
-
-
 FORMAT = Format(
     find=_find,
-    codes=Part(("_weight_qdata",), _codes),
+    codes=Part(
+        ("_weight_qdata",), lambda scheme, tensors: pack(_unsigned("_weight_qdata", tensors, scheme.bits), scheme.bits)
+    ),
     scales=Part(("_weight_scale",), lambda scheme, tensors: tensors["_weight_scale"], is_bytes=True),
-    zero_points=Part(("_weight_zero_point",), _zero_points),
+    zero_points=Part(
+        ("_weight_zero_point",), lambda scheme, tensors: _unsigned("_weight_zero_point", tensors, scheme.bits)
+    ),
 )
