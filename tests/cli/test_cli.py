@@ -88,6 +88,7 @@ def test_two_runs_write_the_same_bytes_whatever_the_seed_of_hashes(folder: Path)
         (folder / seed).mkdir()
         done = runs("export", "-o", f"{seed}/x.onnx", cwd=folder)
         assert done.returncode == 0 and "  inputs were made up: input_ids int64[2, 16], " in done.stdout
+        assert "\n\ninputs were made up: input_ids int64[2, 16], " in (folder / seed / "x.report.md").read_text()
     for file in ("x.onnx", "x.hierarchy.json"):
         assert (folder / "1" / file).read_bytes() == (folder / "2" / file).read_bytes()
 

@@ -137,6 +137,8 @@ def test_a_file_is_not_written_under_the_name_of_a_folder_nor_a_folder_under_tha
         (["extract", source, "head", "-o", "part/"], "part has no suffix, and one call is one file: give part.onnx"),
         (["extract", source, "head", "stem", "-o", "p.onnx"], "p.onnx would be a folder of several files: give p/"),
         (["split", source, "-o", "s.onnx", "--stages", 2], "s.onnx would be a folder of several files: give s/"),
+        (["kit", source, "-o", "kit.zip"], "kit.zip would be a folder of several files: give kit/"),
+        (["split", source, "-o", "s.zip", "--stages", 2], "s.zip would be a folder of several files: give s/"),
     ):
         done = run(*arguments, cwd=tmp_path)
         assert (done.returncode, done.stderr) == (2, f"modelexport: {told}\n"), arguments

@@ -18,6 +18,7 @@ from typing import Any, get_args
 import onnx
 import onnx_ir as ir
 import pytest
+import torch
 
 import modelexport
 from corpus import copied
@@ -372,6 +373,27 @@ def test_only_what_modelexport_wrote_is_replaced_by_a_text(place: Path) -> None:
     Path("code.py").unlink()
     Path("code.safetensors").write_bytes(b"weights of somebody else")
     assert "code.safetensors exists" in run(*writers["code.py"], "code.py").err
+
+
+def test_the_report_and_the_dag_files_of_an_export_replace_only_those_of_another_export(place: Path) -> None:
+    export = ["export", "factory.py:make", "-o", "x.onnx", "--frontend", "torchscript", "--dag-dir", "dags"]
+    for _ in range(2):
+        assert run(*export).status == 0
+    for file in (Path("x.report.md"), next(Path("dags").iterdir())):
+        written = file.read_bytes()
+        file.write_text("mine\n")
+        before = everything(place)
+        ended = run(*export)
+        assert ended.status == 2 and f"{file} exists and was not written by modelexport" in ended.err
+        assert everything(place) == before
+        file.write_bytes(written)
+
+
+def test_in_python_too_a_model_has_the_suffix_of_an_onnx_file(place: Path) -> None:
+    with pytest.raises(OutputError, match=r"net.txt is not the name of an ONNX file: give net.onnx"):
+        modelexport.export(torch.nn.ReLU(), [torch.ones(2)], "net.txt")
+    with pytest.raises(OutputError, match=r"head.pt is not the name of an ONNX file"):
+        load("plain.onnx").extract("head", "head.pt")
 
 
 def test_two_outputs_cannot_be_one_file(place: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import mimetypes
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -134,7 +135,7 @@ def _check_kinds(outputs: Mapping[str, Path | str], marks: Mapping[str, Written]
         mark, path = marks[name], Path(value)
         if path.exists():
             continue
-        if mark.folder and path.suffix == ".onnx":
+        if mark.folder and (path.suffix == ".onnx" or any(mimetypes.guess_type(path.name))):
             raise OutputError(f"{value} would be a folder of several files: give {path.with_suffix('')}/")
         if one_file and not path.suffix and not (mark.folder or mark.alone or mark.several):
             raise OutputError(f"{value} has no suffix: give {value}.onnx")
@@ -149,10 +150,6 @@ def _check(outputs: Mapping[str, Path | str], marks: Mapping[str, Written]) -> N
         if (other := places.setdefault(os.path.realpath(path), path)) is not path:
             raise OutputError(f"{path} and {other} are one file, and would both be written: give another name")
         if not marks[name].folder and not path.is_dir() and not str(value).endswith("/"):
-            if not marks[name].alone and path.suffix not in ("", ".onnx", ".onnx_adapter"):
-                raise OutputError(
-                    f"{value} is not the name of an ONNX file: give {path.stem}.onnx, or a folder, {value}/"
-                )
             if (suffix := marks[name].suffix) and path.suffix != suffix:
                 raise OutputError(f"{value} is not the name of a {suffix} file: give {path.stem}{suffix}")
             check_writable(path, alone=marks[name].alone)

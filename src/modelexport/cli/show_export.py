@@ -25,17 +25,16 @@ _MOST = 6
 """How many inputs or outputs are shown."""
 
 
-def format_export(result: ExportResult, remarks: Sequence[str] = (), page: Path | None = None) -> str:
+def format_export(result: ExportResult, page: Path | None = None) -> str:
     """The result of an export: what was written, what was proven, and what to do next.
 
     Args:
-        remarks: What the model computes, if its class does not say it, and the inputs, if nobody gave them.
         page: The page of `export --report`, if it was written.
     """
     calls, shown = sum(row.nodes > 0 for row in result.tree), result.hierarchy
     lines = [styled(f"wrote {result.path}: {plural(result.tree[0].nodes, 'node')} of {plural(calls, 'call')}", "bold")]
     lines += format_interface(shown)
-    lines += [f"  {remark}" for remark in remarks]
+    lines += [f"  {remark}" for remark in result.remarks]
     lines += [f"  {format_coverage(result.coverage)}"]
     beside = [file.name for file in (*result.files, *([page] if page is not None else [])) if file != result.path]
     lines += [f"  beside it: {', '.join(beside)}"] if beside else []

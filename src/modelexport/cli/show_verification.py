@@ -82,7 +82,7 @@ def _summary(report: VerifyReport) -> str:
         text = f"{len(wrong):,} of {compared} missing or different: {first_few(wrong)}"
         summary.append(text if wrong else f"{compared} equal to the model's")
         if untraced:
-            summary.append(f"{plural(untraced, 'parameter')} not compared: another tool folded or packed them")
+            summary.append(f"{plural(untraced, 'parameter')} not compared: another tool folded, packed or merged them")
     return "; ".join(summary)
 
 

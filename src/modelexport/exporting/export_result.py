@@ -59,6 +59,9 @@ class ExportResult(Written):
     notes: Sequence[str] = ()
     """What of the example inputs was left out, added or kept before the capture."""
 
+    remarks: Sequence[str] = ()
+    """What the caller of the export said about the model and its inputs."""
+
     messages: Sequence[str] = ()
     """The warnings of PyTorch's exporter and of the optimizer."""
 

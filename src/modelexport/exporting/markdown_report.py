@@ -44,6 +44,7 @@ def _summary(result: ExportResult) -> Iterator[str]:
         f"{len(hierarchy.initializers):,} initializers, opset {model.opset}, "
         f"front end `{hierarchy.settings.frontend}`."
     )
+    yield from result.remarks
     if result.attempts:
         yield "## Front ends that were tried first"
     for attempt in result.attempts:

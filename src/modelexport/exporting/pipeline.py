@@ -57,6 +57,7 @@ def export(
     options: Options | None = None,
     stages: Stages | None = None,
     progress: Callable[[str], None] = lambda stage: None,
+    remarks: Sequence[str] = (),
     **keywords: Unpack[Keywords],
 ) -> ExportResult:
     """Export a model to ``path``, with every node tagged with the module call that it came from.
@@ -70,6 +71,7 @@ def export(
         options: All of the options below in one value; those that are given as keywords as well replace its own.
         stages: Times the stages of the export.
         progress: Called with the name of each stage as it begins, if ``stages`` are not given.
+        remarks: Lines about the model and its inputs for the report.
 
     Raises:
         CaptureError, InputsError, UsageError: The model, the inputs or the options do not fit.
@@ -89,7 +91,7 @@ def export(
         if isinstance(options.capture.interface, RequestedNames):
             options.capture.interface.check_named_axes(arguments_by_name(model, prepared.inputs))
         unrepeatable = [] if options.weights.lent is not None else find_unrepeatable(model, prepared.inputs)
-    job = _Job(model, prepared, path, name, options, stages, unrepeatable)
+    job = _Job(model, prepared, path, name, options, stages, unrepeatable, remarks)
     return first_that_passes(options.capture.frontend, job.export_by, keep_anyway=options.checks.keep_anyway)
 
 
@@ -104,6 +106,7 @@ class _Job:
     options: Options
     stages: Stages
     unrepeatable: Sequence[Unrepeatable]
+    remarks: Sequence[str]
 
     def export_by(
         self, frontend: FrontEnd, attempts: Sequence[Attempt], keep_anyway: bool, fixed: Sequence[FixedAxis] = ()
@@ -170,6 +173,7 @@ class _Job:
                 functions=functions,
                 weights=weights,
                 notes=self.prepared.notes,
+                remarks=self.remarks,
                 messages=messages,
                 fusion=fused.found if fused is not None else None,
                 unrepeatable=self.unrepeatable,

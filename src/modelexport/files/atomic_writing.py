@@ -22,7 +22,7 @@ from modelexport.files.folder_locks import STAGING_PREFIX, locked, only_writer, 
 from modelexport.files.ordered_moves import Move, Order, Staged, files_in, kind_of
 from modelexport.files.protected_inputs import being_read, check_kept, parts_of, reading
 from modelexport.files.regular_files import check_folder_writable, what_it_is
-from modelexport.format.keys import DATA_SUFFIX, DOCUMENT_SUFFIXES
+from modelexport.format.keys import DATA_SUFFIX, DOCUMENT_SUFFIXES, REPORT_SUFFIX
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 NO_ROOM = (*NO_SPACE, errno.EFBIG, errno.EROFS)
@@ -30,7 +30,9 @@ NO_ROOM = (*NO_SPACE, errno.EFBIG, errno.EROFS)
 _BEGINNINGS = {
     ".py": rb'\A"""[^\n]* Made by modelexport',
     ".html": rb"<title>modelexport</title>",
-    ".json": rb'"session\.layer_assignment_settings"|\A\{\s*"[^"\n]*": \{\s*"name": "[^"\n]*",\s*"results"',
+    ".json": rb'"session\.layer_assignment_settings"|\A\{\s*"[^"\n]*": \{\s*"name": "[^"\n]*",\s*"results"'
+    rb'|\A\{"nodes":\[',
+    ".md": rb"\A# [^\n]*\n\n`[^\n]*`, [\d,]+ parameters, [\d,]+ nodes, ",
     ".safetensors": rb'\A.{8}\{"__metadata__":\{"made_by":"modelexport"',
 }
 """By which a file is known as one that this package wrote, and may therefore be replaced."""
@@ -93,6 +95,8 @@ class Replacement:
                 raise OutputError(
                     f"{move.target} is not a regular file but {kind}: it is not replaced; give another name"
                 )
+            if move.target.name.endswith(REPORT_SUFFIX):
+                check_written_by_us(move.target)
         with reading(self._reads):
             check_kept(move.target for move in moves)
         new_folders: list[Path] = []
@@ -271,11 +275,7 @@ def check_writable(path: Path, reads: Iterable[Path] = (), *, alone: bool = Fals
     if not path.parent.is_dir():
         raise OutputError(f"cannot write {path}: there is no folder {path.parent}")
     check_folder_writable(path.parent, path)
-    if alone:
-        _check_written_by_us(path)
-    belongs = next((end for end in (f".onnx{DATA_SUFFIX}", *DOCUMENT_SUFFIXES) if path.name.endswith(end)), None)
-    if belongs is not None:
-        raise OutputError(f"{path} has a name reserved for files beside a model (*{belongs}): give another name")
+    _check_name(path, alone=alone)
     beside = [] if alone else [path.with_name(path.name + DATA_SUFFIX), *map(path.with_suffix, DOCUMENT_SUFFIXES)]
     for file in beside:
         if (kind := what_it_is(file)) is not None:
@@ -292,9 +292,23 @@ def check_writable(path: Path, reads: Iterable[Path] = (), *, alone: bool = Fals
                 raise OutputError(f"{path} would replace {replaced}, which {holds} {read}: give another name")
 
 
-def _check_written_by_us(path: Path) -> None:
-    """Refuse to replace what a person may have written: all but empty files, models, arrays, and what is known."""
-    if path.suffix in (".onnx", ".npz") or not path.exists() or not path.stat().st_size:
+def _check_name(path: Path, *, alone: bool) -> None:
+    """Refuse a name that other files have, and what was not written by this package and would be replaced."""
+    belongs = next((end for end in (f".onnx{DATA_SUFFIX}", *DOCUMENT_SUFFIXES) if path.name.endswith(end)), None)
+    if belongs is not None:
+        raise OutputError(f"{path} has a name reserved for files beside a model (*{belongs}): give another name")
+    if not alone and path.suffix not in ("", ".onnx", ".onnx_adapter"):
+        raise OutputError(f"{path} is not the name of an ONNX file: give {path.stem}.onnx, or a folder, {path}/")
+    check_written_by_us(path if alone else path.with_suffix(REPORT_SUFFIX))
+
+
+def check_written_by_us(path: Path) -> None:
+    """Refuse to replace what a person may have written: all but empty files, models, arrays, and what is known.
+
+    Raises:
+        OutputError: The file exists, and this package is not known to have written it.
+    """
+    if path.suffix in (".onnx", ".npz") or not path.is_file() or not path.stat().st_size:
         return
     with path.open("rb") as file:
         known = path.suffix in _BEGINNINGS and re.search(_BEGINNINGS[path.suffix], file.read(_BEGINNING_BYTES), re.S)

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from modelexport.errors import OutputError
-from modelexport.files.atomic_writing import check_writable
 from modelexport.files.folder_locks import STAGING_PREFIX
 from modelexport.files.manifest_file import files_of_package, read_kind
 from modelexport.files.protected_inputs import being_read, check_kept, reading
@@ -57,7 +56,6 @@ def check_package_folder(folder: Path, reads: Iterable[Path] = (), kinds: Collec
             raise OutputError(f"{folder} holds other files: give the name of an empty or a new folder")
         if kinds and kind not in (*kinds, UNFINISHED):
             raise OutputError(f"{folder} holds a package of the kind '{kind}': give an empty or a new folder")
-    check_writable(folder / MANIFEST)
     files = [folder / MANIFEST, *files_of_package(folder, every=True)]
     for file in files:
         if (what := what_it_is(file)) is not None:

@@ -56,7 +56,7 @@ class ParameterReport(msgspec.Struct, frozen=True, kw_only=True):
     differing: list[str]
     """Initializers whose bytes differ from those computed from the entries."""
     untraced: list[str] = []
-    """Entries that another tool folded, packed or quantized, as the file says: not compared themselves."""
+    """Entries that another tool folded, packed, merged or quantized, as the file says: not compared themselves."""
 
     @property
     def agrees(self) -> bool:

@@ -58,11 +58,11 @@ def export(
     if page is not None:
         check_writable(page, alone=True)
     stages = stages_on_line()
-    result, remarks = _export_file(choice, output, names, options, stages)
+    result = _export_file(choice, output, names, options, stages)
     if page is not None:
         _write_page(result.path, page, stages, {"": result.verified})
     show_export.print_warnings(result, options)
-    text = show_export.format_export(result, remarks, page)
+    text = show_export.format_export(result, page)
     print_result(show_export.export_document(result), lambda: text, as_json=as_json)
     failed = result.check is not None and result.check.status == "failed"
     if failed or (result.verified is not None and not result.verified.agrees):
@@ -71,8 +71,8 @@ def export(
 
 def _export_file(
     choice: ModelChoice, output: str, names: NameOptions, options: Options, stages: Stages
-) -> tuple[ExportResult, list[str]]:
-    """The result, what the model computes if its class does not say it, and inputs that nobody gave."""
+) -> ExportResult:
+    """The result; its remarks are what the model computes if its class does not say it, and inputs that nobody gave."""
     from modelexport.exporting.pipeline import export as run
     from modelexport.exporting.requested_names import widened
     from modelexport.pytorch.inputs.generated_inputs import describe
@@ -81,7 +81,10 @@ def _export_file(
     loaded, example = choice.load(stages, weights="files" if options.weights.weights == "link" else "auto")
     options.quantized.check_model(loaded.model)
     example = widened(example, interface) if isinstance(example, Mapping) else example
-    result = run(
+    remarks = [loaded.about] if loaded.about else []
+    if choice.inputs is None and loaded.inputs is None and isinstance(example, Mapping):
+        remarks.append(f"inputs were made up: {describe(example)}; give others with --inputs")
+    return run(
         loaded.model,
         example,
         output,
@@ -91,11 +94,8 @@ def _export_file(
         interface=interface,
         dynamic=options.capture.dynamic or bool(names.axes),
         source=loaded.weights,
+        remarks=remarks,
     )
-    remarks = [loaded.about] if loaded.about else []
-    if choice.inputs is None and loaded.inputs is None and isinstance(example, Mapping):
-        remarks.append(f"inputs were made up: {describe(example)}; give others with --inputs")
-    return result, remarks
 
 
 def _write_page(path: Path, output: Path, stages: Stages, verified: Mapping[str, VerifyReport | None]) -> None:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from modelexport.core.calls import CallTree, ModuleCall
 from modelexport.core.tags import CallTags
-from modelexport.files.atomic_writing import Replacement
+from modelexport.files.atomic_writing import Replacement, check_written_by_us
 from modelexport.format import documents
 from modelexport.graph.node_owners import required_owner
 from modelexport.graph.nodes import all_nodes, nested_graphs
@@ -86,11 +86,12 @@ def write_dag_files(replacement: Replacement, directory: Path, dags: Mapping[str
     """Write each entry of ``NAME.dag.json`` into a separate file, to be moved with the others.
 
     Raises:
-        OutputError: The folder does not exist and cannot be created.
+        OutputError: The folder does not exist and cannot be created, or has such a file that somebody else wrote.
     """
     encode = msgspec.json.Encoder().encode
     staging = replacement.folder(directory, make=True)
     for tag, dag in dags.items():
+        check_written_by_us(directory / dag_file_name(tag))
         (staging / dag_file_name(tag)).write_bytes(encode(dag) + b"\n")
 
 
