@@ -27,6 +27,7 @@ from modelexport.core.module_tree import Module, ModuleTree
 from modelexport.core.owners import Evidence, Owner
 from modelexport.core.tags import Tags
 from modelexport.format import keys
+from modelexport.format.call_tree import read_call_tree
 from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.pytorch.inputs.named_inputs import feeds
@@ -476,3 +477,23 @@ def test_inline_copies_weights_in_a_separate_file(exported: Exporter, tmp_path: 
     (tmp_path / "functions.onnx.data").unlink()
     inlined = load(tmp_path / "elsewhere" / "flat.onnx").model
     assert content(inlined, shapes=False) == content(flat, shapes=False)
+
+
+def test_a_call_tree_of_an_earlier_version_that_has_equal_calls_once_is_read_as_the_whole_tree() -> None:
+    folded = """[
+        {"call": "", "tag": "/M"},
+        {"call": "a", "tag": "/M/B.a", "parent": ""},
+        {"call": "a.x", "tag": "/M/B.a/X", "parent": "a"},
+        {"call": "a.x.y", "tag": "/M/B.a/X/Y", "parent": "a.x"},
+        {"call": "b", "tag": "/M/B.b", "parent": "", "like": "a"}
+    ]"""
+    tags = {traced.call.address: entry.tag for traced, entry in read_call_tree(folded).items()}
+    assert tags == {
+        "": "/M",
+        "a": "/M/B.a",
+        "a.x": "/M/B.a/X",
+        "a.x.y": "/M/B.a/X/Y",
+        "b": "/M/B.b",
+        "b.x": "/M/B.b/X",
+        "b.x.y": "/M/B.b/X/Y",
+    }

@@ -198,7 +198,7 @@ class CallTreeEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether the module gets a segment in source tags: the tag of a level extends that of the level above it, and the
     tag of another call extends its caller's."""
     like: str | None = None
-    """With the encoding `functions`: an earlier call. The calls inside this one are left out: they are those inside
+    """In older files with functions: an earlier call. The calls inside this one are left out: they are those inside
     the earlier one, with this call's address and tag as prefixes instead of the earlier one's."""
 
 

@@ -1,7 +1,7 @@
-"""Call trees in which the calls inside equal calls are written once.
+"""Call trees in which the calls inside equal calls are written once, as earlier versions wrote those of functions.
 
-Of 24 equal layers the first is written with all calls inside it, and each of the others as one entry that names the
-call that it is ``like``: the addresses and tags inside it differ from those of that call only in their prefixes.
+Of 24 equal layers the first has all calls inside it, and each of the others is one entry that names the call that it
+is ``like``: the addresses and tags inside it differ from those of that call only in their prefixes.
 """
 
 from __future__ import annotations
@@ -13,33 +13,6 @@ import msgspec
 
 from modelexport.core.limits import CALL_TREE_CHARACTERS, CALLS
 from modelexport.format.documents import CallTreeEntry
-
-
-def fold_repeats(entries: Sequence[CallTreeEntry], equal: Iterable[Sequence[str]]) -> list[CallTreeEntry]:
-    """Leave out the calls inside calls that are like an earlier one.
-
-    Args:
-        entries: Every call, parents before children.
-        equal: Addresses of calls that may be equal, in the order of the entries. Calls that differ are kept.
-    """
-    by_call = {entry.call: entry for entry in entries}
-    position = {entry.call: index for index, entry in enumerate(entries)}
-    children = _children(entries)
-    like: dict[str, str] = {}
-    for first, *others in equal:
-        inside_first = _calls_inside(first, children)
-        for call in others:
-            inside = list(_moved(inside_first, by_call[first], by_call[call]))
-            begin = position[call] + 1
-            # what follows the call in the text as well, so that the order of all calls can be restored
-            if inside and inside == _calls_inside(call, children) == list(entries[begin : begin + len(inside)]):
-                like[call] = first
-    left_out = {entry.call for call in like for entry in _calls_inside(call, children)}
-    return [
-        msgspec.structs.replace(entry, like=like[entry.call]) if entry.call in like else entry
-        for entry in entries
-        if entry.call not in left_out
-    ]
 
 
 def unfold_repeats(entries: Sequence[CallTreeEntry]) -> list[CallTreeEntry]:
@@ -74,14 +47,6 @@ def unfold_repeats(entries: Sequence[CallTreeEntry]) -> list[CallTreeEntry]:
                 raise ValueError(f"the addresses and tags have more than {CALL_TREE_CHARACTERS:,} characters")
             unfolded.append(new)
     return unfolded
-
-
-def _children(entries: Iterable[CallTreeEntry]) -> dict[str, list[CallTreeEntry]]:
-    children: dict[str, list[CallTreeEntry]] = {}
-    for entry in entries:
-        if entry.parent is not None:
-            children.setdefault(entry.parent, []).append(entry)
-    return children
 
 
 def _calls_inside(call: str, children: Mapping[str, Sequence[CallTreeEntry]]) -> list[CallTreeEntry]:

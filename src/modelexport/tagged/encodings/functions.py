@@ -26,9 +26,7 @@ from modelexport.core.relative_addresses import Scope
 from modelexport.core.tags import CallTags
 from modelexport.errors import FileFormatError
 from modelexport.format import keys
-from modelexport.format.call_tree import call_tree_entries, encode_call_tree
 from modelexport.format.node_tags import NODE_KEYS, owner_properties, tag_properties
-from modelexport.format.repeated_calls import fold_repeats
 from modelexport.graph.copies import model_like, value_like, with_graphs
 from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.graph.names_by_module import name_by_path
@@ -128,7 +126,6 @@ class _Writer:
         self.bodies: dict[Group, _Body] = {}
         self.functions: list[ir.Function] = []
         """Callees before callers."""
-        self._equal_calls: list[list[str]] = []
         self._names: set[str] = set()
 
     def run(self) -> ir.Model:
@@ -143,8 +140,7 @@ class _Writer:
             for bodies in equal.values():
                 self._add_function(bodies)
         written = model_like(self.model, self._main_graph(), [*self.model.functions.values(), *self.functions])
-        call_tree = encode_call_tree(fold_repeats(call_tree_entries(self.tags), self._equal_calls))
-        put_texts(written, {keys.ENCODING: "functions", keys.CALL_TREE: call_tree})
+        put_texts(written, {keys.ENCODING: "functions"})
         written.ir_version = max(self.model.ir_version, _FUNCTION_VALUE_INFO_IR_VERSION)
         return written
 
@@ -170,7 +166,6 @@ class _Writer:
             body.name = name
             body.outputs = [body.computed[place] for place in sorted(leaving or {len(body.computed) - 1})]
         self.functions.append(first.function(bodies))
-        self._equal_calls.append([body.group.call.address for body in bodies])
 
     def _main_graph(self) -> ir.Graph:
         graph = self.model.graph
