@@ -119,6 +119,66 @@ def test_exported_again_it_has_the_same_calls_and_tags(tmp_path: Path) -> None:
     assert [value.name for value in new.model.graph.outputs] == ["first", "second"]
 
 
+class Symmetric(nn.Module):
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight + weight.T
+
+
+class Pooler(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense, self.activation = nn.Linear(8, 8), nn.Tanh()
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.activation(self.dense(hidden[:, 0]))
+
+
+class Conditioned(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.project, self.activation = nn.Linear(8, 24), nn.Linear(8, 8), nn.SiLU()
+        self.key_norm, self.drop = nn.Identity(), nn.Dropout(0.1)
+
+    def forward(self, hidden: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        query, key, value = self.qkv(hidden).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        attended = nn.functional.scaled_dot_product_attention(query, self.key_norm(key), value)
+        attended = self.activation(attended.transpose(1, 2).flatten(2))
+        return hidden + self.drop(attended * self.project(self.activation(time)))
+
+
+class CallsWithoutNodes(nn.Module):
+    """Modules of whose calls some have no nodes in the file: the blocks compute the activation of the time once for
+    all, nothing uses the result of the pooler, and the file does not have the key in the shape that its norm gets.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.pooler = nn.ModuleList(Conditioned() for _ in range(2)), Pooler()
+        self.last = nn.Linear(8, 8)
+        nn.utils.parametrize.register_parametrization(self.last, "weight", Symmetric())
+
+    def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x, time)
+        self.pooler(x)
+        return self.last(x)
+
+
+def test_calls_without_nodes_are_called_again(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, inputs = CallsWithoutNodes().eval(), {"x": torch.randn(2, 5, 8), "time": torch.randn(2, 1, 8)}
+    modelexport.export(model, inputs, tmp_path / "m.onnx")
+    source = torch_source(tmp_path / "m.onnx")
+    same: Any = source.model()
+    torch.testing.assert_close(same(**inputs), model(**inputs))
+    assert "self.project(self.activation(time))" in source.text
+    assert "self.key_norm(hidden.new_zeros((2, 2, 5, 4)))" in source.text
+    assert "self.dense(hidden.new_zeros((2, 8)))" in source.text and "self.activation = nn.Tanh()" in source.text
+    modelexport.export(same, inputs, tmp_path / "again.onnx")
+    old, new = modelexport.load(tmp_path / "m.onnx"), modelexport.load(tmp_path / "again.onnx")
+    assert {str(call): tag for call, tag in old.tags.items()} == {str(call): tag for call, tag in new.tags.items()}
+
+
 def test_the_source_is_what_a_person_would_write() -> None:
     text = back().text
     assert re.findall(r"^class (\w+)", text, re.MULTILINE) == [

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from modelexport.core.calls import ModuleCall
+from modelexport.core.calls import ModuleCall, common_stack
+from modelexport.format.documents import CallEntry, CallTensor
 from modelexport.graph.nodes import nested_graphs
+from modelexport.tagged.documents.export_facts import present_values
 from modelexport.tagged.encodings.functions_call_groups import Group, Item, group_calls
 from modelexport.tagged.file import TaggedFile
 from modelexport.torch_source.entries_as_nodes import NARROW, SMALL, Constants, Entries
@@ -37,10 +39,22 @@ class CallLayout:
         """Each node with the calls that it runs in, the root first."""
         self._ends: dict[ir.Value, list[tuple[ModuleCall, ...]]] = {}
         """The results of branches, loops and the file with the calls that these run in."""
-        self.constant_results: set[ModuleCall] = set()
-        """Calls without nodes whose results the file has as constants."""
+        self.around: dict[ModuleCall, tuple[ModuleCall, ...]] = {}
+        """Each call with the calls that it runs in, the root first."""
+        self.unchanged: dict[ModuleCall, ir.Value] = {}
+        """Calls without nodes that return what they get, with that."""
+        self._given: dict[ModuleCall, ir.Value] = {}
+        self.got: dict[ModuleCall, CallTensor] = {}
+        """Calls without nodes to the tensor that their module got first."""
         self._place(self.root, ())
-        self.arguments, self.unchanged = self._from_sidecar()
+        sidecar = tagged.hierarchy
+        listed = {ModuleCall.parse(entry.address): entry for entry in sidecar.calls} if sidecar is not None else {}
+        self.arguments = {
+            call: {tensor.value: tensor.name for tensor in reversed(entry.inputs) if tensor.value}
+            for call, entry in listed.items()
+        }
+        """The names of the arguments of each call by value."""
+        self._add_calls_without_nodes(listed)
         self.homes = {value: self._home(value) for value in constants if constants[value].nbytes > SMALL}
         """The path of the module that has a large constant."""
         self.inputs: dict[ModuleCall, list[ir.Value]] = {}
@@ -66,7 +80,7 @@ class CallLayout:
 
     def _place(self, group: Group, around: tuple[ModuleCall, ...]) -> None:
         self.groups[group.call] = group
-        chain = (*around, group.call)
+        chain = self.around[group.call] = (*around, group.call)
         if not around:
             self._add_ends(self.graph, chain)
         self._place_items(group.items, chain)
@@ -121,12 +135,14 @@ class CallLayout:
 
     def _find_boundaries(self, group: Group) -> tuple[dict[ir.Value, None], set[ir.Value]]:
         """What a call uses and does not compute, and what it computes; writes down its inputs and outputs."""
-        used: dict[ir.Value, None] = {}
+        call = group.call
+        used: dict[ir.Value, None] = {self._given[call]: None} if call in self._given else {}
         made: dict[ir.Value, None] = {}
         self._walk(group.items, used, made)
-        outside = {value: None for value in used if value not in made and not self.is_within_reach(value, group.call)}
-        self.inputs[group.call] = list(outside)
-        self.outputs[group.call] = [value for value in made if self._leaves(value, group.call)]
+        outside = {value: None for value in used if value not in made and not self.is_within_reach(value, call)}
+        self.inputs[call] = list(outside)
+        self.outputs[call] = [value for value in made if self._leaves(value, call)]
+        self.outputs[call] += [self.unchanged[call]] if call in self.unchanged else []
         return outside, set(made)
 
     def _sizes_of(self, inputs: Sequence[ir.Value]) -> dict[str, tuple[ir.Value, int]]:
@@ -151,7 +167,7 @@ class CallLayout:
             if isinstance(item, Group):
                 outside, _ = self._find_boundaries(item)
                 used.update(outside)
-                made.update(dict.fromkeys(self.outputs[item.call]))
+                made.update(dict.fromkeys(self.outputs[item.call] if item.call not in self.unchanged else ()))
                 continue
             used.update(dict.fromkeys(value for value in item.inputs if value is not None))
             for graph in nested_graphs(item):
@@ -166,25 +182,53 @@ class CallLayout:
         used = (self.chain[use.node] for use in value.uses() if use.node in self.chain)
         return any(call not in chain for chain in (*used, *self._ends.get(value, ())))
 
-    def _from_sidecar(self) -> tuple[dict[ModuleCall, dict[str, str]], dict[ModuleCall, list[tuple[str, ModuleCall]]]]:
-        """Names of the arguments of each call by value, and the calls of each that return what they get."""
-        names: dict[ModuleCall, dict[str, str]] = {}
-        unchanged: dict[ModuleCall, list[tuple[str, ModuleCall]]] = {}
-        sidecar = self.tagged.hierarchy
-        for entry in sidecar.calls if sidecar is not None else ():
-            call = ModuleCall.parse(entry.address)
-            names[call] = {tensor.value: tensor.name for tensor in reversed(entry.inputs) if tensor.value}
-            if call in self.groups or entry.parent is None or not entry.inputs or not entry.outputs:
+    def _add_calls_without_nodes(self, listed: Mapping[ModuleCall, CallEntry]) -> None:
+        """Add the calls without nodes to the groups of their callers, after the call before them. Each gets what its
+        module got first, if that can reach it, and returns it if its module did.
+        """
+        values = {value.name: value for value in present_values(self.tagged.model)}
+        before: dict[ModuleCall, Group] = {}
+        for call, entry in listed.items():
+            caller = self.tagged.calls[call].parent
+            if caller is None or caller not in self.groups or entry.enter is None:
                 continue
-            value, lost = entry.inputs[0].value, all(tensor.value is None for tensor in entry.outputs)
-            if (
-                value is not None
-                and (value == entry.outputs[0].value or lost)
-                and not self.tagged.calls.children.get(call)
-            ):
-                unchanged.setdefault(ModuleCall.parse(entry.parent), []).append((value, call))
-                self.constant_results |= {call} if lost else set()
-        return names, unchanged
+            if call not in self.groups:
+                group, items = Group(call, []), self.groups[caller].items
+                value = values.get(entry.inputs[0].value) if entry.inputs else None
+                place = None if value is None else self._place_of(value, caller)
+                self._place(group, self.around[caller])
+                if entry.inputs:
+                    self.got[call] = entry.inputs[0]
+                if value is not None and place is not None:
+                    self._given[call] = value
+                    self._ends.setdefault(value, []).append(self.around[call])
+                if value is not None and place is not None and value.name in [each.value for each in entry.outputs[:1]]:
+                    self.unchanged[call] = value
+                    while place < len(items) and self._passes(items[place], value):
+                        place += 1
+                else:
+                    place = max(place or 0, items.index(before[caller]) + 1 if before.get(caller) in items else 0)
+                items.insert(place, group)
+            before[caller] = self.groups[call]
+
+    def _passes(self, item: Item, value: ir.Value) -> bool:
+        return isinstance(item, Group) and self.unchanged.get(item.call) is value
+
+    def _place_of(self, value: ir.Value, call: ModuleCall) -> int | None:
+        """The first place among the items of a call where it has a value; ``None`` if the value cannot reach it."""
+        producer, stack = value.producer(), self.around[call]
+        if value in self.constants or value in self.entries.values or value in self.numbers.known:
+            return None
+        if producer is None:
+            return 0 if value in self.graph.inputs else None
+        depth = len(common_stack([stack, self.chain[producer]]))
+        items = self.groups[stack[depth - 1]].items
+        first = producer if depth == len(self.chain[producer]) else self.groups[self.chain[producer][depth]]
+        if first not in items:  # in a branch or loop
+            return None
+        if depth == len(stack):
+            return items.index(first) + 1
+        return 0 if self.groups[stack[depth]] in items[items.index(first) :] else None
 
 
 def is_below(path: str, above: str) -> bool:

@@ -19,7 +19,7 @@ from modelexport.torch_source.expressions import identifier, is_plain, literal
 from modelexport.torch_source.forward_text import Built, ForwardText
 from modelexport.torch_source.module_nodes import ELSEWHERE, OF_MODULES, ModuleNode, ModuleNodes
 from modelexport.torch_source.operation import FUNCTIONS
-from modelexport.torch_source.recognized_torch_classes import container, sequential, torch_class, uncalled
+from modelexport.torch_source.recognized_torch_classes import container, runs, sequential, torch_class, uncalled
 from modelexport.torch_source.recurrent_classes import recurrent_class
 
 _OF_THE_FILE = frozenset(
@@ -62,13 +62,12 @@ class ModuleClasses:
             return Built(recurrent[0], recurrent=recurrent[1])
         known = self._typed(torch_class(self.layout, node, self._forward), node)
         if node.path not in self.ties and known is None:
-            if not node.calls and not node.is_unchanged and node.path:
-                known = (
-                    self._parameter_list(node)
-                    or container(node, children)
-                    or self._like_another(node)
-                    or uncalled(node)
-                )
+            if not node.calls and node.path:
+                known = self._parameter_list(node) or container(node, children)
+            if not node.running and node.path and not any(self.layout.outputs[group.call] for group in node.calls):
+                known = known or self._like_another(node) or uncalled(node)
+                got = [self.layout.got.get(group.call) for group in node.calls]
+                known = known if not got or (known is not None and runs(known, got)) else None
             known = known or sequential(self.layout, node, children, self._is_plain_call)
         node.is_indexed = known is not None and known.startswith("nn.Sequential(") and node.path not in self.dropout
         if known is None or node.path not in self.dropout:
@@ -89,7 +88,7 @@ class ModuleClasses:
 
     def _like_another(self, node: ModuleNode) -> str | None:
         """The class of an equal module that the file runs."""
-        equal = (other for other in self.nodes.by_path.values() if other.calls and other.is_like(node))
+        equal = (other for other in self.nodes.by_path.values() if other.running and other.is_like(node))
         found = next(equal, None)
         return None if found is None else self.build(found.path).constructor
 
@@ -161,7 +160,7 @@ class ModuleClasses:
     # Classes
 
     def _class(self, node: ModuleNode, children: dict[str, str]) -> Built:
-        if node.path in self.dropout and any(len(self.layout.outputs[group.call]) != 1 for group in node.calls):
+        if node.path in self.dropout and any(len(self.layout.outputs[group.call]) != 1 for group in node.running):
             raise UsageError(f"dropout of {node.path or '.'}: it does not return one tensor; name modules inside it")
         forwards = [self._forward(group) for group in node.calls]
         constants: dict[ir.Value, str] = {}
@@ -172,7 +171,7 @@ class ModuleClasses:
         keys = [_neutral(forward, constants) for forward in forwards]
         neutral = [self._constant_line(value, f"constant{place}") for place, value in enumerate(constants)]
         distinct = list(dict.fromkeys(keys))
-        key = "\n".join([*head, *neutral, *distinct, str(self.dropout.get(node.path))])
+        key = "\n".join([*head, *neutral, *distinct, str(self.dropout.get(node.path)), node.qualified])
         wanted = identifier(node.class_name or _class_name(node.path), "Module")
         if (wanted, key) not in self._equal:
             texts = [forwards[keys.index(each)] for each in distinct]
@@ -218,7 +217,7 @@ class ModuleClasses:
         return lines
 
     def _dropped(self, node: ModuleNode, body: list[str]) -> list[str]:
-        if node.path not in self.dropout:
+        if node.path not in self.dropout or not body[-1].startswith("return "):
             return body
         result = body[-1].removeprefix("return ")
         return [*body[:-1], f"return F.dropout({result}, {self.dropout[node.path]!r}, self.training)"]
@@ -233,9 +232,9 @@ class ModuleClasses:
         if len(forwards) > 1:
             every = ", ".join(f"self.forward_{number}" for number in range(len(forwards)))
             methods["forward(self, *arguments, call=0)"] = [f"return ({every})[call](*arguments)"]
-        elif not forwards and node.is_unchanged:
-            methods["forward(self, x)"] = self._dropped(node, ["return x"])
         lines = [f"class {name}(nn.Module):"]
+        if node.path and node.calls and node.qualified.startswith("torch.nn."):
+            lines += ['    __module__ = "torch.nn"  # exported again, it is no level of tags, as it was none', ""]
         for method, body in methods.items():
             lines += [f"    def {method}:", *(f"        {line}" for line in body), ""]
         return "\n".join(lines if methods else [*lines, "    pass", ""])

@@ -17,10 +17,12 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
+from modelexport.format.documents import CallTensor
+from modelexport.format.dtypes import parse_dtype
 from modelexport.graph.nodes import nested_graphs
 from modelexport.tagged.encodings.functions_call_groups import Group, Item
 from modelexport.torch_source.call_layout import CallLayout, is_below
-from modelexport.torch_source.expressions import Number, code, identifier, literal, parsed
+from modelexport.torch_source.expressions import LEFT_OUT, Number, code, identifier, literal, parsed
 from modelexport.torch_source.layer_operators import OPERATORS
 from modelexport.torch_source.module_nodes import ModuleNodes
 from modelexport.torch_source.nested_graphs import MissingOperatorError, NestedGraphs
@@ -59,7 +61,6 @@ class ForwardText(NestedGraphs):
         self.result: ast.expr | None = None
         """What it returns, if it is one expression."""
         self._uses: Counter[ir.Value] = Counter()
-        self._passed = self._unchanged_calls()
         inputs = layout.inputs[group.call]
         self.arguments = [self._argument(value) for value in inputs]
         self._count(group.items)
@@ -68,8 +69,6 @@ class ForwardText(NestedGraphs):
         self._size_names = {name: self._fresh(identifier(name.strip("<>"))) for name in layout.sizes[group.call]}
         if tensors:
             self.device = code("x.device", x=self._env[tensors[0]])
-        for value in inputs:
-            self._pass(value)
         self._items(group.items)
         self._return()
 
@@ -83,10 +82,14 @@ class ForwardText(NestedGraphs):
         """How often values are used. A use in a nested graph counts double for a value from outside, which so gets a
         name before the graph."""
         for item in items:
-            self._use(self.layout.inputs[item.call] if isinstance(item, Group) else item.inputs, inner)
+            self._use(self._taken_by(item) if isinstance(item, Group) else item.inputs, inner)
             for graph in nested_graphs(item) if isinstance(item, ir.Node) else ():
                 self._count(self.layout.items[graph], graph)
                 self._use(graph.outputs, graph)
+
+    def _taken_by(self, group: Group) -> list[ir.Value]:
+        """The inputs of a call, without one that the call returns: from there on, the value is the result."""
+        return [value for value in self.layout.inputs[group.call] if value is not self.layout.unchanged.get(group.call)]
 
     def _use(self, values: Iterable[ir.Value | None], inner: ir.Graph | None) -> None:
         for value in values:
@@ -99,24 +102,6 @@ class ForwardText(NestedGraphs):
             self._pending[value] = expression
         else:
             self._assign(value, expression, operator)
-        self._pass(value)
-
-    def _pass(self, value: ir.Value) -> None:
-        """Write the calls without nodes that get a value: they return it, or what the file has as constants."""
-        for call in self._passed.pop(value.name or "", ()):
-            module = self.nodes.module(self.path, call)
-            if call in self.layout.constant_results:
-                if value in self._pending:
-                    self._name_pending(value)
-                called = ast.unparse(code("m(x)", m=module, x=self.tensor(value)))
-                self._emit(f"{called}  # what it returns are constants of the file")
-            elif self._uses[value] <= 1:
-                given = code("m(x)", m=module, x=self.tensor(value))
-                self._env.pop(value, None)
-                self._pending[value] = given
-            else:
-                name = ast.unparse(self._env[value])
-                self._emit(f"{name} = {ast.unparse(module)}({name})")
 
     def _items(self, items: Sequence[Item]) -> None:
         groups = [item for item in items if isinstance(item, Group)]
@@ -143,7 +128,7 @@ class ForwardText(NestedGraphs):
             is_next = group.call == ModuleCall(f"{base}.{int(number) + len(run)}") and self.build(
                 group.call.path
             ).has_plain_call(group.call)
-            if not is_next or changed is None or given is None or self._uses[given] > 1 or given.name in self._passed:
+            if not is_next or changed is None or given is None or self._uses[given] > 1:
                 break
             run.append(group)
         same = len({self.build(group.call.path).constructor for group in run}) == 1
@@ -171,7 +156,6 @@ class ForwardText(NestedGraphs):
         self._emit(f"for {layer} in {modules}:")
         self._emit(f"    {name} = {ast.unparse(code('layer(*given)', layer=parsed(layer), given=given))}")
         self._env[result] = parsed(name)
-        self._pass(result)
 
     def _call(self, group: Group) -> None:
         outputs, module = self.layout.outputs[group.call], self.nodes.module(self.path, group.call)
@@ -182,17 +166,26 @@ class ForwardText(NestedGraphs):
         def write() -> ast.expr:
             given = [self._argument_of(value) for value in self.layout.inputs[group.call]]
             given = recurrent.arguments(given) if recurrent is not None else given
+            if not given and group.call in self.layout.got and built.constructor.startswith("nn."):
+                given = [self._zeros(self.layout.got[group.call])]
             return code("module(*given, **extra)", module=module, given=given, extra=extra)
 
         self._operator = "x"
         written = self._composed(write)
         name = group.call.path.rpartition(".")[2]
-        if recurrent is not None and len(outputs) > 1:
+        if group.call in self.layout.unchanged:
+            value = outputs[0]
+            known = self._env.pop(value, None)
+            if known is not None and self._uses[value] > 1:
+                self._emit(f"{ast.unparse(known)} = {ast.unparse(written)}")
+                self._env[value] = known
+            else:
+                self._pending[value] = written
+        elif recurrent is not None and len(outputs) > 1:
             named = {slot: self._name(value, name) for slot, value in zip(recurrent.slots, outputs, strict=True)}
             self._emit(f"{recurrent.results(named)} = {ast.unparse(written)}")
             for slot, value in zip(recurrent.slots, outputs, strict=True):
                 self._env[value] = parsed(named[slot])
-                self._pass(value)
         elif len(outputs) == 1:
             written = recurrent.result(written, recurrent.slots[0]) if recurrent is not None else written
             if outputs[0] in self.file_numbers.known:
@@ -203,6 +196,18 @@ class ForwardText(NestedGraphs):
             self._unpack(outputs, written, name)
         else:
             self._emit(ast.unparse(written))
+
+    def _zeros(self, tensor: CallTensor) -> ast.expr:
+        """What a call gets whose argument the file does not have, because no result depends on it."""
+        dtype, floating = parse_dtype(tensor.dtype), None
+        sizes = tuple(parsed(self._size_names.get(f"<{n}>", "1")) if isinstance(n, str) else n for n in tensor.shape)
+        for value, name in zip(self.layout.inputs[self.group.call], self.arguments, strict=True):
+            if value.dtype is not None and value.dtype.is_floating_point():
+                floating = floating or parsed(name)
+        if floating is not None and dtype.is_floating_point():
+            return code("x.new_zeros(sizes)", x=floating, sizes=sizes)
+        kind = LEFT_OUT if self.type_name(dtype) == "float32" else parsed(f"torch.{self.type_name(dtype)}")
+        return code("torch.zeros(sizes, dtype=kind, device=device)", sizes=sizes, kind=kind, device=self.device)
 
     def _argument_of(self, value: ir.Value) -> ast.expr:
         numbers = self.numbers(value)
@@ -223,7 +228,6 @@ class ForwardText(NestedGraphs):
         for value, name, used in zip(values, names, is_used, strict=False):
             if used:
                 self._bind(value, name)
-            self._pass(value)
 
     def _node(self, node: ir.Node) -> None:
         walks = {"If": self._if, "Loop": self._loop, "Scan": self._scan}
@@ -285,6 +289,9 @@ class ForwardText(NestedGraphs):
 
     def _return(self) -> None:
         outputs = self.layout.outputs[self.group.call]
+        if not outputs:
+            self.lines = [*self._size_lines(), *self.lines] or ["pass"]
+            return
 
         def write() -> ast.expr:
             if self.is_root and self.layout.results == "dict":

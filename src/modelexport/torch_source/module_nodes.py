@@ -27,8 +27,6 @@ class ModuleNode:
     entries: dict[str, StateDictEntry] = field(default_factory=dict)
     """Its own parameters and buffers by name."""
     calls: list[Group] = field(default_factory=list)
-    is_unchanged: bool = False
-    """Whether it is called, and returns what it gets."""
     is_indexed: bool = False
     """Whether its code is an ``nn.Sequential``."""
     alias_of: str | None = None
@@ -40,6 +38,11 @@ class ModuleNode:
         names = [*self.children, *self.entries]
         numbered = bool(names) and names == [str(number) for number in range(len(names))]
         return numbered and not self.calls and not (self.children and self.entries)
+
+    @property
+    def running(self) -> list[Group]:
+        """Its calls that have nodes or calls inside them."""
+        return [group for group in self.calls if group.items]
 
     @property
     def is_from_torch(self) -> bool:
@@ -76,9 +79,6 @@ class ModuleNodes:
             node.class_name = node.class_name or tagged.class_of(traced.call)
             if traced.call in layout.groups:
                 node.calls.append(layout.groups[traced.call])
-        for calls in layout.unchanged.values():
-            for _, call in calls:
-                self._node(call.path).is_unchanged = True
         for key, entry in entries.shapes.items():
             path, _, name = key.rpartition(".")
             if not any(above in aliases for above in _paths_above(path)):

@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import onnx_ir as ir
+import torch
 from torch import nn
 
+from modelexport.format.documents import CallTensor
 from modelexport.tagged.encodings.functions_call_groups import Group
 from modelexport.torch_source.call_layout import CallLayout
 from modelexport.torch_source.expressions import code, is_plain, parsed
@@ -48,11 +50,12 @@ _ROWS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("LeakyReLU", (("F.leaky_relu(x, alpha)", "LeakyReLU(alpha)"),)),
     ("ELU|CELU", (("F.NAME(x, alpha)", "NAME(alpha)"),)), ("Softmax", (("x.softmax(axis)", "Softmax(axis)"),)),
     ("LogSoftmax", (("x.log_softmax(axis)", "LogSoftmax(axis)"),)), ("Flatten", (("x.flatten(1)", "Flatten()"),)),
+    ("Identity", (("x", "Identity()"),)), (r"(Feature)?(Alpha)?Dropout(\dd)?", (("x", "NAME(0.0)"),)),
 )  # fmt: skip
 """Names of classes, what they return, and how they are made. ``NAME`` is the class's name, in a function as torch has
 it; ``w0`` and ``w1`` are sizes of the weight, ``channels`` is its other side."""
+_UNCHANGED = ("nn.Identity()", "nn.Dropout(0.0)")
 _FUNCTIONS = re.compile(r"(?<=[a-z])(?=[A-Z])")
-_DROPOUTS = ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout")
 
 
 def torch_class(layout: CallLayout, module: ModuleNode, forward: Callable[[Group], ForwardText]) -> str | None:
@@ -60,12 +63,11 @@ def torch_class(layout: CallLayout, module: ModuleNode, forward: Callable[[Group
     name = module.class_name
     if not module.is_from_torch or module.children:
         return None
-    if module.is_unchanged and not module.calls and not module.entries:
-        return f"nn.{name}(0.0)" if name in _DROPOUTS else "nn.Identity()" if name == "Identity" else None
     rows = [row for pattern, of_class in _ROWS if re.fullmatch(pattern, name) for row in of_class]
-    if not rows or any(len(layout.inputs[group.call]) != 1 or len(group.items) > 5 for group in module.calls):
+    calls = [group for group in module.calls if layout.outputs[group.call]]
+    if not rows or any(len(layout.inputs[group.call]) != 1 or len(group.items) > 5 for group in calls):
         return None
-    found = {_recognized(rows, layout, module, group, forward(group)) for group in module.calls}
+    found = {_recognized(rows, layout, module, group, forward(group)) for group in calls}
     return found.pop() if len(found) == 1 else None
 
 
@@ -149,7 +151,7 @@ def sequential(
     """
     if node.class_name != "Sequential" or node.entries or not children or not node.is_from_torch:
         return None
-    if not (node.calls or node.is_unchanged) or not all(_is_chain(layout, node, g, is_plain_call) for g in node.calls):
+    if not node.calls or not all(_is_chain(layout, children, g, is_plain_call) for g in node.running):
         return None
     if list(children) == [str(number) for number in range(len(children))]:
         return f"nn.Sequential({', '.join(children.values())})"
@@ -157,28 +159,46 @@ def sequential(
     return f"nn.Sequential(OrderedDict({named}))" if all(is_plain(name) for name in children) else None
 
 
-def _is_chain(layout: CallLayout, node: ModuleNode, group: Group, is_plain_call: Callable[[Group], bool]) -> bool:
+def _is_chain(
+    layout: CallLayout, children: Mapping[str, str], group: Group, is_plain_call: Callable[[Group], bool]
+) -> bool:
     """Whether a call gives its only input through all its modules, and returns what the last one gives."""
     inputs, items = layout.inputs[group.call], list(group.items)
     value = inputs[0] if len(inputs) == 1 else None
-    unchanged = {call.path: name for name, call in layout.unchanged.get(group.call, ())}
-    for child in node.children.values():
-        if value is not None and unchanged.get(child.path) == value.name:
-            continue
+    for name, constructor in children.items():
         item = items.pop(0) if items else None
-        if item is None or isinstance(item, ir.Node) or item.call.path != child.path or not is_plain_call(item):
+        path = f"{group.call.path}.{name}".lstrip(".")
+        if item is None or isinstance(item, ir.Node) or item.call.path != path or not is_plain_call(item):
             return False
+        if not layout.inputs[item.call] and constructor in _UNCHANGED:
+            continue
         if layout.inputs[item.call] != [value] or len(layout.outputs[item.call]) != 1:
             return False
         value = layout.outputs[item.call][0]
     return not items and layout.outputs[group.call] == [value]
 
 
+def runs(constructor: str, tensors: Iterable[CallTensor | None]) -> bool:
+    """Whether a module of ``torch.nn`` takes tensors of such types and shapes."""
+    try:
+        module = eval(constructor, {"nn": nn, "torch": torch})
+        for tensor in tensors:
+            if tensor is not None:
+                sizes = [size if isinstance(size, int) else 1 for size in tensor.shape]
+                module(torch.zeros(sizes, dtype=getattr(torch, tensor.dtype)))
+    except (LookupError, RuntimeError, TypeError, ValueError):
+        return False
+    return constructor.startswith("nn.")
+
+
 def uncalled(node: ModuleNode) -> str | None:
     """A module of ``torch.nn`` that the file does not run, made after the shapes of its entries."""
     shapes = {name: list(entry.shape) for name, entry in node.entries.items()}
-    if node.class_name == "Dropout" and node.qualified.startswith("torch.nn.") and not node.children and not shapes:
-        return "nn.Dropout(0.0)"
+    kind = getattr(nn, node.class_name, None)
+    if node.qualified.startswith("torch.nn.") and isinstance(kind, type) and not node.children and not shapes:
+        parameters = inspect.signature(kind).parameters.values()
+        needed = [each for each in parameters if each.default is each.empty and each.kind < each.VAR_POSITIONAL]
+        return None if needed else f"nn.{node.class_name}({'0.0' if 'Dropout' in node.class_name else ''})"
     if node.children or not node.is_from_torch or {entry.dtype for entry in node.entries.values()} != {"float32"}:
         return None
     weight = shapes.get("weight", [])

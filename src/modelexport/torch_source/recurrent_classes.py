@@ -54,7 +54,7 @@ class RecurrentCall:
 
 def recurrent_class(layout: CallLayout, module: ModuleNode) -> tuple[str, dict[ModuleCall, RecurrentCall]] | None:
     """The call that makes an equal module, and how each call of it is written; ``None`` if none is equal."""
-    if module.class_name not in _CLASSES or not module.is_from_torch or module.children or not module.calls:
+    if module.class_name not in _CLASSES or not module.is_from_torch or module.children or not module.running:
         return None
     if "weight_ih_l0" not in module.entries or "weight_hh_l0" not in module.entries:
         return None
@@ -68,7 +68,7 @@ def recurrent_class(layout: CallLayout, module: ModuleNode) -> tuple[str, dict[M
         if candidate.state_dict().keys() != state.keys():
             return None
         candidate.load_state_dict(state)
-        calls = {group.call: _compared(layout, candidate, group.call) for group in module.calls}
+        calls = {group.call: _compared(layout, candidate, group.call) for group in module.running}
         if all(call is not None for call in calls.values()):
             return _text(module.class_name, options), {key: call for key, call in calls.items() if call is not None}
     return None

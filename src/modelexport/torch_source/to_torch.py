@@ -29,6 +29,7 @@ from modelexport.torch_source.class_writing import ModuleClasses
 from modelexport.torch_source.entries_as_nodes import Constants, Entries, entries_as_nodes
 from modelexport.torch_source.expressions import TORCH_TYPES
 from modelexport.torch_source.mask_patterns import replace_whole_gathers
+from modelexport.torch_source.merged_nodes import separate_merged_nodes
 from modelexport.torch_source.module_nodes import ModuleNodes
 from modelexport.torch_source.operation import FUNCTIONS, refuse_damaged_nodes
 from modelexport.torch_source.size_numbers import FileNumbers
@@ -112,6 +113,7 @@ def torch_source(source: Source, *, dropout: Mapping[str, float] | None = None, 
     tagged = read_tagged(source)
     _ = tagged.hierarchy  # read while the graph is still the file's
     refuse_damaged_nodes(tagged.model)
+    separate_merged_nodes(tagged)
     if any(value.dtype is None for node in tagged.model.graph.all_nodes() for value in node.outputs):
         infer_shapes(tagged.model)
     entries = entries_as_nodes(tagged)

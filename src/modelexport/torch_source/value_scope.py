@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from modelexport.core.calls import ModuleCall
 from modelexport.errors import UsageError
 from modelexport.graph.unique_names import free_name
 from modelexport.tagged.encodings.functions_call_groups import Group
@@ -196,12 +195,6 @@ class ValueScope:
         for value in pending:
             del self._pending[value]
         return written
-
-    def _unchanged_calls(self) -> dict[str, list[ModuleCall]]:
-        found: dict[str, list[ModuleCall]] = {}
-        for name, call in self.layout.unchanged.get(self.group.call, ()):
-            found.setdefault(name, []).append(call)
-        return found
 
 
 def length(expression: ast.expr) -> int:
