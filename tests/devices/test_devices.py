@@ -13,6 +13,7 @@ import torch
 
 from commands import run
 from exports import Shared
+from graph_texts import written
 from modelexport import export, load, quantize, verify
 from modelexport.devices.device_report import DeviceReport
 from modelexport.devices.fixes import find_fix
@@ -272,3 +273,13 @@ def test_the_command_shows_where_the_file_runs_and_what_it_is_off_by(file: Path)
     placed = [count for providers in document["placed"].values() for count in providers.values()]
     assert int(row["total.on_device"]) == sum(placed) > 0
     assert int(row["total.off_device"]) == 0
+
+
+def test_a_file_agrees_only_if_all_of_its_outputs_were_compared(tmp_path: Path) -> None:
+    text = """g (float[2] x) => (float[2] y, seq(float[2]) z)
+        { ["/a/Relu"] y = Relu(x) ["/b/SequenceConstruct"] z = SequenceConstruct(x, y) }"""
+    report = verify(written(tmp_path / "both.onnx", text), device="cpu", keep=False)
+    assert (report.whole.status, report.agrees) == ("not compared", False)
+    assert report.whole.reason == "an output is a sequence, or its right numbers cannot be computed"
+    alone = text.replace("float[2] y, ", "")
+    assert verify(written(tmp_path / "alone.onnx", alone), device="cpu", keep=False).whole.status == "not compared"

@@ -11,6 +11,7 @@ import pytest
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Evidence, Owner
+from modelexport.graph.missing_types import fill_types
 from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.snapshot import take_snapshot
@@ -155,3 +156,15 @@ FORMATS: dict[str, Callable[[], Owner]] = {
 def test_an_owner_has_at_least_one_call_and_none_twice(make: Callable[[], Owner]) -> None:
     with pytest.raises(ValueError, match="at least one call and no call twice"):
         make()
+
+
+def test_each_value_that_a_loop_carries_has_the_type_of_its_own() -> None:
+    model = graph(
+        """(int64 n, int64 i, float[2] x) => (int64 j, float[2] y) {
+            j, y = Loop (n, , i, x) <body = b (int64 step, bool go, int64 k, float[2] z)
+                => (bool again, int64 l, float[2] v) { again = Identity(go) l = Add(k, step) v = Add(z, z) }> }"""
+    )
+    for value in model.graph.outputs:
+        value.type = None
+    fill_types(model)
+    assert [value.dtype for value in model.graph.outputs] == [ir.DataType.INT64, ir.DataType.FLOAT]

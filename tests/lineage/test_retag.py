@@ -21,6 +21,7 @@ from safetensors.numpy import save_file
 import modelexport
 import models
 from exports import Exporter
+from graph_texts import written
 from modelexport import load, retag, verify_against
 from modelexport.cli import app
 from modelexport.errors import FileFormatError, OutputError, UsageError, WeightsError
@@ -497,3 +498,14 @@ def test_conditions_of_sizes_survive_a_tool(exported: Exporter, tmp_path: Path) 
     retag(exported("blocks").path, source=tmp_path / "a.onnx", output=tmp_path / "b.onnx")
     stated = conditions_of(load(tmp_path / "b.onnx").model)
     assert [condition.formula for condition in stated] == ["n < 24"]
+
+
+def test_a_packed_weight_that_a_tool_left_alone_is_still_its_entry(tmp_path: Path) -> None:
+    text = """g (float[2,2] x) => (float[2,2] y) <float "a.s" = {0.5}>
+        { ["/a/DequantizeLinear"] w = DequantizeLinear("a.q", "a.s") ["/a/MatMul"] y = MatMul(x, w) }"""
+    model = onnx.load(written(tmp_path / "file.onnx", text, 21))
+    model.graph.initializer.append(onnx.helper.make_tensor("a.q", onnx.TensorProto.INT4, [2, 2], [1, 2, 3, 4]))
+    onnx.save(model, tmp_path / "file.onnx")
+    modelexport.adopt(tmp_path / "file.onnx", tmp_path / "tagged.onnx")
+    report = retag(tmp_path / "file.onnx", source=tmp_path / "tagged.onnx", output=tmp_path / "again.onnx")
+    assert report.unrecorded == 0

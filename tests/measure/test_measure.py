@@ -22,6 +22,7 @@ import modelexport
 import models
 from commands import run
 from exports import Exporter
+from graph_texts import written
 from modelexport.cli.printing import rendered
 from modelexport.cli.show_table import Screen, format_csv, format_table
 from modelexport.core.calls import CallTree, ModuleCall, TracedCall
@@ -411,3 +412,18 @@ def test_parameters_that_a_tool_made_one_weight_share_its_bits(exported: Exporte
     optimize_file(exported("resnet").path, "ort-basic", tmp_path / "out.onnx")
     rows = [row for row in cost(tmp_path / "out.onnx").rows() if row.own["parameters"]]
     assert all(0 < row.own["precision"] <= 32 for row in rows)
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [
+        "Attention <q_num_heads = 2, kv_num_heads = 2>(q, k, v, , pk, pv)",
+        "com.microsoft.GroupQueryAttention <num_heads = 2, kv_num_heads = 2>(q, k, v, pk, pv, n, t)",
+    ],
+)
+def test_a_step_of_an_attention_multiplies_with_all_keys_of_its_past(tmp_path: Path, operator: str) -> None:
+    text = f"""g (float[1,1,16] q, float[1,1,16] k, float[1,1,16] v, float[1,2,9,8] pk, float[1,2,9,8] pv, int32[1] n,
+        int32[1] t) => (float[1,1,16] y, float[1,2,10,8] a, float[1,2,10,8] b)
+        {{ ["/attention/Attention"] y, a, b = {operator} }}"""
+    table = cost(written(tmp_path / "step.onnx", text, 23, **{"com.microsoft": 1}))
+    assert table.numbers(table.whole)["macs"] == 2 * 16 * 10

@@ -17,6 +17,7 @@ from torch import nn
 
 from commands import run
 from exports import Exporter
+from graph_texts import written
 from modelexport import export
 from modelexport.errors import FileFormatError, InputsError, UsageError
 from modelexport.lineage.optimize_tools import optimize_file
@@ -247,3 +248,14 @@ def test_the_command_prints_the_run_beside_the_table(slow: Path) -> None:
     assert document["run"]["attributed"] >= 0.99
     listed = run(*command, "--csv", "--by", "module").stdout
     assert next(csv.DictReader(listed.splitlines()))["address"] == "."
+
+
+def test_all_arrays_that_are_given_are_used_or_refused(tmp_path: Path) -> None:
+    file = written(
+        tmp_path / "scaled.onnx",
+        """g (float[2] x, float s) => (float[2] y) <float s = {1}> { ["/a/Mul"] y = Mul(x, s) }""",
+    )
+    given = {"x": np.ones(2, np.float32), "s": np.float32(5)}
+    assert profile(file, given, runs=1).feeds == {"x": pytest.approx(1), "s": 5}
+    with pytest.raises(InputsError, match=r"has no input t.*: it takes x, s"):
+        profile(file, {**given, "t": np.float32(5)}, runs=1)

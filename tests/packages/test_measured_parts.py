@@ -6,6 +6,7 @@ import csv
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from test_packages import ENCODER_DECODERS, llama  # noqa: F401
 
@@ -14,7 +15,7 @@ from commands import run
 from exports import Exporter
 from modelexport import export_package
 from modelexport.cli.show_package import format_package
-from modelexport.errors import UsageError
+from modelexport.errors import InputsError, UsageError
 from modelexport.packages.measured_parts import cost_parts, profile_parts, profile_same
 from modelexport.packages.package_export import PackageResult
 from modelexport.runtime.sessions import open_session, run_session
@@ -99,6 +100,8 @@ def test_encoder_prefill_and_decode_are_apart(pair: Path) -> None:
 
 
 def test_a_stage_gets_what_the_stage_before_it_gives(stages: Path) -> None:
+    with pytest.raises(InputsError, match="has no input typo"):
+        profile_parts(stages, {"typo": np.ones(2)}, runs=1, warmup=1)
     found = profile_parts(stages, runs=1, warmup=1)
     assert list(found) == ["stage_0", "stage_1"]
     first, second = read_package(stages).manifest.parts

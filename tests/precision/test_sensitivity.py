@@ -188,7 +188,9 @@ def test_metrics_of_known_arrays(name: str, found: Any, figure: float) -> None:
     metric = METRICS[name]
     assert metric.measure(RIGHT, found) == pytest.approx(figure)
     assert metric.loss(RIGHT, RIGHT) == 0
-    assert metric.loss(RIGHT, RIGHT * np.nan) == float("inf") or name == "top1"
+    assert metric.loss(RIGHT, RIGHT * np.nan) == float("inf")
+    assert metric.loss(RIGHT, RIGHT[:1]) == float("inf"), "another shape"
+    assert metric.loss(np.float32(3), np.float32(3)) == 0, "a number without axes"
 
 
 def test_kl_is_that_of_the_definition() -> None:
@@ -261,3 +263,9 @@ def test_values_without_types_get_them(exported: Exporter) -> None:
         value.type = None
     switched = open_switched(prepared(tagged), find_units(tagged, [method]), [method], feeds, None)
     assert np.isfinite(switched.run(feeds[0], {0: method})).all()
+
+
+def test_a_token_that_both_rule_out_adds_nothing_to_a_divergence() -> None:
+    one, other = np.log([0.5, 0.5]), np.log([0.9, 0.1])
+    masked = [np.append(logits, -np.inf) for logits in (one, other)]
+    assert METRICS["kl"].measure(*masked) == pytest.approx(METRICS["kl"].measure(one, other))

@@ -24,6 +24,7 @@ import commands
 import modelexport
 import models
 from exports import ExportedCase, Exporter
+from graph_texts import written
 from modelexport import load
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import FileFormatError, OutputError, UsageError
@@ -550,3 +551,12 @@ def test_values_are_matched_where_there_is_no_choice_and_only_there() -> None:
         ("named", "named"),
         ("v4", "known"),
     ]
+
+
+def test_a_size_that_no_operator_of_an_old_file_reads_off_an_input_is_an_input(tmp_path: Path) -> None:
+    text = """g (float[n,4] x) => (float[n,4] y) <float[n,4] h, float[n,4] i, int64[2] s> {
+        ["/a/Neg"] h = Neg(x) ["/a/Shape"] s = Shape(h) ["/b/Relu"] i = Relu(h)
+        ["/c/Abs"] j = Abs(i) ["/c/Reshape"] y = Reshape(j, s) }"""
+    for opset, inputs in ((13, ["i", "s"]), (15, ["i"])):
+        cut = modelexport.extract(written(tmp_path / f"{opset}.onnx", text, opset), "c", tmp_path / "c.onnx")
+        assert [value.value for value in cut.inputs] == inputs

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from exports import ExportedCase, Exporter
+from graph_texts import written
 from modelexport import compare, export, load, retag, update_weights, verify, verify_against
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import OutputError, UsageError
@@ -486,3 +487,48 @@ def test_weights_files_of_one_name_are_linked_each_with_its_own_record(tmp_path:
     assert result.weights == ["other/model.onnx.data", "whole/model.onnx.data"]
     (computed,) = run_session(open_session(load(output).path), {"input": x.numpy()}).values()  # files are checked
     np.testing.assert_allclose(computed, other(whole[0](x)).detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+TWO_BLOCKS = """g (float[2,4] x) => (float[2,4] y)
+    { ["/a/Relu"] r = Relu(x) ["/b/%s"] s = %s(r) ["/c/Neg"] y = Neg(s) }"""
+
+
+def test_a_second_operator_of_one_name_shares_an_equal_body_and_no_other(tmp_path: Path) -> None:
+    feeds, by = (
+        {"x": np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)},
+        CustomOperator("acme", "Block", keep_body=True),
+    )
+    for operator in ("Relu", "Tanh"):
+        file = written(tmp_path / f"{operator}.onnx", TWO_BLOCKS.replace("%s", operator))
+        replace(file, ["a"], by, tmp_path / "first.onnx")
+        if operator == "Tanh":
+            with pytest.raises(UsageError, match=r"'b' computes something else than the acme:Block that is there"):
+                replace(tmp_path / "first.onnx", ["b"], by, tmp_path / "second.onnx")
+        else:
+            replace(tmp_path / "first.onnx", ["b"], by, tmp_path / "both.onnx")
+            same(run_session(open_session(file), feeds), run_session(open_session(tmp_path / "both.onnx"), feeds))
+            assert len(onnx.load(tmp_path / "both.onnx").functions) == 1
+    body = """s (float[2,4] u) => (float[2,4] v) { v = acme.Block(u) }
+        <domain: "acme", opset_import: ["": 18]> Block (p) => (q) { q = Abs(p) }"""
+    with pytest.raises(UsageError, match="one operator has one body"):
+        replace(
+            tmp_path / "first.onnx",
+            ["b"],
+            FromModel(written(tmp_path / "sub.onnx", body, acme=1)),
+            tmp_path / "third.onnx",
+        )
+
+
+def test_a_module_with_a_branch_becomes_the_body_of_an_operator(tmp_path: Path) -> None:
+    file = written(
+        tmp_path / "branch.onnx",
+        """g (float[2] x, bool c) => (float[2] y) {
+            ["/a/Neg"] n = Neg(x)
+            ["/b/If"] i = If (c) <then_branch = t () => (p) { ["/b/Exp"] p = Exp(n) },
+                                  else_branch = e () => (q) { ["/b/Add"] q = Add(n, x) }>
+            ["/d/Abs"] y = Abs(i) }""",
+    )
+    replace(file, ["b"], CustomOperator("acme", "Branch", keep_body=True), tmp_path / "out.onnx")
+    for chosen in (True, False):
+        feeds = {"x": np.array([1, 2], np.float32), "c": np.array(chosen)}
+        same(*(run_session(open_session(path), feeds) for path in (file, tmp_path / "out.onnx")))

@@ -18,6 +18,7 @@ from onnx import numpy_helper
 import commands
 import models
 from exports import Exporter
+from graph_texts import written
 from modelexport import export
 from modelexport.measure.change_checks import ASPECTS, check_changes
 
@@ -167,3 +168,16 @@ def test_what_is_wrong_is_said(exported: Exporter, arguments: list[str], message
     done = run(exported("blocks").path, exported("blocks").path, *arguments)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_parameters_that_only_one_file_has_are_not_the_same(tmp_path: Path, order: int) -> None:
+    head, weight = "g (float[2,2] x) => (float[2,2] y)", "{1, 2, 3, 4}"
+    has = written(
+        tmp_path / "has.onnx", f'{head} <float[2,2] "a.w" = {weight}> {{ ["/a/MatMul"] y = MatMul(x, "a.w") }}'
+    )
+    lacks = written(
+        tmp_path / "lacks.onnx",
+        f'{head} {{ ["/a/C"] w = Constant <value = float[2,2] {weight}>() ["/a/MatMul"] y = MatMul(x, w) }}',
+    )
+    assert check_changes(*[has, lacks][::order], ["weights"]).failed == ["weights"]

@@ -12,8 +12,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 import modelexport
 from commands import run
+from modelexport.errors import OutputError
 from modelexport.lineage.optimize_tools import optimize_file
 from modelexport.measure.change_checks import check_changes
+from modelexport.runtime.sessions import open_session, run_session
 
 FLOATS = TensorProto.FLOAT
 
@@ -279,3 +281,18 @@ def test_cost_of_open_sizes_is_that_of_an_example(tmp_path: Path) -> None:
     assert document["rows"][0]["total"]["macs"] == 3 * 2 * (5 * 7)
     changes = check_changes(tmp_path / "m.onnx", tmp_path / "m.onnx", ["cost"]).costs
     assert {change.column: change.first for change in changes or ()}["macs"] == 3 * 2 * (2 * 8)
+
+
+def test_weights_beside_a_file_are_found_from_any_folder_and_copied_where_nothing_records_them(tmp_path: Path) -> None:
+    path = chain([("MatMul", "/a/MatMul", "a.weight"), ("Relu", "/b/Relu", "")], tmp_path / "inside.onnx")
+    file, feeds = tmp_path / "file.onnx", {"x": np.ones((2, 8), np.float32)}
+    onnx.save(onnx.load(path), file, save_as_external_data=True, location="file.bin", size_threshold=0)
+    right = run_session(open_session(path), feeds)["y"]
+    modelexport.rename(file, tmp_path / "renamed.onnx")
+    by = modelexport.CustomOperator("acme", "Relu", keep_body=True)
+    modelexport.replace(file, ["b"], by, tmp_path / "replaced.onnx")
+    assert modelexport.quantize(file, tmp_path / "quantized.onnx", to="int8-dynamic").changed
+    for name in ("renamed.onnx", "replaced.onnx"):
+        assert np.array_equal(run_session(open_session(tmp_path / name), feeds)["y"], right)
+    with pytest.raises(OutputError, match=r"file\.bin was not written by modelexport, .* use --weights copy"):
+        modelexport.replace(file, ["b"], by, tmp_path / "linked.onnx", weights="link")

@@ -22,6 +22,7 @@ import modelexport
 import models
 from commands import run
 from exports import Exporter
+from graph_texts import written
 from modelexport import load
 from modelexport.errors import FileFormatError, OutputError, WeightsError
 from modelexport.format import keys
@@ -330,3 +331,11 @@ def test_the_state_dict_in_the_file_has_every_entry(blocks: Path, weights: dict[
     entries = msgspec.json.decode(load(blocks).model.metadata_props[keys.STATE_DICT])
     assert list(entries) == list(weights)
     assert entries["head.bias"] == ["float32", [4], True, False]
+
+
+def test_a_file_that_no_parameter_goes_into_is_not_written_again(tmp_path: Path) -> None:
+    modelexport.adopt(
+        written(tmp_path / "file.onnx", 'g (float x) => (float y) { ["/a/Neg"] y = Neg(x) }'), tmp_path / "tagged.onnx"
+    )
+    with pytest.raises(WeightsError, match=r"no initializer of .* has a name in the weights; it has none"):
+        update_weights(tmp_path / "tagged.onnx", {"w": np.ones(4, np.float32)}, tmp_path / "new.onnx")

@@ -97,7 +97,7 @@ class Pieces:
     def __init__(self, tagged: TaggedFile, inputs: Mapping[str, Any]) -> None:
         self._tagged, self._inputs = tagged, inputs
         with suppress(UsageError):  # the processor has no kernel
-            infer_types(tagged.model)
+            infer_types(tagged)
         self._bytes = 0
         self._cutter = Cutter(tagged)
         self._run = FileRun(tagged.model, wide="float32")

@@ -150,8 +150,10 @@ class _Check:
         status, rounding = judge(piece, result, self._runs.device, self._bound)
         if status in ("failed", "crashed", "hung") and self._result.status == "ran":
             status = "not compared"  # as a part of the whole it runs
-        error = result.error if result.error < float("inf") else None
+        error = result.error if result.error < float("inf") and status != "not compared" else None
         reason = result.message
+        if status == "not compared" and result.status == "ran":
+            reason = "an output is a sequence, or its right numbers cannot be computed"
         if status == "off" and error is None:
             reason = "an output has another shape, or is infinite or not a number"
         more |= {"nodes": count_nodes(result), "seconds": result.seconds, "reason": reason}

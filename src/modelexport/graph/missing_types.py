@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
-from modelexport.graph.nodes import all_nodes, initializers
+from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
 
 
 def fill_types(model: ir.Model) -> None:
@@ -41,6 +41,8 @@ def _type_of(node: ir.Node, value: ir.Value, schema: onnx.defs.OpSchema | None) 
         return ir.DataType(node.attributes.get_int("to"))
     if isinstance(tensor := getattr(node.attributes.get("value"), "value", None), ir.TensorProtocol):
         return tensor.dtype
+    if graphs := nested_graphs(node):  # the last results of a body are those of its node
+        return graphs[0].outputs[(value.index() or 0) - len(node.outputs)].dtype
     if schema is None:
         return next((taken.dtype for taken in node.inputs if taken is not None), None)
     outputs = schema.outputs
@@ -51,10 +53,9 @@ def _type_of(node: ir.Node, value: ir.Value, schema: onnx.defs.OpSchema | None) 
     )
     if len(allowed) == 1:
         return ir.DataType[allowed[0].removeprefix("tensor(").removesuffix(")").upper()]
-    for index, taken in enumerate(node.inputs):
-        if taken is not None and schema.inputs[min(index, len(schema.inputs) - 1)].type_str == name:
-            return taken.dtype
-    return None
+    formal = schema.inputs
+    same = (taken for index, taken in enumerate(node.inputs) if formal[min(index, len(formal) - 1)].type_str == name)
+    return next((taken.dtype for taken in same if taken is not None), None)
 
 
 def infer_shapes(model: ir.Model) -> None:

@@ -96,8 +96,7 @@ class _Inheritance:
             return None
         plan = self.plans[name]
         for more in self._changes(before, after, plan):
-            same = before.tobytes() == after.tobytes() if not more and before.dtype in _FLOATS else None
-            if same or (same is None and _same(_applied(more, before.numpy()), after)):
+            if _same(_applied(more, before.numpy()), after) if more else before.tobytes() == after.tobytes():
                 return [*plan.steps, *more]
         return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import prod
 from pathlib import Path
@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from modelexport.core.json_decoding import decode_json
 from modelexport.core.limits import INPUT_BYTES, RANDOM_ELEMENTS, SETTINGS_BYTES
+from modelexport.core.text import nearest
 from modelexport.errors import FileFormatError, InputsError, ModelExportError, UsageError
 from modelexport.files.regular_files import open_regular, read_regular
 from modelexport.files.safetensors_files import read_header
@@ -65,11 +66,23 @@ def make_feeds(
         arrays = read_feeds(inputs, seed) if isinstance(inputs, Path) else dict(inputs)
         if missing := [name for name in names if name not in arrays]:
             raise InputsError(f"{', '.join(missing)} missing from the inputs: the file takes {', '.join(names)}")
-        return {name: np.asarray(arrays[name]) for name in names}, str(inputs) if isinstance(inputs, Path) else "given"
+        check_names(arrays, [value.name or "" for value in tagged.model.graph.inputs], str(path))
+        return {name: np.asarray(arrays[name]) for name in arrays}, str(inputs) if isinstance(inputs, Path) else "given"
     if reference_path(tagged.path).exists() and not sizes:
         with open_reference(tagged) as reference:
             return {name: np.array(reference.inputs[name]) for name in names}, "of the reference values"
     return random_feeds(tagged, path, sizes, known={}, provider=provider, seed=seed), "random"
+
+
+def check_names(given: Iterable[str], known: Iterable[str], what: str) -> None:
+    """Refuse arrays that nothing takes: their names may be wrong.
+
+    Raises:
+        InputsError: A name is not known.
+    """
+    names = list(dict.fromkeys(known))
+    if surplus := [name for name in given if name not in names]:
+        raise InputsError(f"{what} has no input {surplus[0]}{nearest(surplus[0], names)}: it takes {', '.join(names)}")
 
 
 def example_sizes(tagged: TaggedFile, sizes: Mapping[str, int]) -> tuple[dict[str, int], str]:

@@ -99,7 +99,8 @@ def _work_of(node: ir.Node, shapes: Shapes) -> Work | None:
         ins = [shapes.of(value) for value in node.inputs]
         if out is None or not ins or ins[0] is None:
             return None
-        macs = rule(node, ins, out)
+        kept = node.outputs[1:2] if rule in _READ_CACHE else ()  # with the past, if there is one
+        macs = rule(node, ins, out, *(shape[-2] for value in kept if (shape := shapes.of(value)) is not None))
         return None if macs is None else Work(macs, 2 * macs + _added(node, out))
     if node.op_type in MOVES:
         return Work(0, 0)
@@ -157,26 +158,30 @@ def _recurrent(node: ir.Node, ins: list[Shape | None], out: Shape) -> int | None
     return steps[0] * steps[1] * (elements(weights) + elements(states))
 
 
-def _attention(node: ir.Node, ins: list[Shape | None], out: Shape) -> int | None:
-    """``MultiHeadAttention``, ``GroupQueryAttention`` and ONNX's ``Attention``: separate queries, keys and values."""
+def _attention(node: ir.Node, ins: list[Shape | None], out: Shape, total: int = 0) -> int | None:
+    """``MultiHeadAttention``, ``GroupQueryAttention`` and ONNX's ``Attention``: separate queries, keys and values.
+
+    Args:
+        total: How many keys there are with those of the past; those that it takes, if it has no past.
+    """
     query, key, value = ins[0], ins[1] if len(ins) > 1 else None, ins[2] if len(ins) > 2 else None
     if query is None or key is None or value is None:
         return None
     if len(query) == 4:  # batch, heads, length, width of a head
-        return elements(query[:3]) * key[2] * (query[3] + value[3])
-    length = key[1] if len(key) == 3 else key[2]
+        return elements(query[:3]) * (total or key[2]) * (query[3] + value[3])
+    length = total or key[-2]
     width = out[-1]
     if len(key) == 4:
         width = query[-1]
     return query[0] * query[1] * length * (query[-1] + width)
 
 
-def _packed_attention(node: ir.Node, ins: list[Shape | None], out: Shape) -> int | None:
+def _packed_attention(node: ir.Node, ins: list[Shape | None], out: Shape, total: int = 0) -> int | None:
     """ONNX Runtime's ``Attention``, which projects one input to queries, keys and values itself."""
     first, weight = ins[0], ins[1] if len(ins) > 1 else None
     if first is None or weight is None or len(weight) != 2 or len(first) != 3:
-        return _attention(node, ins, out)
-    return elements(first) * weight[1] + first[0] * first[1] * first[1] * 2 * out[-1]
+        return _attention(node, ins, out, total)
+    return elements(first) * weight[1] + first[0] * first[1] * (total or first[1]) * 2 * out[-1]
 
 
 def _bits(node: ir.Node, ins: list[Shape | None], out: Shape) -> int | None:
@@ -184,7 +189,8 @@ def _bits(node: ir.Node, ins: list[Shape | None], out: Shape) -> int | None:
     return elements(out) * node.attributes.get_int("K", 0)
 
 
-_RULES: Mapping[str, Callable[[ir.Node, list[Shape | None], Shape], int | None]] = {
+_READ_CACHE = (_attention, _packed_attention)
+_RULES: Mapping[str, Callable[..., int | None]] = {
     **dict.fromkeys(
         words("""
         MatMul Gemm FusedMatMul FusedGemm FusedMatMulActivation MatMulInteger MatMulIntegerToFloat QLinearMatMul QGemm

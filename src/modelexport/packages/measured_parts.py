@@ -18,7 +18,7 @@ from modelexport.core.text import nearest, plural
 from modelexport.errors import InputsError, UsageError
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.measure.costs import CostTable, cost
-from modelexport.measure.inputs_and_example_sizes import random_feeds, read_feeds
+from modelexport.measure.inputs_and_example_sizes import check_names, random_feeds, read_feeds
 from modelexport.measure.profiles import ModuleProfile, profile
 from modelexport.packages.generation_loop import BATCH, ENCODERS, PAST_SEQUENCE, SEQUENCE, TOKENS, Generator
 from modelexport.runtime.devices import CPU
@@ -210,6 +210,8 @@ def profile_parts(
         return {"": profile(path, inputs, sizes=sizes, **how)}
     uses = uses_of(path, sizes or {})
     user_inputs = read_feeds(inputs, seed) if isinstance(inputs, Path) else dict(inputs or {})
+    taken = (value.name or "" for use in uses.values() for value in use.tagged.model.graph.inputs)
+    check_names(user_inputs, taken, str(path))
     if DECODE in uses:
         generator = Generator.of(read_package(path), provider=provider)
         tagged = {name: use.tagged for name, use in uses.items()}

@@ -19,11 +19,11 @@ from modelexport.core.collected_messages import native_errors_to
 from modelexport.core.json_decoding import decode_json
 from modelexport.core.limits import IMAGE_PIXELS, INPUT_BYTES, LINE_CHARACTERS, SETTINGS_BYTES, TEXT_CHARACTERS
 from modelexport.core.missing_extras import missing_extra
-from modelexport.core.text import error_line, first_few, nearest
+from modelexport.core.text import error_line, first_few
 from modelexport.errors import FileFormatError, InputsError
 from modelexport.files.regular_files import open_regular, read_regular
 from modelexport.graph.nodes import required_inputs
-from modelexport.measure.inputs_and_example_sizes import read_feeds
+from modelexport.measure.inputs_and_example_sizes import check_names, read_feeds
 from modelexport.tagged.file import TaggedFile
 
 Feeds = dict[str, Any]
@@ -120,8 +120,7 @@ def fitted(feeds: Mapping[str, Any], model: ir.Model) -> Feeds:
     inputs = {value.name or "": value for value in required_inputs(model)}
     if missing := [name for name in inputs if name not in feeds]:
         raise InputsError(f"{first_few(missing)} missing; the model takes {first_few(inputs)}")
-    if surplus := [name for name in feeds if name not in inputs]:
-        raise InputsError(f"the model has no input {surplus[0]}{nearest(surplus[0], inputs)}")
+    check_names(feeds, inputs, "the model")
     return {name: _fitted(name, np.asarray(feeds[name]), value) for name, value in inputs.items()}
 
 

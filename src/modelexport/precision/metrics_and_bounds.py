@@ -116,19 +116,31 @@ def _number(name: str, figure: Any) -> float:
         raise UsageError(f"{name} returned {type(figure).__name__}, and not a number") from error
 
 
-def _cosine(right: Any, computed: Any) -> float:
-    """The mean cosine of the vectors along the last axis."""
-    first, second = (array.astype(np.float64).reshape(-1, array.shape[-1]) for array in (right, computed))
-    sizes = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
-    equal = (first == second).all(axis=1)
-    with np.errstate(all="ignore"):
-        return float(np.mean(np.where(equal, 1.0, (first * second).sum(axis=1) / sizes)))
+def _by_row(measure: Measure) -> Measure:
+    """The mean of a figure of the vectors along the last axis, in float64.
+
+    Not a number, which is within no bound, if the arrays have other shapes, or the one that was found has a NaN more.
+    """
+
+    def measured(right: Any, computed: Any) -> float:
+        first, second = (np.atleast_1d(array).astype(np.float64) for array in (right, computed))
+        if first.shape != second.shape or (np.isnan(second) & ~np.isnan(first)).any():
+            return float("nan")
+        with np.errstate(all="ignore"):
+            return float(np.mean(measure(first, second)))
+
+    return measured
 
 
-def _kl(right: Any, computed: Any) -> float:
-    """The mean Kullback-Leibler divergence, in nats, of the distributions whose logits are along the last axis."""
-    first, second = (_log_softmax(array.astype(np.float64)) for array in (right, computed))
-    return float(np.mean((np.exp(first) * (first - second)).sum(axis=-1)))
+def _cosine(first: Any, second: Any) -> Any:
+    sizes = np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1)
+    return np.where((first == second).all(-1), 1.0, (first * second).sum(-1) / sizes)
+
+
+def _kl(first: Any, second: Any) -> Any:
+    """The Kullback-Leibler divergence, in nats, of the distributions with these logits."""
+    right, computed = (_log_softmax(logits) for logits in (first, second))
+    return np.where(right > -np.inf, np.exp(right) * (right - computed), 0.0).sum(-1)
 
 
 def _log_softmax(logits: Any) -> Any:
@@ -136,17 +148,17 @@ def _log_softmax(logits: Any) -> Any:
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
-def _top1(right: Any, computed: Any) -> float:
-    """The share of places whose largest element along the last axis is the same."""
-    return float(np.mean(right.argmax(axis=-1) == computed.argmax(axis=-1)))
+def _top1(first: Any, second: Any) -> Any:
+    """Whether the largest element is the same."""
+    return first.argmax(axis=-1) == second.argmax(axis=-1)
 
 
 METRICS = {
     metric.name: metric
     for metric in (
         Metric("error", relative_error, power=2, unit="relative error of the output"),
-        Metric("cosine", _cosine, 1.0, unit="1 - cosine of the output"),
-        Metric("kl", _kl, unit="nats"),
-        Metric("top1", _top1, 1.0, unit="share of places with another first choice"),
+        Metric("cosine", _by_row(_cosine), 1.0, unit="1 - cosine of the output"),
+        Metric("kl", _by_row(_kl), unit="nats"),
+        Metric("top1", _by_row(_top1), 1.0, unit="share of places with another first choice"),
     )
 }

@@ -34,7 +34,7 @@ def prepared(tagged: TaggedFile) -> TaggedFile:
     check_weights_files(tagged.model)
     _raise_version(tagged.model)
     _hold_weights(tagged.model)
-    infer_types(tagged.model)
+    infer_types(tagged)
     return tagged
 
 
@@ -79,15 +79,14 @@ def _hold_weights(model: ir.Model) -> None:
             graph.register_initializer(held)
 
 
-def infer_types(model: ir.Model) -> None:
+def infer_types(tagged: TaggedFile) -> None:
     """Give every value of the main graph its type, in place, as ONNX Runtime finds it: optimizers leave out many."""
-    untyped = {
-        value.name: value for node in model.graph for value in node.outputs if value.name and value.dtype is None
-    }
+    graph = tagged.model.graph
+    untyped = {value.name: value for node in graph for value in node.outputs if value.name and value.dtype is None}
     if untyped:
-        copy = copy_of(model)  # its tensors are the model's
+        copy = copy_of(tagged.model)  # its tensors are the model's
         copy.graph.outputs[:] = [value for node in copy.graph for value in node.outputs if value.name in untyped]
-        for typed in open_session(copy).get_outputs():
+        for typed in open_session(copy, folder=tagged.path.parent).get_outputs():
             if (value := untyped.get(typed.name)) is not None and typed.type.startswith("tensor("):
                 value.dtype = ir.DataType[typed.type.removeprefix("tensor(").removesuffix(")").upper()]
                 if value.shape is None and typed.shape:  # it has [] for a scalar and for an unknown rank

@@ -11,6 +11,9 @@ import onnx_ir as ir
 from modelexport.graph.nodes import is_random, nested_graphs, sizes_of, values_taken
 from modelexport.graph.properties import copy_facts
 
+_PARTS_OF_SHAPES = 15
+"""The version of ONNX's operators since which ``Shape`` gives some of the sizes of a value."""
+
 
 class Repeating:
     """Finds the nodes of one model that can be recomputed elsewhere; results are cached."""
@@ -56,7 +59,10 @@ class Repeating:
                 assert measured is not None
                 if measured in arguments or measured.producer() in cut:
                     nodes.add(producer)
-                elif (renewal := renew(producer, measured, arguments)) is not None:
+                elif (
+                    self._model.opset_imports.get("", 1) >= _PARTS_OF_SHAPES
+                    and (renewal := renew(producer, measured, arguments)) is not None
+                ):
                     renewed[current] = renewal
                 else:
                     return None

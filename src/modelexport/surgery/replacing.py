@@ -31,6 +31,7 @@ from modelexport.surgery.graph_cutter import Cut, Cutter
 from modelexport.surgery.replaced_entries import write_keys
 from modelexport.surgery.shared_files import save_edited
 from modelexport.surgery.substitutes import FromModel, Parts, Site, Substitute
+from modelexport.surgery.substitutes.custom_operator import canonical
 from modelexport.surgery.substitutes.from_model import check_opsets
 from modelexport.tagged.file import TaggedFile, read_tagged
 
@@ -193,7 +194,7 @@ class _Replacer:
         removed = self._remove(place.nodes, weights)
         self._name(place.call, parts, dict(zip(parts.outputs, outputs, strict=True)))
         self._insert(graph, parts.nodes, following, place.call)
-        self._merge(parts)
+        self._merge(parts, place.call)
         self.replaced.append(place.call)
         if parts.graft is not None:
             self.grafts.append(parts.graft)
@@ -295,7 +296,7 @@ class _Replacer:
                     "the modules in it"
                 ) from error
 
-    def _merge(self, parts: Parts) -> None:
+    def _merge(self, parts: Parts, call: ModuleCall) -> None:
         """Add weights, functions and opsets to the model."""
         for value, names in parts.weights.items():
             self._keys[value] = names
@@ -306,7 +307,17 @@ class _Replacer:
             self._dirty.add(value)
         self._entries.update(parts.entries)
         for function in parts.functions:
-            self._model.functions.setdefault(function.identifier(), function)
+            there = self._model.functions.setdefault(function.identifier(), function)
+            if there is function:
+                continue
+            if canonical(there) != canonical(function):
+                raise UsageError(
+                    f"'{call}' computes something else than the {function.domain}:{function.name} that is there, but "
+                    "one operator has one body: give an operator of another name"
+                )
+            for mine, other in zip(there, function, strict=True):  # a node of a shared body belongs to all calls
+                if (owner := owner_of(mine)) is not None and (more := owner_of(other)) is not None:
+                    set_owner(mine, Owner(tuple(dict.fromkeys([*owner.calls, *more.calls])), owner.evidence))
         for domain, version in parts.opsets.items():
             self._model.opset_imports.setdefault(domain, version)
 

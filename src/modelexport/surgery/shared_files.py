@@ -81,7 +81,13 @@ class SharedFiles:
         read the model that it belongs to.
         """
         real, folder = Path(os.path.realpath(tensor.path)), Path(os.path.realpath(self._folder))
-        if self._sharing == "copy":
+        beside = tensor.beside if isinstance(tensor, LinkedTensor) else None
+        known = beside is not None and (beside.linked or beside.written)
+        if self._sharing == "link" and not known:
+            raise OutputError(
+                f"{real} was not written by modelexport, so nothing tells whether it changes: use --weights copy"
+            )
+        if self._sharing == "copy" or not known:
             return None
         if real.is_relative_to(folder):
             return real.relative_to(folder).as_posix()
@@ -94,7 +100,7 @@ class SharedFiles:
             names = (name, *(f"{number}.{name}" for number in range(2, len(self._placed) + 3)))
             target = next(target for target in map(self._staging.joinpath, names) if not target.exists())
         try:
-            if self._sharing == "link" or (isinstance(tensor, LinkedTensor) and tensor.beside.linked is not None):
+            if self._sharing == "link" or (beside is not None and beside.linked is not None):
                 clone_or_link(real, target)
             elif not clone(real, target):
                 return None

@@ -246,16 +246,17 @@ def _differing(first: Mapping[str, T], second: Mapping[str, T], missing: U) -> d
 def _values(first: _Side, second: _Side) -> Values:
     """Compare initializers of the same entries that are stored in the same way, one pair in memory at a time."""
     theirs = {(*plan.keys, _how_held(value, plan)): value for value, plan in second.held.items()}
-    equal, different, unpaired = 0, [], []
+    left, equal, different, unpaired = dict(theirs), 0, [], []
     for value, plan in first.held.items():
-        match = theirs.get((*plan.keys, _how_held(value, plan)))
+        left.pop(place := (*plan.keys, _how_held(value, plan)), None)
+        match = theirs.get(place)
         if match is None:
             unpaired.append(value.name or "")
         elif _bytes(first.tagged.path, value) == _bytes(second.tagged.path, match):
             equal += 1
         else:
             different.append(value.name or "")
-    return Values(equal, different, unpaired)
+    return Values(equal, different, list(dict.fromkeys([*unpaired, *(value.name or "" for value in left.values())])))
 
 
 def _bytes(path: Path, value: ir.Value) -> bytes:

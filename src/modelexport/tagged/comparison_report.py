@@ -88,7 +88,7 @@ class Values(msgspec.Struct, frozen=True):
     different: list[str]
     """Names of initializers in the first file."""
     unpaired: list[str] = []
-    """Initializers that the other file stores differently, so they were not compared."""
+    """Initializers of either file that the other stores differently, or has not, so they were not compared."""
 
 
 class FileComparison(Shown, msgspec.Struct, frozen=True, kw_only=True):

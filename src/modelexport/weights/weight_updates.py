@@ -151,16 +151,14 @@ def planned(
     """How each initializer is computed, each entry's names, and a function that reads an entry of the new weights."""
     check_present_weights_files(model)  # missing files are allowed: their weights are replaced
     if not is_tagged(model):
-        named = [value for value in initializers(model) if value.name in weights.types]
-        if not named:
-            has = first_few(value.name for value in initializers(model))
-            raise WeightsError(f"no initializer of {path} has a name in the weights; it has {has}")
-        record_own_names(model, named)
+        record_own_names(model, [value for value in initializers(model) if value.name in weights.types])
     try:
         entries = state_dict_of(model)
     except FileFormatError as error:
         raise FileFormatError(f"{path}: {error}") from error
-    plans = parameter_plans(model)
+    if not (plans := parameter_plans(model)):
+        has = first_few(value.name or "" for value in initializers(model)) or "none"
+        raise WeightsError(f"no initializer of {path} has a name in the weights; it has {has}")
     _check_recorded(path, entries, plans, set(lost_entries(model)))
     tied = {key: names for plan in plans.values() for names in plan.groups() for key in names}
     check_fit(path, entries, dict.fromkeys(tied.values()).keys(), weights, strict)

@@ -9,11 +9,9 @@ from typing import Any
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
-from modelexport.core.owners import Owner
 from modelexport.errors import UsageError
 from modelexport.graph.copies import copy_of, value_like
 from modelexport.graph.hidden_weights import detach_tensors
-from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import nested_graphs, required_inputs, values_taken
 from modelexport.graph.parameter_plans import parameter_plan, record_plan
 from modelexport.graph.properties import put_texts
@@ -32,7 +30,6 @@ class CustomOperator:
     """With a function of the same name whose body is the old module, for runtimes without a kernel."""
     inputs: Sequence[str] = ()
     """Names of the node's inputs, instead of the default: arguments, values, ``state_dict`` keys."""
-    _bodies: list[tuple[ir.Function, bytes]] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -64,7 +61,7 @@ class CustomOperator:
         return [offered[name] for name in self.inputs]
 
     def _body(self, site: Site) -> tuple[list[ir.Value], list[ir.Function]]:
-        """The weights that are inputs of the function, and the function if it does not exist yet."""
+        """The weights that are inputs of the function, and the function."""
         assert site.cut is not None
         graph = site.cut.model.graph
         by_name = {value.name: value for value in site.weights}
@@ -93,18 +90,6 @@ class CustomOperator:
         declared = [ir.Attr(name, _attribute(name, value).type, None) for name, value in self.attributes.items()]
         function = ir.Function(self.domain, self.op_type, graph=body, attributes=declared)
         weights = [by_name[value.name] for value in outside]
-        content = _canonical(function)
-        for known, content_of_known in self._bodies:
-            if content_of_known != content:
-                raise UsageError(
-                    f"'{site.call}' computes something else than the other calls that {self.name} replaces, but one "
-                    "operator has one body: replace them by operators of different names"
-                )
-            for mine, other in zip(known, function, strict=True):  # a node of a shared body belongs to all calls
-                if (owner := owner_of(mine)) is not None and (more := owner_of(other)) is not None:
-                    set_owner(mine, Owner(tuple(dict.fromkeys([*owner.calls, *more.calls])), owner.evidence))
-            return weights, []
-        self._bodies.append((function, content))
         return weights, [function]
 
 
@@ -137,9 +122,11 @@ def _depth_first(outputs: Iterable[ir.Value]) -> list[ir.Node]:
     return list(ordered)
 
 
-def _canonical(function: ir.Function) -> bytes:
+def canonical(function: ir.Function) -> bytes:
     """The computation of a function, without the names of its values and nodes and what is known about them."""
     copied = copy_of(function)
+    for domain in copied.opset_imports.keys() - {node.domain for node in copied.all_nodes()}:
+        del copied.opset_imports[domain]
     values = list(copied.inputs)
     for node in copied.all_nodes():
         node.name = node.doc_string = None
@@ -150,8 +137,8 @@ def _canonical(function: ir.Function) -> bytes:
                 node.attributes[name] = ir.AttrTensor(name, ir.Tensor(tensor.numpy(), dtype=tensor.dtype))
         for graph in nested_graphs(node):
             graph.name = ""
-            values += graph.inputs
-        values += node.outputs
+            values.extend(graph.inputs)
+        values.extend(node.outputs)
     for number, value in enumerate(values):
         value.name = value.name and str(number)
         value.type = value.shape = None
