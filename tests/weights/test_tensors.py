@@ -21,7 +21,7 @@ from modelexport.exporting.constant_folding import FoldParameters
 from modelexport.files.onnx_models import load_onnx, save_model, save_with_references, write_data_file
 from modelexport.format.dtypes import SAFETENSORS_NAMES, dtype_name, parse_dtype, parse_safetensors_dtype
 from modelexport.format.node_tags import OwnerReader, read_addresses, read_source_tags, tag_properties
-from modelexport.graph.hidden_weights import bind_tensors, detach_tensors
+from modelexport.graph.bound_tensors import bind_tensors, detach_tensors
 
 SOURCE = Path(modelexport.__file__).parent
 
@@ -49,7 +49,7 @@ def assignments_to(attribute: str) -> Iterator[str]:
 
 
 def test_one_file_assigns_const_value() -> None:
-    assert sorted(assignments_to("const_value")) == ["graph/hidden_weights.py"] * 2
+    assert sorted(assignments_to("const_value")) == ["graph/bound_tensors.py"] * 2
 
 
 def graph_of(array: np.ndarray, operator: str, *constants: ir.Value, users: int = 1) -> tuple[ir.Model, ir.Value]:

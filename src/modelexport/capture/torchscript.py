@@ -39,7 +39,7 @@ from modelexport.capture.value_decisions import NoDecisions, Site
 from modelexport.core.calls import ROOT, CallTree, ModuleCall, Port, Side, TensorSpec
 from modelexport.core.collected_messages import collected
 from modelexport.errors import CaptureError, UsageError
-from modelexport.graph.hidden_weights import bind_tensors
+from modelexport.graph.bound_tensors import bind_tensors
 from modelexport.graph.nodes import all_nodes
 from modelexport.pytorch.calls.call_recorder import CallRecorder
 from modelexport.pytorch.calls.traced_tree import Changed, trace_calls, untouched

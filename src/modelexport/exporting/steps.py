@@ -22,9 +22,9 @@ from modelexport.exporting.markdown_report import report_path
 from modelexport.exporting.options import GraphOptions, TagOptions, WeightOptions
 from modelexport.exporting.runtime_fusion import Fusion, describe_fusion, fuse_graph
 from modelexport.format import documents
+from modelexport.graph.bound_tensors import bind_tensors, detach_parameters, order_uses
 from modelexport.graph.boundaries import find_boundaries
 from modelexport.graph.coverage import check_coverage
-from modelexport.graph.hidden_weights import bind_tensors, detach_parameters, order_uses
 from modelexport.graph.kept_outputs import record_exposed
 from modelexport.graph.names_by_module import name_nodes_by_path, name_values_by_path
 from modelexport.graph.nodes import all_nodes

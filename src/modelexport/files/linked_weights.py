@@ -24,7 +24,7 @@ from modelexport.files.regular_files import open_regular
 from modelexport.files.weights_beside import WAY_OUT, WeightsBeside
 from modelexport.format import keys
 from modelexport.format.documents import DataFile, WeightsFile
-from modelexport.graph.hidden_weights import bind_tensors
+from modelexport.graph.bound_tensors import bind_tensors
 from modelexport.graph.nodes import all_nodes, initializers
 from modelexport.graph.properties import recorded
 

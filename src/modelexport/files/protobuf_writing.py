@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from modelexport.files.map_types import restore_map_types
 from modelexport.files.protobuf_reading import LENGTH_DELIMITED, graphs_in
-from modelexport.graph.hidden_weights import bind_tensors, detach_tensors
+from modelexport.graph.bound_tensors import bind_tensors, detach_tensors
 from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.properties import properties_of
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from modelexport.graph.bound_tensors import bind_tensors
 from modelexport.graph.copies import copy_of
-from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.graph.missing_types import fill_types
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes, initializers, inputs_and_results, nested_graphs

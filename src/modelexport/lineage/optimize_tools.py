@@ -16,15 +16,14 @@ from modelexport.core.text import nearest
 from modelexport.errors import FileFormatError, ModelExportError, UsageError
 from modelexport.files.atomic_writing import NO_ROOM, check_writable, scratch
 from modelexport.files.linked_weights import check_weights_files, data_files
-from modelexport.files.onnx_models import OLDER_FILE, save_model
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.lineage.retagging import RetagReport, retag
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.products_for_quantizers import transpose_weights
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import Level, open_session, session_options
-from modelexport.tagged.encodings.encoded import encoded
 from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.tagged.strip_and_inline import flat_file
 from modelexport.traces.reference_values import open_reference, reference_path
 
 Inputs = Callable[[], Mapping[str, Any]]
@@ -74,11 +73,8 @@ def optimize_file(path: Source, tool: str, output: str | Path) -> RetagReport:
     check_weights_files(tagged.model)
     with scratch(output.parent) as folder:
         # onnx and tools refuse, or delete, a data file of the new name in the current folder, wherever they write to.
-        source, target = path, folder / f"{folder.parent.name}.onnx"
         # Initializers of older files have `value_info`, on which ONNX Runtime's quantizers fail.
-        if tagged.encoding != "metadata" or tagged.model.meta.get(OLDER_FILE):
-            source = folder / f"flat-{path.name}"
-            save_model(encoded(tagged.model, tagged.call_tags), source)
+        source, target = flat_file(tagged, folder), folder / f"{folder.parent.name}.onnx"
         try:
             with collected():
                 chosen.run(source, target, lambda: _inputs(tagged, source))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -200,5 +201,4 @@ def as_one_module(tagged: TaggedFile) -> TaggedFile:
         node.meta[OWNER] = Owner((ROOT,), Evidence.INFERRED)
     record_own_names(tagged.model)
     calls = CallTree((TracedCall(ROOT, None, 0, None, None),))
-    tags = RecordedTags(calls, {ROOT: CallFacts("Module", True, "Module")})
-    return TaggedFile(tagged.path, tagged.model, tags, tagged.encoding, tagged.found_calls)
+    return dataclasses.replace(tagged, call_tags=RecordedTags(calls, {ROOT: CallFacts("Module", True, "Module")}))

@@ -9,8 +9,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import msgspec
 import onnx_ir as ir
 
 from modelexport.core.timed_stages import counted
-from modelexport.files.onnx_models import load_onnx, save_model
+from modelexport.files.onnx_models import load_onnx
 from modelexport.files.path_or_model import Source
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes
@@ -35,6 +34,7 @@ from modelexport.measure.table import NodeFigures, Table
 from modelexport.runtime.devices import CPU, find_device
 from modelexport.runtime.sessions import Level
 from modelexport.tagged.file import TaggedFile
+from modelexport.tagged.strip_and_inline import flat_file
 
 SESSION = "(session)"
 """What a run takes beside its nodes, at most what runs with the profiler do."""
@@ -127,13 +127,13 @@ def profile(
     tagged = read_one(file)
     with tempfile.TemporaryDirectory(prefix="modelexport-profile-") as temporary:
         folder = Path(temporary)
-        with _runnable(tagged, folder) as path:
-            feeds, source = make_feeds(tagged, path, inputs, sizes or {}, provider=CPU, seed=seed)
-            how: Any = {"runs": runs, "warmup": warmup, "level": level, "provider": provider}
-            how["rounds"] = counted(range(2 * (warmup + runs) + 1))
-            wall = time_runs(path, feeds, **how)
-            measured, optimized = profile_runs(path, feeds, folder, **how)
-            kernels = _joined(tagged, load_onnx(optimized), measured)
+        path = flat_file(tagged, folder)  # ONNX Runtime renames the nodes of functions
+        feeds, source = make_feeds(tagged, path, inputs, sizes or {}, provider=CPU, seed=seed)
+        how: Any = {"runs": runs, "warmup": warmup, "level": level, "provider": provider}
+        how["rounds"] = counted(range(2 * (warmup + runs) + 1))
+        wall = time_runs(path, feeds, **how)
+        measured, optimized = profile_runs(path, feeds, folder, **how)
+        kernels = _joined(tagged, load_onnx(optimized), measured)
     whole = round(statistics.median(wall))
     kernels, scale = _fitted(kernels, whole, measured.outside)
     taken = _total(kernels)
@@ -192,17 +192,6 @@ def _fitted(nodes: list[NodeFigures], whole: int, outside: int) -> tuple[list[No
         )
         for node in nodes
     ], fitted / taken
-
-
-@contextmanager
-def _runnable(tagged: TaggedFile, folder: Path) -> Iterator[Path]:
-    """The file itself if its tags are metadata, or a flat copy: ONNX Runtime renames the nodes that it inlines."""
-    if tagged.encoding == "metadata":
-        yield tagged.path
-        return
-    path = folder / "flat.onnx"
-    save_model(tagged.model, path)
-    yield path
 
 
 def _joined(tagged: TaggedFile, optimized: ir.Model, measured: Profile) -> list[NodeFigures]:

@@ -23,8 +23,8 @@ from modelexport.core.text import nearest
 from modelexport.errors import UsageError
 from modelexport.files.protobuf_reading import serialized_graphs
 from modelexport.format.dtypes import bit_width
+from modelexport.graph.bound_tensors import bind_tensors, detach_tensors
 from modelexport.graph.copies import copy_of
-from modelexport.graph.hidden_weights import bind_tensors, detach_tensors
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.size_symbols import rename_sizes
 

@@ -28,7 +28,7 @@ from modelexport.files.weights_beside import sample_digest
 from modelexport.format import keys
 from modelexport.format.documents import DataFile, WeightsFile
 from modelexport.format.parameter_plan import ParameterPlan
-from modelexport.graph.hidden_weights import bind_tensors
+from modelexport.graph.bound_tensors import bind_tensors
 from modelexport.graph.nodes import initializers
 from modelexport.graph.properties import record, recorded
 from modelexport.lineage.retagging import RetagReport, retag, write_retagged

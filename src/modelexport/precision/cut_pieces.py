@@ -17,8 +17,8 @@ from modelexport.errors import UsageError
 from modelexport.files.map_types import model_of
 from modelexport.files.onnx_models import inside_file
 from modelexport.files.protobuf_writing import to_proto
+from modelexport.graph.bound_tensors import bind_tensors, share_tensor
 from modelexport.graph.copies import copy_of, value_like
-from modelexport.graph.hidden_weights import bind_tensors, share_tensor
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.unique_names import free_name
 from modelexport.weights.recorded_transforms import run_operator, since_version, tensor_attributes

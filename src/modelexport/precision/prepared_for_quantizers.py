@@ -7,8 +7,8 @@ import onnx_ir as ir
 from modelexport.core.collected_messages import collected
 from modelexport.errors import UsageError
 from modelexport.files.linked_weights import check_weights_files
+from modelexport.graph.bound_tensors import bind_tensors
 from modelexport.graph.copies import copy_of
-from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.graph.snapshot import take_snapshot
 from modelexport.graph.unique_names import name_nodes_apart
 from modelexport.lineage.owners_after_passes import derive_owners

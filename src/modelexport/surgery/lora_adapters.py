@@ -10,7 +10,7 @@ import msgspec
 from modelexport.core.text import short_repr
 from modelexport.errors import UsageError, WeightsError
 from modelexport.files.path_or_model import Source, as_path
-from modelexport.graph.hidden_weights import bind_tensors
+from modelexport.graph.bound_tensors import bind_tensors
 from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.runtime.onnx_adapter_files import ADAPTER_SUFFIX, write_adapter_file
 from modelexport.surgery import Sharing

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from modelexport.errors import UsageError
 from modelexport.files.atomic_writing import check_writable, scratch
-from modelexport.files.onnx_models import save_model
+from modelexport.files.onnx_models import OLDER_FILE, save_model
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.tagged import file
@@ -50,6 +50,14 @@ def runnable(path: Path, encoding: str) -> Iterator[Path]:
     with scratch(path.parent) as directory:
         strip(path, directory / path.name)
         yield directory / path.name
+
+
+def flat_file(tagged: file.TaggedFile, folder: Path) -> Path:
+    """The file itself, or a flat copy in a folder if its tags are not metadata, or its format is an older one."""
+    if tagged.encoding == "metadata" and not tagged.model.meta.get(OLDER_FILE):
+        return tagged.path
+    save_model(encoded(tagged.model, tagged.call_tags), copy := folder / f"flat-{tagged.path.name}")
+    return copy
 
 
 def _rewrite(path: Path, output: Path, encoding: str, otherwise: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Container, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -132,7 +133,7 @@ def with_calls_of(tagged: TaggedFile, modules: ModuleTree, matches: Matches) -> 
         if owner is not None:
             set_owner(node, Owner((owner,), Evidence.INFERRED))
     infer_owners(tagged.model, calls)
-    return TaggedFile(tagged.path, tagged.model, Tags(modules, calls).recorded(), found_calls=tagged.found_calls)
+    return replace(tagged, call_tags=Tags(modules, calls).recorded())
 
 
 def _stand_ins(model: ir.Model) -> dict[ir.Value, str]:

@@ -14,7 +14,7 @@ from onnxscript.function_libs.torch_lib.ops import nn as torchlib
 
 from modelexport.capture.numbers_of_python import node_like
 from modelexport.capture.patches import private
-from modelexport.graph.hidden_weights import bind_tensors
+from modelexport.graph.bound_tensors import bind_tensors
 from modelexport.graph.nodes import all_nodes
 
 

@@ -10,8 +10,8 @@ import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
 from modelexport.errors import UsageError
+from modelexport.graph.bound_tensors import detach_tensors
 from modelexport.graph.copies import copy_of, value_like
-from modelexport.graph.hidden_weights import detach_tensors
 from modelexport.graph.nodes import nested_graphs, required_inputs, values_taken
 from modelexport.graph.parameter_plans import parameter_plan, record_plan
 from modelexport.graph.properties import put_texts

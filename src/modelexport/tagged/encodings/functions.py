@@ -27,8 +27,8 @@ from modelexport.core.tags import CallTags
 from modelexport.errors import FileFormatError
 from modelexport.format import keys
 from modelexport.format.node_tags import NODE_KEYS, owner_properties, tag_properties
+from modelexport.graph.bound_tensors import bind_tensors
 from modelexport.graph.copies import model_like, value_like, with_graphs
-from modelexport.graph.hidden_weights import bind_tensors
 from modelexport.graph.names_by_module import name_by_path
 from modelexport.graph.node_owners import required_owner, set_owner
 from modelexport.graph.nodes import all_nodes, nested_graphs

@@ -1,4 +1,4 @@
-"""Weights hidden from rewrites and bound to initializers: the only code that assigns ``const_value`` of a value."""
+"""Tensors bound to initializers, or detached while passes run: the only code that assigns a ``const_value``."""
 
 from __future__ import annotations
 
