@@ -27,6 +27,7 @@ from modelexport.cli import app
 from modelexport.errors import FileFormatError, OutputError, UsageError, WeightsError
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.format import keys
+from modelexport.format.versions import FORMAT_VERSION
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers
 from modelexport.graph.parameter_plans import parameter_plan
@@ -489,6 +490,15 @@ def test_a_tool_that_loses_what_nodes_use_is_named(exported: Exporter, tmp_path:
     with pytest.raises(FileFormatError, match=r"use .*, which nothing computes: the tool lost it"):
         retag(lost, source=source, output=tmp_path / "out.onnx")
     assert not (tmp_path / "out.onnx").exists()
+
+
+def test_names_of_the_graph_that_a_fusion_repeats_in_a_branch_are_made_unique(tmp_path: Path) -> None:
+    """ONNX Runtime does not load what its own MatMulAddFusion writes of a branch."""
+    source = Path(__file__).parents[1] / "golden" / FORMAT_VERSION / "golden.onnx"
+    optimize_file(source, "ort-basic", tmp_path / "fused.onnx")
+    names = Counter(value.name for node in load(tmp_path / "fused.onnx").nodes for value in node.outputs)
+    assert names["gemm_input_reshape_arg"] == names["gemm_input_reshape_arg_2"] == max(names.values()) == 1
+    assert verify_against(source, tmp_path / "fused.onnx").agrees
 
 
 def test_conditions_of_sizes_survive_a_tool(exported: Exporter, tmp_path: Path) -> None:

@@ -39,6 +39,17 @@ def free_name(name: str, taken: set[str] | set[str | None], *, first: int = 2) -
     return free
 
 
+def name_values_apart(model: ir.Model) -> None:
+    """Give every value that a node computes a name that no other has, in place.
+
+    Fusions of ONNX Runtime repeat names of the graph in its branches; it does not load what it has written then.
+    """
+    taken = {value.name for value in (*initializers(model), *model.graph.inputs)}
+    for node in sorted(all_nodes(model), key=lambda node: node.graph is not model.graph):
+        for value in node.outputs:
+            value.name = free_name(value.name, taken) if value.name else value.name
+
+
 def name_nodes_apart(model: ir.Model) -> None:
     """Give every node a unique name that no initializer has either, in place.
 

@@ -44,7 +44,7 @@ from modelexport.graph.properties import (
     recorded,
 )
 from modelexport.graph.snapshot import take_snapshot
-from modelexport.graph.unique_names import free_name, name_nodes_apart
+from modelexport.graph.unique_names import free_name, name_nodes_apart, name_values_apart
 from modelexport.lineage.entries_by_matching import inherited
 from modelexport.lineage.owners_by_matching import Descent, Reason, trace_owners
 from modelexport.runtime.checked_writing import checked_and_written
@@ -252,6 +252,7 @@ def _flat(path: Path, tagged: TaggedFile) -> tuple[ir.Model, bool]:
             model.graph.sort()
     except ValueError as error:
         raise FileFormatError(f"{path} is damaged: its nodes form a cycle") from error
+    name_values_apart(model)
     if undefined := undefined_values(model):
         names = shortened(", ".join(undefined), 200)
         raise FileFormatError(f"{path} is damaged: its nodes use {names}, which nothing computes: the tool lost it")
