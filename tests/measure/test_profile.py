@@ -21,6 +21,7 @@ from graph_texts import written
 from modelexport import export
 from modelexport.errors import FileFormatError, InputsError, UsageError
 from modelexport.lineage.optimize_tools import optimize_file
+from modelexport.measure.inputs_and_example_sizes import read_feeds
 from modelexport.measure.onnxruntime_profiler import _Event, _nested
 from modelexport.measure.profiles import SESSION, ModuleProfile, _fitted, profile
 from modelexport.measure.side_by_side import profile_against, profile_beside
@@ -259,3 +260,17 @@ def test_all_arrays_that_are_given_are_used_or_refused(tmp_path: Path) -> None:
     assert profile(file, given, runs=1).feeds == {"x": pytest.approx(1), "s": 5}
     with pytest.raises(InputsError, match=r"has no input t.*: it takes x, s"):
         profile(file, {**given, "t": np.float32(5)}, runs=1)
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        {"dtype": "int64", "value": [1.5]},
+        {"dtype": "int8", "shape": [9], "range": [0, 1000]},
+        {"dtype": "uint8", "value": [-1]},
+    ],
+)
+def test_numbers_that_a_type_does_not_hold_are_refused(tmp_path: Path, described: dict[str, Any]) -> None:
+    (tmp_path / "inputs.json").write_text(json.dumps({"x": described}))
+    with pytest.raises(FileFormatError, match="cannot read inputs"):
+        read_feeds(tmp_path / "inputs.json", 0)

@@ -16,6 +16,8 @@ from onnxruntime.quantization import quantize_dynamic
 import modelexport
 from commands import run
 from corpus import make_adapter, tiny
+from graph_texts import written
+from modelexport.errors import UsageError
 from modelexport.format.keys import STATE_DICT
 from modelexport.lineage.optimize_tools import optimize_file
 
@@ -261,3 +263,11 @@ def test_weights_of_several_nodes_are_quantized_as_each_of_them_uses_them(tmp_pa
     optimize_file(tmp_path / "m.onnx", "quantize-dynamic", tmp_path / "o.onnx")
     for changed in ("q.onnx", "o.onnx"):
         assert distance(outputs(tmp_path / changed, feeds), outputs(tmp_path / "m.onnx", feeds)) < 0.03
+
+
+def test_scales_of_channels_are_refused_where_no_operator_takes_them(tmp_path: Path) -> None:
+    text = 'g (float[1,2] x) => (float[1,2] y) <float[2,2] "a.w" = {1, 2, 3, 4}> { ["/a/MatMul"] y = MatMul(x, "a.w") }'
+    file, data = written(tmp_path / "file.onnx", text, 12), [{"x": np.ones((1, 2), np.float32)}]
+    with pytest.raises(UsageError, match="the file has 12: give int8-static:per_channel=false"):
+        modelexport.quantize(file, tmp_path / "out.onnx", to="int8-static", data=data)
+    assert modelexport.quantize(file, tmp_path / "out.onnx", to="int8-static:per_channel=false", data=data).changed

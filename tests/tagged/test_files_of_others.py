@@ -12,7 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import modelexport
 from commands import run
-from modelexport.errors import OutputError
+from graph_texts import written
+from modelexport.errors import FileFormatError, OutputError
 from modelexport.lineage.optimize_tools import optimize_file
 from modelexport.measure.change_checks import check_changes
 from modelexport.runtime.sessions import open_session, run_session
@@ -296,3 +297,21 @@ def test_weights_beside_a_file_are_found_from_any_folder_and_copied_where_nothin
         assert np.array_equal(run_session(open_session(tmp_path / name), feeds)["y"], right)
     with pytest.raises(OutputError, match=r"file\.bin was not written by modelexport, .* use --weights copy"):
         modelexport.replace(file, ["b"], by, tmp_path / "linked.onnx", weights="link")
+
+
+def test_a_file_that_calls_a_function_which_a_tool_lost_is_damaged(tmp_path: Path) -> None:
+    text = """g (float[2] x) => (float[2] y) { ["/a/Neg"] h = Neg(x) ["/b/Twice"] y = mine.Twice(h) }
+        <domain: "mine", opset_import: ["": 18]> Twice (p) => (q) { q = Add(p, p) }"""
+    file = written(tmp_path / "file.onnx", text, mine=1)
+    changed = onnx.load(file)
+    del changed.functions[:]
+    onnx.save(changed, tmp_path / "changed.onnx")
+    modelexport.adopt(file, tmp_path / "tagged.onnx")
+    with pytest.raises(FileFormatError, match="it calls Twice, a function that the tool lost"):
+        modelexport.retag(tmp_path / "changed.onnx", source=file, output=tmp_path / "out.onnx")
+
+
+def test_a_module_returns_its_input_also_if_the_file_has_no_types(tmp_path: Path) -> None:
+    path = chain([("Abs", "/a/Abs", ""), ("Relu", "/b/Relu", ""), ("Neg", "/c/Neg", "")], tmp_path / "file.onnx")
+    modelexport.replace(path, ["b"], modelexport.Identity(), tmp_path / "out.onnx")
+    assert [node.op_type for node in onnx.load(tmp_path / "out.onnx").graph.node] == ["Abs", "Identity", "Neg"]

@@ -241,6 +241,9 @@ def _carry_over(source: ir.Model, model: ir.Model) -> None:
 def _flat(path: Path, tagged: TaggedFile) -> tuple[ir.Model, bool]:
     """The changed model, with local functions inlined and without tags that the tool kept."""
     model = load_onnx(path, ours=False)  # properties that the tool kept may no longer hold
+    called = {node.op_identifier() for node in all_nodes(model)} - model.functions.keys()
+    if any(domain for domain, *_ in called) and (lost := called & load_onnx(tagged.path).functions.keys()):
+        raise FileFormatError(f"{path} is damaged: it calls {min(lost)[1]}, a function that the tool lost")
     inlined = bool(model.functions)
     if inlined:
         _forget_names(model)

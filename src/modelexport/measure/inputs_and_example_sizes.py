@@ -216,12 +216,15 @@ def _described_array(described: _Described, random: np.random.Generator) -> Any:
     if dtype.kind not in "iufb":
         raise ValueError(f"{described.dtype} is not a type of numbers")
     if described.value is not None:
-        return np.asarray(described.value, dtype=dtype)
+        array = np.asarray(described.value, dtype=dtype)
+        if dtype.kind != "f" and not np.array_equal(array, np.asarray(described.value)):
+            raise ValueError(f"{described.dtype} does not hold these numbers")
+        return array
     if prod(described.shape) > RANDOM_ELEMENTS or any(size < 0 for size in described.shape):
         raise ValueError(f"the shape {described.shape} is too large, or negative")
     if dtype.kind in "iu":
         low, high = described.range or (0, 2)
-        return random.integers(int(low), int(high), described.shape).astype(dtype)
+        return random.integers(int(low), int(high), described.shape, dtype=dtype)
     if dtype.kind == "b":
         return np.ones(described.shape, dtype=dtype)
     low, high = described.range or (-1.0, 1.0)

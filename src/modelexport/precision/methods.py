@@ -160,10 +160,19 @@ def _dynamic(model: onnx.ModelProto, method: Method, ranges: Path | None) -> onn
     return _written(lambda file: quantize_dynamic(model, file, **_int8(method)))
 
 
+_SCALES_OF_CHANNELS = 13
+"""The version of ONNX's operators since which ``DequantizeLinear`` has an axis."""
+
+
 def _static(model: onnx.ModelProto, method: Method, ranges: Path | None) -> onnx.ModelProto:
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
-    operators = method.option("operators")
+    operators, version = method.option("operators"), max(each.version for each in model.opset_import if not each.domain)
+    if method.option("per_channel") and version < _SCALES_OF_CHANNELS:
+        raise UsageError(
+            f"a scale for each channel needs version {_SCALES_OF_CHANNELS} of ONNX's operators, and the file has "
+            f"{version}: give {method.name}:per_channel=false"
+        )
     how = {
         "quant_format": QuantFormat.QDQ,
         "op_types_to_quantize": None if operators == "all" else operators.split("+"),

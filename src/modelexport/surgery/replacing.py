@@ -17,6 +17,7 @@ from modelexport.errors import UsageError
 from modelexport.files.atomic_writing import check_writable
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import keys
+from modelexport.graph.missing_types import infer_shapes
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import all_nodes, nested_graphs, values_taken, with_nested
 from modelexport.graph.parameter_plans import adapter_input, listed_entries, record_state_dict, used_keys
@@ -158,6 +159,8 @@ class _Replacer:
         nodes, boundary = self._cutter.nodes_of(call), self._tagged.boundaries[call]
         if not boundary.outputs:
             raise UsageError(f"nothing outside '{call}' uses what it computes: there is nothing to replace it by")
+        if any(value.type is None for value in (*boundary.inputs, *boundary.outputs)):
+            infer_shapes(self._model)  # most exporters of others leave types out
         inputs = self._cutter.needs(nodes, boundary.inputs).inputs
         self._graph_of(call, nodes)
         return _CallBefore(call, nodes, inputs, list(boundary.outputs), self._cutter.cut(call) if copied else None)
