@@ -6,13 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
 from modelexport import export
+from modelexport.runtime.sessions import open_session, run_session
+from modelexport.runtime.wider_integers import compute_in_wider_integers
 from truth import wrong
 
 I16, U8 = torch.int16, torch.uint8
@@ -174,3 +178,11 @@ def test_weights_may_be_in_float8(dtype: torch.dtype, tmp_path: Path) -> None:
     result = export(model, inputs, tmp_path / "m.onnx", verify=True)
     assert result.verified is not None and result.verified.agrees
     assert wrong(tmp_path / "m.onnx", model, inputs) == ""
+
+
+def test_large_unsigned_integers_stay_large_in_wider_ones() -> None:
+    text = "g (uint32[2] x) => (uint32 y) { y = ReduceMax <keepdims = 0>(x) }"
+    model = ir.from_proto(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 18]> {text}'))
+    compute_in_wider_integers(model)
+    numbers = np.array([3, 2**32 - 1], np.uint32)
+    assert run_session(open_session(model), {"x": numbers})["y"] == 2**32 - 1

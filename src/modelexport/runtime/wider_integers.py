@@ -63,7 +63,7 @@ def _changes(op_type: str, since: int, types: Mapping[str, ir.DataType]) -> Mapp
     if _has_kernel(op_type, since, types):
         return {}
     for wider in _WIDER:
-        narrow = {name: wider for name, dtype in types.items() if dtype in _NARROW and dtype is not wider}
+        narrow = {name: wider for name, dtype in types.items() if dtype in _NARROW and dtype.bitwidth < wider.bitwidth}
         for change in (*({name: wider} for name in narrow), narrow):
             if change and _has_kernel(op_type, since, {**types, **change}):
                 return change
