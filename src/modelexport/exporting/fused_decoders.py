@@ -312,7 +312,5 @@ def _take_place(old: ir.Value, new: ir.Value, *, named: bool = True) -> None:
 def _constant(graph: ir.Graph, name: str, numbers: Sequence[int] | np.ndarray) -> ir.Value:
     """A new initializer; a list is one of int64."""
     tensor = ir.tensor(numbers if isinstance(numbers, np.ndarray) else np.array(numbers, dtype=np.int64), name=name)
-    value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype))
-    value.shape = ir.Shape(tensor.shape.numpy())
-    graph.register_initializer(value)
+    graph.register_initializer(value := ir.val(name, const_value=tensor))
     return value

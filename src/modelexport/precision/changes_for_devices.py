@@ -237,8 +237,7 @@ def _in_sixteen_bits(model: ir.Model, nodes: Sequence[ir.Node]) -> bool:
         for index, tensor in enumerate(tensors, 1):
             source = quantizer.inputs[index]
             assert source is not None
-            name, dtype_of = free_name(f"{source.name}.int16", taken), ir.TensorType(tensor.dtype)
-            value = ir.Value(name=name, type=dtype_of, shape=ir.Shape(tensor.shape.numpy()), const_value=tensor)
+            value = ir.val(free_name(f"{source.name}.int16", taken), const_value=tensor)
             model.graph.register_initializer(value)
             for node in (quantizer, *users):
                 node.replace_input_with(index, value)

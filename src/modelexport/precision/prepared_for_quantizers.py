@@ -7,7 +7,6 @@ import onnx_ir as ir
 from modelexport.core.collected_messages import collected
 from modelexport.errors import UsageError
 from modelexport.files.linked_weights import check_weights_files
-from modelexport.graph.bound_tensors import bind_tensors
 from modelexport.graph.copies import copy_of
 from modelexport.graph.snapshot import take_snapshot
 from modelexport.graph.unique_names import name_nodes_apart
@@ -72,8 +71,7 @@ def _hold_weights(model: ir.Model) -> None:
             continue
         tensor = ir.convenience.get_const_tensor(value)
         if tensor is not None and tensor.dtype.is_floating_point() and len(tensor.shape) > 1:
-            held = ir.Value(name=value.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape.numpy()))
-            bind_tensors({held: tensor})
+            held = ir.val(value.name, const_value=tensor)
             ir.convenience.replace_all_uses_with(value, held)
             graph.remove(constant, safe=True)
             graph.register_initializer(held)
