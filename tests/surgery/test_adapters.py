@@ -125,6 +125,22 @@ def test_added_nodes_belong_to_the_module_and_documents_are_true(
     assert verify_against(file.path, result.path).agrees
 
 
+def test_the_graph_tells_which_axis_of_a_square_weight_is_that_of_its_results(
+    peft: Path, exported: Exporter, tmp_path: Path
+) -> None:
+    """PEFT writes one word on it for all modules: that for the last, as a head behind the layers of GPT-2."""
+    file, adapter = exported("gpt2"), tmp_path / "conv1d"
+    shutil.copytree(peft / "conv1d", adapter)
+    configuration = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps({**configuration, "fan_in_fan_out": False}))
+    expected = np.load(peft / "conv1d.npy")
+    assert (
+        distance(run(merge_adapters(file.path, [adapter], tmp_path / "m.onnx").path, file.case), expected) < TOLERANCE
+    )
+    inputs = adapters_as_inputs(file.path, [adapter], tmp_path / "i.onnx")
+    assert distance(run(inputs.path, file.case, inputs.adapters[0].path), expected) < TOLERANCE
+
+
 def test_several_are_merged_one_after_the_other(peft: Path, exported: Exporter, tmp_path: Path) -> None:
     path = exported("llama").path
     folders = [peft / "attention", peft / "everything"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,10 +25,10 @@ from modelexport.graph.parameter_plans import (
     state_dict_of,
 )
 from modelexport.graph.unique_names import free_name, names_in
-from modelexport.surgery.lora_inputs import PairInputs, WeightUse, low_rank_uses
+from modelexport.surgery.lora_inputs import PairInputs, WeightUse, gives_last, low_rank_uses
 from modelexport.tagged.file import read_tagged
-from modelexport.weights.entries_from_file import recover
-from modelexport.weights.peft_adapters import Changes, LowRank, changes, read_adapter
+from modelexport.weights.entries_from_file import recover, transposition
+from modelexport.weights.peft_adapters import Adapter, Changes, LowRank, changes, read_adapter
 from modelexport.weights.recorded_transforms import compute_planned
 from modelexport.weights.weight_updates import WeightsInFile, check_fit
 
@@ -55,8 +56,8 @@ class AdaptedFile:
         self.tagged = read_tagged(path, checked=weights is None)
         self.model = self.tagged.model
         self.entries = state_dict_of(self.model)
-        self.changes = changes(path, self.entries, read)
         self.plans = parameter_plans(self.model)
+        self.changes = changes(path, self.entries, map(self._oriented, read))
         self._before = {value: value.const_value for value in self.plans}
         self.unused = [key for key in self.changes.keys if not any(key in plan.keys for plan in self.plans.values())]
         self._weights = WeightsInFile(Path(weights)) if weights is not None else None
@@ -71,6 +72,20 @@ class AdaptedFile:
                 f"file before that,{way} and run `quantize` or the tool again",
                 missing=unknown,
             )
+
+    def _oriented(self, adapter: Adapter) -> Adapter:
+        """An adapter whose pairs know from the graph which axis of a square weight is that of its results.
+
+        PEFT's configuration has one word about that for all modules: that for the last one.
+        """
+        pairs = dict(adapter.pairs)
+        for value, plan in self.plans.items():
+            module = plan.keys[0].removesuffix(".weight")
+            axes = transposition(plan.steps)
+            if module in pairs and len(plan.keys) == 1 and (axes == [1, 0] or not plan.steps):
+                last = gives_last(value, flipped=axes is not None)
+                pairs[module] = pairs[module] if last is None else replace(pairs[module], fan_in_fan_out=last)
+        return replace(adapter, pairs=pairs)
 
     @property
     def touched(self) -> list[ir.Value]:

@@ -63,6 +63,23 @@ def low_rank_uses(value: ir.Value, plan: ParameterPlan, pairs: Sequence[LowRank]
     return None if None in places or not places else [place for place in places if place is not None]
 
 
+def gives_last(value: ir.Value, *, flipped: bool) -> bool | None:
+    """Whether a weight of two axes has those of its results in the last one; ``None`` if its uses do not tell.
+
+    Args:
+        flipped: The value is the weight transposed.
+    """
+    seen: set[bool | None] = set()
+    for node, index in value.uses():
+        if node.op_type == "Transpose" and not node.domain:
+            seen.add(gives_last(node.outputs[0], flipped=not flipped))
+        elif node.op_type in ("MatMul", "Gemm") and not node.domain and index == 1:
+            seen.add(flipped == bool(node.attributes.get_int("transB", 0)))
+        else:
+            seen.add(None)
+    return seen.pop() if len(seen) == 1 else None
+
+
 def _places(value: ir.Value, pair: LowRank, *, flipped: bool, entry: tuple[int, ...]) -> Iterator[WeightUse | None]:
     for node, index in value.uses():
         if node.domain:
