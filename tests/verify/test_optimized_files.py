@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime
 import pytest
@@ -18,9 +19,10 @@ from modelexport.verify.verify_report import VerifyReport
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, size: int = 8) -> None:
         super().__init__()
-        self.up, self.act, self.down, self.norm = nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8), nn.LayerNorm(8)
+        self.up, self.act, self.down = nn.Linear(size, 16), nn.GELU(), nn.Linear(16, size)
+        self.norm = nn.LayerNorm(size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.norm(x + self.down(self.act(self.up(x))))
@@ -94,6 +96,24 @@ def test_the_calls_with_faults_differ_and_no_other(
 def test_the_file_without_a_fault_agrees(optimized: tuple[nn.Module, dict[str, Any], Path]) -> None:
     report: VerifyReport = verify(*optimized)
     assert report.agrees and {one.status for one in report.calls} <= {"agree", "no nodes"}
+
+
+def test_a_small_error_behind_noisy_layers_is_not_that_of_the_call_which_adds_it_up(tmp_path: Path) -> None:
+    """ONNX Runtime computes the fused nodes of each block in float32. The noise of eight blocks hides an error of 1e-5
+    in the last one, and not in the sum of its elements, where equal errors add up and random ones do not.
+    """
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Block(64) for _ in range(8)), nn.Linear(64, 1)).eval()
+    model[8].weight.data = 1 + torch.rand(1, 64) / 8
+    inputs = {"input": torch.randn(2, 5, 64)}
+    file = onnx.load(optimized_file(model, inputs, tmp_path))
+    norm = [node for node in file.graph.node if node.op_type == "SkipLayerNormalization"][-1]
+    bias = next(each for each in file.graph.initializer if each.name == norm.input[3])
+    bias.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(bias) + np.float32(1e-5), bias.name))
+    onnx.save(file, tmp_path / "wrong.onnx")
+    report = verify(model, inputs, tmp_path / "wrong.onnx")
+    assert [one.address for one in report.calls if one.status == "differ"] == ["7.norm"]
+    assert "is off by" in next(one.reason for one in report.calls if one.address == "7.norm")
 
 
 class Shares(nn.Module):

@@ -20,7 +20,15 @@ from modelexport.verify.cut_out_calls import results_of_cut
 from modelexport.verify.matched_values import Matches
 from modelexport.verify.owner_contradictions import Contradiction, check_owners
 from modelexport.verify.verify_report import OwnerCounts
-from modelexport.verify.wrong_calls import Located, Wrong, find_wrong_values, locate, replacements
+from modelexport.verify.wrong_calls import (
+    Located,
+    Pairs,
+    find_pairs,
+    find_wrong_values,
+    known_tensors,
+    locate,
+    replacements,
+)
 
 
 @dataclass(eq=False)
@@ -78,47 +86,57 @@ def compare_runs(
 def _compare(
     tagged: TaggedFile, run: FileRun, inputs: Mapping[str, Any], truth: Trace, constants: Mapping[ir.Value, Any]
 ) -> Compared:
-    trace = trace_file(run, inputs, truth, constants=constants)
+    def traced(pairs: Pairs) -> FileTrace:
+        return trace_file(run, inputs, truth, constants=constants, replace=replacements(pairs))
 
-    def compared(noise: Mapping[ir.Value, float], rounding: Mapping[ir.Value, float]) -> Compared:
-        matches = Matches(tagged, truth, trace, noise, rounding)
-
-        def replaced(pairs: Mapping[ir.Value, Wrong]) -> Matches:
-            other = trace_file(run, inputs, truth, constants=constants, replace=replacements(pairs))
-            return Matches(tagged, truth, other, noise, rounding)
-
-        known = [
-            (value, tensor)
-            for value, tensor in outputs_of(tagged, truth)
-            if trace.failed is None or not trace.failed.of_evaluator or value in trace.prints
-        ]
-        pairs, again = find_wrong_values(matches, known, replaced)
-        located = locate(again, pairs)
-        owners, contradictions = check_owners(again)
-        # What follows from a wrong node tells nothing of owners.
-        return Compared(matches, again, located, owners, [] if located.blamed else contradictions)
-
-    def measured(at: FileTrace, pairs: Mapping[ir.Value, Wrong]) -> list[dict[ir.Value, float]]:
+    def measured(at: FileTrace, pairs: Pairs) -> list[dict[ir.Value, float]]:
         replace = replacements(pairs)
         return [
             measure(run, inputs, truth, at, constants=constants, replace=replace)
             for measure in (measure_noise, measure_rounding)
         ]
 
-    strict = compared({}, {})
-    if strict.agrees or trace.failed is not None:
-        return strict
-    # The constants that the file has rounded may be why; they are not if the same are wrong beyond it.
-    noise, rounding = measured(trace, {})
-    loose = compared(noise, rounding)
-    if loose.located.blamed:  # behind a wrong value the noise may be another one than behind a right one
-        again = measured(loose.per_module.trace, loose.located.pairs)
-        larger = (
-            {value: max(first.get(value, 0.0), second.get(value, 0.0)) for value in {**first, **second}}
-            for first, second in zip((noise, rounding), again, strict=True)
+    def compared(matches: Matches) -> Compared:
+        pairs, again = find_wrong_values(
+            matches, known, lambda pairs: Matches(tagged, truth, traced(pairs), matches.noise, matches.rounding)
         )
-        loose = compared(*larger)
-    return strict if strict.located.blamed and strict.located.blamed.keys() <= loose.located.blamed.keys() else loose
+        return judged(matches, again, pairs)
+
+    def judged(matches: Matches, again: Matches, pairs: Pairs) -> Compared:
+        located = locate(again, pairs)
+        owners, contradictions = check_owners(again)
+        # What follows from a wrong node tells nothing of owners.
+        return Compared(matches, again, located, owners, [] if located.blamed else contradictions)
+
+    trace = traced({})
+    of_evaluator = trace.failed is not None and trace.failed.of_evaluator
+    known = [pair for pair in outputs_of(tagged, truth) if not of_evaluator or pair[0] in trace.prints]
+    matches = Matches(tagged, truth, trace)
+    if trace.failed is not None or not find_pairs(matches, known):
+        strict = compared(matches)
+        if strict.agrees or trace.failed is not None:
+            return strict
+    # The constants that the file has rounded may be why.
+    noise = measured(trace, {})
+    loose = compared(Matches(tagged, truth, trace, *noise))
+    if not loose.located.blamed:
+        return loose
+    # Errors and noise grow from layer to layer: each known value is computed once more from PyTorch's own tensors.
+    pairs = loose.located.pairs
+    every = {**known_tensors(loose.per_module), **pairs}
+    alone = traced(every)
+    again = Matches(tagged, truth, alone, *measured(alone, every))
+    off = {value: tensor for value, tensor in every.items() if alone.replaced.get(value, 0.0) > again.room(value)}
+    by_layer = judged(loose.end_to_end, again, {**off, **pairs})
+    if by_layer.located.blamed:
+        return by_layer
+    # Behind a wrong value the noise may be another one than behind a right one.
+    behind = measured(loose.per_module.trace, pairs)
+    larger = (
+        {value: max(first.get(value, 0.0), second.get(value, 0.0)) for value in {**first, **second}}
+        for first, second in zip(noise, behind, strict=True)
+    )
+    return compared(Matches(tagged, truth, trace, *larger))
 
 
 def outputs_of(tagged: TaggedFile, truth: Trace) -> list[tuple[ir.Value, SeenTensor]]:

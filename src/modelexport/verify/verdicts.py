@@ -67,7 +67,7 @@ def _state(compared: Compared, call: ModuleCall, nodes: int) -> tuple[Any, str]:
         return "tie", f"{ties[0].name} chose other elements of equal scores"
     tensors = telling_outputs(matches.truth, call)
     if any(t.content not in matches.found for t in tensors) and not any(
-        pair.tensor.place.call == call for pair in compared.located.pairs.values()
+        pair.place.call == call for pair in compared.located.pairs.values()
     ):
         reason = _not_compared(compared, tagged.boundaries[call].outputs)
         return ("not compared", reason) if reason else ("agree", "")
@@ -99,7 +99,7 @@ def _worst(compared: Compared, call: ModuleCall, *, replaced: bool) -> Differenc
     """The worst of the tensors that a call returns."""
     matches, located = compared.end_to_end if not replaced else compared.per_module, compared.located
     differences: list[Difference] = []
-    wrong = {item.tensor.content: value for value, item in located.pairs.items()}
+    wrong = {item.content: value for value, item in located.pairs.items()}
     for tensor in matches.truth.side(call, "outputs"):
         content = tensor.content
         facts: dict[str, Any] = {"name": tensor.place.name, "dtype": tensor.dtype, "shape": list(tensor.shape)}

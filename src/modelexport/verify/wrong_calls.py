@@ -23,22 +23,15 @@ from modelexport.traces.tolerances import INFINITE, NEAR
 from modelexport.traces.trace import Content, SeenTensor
 from modelexport.verify.matched_values import Matches, telling_outputs
 
-
-@dataclass(frozen=True)
-class Wrong:
-    """A value that is not what it should be."""
-
-    value: ir.Value
-    tensor: SeenTensor
-    call: ModuleCall
-    """The call that returns the tensor."""
+Pairs = Mapping[ir.Value, SeenTensor]
+"""Values of the file to the tensors of PyTorch that they should be equal to."""
 
 
 @dataclass
 class Located:
     """The wrong calls, and why."""
 
-    pairs: Mapping[ir.Value, Wrong] = field(default_factory=dict)
+    pairs: Pairs = field(default_factory=dict)
     """The values that are not PyTorch's end to end."""
     errors: Mapping[ir.Value, float] = field(default_factory=dict)
     """How far off they are if they are computed from right values."""
@@ -53,8 +46,8 @@ Refused = AbstractSet[tuple[ir.Value, Content]]
 def find_wrong_values(
     matches: Matches,
     outputs: Sequence[tuple[ir.Value, SeenTensor]],
-    again: Callable[[Mapping[ir.Value, Wrong]], Matches],
-) -> tuple[dict[ir.Value, Wrong], Matches]:
+    again: Callable[[Pairs], Matches],
+) -> tuple[dict[ir.Value, SeenTensor], Matches]:
     """The values that should be tensors of PyTorch and are not, and the run in which these tensors replace them.
 
     A value is taken for a tensor if the graph says so: an output, or the result of nodes whose calls the front end
@@ -73,27 +66,26 @@ def find_wrong_values(
     replaced = again(pairs)
     ends = {value for value, _ in outputs}
 
-    def is_shown(before: Matches, after: Matches, wrong: Wrong) -> bool:
-        value = wrong.value
-        if _is_doubtful(before, value, wrong.tensor):
+    def is_shown(before: Matches, after: Matches, value: ir.Value, tensor: SeenTensor) -> bool:
+        if _is_doubtful(before, value, tensor):
             return value in after.confirmed and not _wrong_users(after, value)
         return value in ends or _is_recorded(value) or value in after.confirmed
 
-    if all(is_shown(matches, replaced, wrong) for wrong in pairs.values()):
+    if all(is_shown(matches, replaced, *pair) for pair in pairs.items()):
         return pairs, replaced
     order: Mapping[ir.Node | None, int] = {node: place for place, node in enumerate(matches.tagged.nodes)}
-    kept = {value: wrong for value, wrong in pairs.items() if value.is_graph_output()}
+    kept = {value: tensor for value, tensor in pairs.items() if value.is_graph_output()}
     refused: set[tuple[ir.Value, Content]] = set()
     run = again(kept)
-    while guesses := {v: w for v, w in find_pairs(run, outputs, kept, refused).items() if v not in kept}:
+    while guesses := {v: t for v, t in find_pairs(run, outputs, kept, refused).items() if v not in kept}:
         value = min(guesses, key=lambda value: order.get(value.producer(), -1))
         tried = again({**kept, value: guesses[value]})
-        if is_shown(run, tried, guesses[value]):
+        if is_shown(run, tried, value, guesses[value]):
             kept[value], run = guesses[value], tried
         else:
-            refused.add((value, guesses[value].tensor.content))
+            refused.add((value, guesses[value].content))
     # What was wrong only because of what came before is told, too.
-    kept = {v: w for v, w in pairs.items() if w.tensor.content in run.same.get(v, ())} | kept
+    kept = {v: t for v, t in pairs.items() if t.content in run.same.get(v, ())} | kept
     return kept, again(kept)
 
 
@@ -106,9 +98,9 @@ def _is_recorded(value: ir.Value) -> bool:
 def find_pairs(
     matches: Matches,
     outputs: Sequence[tuple[ir.Value, SeenTensor]],
-    kept: Mapping[ir.Value, Wrong] = MappingProxyType({}),
+    kept: Pairs = MappingProxyType({}),
     refused: Refused = frozenset(),
-) -> dict[ir.Value, Wrong]:
+) -> dict[ir.Value, SeenTensor]:
     """The values that may be tensors of PyTorch that they are not equal to.
 
     Args:
@@ -117,14 +109,14 @@ def find_pairs(
         refused: Those that are known not to be.
     """
     pairs = dict(kept)
-    taken = {pair.tensor.content for pair in kept.values()}
+    taken = {tensor.content for tensor in kept.values()}
     for value, tensor in outputs:
         if value in kept:
             continue
         is_computed = value.producer() is not None
         known = _fits(matches, value, tensor) and tensor.content in matches.same.get(value, ())
         if is_computed and not known and not matches.is_equal(value, tensor) and not matches.is_random(value):
-            pairs[value] = Wrong(value, tensor, tensor.place.call)
+            pairs[value] = tensor
             taken.add(tensor.content)
     missing: dict[ModuleCall, list[SeenTensor]] = {}
     for traced in matches.tagged.calls:
@@ -150,7 +142,7 @@ def find_pairs(
             fitting += [value for value in others if _is_doubtful(matches, value, tensor)]
             fitting = [value for value in fitting if (value, tensor.content) not in refused]
             if fitting:
-                pairs[fitting[0]] = Wrong(fitting[0], tensor, call)
+                pairs[fitting[0]] = tensor
                 taken.add(tensor.content)
     return pairs
 
@@ -180,12 +172,25 @@ def _wrong_users(matches: Matches, value: ir.Value) -> list[ir.Node]:
     ]
 
 
-def replacements(pairs: Mapping[ir.Value, Wrong]) -> dict[ir.Value, Any]:
-    """The arrays that take the place of wrong values."""
-    return {value: pair.tensor.content.array.reshape(pair.tensor.shape) for value, pair in pairs.items()}
+def known_tensors(matches: Matches) -> dict[ir.Value, SeenTensor]:
+    """The values that are known to be tensors that a call got or returned, each with the nearest such tensor."""
+    seen = {tensor.content: tensor for tensor in reversed(matches.truth.tensors) if tensor.content.array is not None}
+    known = {}
+    for value in matches.right:
+        prints = matches.trace.prints.get(value, ())
+        contents = [content for content in matches.same.get(value, ()) if content in seen]
+        if len(prints) == 1 and prints[0].telling and contents and not matches.is_random(value):
+            nearest = min(contents, key=lambda content: prints[0].distance(content.fingerprint))
+            known[value] = seen[nearest]._replace(shape=matches.trace.shapes.get(value, seen[nearest].shape))
+    return known
 
 
-def locate(matches: Matches, pairs: Mapping[ir.Value, Wrong]) -> Located:
+def replacements(pairs: Pairs) -> dict[ir.Value, Any]:
+    """The arrays that take the place of values."""
+    return {value: tensor.content.array.reshape(tensor.shape) for value, tensor in pairs.items()}
+
+
+def locate(matches: Matches, pairs: Pairs) -> Located:
     """The calls whose nodes make wrong values.
 
     Args:
@@ -202,7 +207,7 @@ def locate(matches: Matches, pairs: Mapping[ir.Value, Wrong]) -> Located:
             reason = (
                 f"{value.name} is off by {error:.1e} of its size"
                 if error < INFINITE
-                else f"{value.name} {_other(matches, pairs[value])}"
+                else f"{value.name} {_other(matches, value, pairs[value])}"
             )
             known = located.blamed.get(owner.call)
             if known is None or _place(matches, node) < _place(matches, known[0]):
@@ -210,12 +215,12 @@ def locate(matches: Matches, pairs: Mapping[ir.Value, Wrong]) -> Located:
     return located
 
 
-def _other(matches: Matches, wrong: Wrong) -> str:
-    shape = matches.trace.shapes.get(wrong.value)
+def _other(matches: Matches, value: ir.Value, tensor: SeenTensor) -> str:
+    shape = matches.trace.shapes.get(value)
     if shape is None:
         return "is not computed"
-    if shape != wrong.tensor.shape:
-        return f"has the shape {list(shape)}, PyTorch's has {list(wrong.tensor.shape)}"
+    if shape != tensor.shape:
+        return f"has the shape {list(shape)}, PyTorch's has {list(tensor.shape)}"
     return "is not PyTorch's: one of the two is zero, infinite or NaN"
 
 
