@@ -90,6 +90,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         ),
         (MIXED,),
     ),
+    "indices of 32 bits": (lambda t, x, i: (x[:, i], x[i, :, i], t[i.long(), i], t[i]), (A, IDS[:2].int() % 2)),
     "different elements": (lambda t, x: x.unique(return_counts=True, return_inverse=True), (IDS.int(),)),
     "written by a mask": (
         lambda t, x: (

@@ -51,11 +51,11 @@ def repeated(self: Any, repeats: Any, dim: int | None = None, *, output_size: An
 
 
 def with_long_indices(operator: Any) -> Callable[..., Any]:
-    """Indices of different integer types, which torchlib compares with each other, as int64."""
+    """Indices as int64: ``GatherND`` takes no others, and torchlib compares those of different types."""
 
     def indexed(self: Any, indices: Sequence[Any], *others: Any) -> Any:
         kinds = {index.dtype for index in indices if index is not None}
-        if len(kinds) < 2 or torch.bool in kinds:
+        if kinds <= {torch.long} or kinds & {torch.bool, torch.uint8}:  # these are masks
             return NotImplemented
         return operator(self, [index if index is None else index.long() for index in indices], *others)
 
