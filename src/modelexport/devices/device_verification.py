@@ -15,7 +15,7 @@ import msgspec
 
 from modelexport.devices.device_report import DeviceReport
 from modelexport.devices.fixes import find_fix
-from modelexport.devices.judged_pieces import BOUND, check_bound
+from modelexport.devices.judged_pieces import BOUND
 from modelexport.devices.part_runs import PartRuns
 from modelexport.devices.wrong_modules import check
 from modelexport.errors import UsageError
@@ -25,6 +25,7 @@ from modelexport.measure.inputs_and_example_sizes import make_feeds
 from modelexport.runtime.devices import CPU, find_device
 from modelexport.runtime.part_process import LIMIT
 from modelexport.tagged.file import read_tagged
+from modelexport.traces.tolerances import check_bound
 
 
 def verify_device(

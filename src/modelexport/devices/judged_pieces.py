@@ -16,16 +16,6 @@ TIMES_ROUNDING = 2.0
 """How many times what rounding costs on the processor a device may be off that rounds at other places."""
 
 
-def check_bound(bound: float) -> None:
-    """Refuse what cannot be a bound.
-
-    Raises:
-        UsageError: It is negative, infinite or not a number.
-    """
-    if not 0 <= bound < float("inf"):
-        raise UsageError(f"{bound:g} is not a bound: give a share of the size of outputs, such as 0.01")
-
-
 class Runs(Protocol):
     """What runs pieces on a device."""
 

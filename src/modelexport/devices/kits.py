@@ -17,7 +17,7 @@ from modelexport.core.result_display import Written
 from modelexport.core.text import on_one_line, shortened
 from modelexport.core.timed_stages import counted
 from modelexport.devices.device_report import DeviceReport
-from modelexport.devices.judged_pieces import BOUND, check_bound
+from modelexport.devices.judged_pieces import BOUND
 from modelexport.devices.pieces import Piece, Pieces
 from modelexport.devices.wrong_modules import check
 from modelexport.errors import FileFormatError, UsageError
@@ -31,6 +31,7 @@ from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.runtime.devices import CPU, Device, described
 from modelexport.runtime.part_process import PartResult, write_part
 from modelexport.tagged.file import TaggedFile, read_tagged
+from modelexport.traces.tolerances import check_bound
 
 _RUNNERS = {"runner.py": Path(part_runner.__file__)}
 _RUNNERS |= {name: Path(__file__).with_name(name) for name in ("runner.mjs", "index.html")}

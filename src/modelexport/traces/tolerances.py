@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from modelexport.errors import UsageError
+
 ALLOWED: Mapping[str, float] = {"float64": 1e-9, "float32": 3e-4, "float16": 2e-2, "bfloat16": 1e-1}
 """How far off an array computed in a type may be, as a share of its size: rounding of a whole model is less."""
 UNITS: Mapping[str, float] = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -54,3 +56,13 @@ ENCODED_LOGITS = 1e-4
 """How far off the logits of a model may be that was taken apart into an encoder and a decoder in PyTorch."""
 REPEATED = 1e-3
 """How far apart two runs of a model may be that differ by no more than rounding."""
+
+
+def check_bound(bound: float) -> None:
+    """Refuse what cannot be a bound.
+
+    Raises:
+        UsageError: It is negative, infinite or not a number.
+    """
+    if not 0 <= bound < float("inf"):
+        raise UsageError(f"{bound:g} is not a bound: give a share of the size of outputs, such as 0.01")

@@ -38,7 +38,7 @@ from modelexport.traces.array_differences import compare_arrays, is_floating
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.node_computation import NodeError
 from modelexport.traces.reference_values import open_reference, reference_path
-from modelexport.traces.tolerances import ALLOWED, LOSS_BOUND
+from modelexport.traces.tolerances import ALLOWED, LOSS_BOUND, check_bound
 from modelexport.verify.against_report import AgainstReport, CallLoss, Loss, weight_of
 from modelexport.verify.cut_out_calls import refuse_stage
 from modelexport.verify.verify_report import CallStatus
@@ -76,6 +76,7 @@ def verify_against(
         UsageError: ONNX Runtime cannot load a file, a module or provider does not exist, or the files have no value in
             common.
     """
+    check_bound(LOSS_BOUND if bound is None else bound)
     first_file, second_file = read_tagged(path), read_tagged(other)
     if (
         first_file.cut is not None and second_file.cut is None
