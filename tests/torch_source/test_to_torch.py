@@ -146,14 +146,26 @@ class Conditioned(nn.Module):
         return hidden + self.drop(attended * self.project(self.activation(time)))
 
 
+class IgnoresTime(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out, self.nothing = nn.Linear(8, 8), nn.Sequential()
+
+    def forward(self, hidden: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        self.nothing(time)
+        return self.out(hidden)
+
+
 class CallsWithoutNodes(nn.Module):
     """Modules of whose calls some have no nodes in the file: the blocks compute the activation of the time once for
-    all, nothing uses the result of the pooler, and the file does not have the key in the shape that its norm gets.
+    all, nothing uses the result of the pooler, the file does not have the key in the shape that its norm gets, and a
+    call only returns a tensor that its caller does not need.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.blocks, self.pooler = nn.ModuleList(Conditioned() for _ in range(2)), Pooler()
+        self.ignores = IgnoresTime()
         self.last = nn.Linear(8, 8)
         nn.utils.parametrize.register_parametrization(self.last, "weight", Symmetric())
 
@@ -161,7 +173,7 @@ class CallsWithoutNodes(nn.Module):
         for block in self.blocks:
             x = block(x, time)
         self.pooler(x)
-        return self.last(x)
+        return self.last(self.ignores(x, time))
 
 
 def test_calls_without_nodes_are_called_again(tmp_path: Path) -> None:
@@ -172,6 +184,7 @@ def test_calls_without_nodes_are_called_again(tmp_path: Path) -> None:
     same: Any = source.model()
     torch.testing.assert_close(same(**inputs), model(**inputs))
     assert "self.project(self.activation(time))" in source.text
+    assert "self.nothing = nn.Sequential()" in source.text and "self.nothing(time)" in source.text
     assert "self.key_norm(hidden.new_zeros((2, 2, 5, 4)))" in source.text
     assert "self.dense(hidden.new_zeros((2, 8)))" in source.text and "self.activation = nn.Tanh()" in source.text
     modelexport.export(same, inputs, tmp_path / "again.onnx")
@@ -272,6 +285,22 @@ def test_branches_are_those_of_python(tmp_path: Path) -> None:
     same: Any = source.model()
     for each in (x, -x):
         torch.testing.assert_close(same(each), model(each))
+
+
+class Shortened(nn.Module):
+    def forward(self, x: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
+        return x[:, : length[0]].mean(1)
+
+
+def test_a_size_that_is_a_value_stays_dynamic(tmp_path: Path) -> None:
+    """Python reads it as a number, in a way that exporters understand."""
+    model, x, length = Shortened().eval(), torch.randn(2, 5, 8), torch.tensor([3])
+    modelexport.export(model, {"x": x, "length": length}, tmp_path / "m.onnx")
+    same: Any = torch_source(tmp_path / "m.onnx").model()
+    modelexport.export(same, {"x": x, "length": length}, tmp_path / "again.onnx")
+    again: Any = modelexport.to_torch(tmp_path / "again.onnx")
+    for each in (length, length - 1):
+        torch.testing.assert_close(again(x, each), model(x, each))
 
 
 class Attends(nn.Module):

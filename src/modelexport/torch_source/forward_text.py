@@ -290,6 +290,7 @@ class ForwardText(NestedGraphs):
     def _return(self) -> None:
         outputs = self.layout.outputs[self.group.call]
         if not outputs:
+            self._write_unused()
             self.lines = [*self._size_lines(), *self.lines] or ["pass"]
             return
 
@@ -301,11 +302,19 @@ class ForwardText(NestedGraphs):
 
         self._operator = "result"
         written = self._composed(write)
+        self._write_unused()
         shown = ast.unparse(written)
         is_tuple = isinstance(written, ast.Tuple) and len(outputs) > 1
         self._emit(f"return {shown[1:-1] if is_tuple else shown}")
         self.lines[:0] = self._size_lines()
         self.result = written if len(self.lines) == 1 else None
+
+    def _write_unused(self) -> None:
+        """Calls that return what they get, and whose result nothing uses in the end."""
+        for item in self.group.items:
+            value = self.layout.unchanged.get(item.call) if isinstance(item, Group) else None
+            if value in self._pending:
+                self._emit(ast.unparse(self._pending.pop(value)))
 
     def _size_lines(self) -> list[str]:
         """``batch, length = input_ids.shape``, for the sizes that the code uses."""

@@ -32,8 +32,11 @@ def slice_axes(
 ) -> Tensor:
     """A slice of some axes; a step may be negative."""
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=False):
-        places = torch.arange(*slice(start, end, step).indices(x.shape[axis]), device=x.device)
-        x = x.index_select(axis, places)
+        if step > 0:
+            x = x[(slice(None),) * (axis % x.ndim) + (slice(start, end, step),)]
+        else:
+            places = torch.arange(*slice(start, end, step).indices(x.shape[axis]), device=x.device)
+            x = x.index_select(axis, places)
     return x
 
 

@@ -50,7 +50,7 @@ _ROWS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("LeakyReLU", (("F.leaky_relu(x, alpha)", "LeakyReLU(alpha)"),)),
     ("ELU|CELU", (("F.NAME(x, alpha)", "NAME(alpha)"),)), ("Softmax", (("x.softmax(axis)", "Softmax(axis)"),)),
     ("LogSoftmax", (("x.log_softmax(axis)", "LogSoftmax(axis)"),)), ("Flatten", (("x.flatten(1)", "Flatten()"),)),
-    ("Identity", (("x", "Identity()"),)), (r"(Feature)?(Alpha)?Dropout(\dd)?", (("x", "NAME(0.0)"),)),
+    ("Identity|Sequential", (("x", "NAME()"),)), (r"(Feature)?(Alpha)?Dropout(\dd)?", (("x", "NAME(0.0)"),)),
 )  # fmt: skip
 """Names of classes, what they return, and how they are made. ``NAME`` is the class's name, in a function as torch has
 it; ``w0`` and ``w1`` are sizes of the weight, ``channels`` is its other side."""

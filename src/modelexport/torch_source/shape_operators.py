@@ -67,7 +67,7 @@ def _expand(o: Operation) -> ast.expr:
             size == 1 or (size == number and isinstance(size, int)) for size, number in zip(known, numbers, strict=True)
         ):
             return o.write("a.expand(*sizes)", sizes=numbers)
-    return o.write("expand(a, s1)")
+    return o.write("expand(a, s1)" if known else "a.expand(s1)")
 
 
 def _subscript(axis: int, inside: Any) -> list[Any]:
