@@ -158,14 +158,14 @@ class IgnoresTime(nn.Module):
 
 class CallsWithoutNodes(nn.Module):
     """Modules of whose calls some have no nodes in the file: the blocks compute the activation of the time once for
-    all, nothing uses the result of the pooler, the file does not have the key in the shape that its norm gets, and a
+    all, nothing uses the result of one of two poolers, the file does not have the key in the shape that its norm gets, and a
     call only returns a tensor that its caller does not need.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.blocks, self.pooler = nn.ModuleList(Conditioned() for _ in range(2)), Pooler()
-        self.ignores = IgnoresTime()
+        self.ignores, self.summary = IgnoresTime(), Pooler()
         self.last = nn.Linear(8, 8)
         nn.utils.parametrize.register_parametrization(self.last, "weight", Symmetric())
 
@@ -173,7 +173,7 @@ class CallsWithoutNodes(nn.Module):
         for block in self.blocks:
             x = block(x, time)
         self.pooler(x)
-        return self.last(self.ignores(x, time))
+        return self.last(self.ignores(x, time) + self.summary(x)[:, None])
 
 
 def test_calls_without_nodes_are_called_again(tmp_path: Path) -> None:

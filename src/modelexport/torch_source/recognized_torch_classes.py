@@ -180,6 +180,8 @@ def _is_chain(
 
 def runs(constructor: str, tensors: Iterable[CallTensor | None]) -> bool:
     """Whether a module of ``torch.nn`` takes tensors of such types and shapes."""
+    if not constructor.startswith("nn."):
+        return False
     try:
         module = eval(constructor, {"nn": nn, "torch": torch})
         for tensor in tensors:
@@ -188,7 +190,7 @@ def runs(constructor: str, tensors: Iterable[CallTensor | None]) -> bool:
                 module(torch.zeros(sizes, dtype=getattr(torch, tensor.dtype)))
     except (LookupError, RuntimeError, TypeError, ValueError):
         return False
-    return constructor.startswith("nn.")
+    return True
 
 
 def uncalled(node: ModuleNode) -> str | None:
