@@ -158,8 +158,8 @@ class IgnoresTime(nn.Module):
 
 class CallsWithoutNodes(nn.Module):
     """Modules of whose calls some have no nodes in the file: the blocks compute the activation of the time once for
-    all, nothing uses the result of one of two poolers, the file does not have the key in the shape that its norm gets, and a
-    call only returns a tensor that its caller does not need.
+    all, nothing uses the result of one of two poolers, the file does not have the key in the shape that its norm gets,
+    and a call only returns a tensor that its caller does not need.
     """
 
     def __init__(self) -> None:
