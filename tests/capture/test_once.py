@@ -75,9 +75,7 @@ def facts(exported: Exported) -> list[str]:
             made = [(value.name, str(value.dtype), str(value.shape)) for value in node.outputs]
             taken = [value and value.name for value in node.inputs]
             attributes = [(key, str(attribute.value)) for key, attribute in node.attributes.items()]
-            # Stack traces, which no file keeps, are only recorded without.
-            metadata = sorted(item for item in node.metadata_props.items() if not item[0].endswith("stack_trace"))
-            rest = sorted(attributes), metadata, owner_of(node)
+            rest = sorted(attributes), sorted(node.metadata_props.items()), owner_of(node)
             lines.append(f"{node.name} {node.op_type} {taken} {made} {rest}")
     lines += [str(value) for value in (*exported.model.graph.inputs, *exported.model.graph.outputs)]
     lines += [f"{name} {value.shape}" for name, value in exported.model.graph.initializers.items()]
@@ -96,7 +94,7 @@ def captured(model: nn.Module, inputs: Mapping[str, Any], **options: Any) -> tup
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decomposed_calls, "find_repeats", noted)
-        return facts(capture_by_dynamo(model, inputs, **options)), found
+        return facts(capture_by_dynamo(model, inputs, stack_traces=True, **options)), found
 
 
 def check_stack(variants: list[str], dynamic: bool) -> None:

@@ -30,7 +30,14 @@ from modelexport.capture.arguments_and_parameters import (
     only_tensors,
     state_dict_names,
 )
-from modelexport.capture.dynamo_owners import ADDRESS_KEY, PORTS_KEY, FxOwners, annotated_call, is_annotated
+from modelexport.capture.dynamo_owners import (
+    ADDRESS_KEY,
+    PORTS_KEY,
+    FxOwners,
+    annotated_call,
+    is_annotated,
+    name_of_fx_node,
+)
 from modelexport.capture.exported_graph import Exported
 from modelexport.capture.failure_hints import (
     DIFFERENTIATES,
@@ -174,6 +181,9 @@ def _replacements(
         "translate": lambda export: with_translations(export, programs, translated),
         "parsed": parsed_when_used,
         "signatures": signed_when_used,
+        "schemas": functools.cache,
+        "protocols": functools.cache,
+        "metadata": lambda describe: describe if stack_traces else name_of_fx_node,
         "operators": functools.cache,
         "lazy graphs": lambda _: True,
         "stack traces": lambda before: before or not stack_traces,

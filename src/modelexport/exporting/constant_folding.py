@@ -8,12 +8,14 @@ result has no tensor in the graph either.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 import onnx_ir as ir
 from onnxscript import optimizer
 
+from modelexport.capture.patches import replaced
 from modelexport.graph.nodes import all_nodes, draws, nested_graphs
 from modelexport.weights.packed import repacking as packed
 from modelexport.weights.recorded_transforms import run_operator, since_version, tensor_attributes
@@ -30,13 +32,24 @@ class FoldConstants(ir.passes.InPlacePass):
         self._may_fold = may_fold
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        result = optimizer.fold_constants_ir(model, onnx_shape_inference=True, should_fold=self._should_fold)
+        with replaced({"inference": _where_unknown}):
+            result = optimizer.fold_constants_ir(model, onnx_shape_inference=True, should_fold=self._should_fold)
         return ir.passes.PassResult(model, result.modified)
 
     def _should_fold(self, node: ir.Node) -> bool | None:
         """Do not fold a constant ``Resize``, whose evaluator works element by element in Python, and random numbers."""
         folds = node.op_identifier() != ("", "Resize", "") and not draws(node) and self._may_fold(node)
         return None if folds else False
+
+
+def _where_unknown(infer: Callable[[Any, ir.Node], None]) -> Callable[[Any, ir.Node], None]:
+    """The inference of a node's types and sizes, skipped for nodes of which all are known: it would not change them."""
+
+    def infer_unknown(folding: Any, node: ir.Node) -> None:
+        if any(value.type is None or value.shape is None or value.shape.is_dynamic() for value in node.outputs):
+            infer(folding, node)
+
+    return infer_unknown
 
 
 def fold_packed(model: ir.Model, tensors: dict[ir.Value, ir.TensorProtocol]) -> None:

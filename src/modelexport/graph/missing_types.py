@@ -39,8 +39,9 @@ def schema_of(node: ir.Node, version: int) -> onnx.defs.OpSchema | None:
 def _type_of(node: ir.Node, value: ir.Value, schema: onnx.defs.OpSchema | None) -> ir.DataType | None:
     if "to" in node.attributes:
         return ir.DataType(node.attributes.get_int("to"))
-    if isinstance(tensor := getattr(node.attributes.get("value"), "value", None), ir.TensorProtocol):
-        return tensor.dtype
+    attribute = node.attributes.get("value")
+    if attribute is not None and attribute.type is ir.AttributeType.TENSOR and not attribute.is_ref():
+        return attribute.as_tensor().dtype
     if graphs := nested_graphs(node):  # the last results of a body are those of its node
         return graphs[0].outputs[(value.index() or 0) - len(node.outputs)].dtype
     if schema is None:
