@@ -52,7 +52,7 @@ from modelexport.capture.failure_hints import (
 )
 from modelexport.capture.numbers_of_python import compute_numbers_in_double, floor_quotients_of_sizes
 from modelexport.capture.once.decomposed_calls import decomposed_once
-from modelexport.capture.once.signatures import parsed_when_used, signed_when_used
+from modelexport.capture.once.signatures import parsed_when_used, read_once, signed_when_used
 from modelexport.capture.opset_conversion import convert_to_opset, translated_opset
 from modelexport.capture.patches import private, replaced, require, usable
 from modelexport.capture.presumed_selections import Presumed
@@ -181,7 +181,7 @@ def _replacements(
         "translate": lambda export: with_translations(export, programs, translated),
         "parsed": parsed_when_used,
         "signatures": signed_when_used,
-        "schemas": functools.cache,
+        "schemas": read_once,
         "protocols": functools.cache,
         "metadata": lambda describe: describe if stack_traces else name_of_fx_node,
         "operators": functools.cache,

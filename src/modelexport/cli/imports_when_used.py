@@ -19,6 +19,7 @@ _WHEN_USED: Mapping[str, Sequence[str]] = {
     "sympy": (),
     "onnx_ir._symbolic_shapes": (),
     "scipy.optimize": ("linear_sum_assignment",),  # transformers imports it for the loss of a few models
+    "networkx": ("DiGraph",),  # torch imports it to choose what a step of training computes again
 }
 """Modules that run when one of their names is used, and functions that are used when they are called."""
 

@@ -6,8 +6,11 @@ infers its signature. Both depend on the function alone, and a model needs few o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
+
+import onnx
 
 
 class _Parsed:
@@ -45,3 +48,9 @@ def signed_when_used(sign: Callable[[Any], None]) -> Callable[[Any], None]:
 
     unsigned: list[type] = []
     return sign_later
+
+
+def read_once(read: Callable[[onnx.defs.OpSchema], Any]) -> Callable[[onnx.defs.OpSchema], Any]:
+    """The function that makes a signature of an operator's schema; for operators of the standard it makes each once."""
+    standard = functools.cache(lambda name, version: read(onnx.defs.get_schema(name, version)))
+    return lambda schema: read(schema) if schema.domain else standard(schema.name, schema.since_version)
