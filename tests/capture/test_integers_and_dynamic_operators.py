@@ -50,6 +50,7 @@ def test_operators_without_kernels_compute_in_wider_integers(tmp_path: Path) -> 
             *(torch.where(some, short, short.flip(1)), short.masked_fill(some, 3), torch.maximum(short, short * 2)),
             *(short.amax(1), short**2, short.triu(), nn.functional.pad(short, (1, 2), value=7), short.clamp(-2, 2)),
             *(short @ short.T, short.nonzero(), short.sort(1)[0], x.relu()),
+            *(short.split([1, x.shape[1] - 1], 1)[1], *byte.split([2, x.shape[1] - 2], 1)),
             *(-byte, byte**3, byte.relu(), byte.tril(), byte @ byte.T),  # these wrap
             *(some + some.flip(1), torch.where(some, some.flip(1), some), some.masked_fill(x > 3, True)),
             *(some.sort(dim=1, stable=True), x.cumprod(1), (x * 0.5).cumprod(0)),

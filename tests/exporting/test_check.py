@@ -102,6 +102,19 @@ class AmongEqualScores(Otherwise):
         return super().forward(x + self.rows[chosen][:2])
 
 
+class OtherType(nn.Module):
+    """Returns the right numbers in another type while it is captured."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        narrow = x.to(torch.int8)
+        return narrow.int() if torch.jit.is_tracing() or torch.compiler.is_exporting() else narrow
+
+
+def test_right_numbers_of_another_type_are_not_rounding(tmp_path: Path) -> None:
+    with pytest.raises(CheckError, match=r"expected int8\[2, 4\], got int32\[2, 4\]"):
+        export(OtherType(), (X,), tmp_path / "m.onnx")
+
+
 def test_a_choice_among_equal_scores_excuses_no_wrong_file(tmp_path: Path) -> None:
     with pytest.raises(CheckError, match="differs from PyTorch's output"):
         export(AmongEqualScores(), (X,), tmp_path / "m.onnx")

@@ -144,6 +144,16 @@ def test_the_sum_of_what_was_decided_by_tensors_of_sizes_is_found_in_a_trace(tmp
     assert [one.formula for one in result.valid_if] == ["x_axis_1 >= 7"]
 
 
+def test_an_axis_is_fixed_if_the_file_is_wrong_with_a_size_that_its_conditions_allow(tmp_path: Path) -> None:
+    class InFours(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.stack([part.sum(1) for part in x.split(4, 1)])  # the trace has the lengths 4 and 4
+
+    result = export(InFours().eval(), (torch.rand(2, 8),), tmp_path / "x.onnx", frontend="torchscript", dynamic=True)
+    assert [(one.axis, one.size) for one in result.fixed] == [(1, 8)]
+    assert "Split" in result.fixed[0].reason
+
+
 class DoublesMany(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return 2 * x if x.shape[0] > 3 else x + 1

@@ -98,6 +98,7 @@ CASES: tuple[tuple[str, tuple[Any, ...], dict[str, Any]], ...] = (
     ("Softmax", (X,), {}), ("Softmax", (X,), {"axis": 1}),
     ("BatchNormalization", (X, *VECTORS), {"momentum": 0.5, "epsilon": 1e-3}),
     ("LRN", (X,), {"size": 3}), ("LRN", (X,), {"size": 5, "alpha": 1.0, "beta": 0.5, "bias": 2.0}),
+    ("Split", (X, np.array([9])), {"axis": -2}), ("Split", (X,), {"num_outputs": 1}),
     ("MeanVarianceNormalization", (X,), {}), ("MeanVarianceNormalization", (X,), {"axes": [0, 2]}),
 )
 # fmt: on
@@ -162,6 +163,13 @@ def test_what_onnx_computes_wrongly_is_computed_by_the_standard(
 
 def test_every_kernel_is_tested() -> None:
     assert {op_type.partition("+")[0] for op_type, _, _ in CASES} == set(KERNELS)
+
+
+def test_parts_that_do_not_add_up_are_an_error_as_in_onnx_runtime() -> None:
+    inputs = (X, np.array([5]))
+    run = FileRun(ir.serde.deserialize_model(one_node("Split", inputs, {"axis": 1})), wide=None)
+    with pytest.raises(Exception, match="Split"):
+        run.run(dict(zip(("x0", "x1"), inputs, strict=True)))
 
 
 def test_a_pool_of_nan_is_nan() -> None:

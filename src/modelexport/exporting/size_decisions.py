@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 def narrowed_to_one_size(
     settled: Settled, inputs: Inputs, model: ir.Model, sizes: Mapping[str, int], run: Run
 ) -> list[FixedAxis]:
-    """The axes of which the conditions of a file leave no other size that model and file accept."""
+    """The axes of which the conditions of a file leave no other size that model and file accept, or one that is wrong."""
     narrowed: list[FixedAxis] = []
     for symbol in dict.fromkeys(name for condition in settled.kept for name in condition.symbols):
         about = [
@@ -60,10 +60,9 @@ def narrowed_to_one_size(
             for condition in settled.kept
             if symbol in condition.symbols and condition.formula in settled.reasons
         ]
-        others = sizes_within(settled.kept, sizes, symbol)[:_RUNS]
-        if about and all(
-            (condition := run(other)) is not None and condition.status == "not compared" for other in others
-        ):
+        others = sizes_within(settled.kept, sizes, symbol)[:_RUNS] if about else []
+        results = {result.status if (result := run(other)) is not None else None for other in others}
+        if about and ("differ" in results or results <= {"not compared"}):
             result, line = settled.reasons[about[0].formula], about[0].where
             reason = f"{result.reason}{f' ({line} decides by it: `{about[0].source}`)' if line else ''}"
             narrowed += axes_of(inputs, model, symbol, reason, result.call)
@@ -106,7 +105,8 @@ def find_sizes(
     if names is None:
         return SizesFound(settled.kept)
     fixed = narrowed_to_one_size(settled, inputs, model, sizes, trials.run)
-    fixed += [item for item in find_fixed_axes(inputs, model, trials.run) if item not in fixed]
+    known = {item.symbol for item in fixed}
+    fixed += [item for item in find_fixed_axes(inputs, model, trials.run) if item.symbol not in known]
     constant = find_constant_axes(sides, inputs, exported, names)
     refused = [fixed_axis_message(item) for item in (*fixed, *constant) if every or item.symbol in names.asked]
     if fixed and not refused:

@@ -100,8 +100,26 @@ def _widen(node: ir.Node, schema: onnx.defs.OpSchema, name: str, wider: ir.DataT
             graph_of(node).insert_before(node, up)
             node.replace_input_with(index, up.outputs[0])
     for value, parameter in zip(node.outputs, _parameters(schema.outputs, len(node.outputs)), strict=True):
-        if parameter == name and value.dtype is not None:
-            down = cast(value, value.dtype, value.name or "", node)
-            graph_of(node).insert_after(node, down)
-            put_in_place_of(value, down.outputs[0], down)
-            value.name, value.type = f"{value.name}.wide", ir.TensorType(wider)
+        if parameter == name:
+            _narrow_again(node, value, wider)
+        elif value.dtype is None:  # a sequence, whose elements have the type of the inputs
+            _narrow_elements(value, wider)
+
+
+def _narrow_elements(sequence: ir.Value, wider: ir.DataType) -> None:
+    """Convert what nodes take out of a sequence of wider integers."""
+    for user in list(sequence.consumers()):
+        for value in user.outputs:
+            if value.dtype in _NARROW:
+                _narrow_again(user, value, wider)
+            elif value.dtype is None:
+                _narrow_elements(value, wider)
+
+
+def _narrow_again(node: ir.Node, value: ir.Value, wider: ir.DataType) -> None:
+    """Convert a result of a node that became wider; the converted one has its name, type and users."""
+    if value.dtype is not None:
+        down = cast(value, value.dtype, value.name or "", node)
+        graph_of(node).insert_after(node, down)
+        put_in_place_of(value, down.outputs[0], down)
+        value.name, value.type = f"{value.name}.wide", ir.TensorType(wider)

@@ -17,6 +17,7 @@ from onnx.reference.ops.op_gru import GRU as GRU_14
 from onnx.reference.ops.op_lstm import LSTM as LSTM_14
 from onnx.reference.ops.op_resize import Resize as ResizeByExactScales
 from onnx.reference.ops.op_rnn import RNN_14
+from onnx.reference.ops.op_split import Split_18
 
 from modelexport.traces.numpy_normalizations import (
     LRN,
@@ -87,13 +88,19 @@ class ReduceLogSumExp(OpRun):
 
 class GlobalLpPool(OpRun):
     def _run(self, x: Any, p: int = 2) -> tuple[Any, ...]:
-        axes = tuple(range(2, x.ndim))
-        return ((np.abs(x) ** p).sum(axes, keepdims=True) ** (1 / p),)
+        return ((np.abs(x) ** p).sum(tuple(range(2, x.ndim)), keepdims=True) ** (1 / p),)
 
 
 class GlobalMaxPool(OpRun):
     def _run(self, x: Any) -> tuple[Any, ...]:
         return (x.max(tuple(range(2, x.ndim)), keepdims=True),)
+
+
+class Split(Split_18):
+    def _run(self, x: Any, split: Any = None, **how: Any) -> tuple[Any, ...]:
+        if split is not None and sum(split) != x.shape[how["axis"]]:  # onnx shortens the last part, or the tensor
+            raise ValueError(f"Split: parts of {list(split)} elements do not add up to {x.shape[how['axis']]}")
+        return super()._run(x, split, **how)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class Resize(ResizeByExactScales):
@@ -377,7 +384,6 @@ def by_element(name: str, function: Callable[[Any], Any]) -> type[OpRun]:
     return type(name, (OpRun,), {"_run": lambda self, x: (function(x),)})
 
 
-Erf = by_element("Erf", erf)
 HardSwish = by_element("HardSwish", lambda x: x * np.clip(x / 6 + 0.5, 0, 1))
 Mish = by_element("Mish", lambda x: x * np.tanh(np.logaddexp(x, 0)))
 Softplus = by_element("Softplus", lambda x: np.logaddexp(x, 0))
@@ -385,10 +391,10 @@ Softplus = by_element("Softplus", lambda x: np.logaddexp(x, 0))
 KERNELS = {
     kernel.__name__: kernel
     for kernel in (
-        AveragePool, BatchNormalization, Conv, ConvTranspose, CumSum, Erf, GatherElements, GatherND, Gelu,
-        GlobalLpPool, GlobalMaxPool, GroupNormalization, GRU, HardSwish, LogSoftmax, LpPool, LRN, LSTM, MaxPool,
+        AveragePool, BatchNormalization, Conv, ConvTranspose, CumSum, by_element("Erf", erf), GatherElements, GatherND,
+        Gelu, GlobalLpPool, GlobalMaxPool, GroupNormalization, GRU, HardSwish, LogSoftmax, LpPool, LRN, LSTM, MaxPool,
         MeanVarianceNormalization, Mish, ReduceLogSumExp, Resize, RNN, ScatterElements, ScatterND, Softmax,
-        SoftmaxCrossEntropyLoss, Softplus,
+        SoftmaxCrossEntropyLoss, Softplus, Split,
     )
 }  # fmt: skip
 """The kernels of this file by the names of their operators, in the standard domain."""
