@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from modelexport.core.calls import CallTree, ModuleCall, TracedCall
-from modelexport.core.selectors import Selection, find_call, select_calls
+from modelexport.core.selectors import Selection, find_call, nearest_selectors, select_calls
 from modelexport.errors import UsageError
 
 CALLS = {
@@ -128,6 +128,10 @@ def test_without_selectors_or_with_exclamation_marks_only_it_begins_with_all() -
 def test_what_matches_nothing_is_an_error_that_offers_near_names(selector: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         select(selector)
+
+
+def test_what_was_given_is_not_offered() -> None:
+    assert nearest_selectors("**", {"."}) == ""
 
 
 def test_removing_everything_is_an_error() -> None:

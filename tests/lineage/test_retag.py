@@ -260,6 +260,16 @@ def test_update_weights_names_the_entries_that_a_tool_folded_away(exported: Expo
         modelexport.update_weights(tmp_path / "out.onnx", weights, tmp_path / "no.onnx")
 
 
+def test_a_result_that_takes_what_the_file_computes_is_refused(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["": 18]> g (float[2] x) => (float[2] y) {
+        o = Optional(x) h = OptionalHasElement(o)
+        y = If(h) <then_branch = t () => (float[2] p) { p = OptionalGetElement(o) },
+                   else_branch = e () => (float[2] q) { q = Neg(x) }> }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    with pytest.raises(UsageError, match=r"onnxsim fails on .*m.onnx: its result takes y as an input"):
+        optimize_file(tmp_path / "m.onnx", "onnxsim", tmp_path / "o.onnx")
+
+
 # --- encodings, functions, weights beside the file
 
 

@@ -204,6 +204,38 @@ def test_numbers_beyond_half_precision_stay_in_float32_and_masks_hide(tmp_path: 
     assert distance(outputs(tmp_path / "h.onnx"), outputs(file)) < 0.01
     tensors = {tensor.name: tensor.data_type for tensor in onnx.load(tmp_path / "h.onnx").graph.initializer}
     assert tensors["v"] == TensorProto.FLOAT and tensors["mask"] == TensorProto.FLOAT16
+    optimize_file(file, "float16", tmp_path / "o.onnx")
+    assert distance(outputs(tmp_path / "o.onnx"), outputs(file)) < 0.01
+
+
+GRAPHS = {
+    "numbers of float64": "a = Cast<to=11>(x) b = MatMul(a, wide) y = Cast<to=1>(b)",
+    "numbers of float16": "a = Cast<to=10>(x) b = MatMul(a, half) y = Cast<to=1>(b)",
+    "numbers of bfloat16": "a = Cast<to=16>(x) b = Cast<to=1>(a) y = MatMul(b, w)",
+    "a sequence": "a = MatMul(x, w) s = SequenceConstruct(x, a) y = ConcatFromSequence<axis=0>(s)",
+    "a list of numbers": "c = Constant<value_floats=[1.0, 2.0, 3.0, 4.0]>() a = MatMul(x, w) y = Add(a, c)",
+    "a number taken twice": "n = Constant<value_ints=[1]>() r = Constant<value_floats=[0.1]>() "
+    "i = Constant<value_ints=[0]>() b = Unsqueeze(x, i) k = NonMaxSuppression(b, b, n, r, r) "
+    "a = Cast<to=1>(k) c = ReduceSum(a) y = Add(x, c)",
+    "scales": "s = Constant<value_float=0.1>() q = QuantizeLinear(x, s) d = DequantizeLinear(q, s) y = MatMul(d, w)",
+}
+"""Graphs that a quantizer of ONNX Runtime refuses, or makes a file of that does not load."""
+
+
+@pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
+def test_nodes_for_which_a_method_has_no_operators_stay_as_they_are(graph: str, tmp_path: Path) -> None:
+    text = f'<ir_version: 8, opset_import: ["": 17]> g (float[4, 4] x) => (float[a, b] y) {{ {graph} }}'
+    model, weight = onnx.parser.parse_model(text), numbers(4, 4)
+    for name, kind in (("w", np.float32), ("half", np.float16), ("wide", np.float64)):
+        if f"{name})" in graph:
+            model.graph.initializer.append(numpy_helper.from_array(weight.astype(kind), name))
+    onnx.save(model, tmp_path / "m.onnx")
+    feeds = {"x": numbers(4, 4)}
+    for method in ("int8-dynamic", "int4", "float16"):
+        modelexport.quantize(tmp_path / "m.onnx", tmp_path / "q.onnx", to=method)
+        assert distance(outputs(tmp_path / "q.onnx", feeds), outputs(tmp_path / "m.onnx", feeds)) < 0.3
+    optimize_file(tmp_path / "m.onnx", "float16", tmp_path / "o.onnx")
+    assert distance(outputs(tmp_path / "o.onnx", feeds), outputs(tmp_path / "m.onnx", feeds)) < 0.01
 
 
 @pytest.mark.parametrize("method", ["int8-weights", "float16"])

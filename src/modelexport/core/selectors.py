@@ -146,7 +146,7 @@ def nearest_selectors(selector: str, known: Collection[str]) -> str:
     separator = "/" if "/" in beginning else "."
     parts = end.count(separator) + 1
     ends = {separator.join(name.split(separator)[-parts:]) for name in known} if "*" in beginning else ()
-    return nearest(selector, sorted(beginning + name for name in ends)) or nearest(selector, known)
+    return nearest(selector, sorted({beginning + name for name in ends} - {selector})) or nearest(selector, known)
 
 
 def _glob(pattern: str, separator: str) -> re.Pattern[str]:

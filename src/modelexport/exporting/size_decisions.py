@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 def narrowed_to_one_size(
     settled: Settled, inputs: Inputs, model: ir.Model, sizes: Mapping[str, int], run: Run
 ) -> list[FixedAxis]:
-    """The axes of which the conditions of a file leave no other size that model and file accept, or one that is wrong."""
+    """The axes of which the conditions of a file allow no other size, or one with which it fails or is wrong."""
     narrowed: list[FixedAxis] = []
     for symbol in dict.fromkeys(name for condition in settled.kept for name in condition.symbols):
         about = [

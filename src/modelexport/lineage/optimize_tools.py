@@ -12,13 +12,14 @@ import onnx
 
 from modelexport.core.collected_messages import collected
 from modelexport.core.missing_extras import missing_extra
-from modelexport.core.text import nearest
+from modelexport.core.text import first_few, nearest
 from modelexport.errors import FileFormatError, ModelExportError, UsageError
 from modelexport.files.atomic_writing import NO_ROOM, check_writable, scratch
 from modelexport.files.linked_weights import check_weights_files, data_files
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.lineage.retagging import RetagReport, retag
 from modelexport.runtime.devices import CPU
+from modelexport.runtime.half_precision import in_half_precision
 from modelexport.runtime.products_for_quantizers import transpose_weights
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import Level, open_session, session_options
@@ -88,6 +89,14 @@ def optimize_file(path: Source, tool: str, output: str | Path) -> RetagReport:
             raise UsageError(missing_extra(error) or str(_refusal(tool, path, error))) from error
         except Exception as error:  # whatever another package raises
             raise _refusal(tool, path, error) from error
+        computed = {value.name for node in tagged.model.graph for value in node.outputs}
+        lost = [
+            value.name for value in onnx.load(target, load_external_data=False).graph.input if value.name in computed
+        ]
+        if lost:
+            raise UsageError(
+                f"{tool} fails on {path}: its result takes {first_few(lost, 3)} as an input, and does not compute it"
+            )
         try:
             return retag(target, source=path, output=output)
         except FileFormatError as error:
@@ -169,6 +178,10 @@ def _quantize_4bit(source: Path, target: Path, inputs: Inputs) -> None:
     quantizer.model.save_model_to_file(str(target), use_external_data_format=bool(data_files(source)))
 
 
+def _float16(source: Path, target: Path, inputs: Inputs) -> None:
+    _save(in_half_precision(onnx.load(source)), source, target)
+
+
 def _onnxsim(source: Path, target: Path, inputs: Inputs) -> None:
     import onnxsim
 
@@ -205,10 +218,7 @@ TOOLS: Mapping[str, Tool] = {
     "quantize-qdq": Tool(_quantize_static("QDQ"), "int8, QuantizeLinear and DequantizeLinear around operators"),
     "quantize-qoperator": Tool(_quantize_static("QOperator"), "int8, quantized operators"),
     "quantize-4bit": Tool(_quantize_4bit, "4-bit weights of MatMul (MatMulNBits)"),
-    "float16": Tool(
-        _proto("onnxruntime.transformers.float16", "convert_float_to_float16", keep_io_types=True),
-        "half precision, inputs and outputs unchanged",
-    ),
+    "float16": Tool(_float16, "half precision, inputs and outputs unchanged"),
     "onnxslim": Tool(_proto("onnxslim", "slim"), "OnnxSlim", "onnxslim", "onnxslim"),
     "onnxsim": Tool(_onnxsim, "ONNX Simplifier", "onnxsim", "onnxsim"),
     "version-converter": Tool(

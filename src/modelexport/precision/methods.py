@@ -18,11 +18,13 @@ from typing import Any
 import msgspec
 import numpy as np
 import onnx
+import onnx_ir as ir
 
 from modelexport.core.collected_messages import collected
 from modelexport.core.missing_extras import missing_extra
 from modelexport.core.text import nearest
 from modelexport.errors import ModelExportError, UsageError
+from modelexport.runtime.half_precision import LARGEST, in_half_precision
 from modelexport.runtime.products_for_quantizers import transpose_weights
 
 KEEP = "keep"
@@ -69,6 +71,8 @@ class Row:
     """Called with a model, the method, and the file of the ranges that calibration measured, if ``needs_data``."""
     operators: tuple[str, ...] | None = None
     """The operators whose constant weight it quantizes; ``None`` if it converts every node."""
+    types: tuple[ir.DataType, ...] = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+    """The types of numbers for which ONNX Runtime has the operators that take their place."""
     options: Mapping[str, Option] = field(default_factory=dict)
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """What an option may be, where not every text or number will do."""
@@ -277,10 +281,7 @@ def _read_codes(model: onnx.ModelProto, tied: Mapping[str, str]) -> None:
 
 
 def _float16(model: onnx.ModelProto, method: Method, ranges: Path | None) -> onnx.ModelProto:
-    from onnxruntime.transformers.float16 import convert_float_to_float16
-
-    result: onnx.ModelProto = convert_float_to_float16(model, keep_io_types=True)
-    return result
+    return in_half_precision(model)
 
 
 METHODS: Mapping[str, Row] = {
@@ -288,16 +289,21 @@ METHODS: Mapping[str, Row] = {
         "int8 weights, activations quantized at run time",
         _dynamic,
         (*_MATRICES, "Conv", "Gather", "LSTM", "Attention"),
+        (ir.DataType.FLOAT,),
         {"per_channel": True, "reduce_range": False},
     ),
     "int8-static": Row(
         "int8 weights and activations, with ranges measured on data",
         _static,
         None,
-        {"per_channel": True, "reduce_range": False, "operators": "Conv+ConvTranspose+Gather+Gemm+MatMul"},
+        options={"per_channel": True, "reduce_range": False, "operators": "Conv+ConvTranspose+Gather+Gemm+MatMul"},
         needs_data=True,
     ),
-    "int8-weights": Row("int8 weights by blocks, float activations", _blockwise(8), _MATRICES, _BLOCKS, _WORDS),
-    "int4": Row("4-bit weights by blocks, float activations", _blockwise(4), _MATRICES, _BLOCKS, _WORDS),
-    "float16": Row("half precision, inputs and outputs unchanged", _float16, largest=float(np.finfo(np.float16).max)),
+    "int8-weights": Row(
+        "int8 weights by blocks, float activations", _blockwise(8), _MATRICES, options=_BLOCKS, choices=_WORDS
+    ),
+    "int4": Row(
+        "4-bit weights by blocks, float activations", _blockwise(4), _MATRICES, options=_BLOCKS, choices=_WORDS
+    ),
+    "float16": Row("half precision, inputs and outputs unchanged", _float16, largest=LARGEST),
 }

@@ -8,6 +8,7 @@ from modelexport.core.collected_messages import collected
 from modelexport.errors import UsageError
 from modelexport.files.linked_weights import check_weights_files
 from modelexport.graph.copies import copy_of
+from modelexport.graph.missing_types import fill_types
 from modelexport.graph.snapshot import take_snapshot
 from modelexport.graph.unique_names import name_nodes_apart
 from modelexport.lineage.owners_after_passes import derive_owners
@@ -83,7 +84,9 @@ def infer_types(tagged: TaggedFile) -> None:
     untyped = {value.name: value for node in graph for value in node.outputs if value.name and value.dtype is None}
     if untyped:
         copy = copy_of(tagged.model)  # its tensors are the model's
-        copy.graph.outputs[:] = [value for node in copy.graph for value in node.outputs if value.name in untyped]
+        fill_types(copy)
+        values = [value for node in copy.graph for value in node.outputs if value.name in untyped]
+        copy.graph.outputs[:] = [value for value in values if value.dtype is not ir.DataType.BFLOAT16]
         for typed in open_session(copy, folder=tagged.path.parent).get_outputs():
             if (value := untyped.get(typed.name)) is not None and typed.type.startswith("tensor("):
                 value.dtype = ir.DataType[typed.type.removeprefix("tensor(").removesuffix(")").upper()]

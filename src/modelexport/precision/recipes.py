@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import onnx_ir as ir
 
 from modelexport.core.limits import SETTINGS_BYTES
@@ -18,6 +17,7 @@ from modelexport.graph.nodes import nested_graphs
 from modelexport.precision.cut_pieces import weight_behind, weights_behind
 from modelexport.precision.equal_method_groups import WEIGHTS, find_groups
 from modelexport.precision.methods import KEEP, METHODS, Method, parse_method
+from modelexport.runtime.half_precision import beyond
 from modelexport.tagged.file import TaggedFile
 
 CHANGES: Mapping[str, str] = {
@@ -214,18 +214,17 @@ def can_quantize(method: Method, node: ir.Node, weighted: Collection[ir.Node]) -
         return False
     if (operators := method.row.operators) is not None:
         is_table = node.op_type == "Gather" and "embeddings" in method.row.options and method.option("embeddings")
-        return node in weighted and (node.op_type in operators or is_table)
-    # A weight whose elements are moved is read where it is used; what computes in half precision is left alone.
-    half = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-    values = [value for value in (*node.inputs, *node.outputs) if value is not None]
-    return weight_behind(node.outputs[0]) is None and all(value.dtype not in half for value in values)
+        has_type = node.outputs[0].dtype in (None, *method.row.types)
+        return node in weighted and has_type and (node.op_type in operators or is_table)
+    # A weight whose elements are moved is read where it is used; half precision, and sequences, are left alone.
+    half = (None, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+    values = [value for value in (*node.inputs, *node.outputs) if value is not None and value.name]
+    is_left = any(value.dtype in half or not isinstance(value.type, ir.TensorType) for value in values)
+    return weight_behind(node.outputs[0]) is None and not is_left
 
 
 def exceeds_range(method: Method, node: ir.Node) -> bool:
-    """Whether a weight of a node does not fit the range of a method's numbers.
-
-    The number by which a mask hides is none of them: the lowest one of the method hides too.
-    """
+    """Whether a weight of a node does not fit the range of a method's numbers."""
     if (largest := method.row.largest) is None:
         return False
     taken = [*node.inputs, *(node.outputs if node.op_type == "Constant" else ())]
@@ -233,15 +232,6 @@ def exceeds_range(method: Method, node: ir.Node) -> bool:
         tensor = ir.convenience.get_const_tensor(weight)
         if tensor is None or not tensor.dtype.is_floating_point():
             continue
-        numbers = tensor.numpy()
-        beyond = numbers[np.isfinite(numbers) & (np.abs(numbers) > largest)]
-        if beyond.size and not _hides(numbers, beyond):
+        if beyond(tensor.numpy(), largest):
             return True
     return False
-
-
-def _hides(numbers: np.ndarray, beyond: np.ndarray) -> bool:
-    """Whether numbers beyond a range are those of a mask: one that is below it, and one of what is seen, if any."""
-    lowest = beyond.min()
-    is_only = lowest < 0 and bool((beyond == lowest).all())
-    return is_only and (lowest == np.finfo(np.float32).min or np.unique(numbers).size <= 2)

@@ -1,0 +1,73 @@
+"""A model in float16, by ONNX Runtime's converter, and right where the converter alone is not."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from modelexport.files.protobuf_reading import serialized_graphs
+
+LARGEST = float(np.finfo(np.float16).max)
+"""The largest number of float16, to which the converter cuts larger ones."""
+
+_QUANTIZERS = re.compile("uantizeLinear|QLinear")
+
+
+def beyond(numbers: np.ndarray, largest: float) -> bool:
+    """Whether finite numbers do not fit a range.
+
+    The number by which a mask hides is none of them: the lowest one of the range hides too.
+    """
+    outside = numbers[np.isfinite(numbers) & (np.abs(numbers) > largest)]
+    return outside.size > 0 and not _hides(numbers, outside)
+
+
+def _hides(numbers: np.ndarray, outside: np.ndarray) -> bool:
+    """Whether numbers beyond a range are those of a mask: one that is below it, and one of what is seen, if any."""
+    lowest = outside.min()
+    is_only = lowest < 0 and bool((outside == lowest).all())
+    return is_only and (lowest == np.finfo(np.float32).min or np.unique(numbers).size <= 2)
+
+
+def in_half_precision(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Convert a model, in place, to float16, with the inputs and outputs as they were.
+
+    Nodes with weights beyond the range of float16 stay in float32, and quantizers, whose scales are float32. The
+    converter would leave out constants that are lists of numbers, and convert a value twice that a node in float32
+    takes twice.
+    """
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    kept: list[str] = []
+    for graph in serialized_graphs(model):
+        _hold_constants(graph)
+        large = {tensor.name for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT
+                 and beyond(numpy_helper.to_array(tensor), LARGEST)}  # fmt: skip
+        for node in graph.node:
+            if large.intersection(node.input) or _QUANTIZERS.search(node.op_type):
+                node.name = node.name or f"{node.op_type} of {node.output[0]}"
+                kept.append(node.name)
+    result: onnx.ModelProto = convert_float_to_float16(model, keep_io_types=True, node_block_list=kept)
+    for graph in serialized_graphs(result):
+        made: set[str] = set()
+        for node in [node for node in graph.node if node.op_type == "Cast"]:
+            if node.output[0] in made:
+                graph.node.remove(node)
+            made.add(node.output[0])
+    return result
+
+
+def _hold_constants(graph: onnx.GraphProto) -> None:
+    """Make tensors of the numbers in ``Constant`` nodes, and initializers of those beyond the range."""
+    for node in [node for node in graph.node if node.op_type == "Constant"]:
+        (attribute,) = node.attribute
+        if attribute.name in ("value_float", "value_floats"):
+            numbers = np.array(helper.get_attribute_value(attribute), np.float32)
+            attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(numbers)))
+        if attribute.t.data_type == TensorProto.FLOAT and beyond(numpy_helper.to_array(attribute.t), LARGEST):
+            graph.initializer.append(attribute.t)
+            graph.initializer[-1].name = node.output[0]
+            graph.node.remove(node)
