@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.torch_source.entries_as_nodes import Constants
 from modelexport.torch_source.expressions import Number
-from modelexport.torch_source.mask_patterns import is_always_true, sizes_of
-from modelexport.torch_source.size_numbers import FileNumbers
+from modelexport.torch_source.mask_patterns import is_always_true
+from modelexport.torch_source.size_numbers import FileNumbers, sizes_of
 
 DOMAIN = "torch"
 OPERATOR = "scaled_dot_product_attention"
@@ -90,6 +91,9 @@ class _Pattern:
                 break
             self.mask = others[0]  # under the name that arguments have
             self.mask.name = both.outputs[0].name
+        hidden = self.constants.array(self.mask) if self.mask is not None else None
+        if hidden is not None and hidden.dtype.kind in "bf" and (hidden == (hidden.dtype.kind == "b")).all():
+            self.mask = None
         node = ir.node(OPERATOR, [self.query, self.key, self.value, self.mask], domain=DOMAIN,
                        attributes={} if usual else {"scale": self.scale}, name=self.last.name)  # fmt: skip
         new = node.outputs[0]
@@ -143,8 +147,25 @@ class _Pattern:
         if split is None or before is None or before.shape is None:
             return None
         *outer, length, size = sizes_of(before)
-        same = self._sizes(joined)[-2:] == [size, length] and self._sizes(split)[-2:] == [length, size]
-        return before if same and self._sizes(joined)[:-2] == outer else None
+        if self._sizes(joined)[-2:] != [size, length] or self._sizes(split)[-2:] != [length, size]:
+            return None
+        return before if self._sizes(joined)[:-2] == outer else self._reshaped(before, joined)
+
+    def _reshaped(self, key: ir.Value, joined: ir.Node) -> ir.Value | None:
+        """A key in the shape that a reshape gives it after its last two axes were exchanged."""
+        result, given = joined.outputs[0], joined.inputs[1]
+        sizes = self.numbers.known.get(given, self.constants.array(given)) if given is not None else None
+        if sizes is None or result.shape is None or not isinstance(joined.graph, ir.Graph):
+            return None
+        order = [*range(len(sizes) - 2), len(sizes) - 1, len(sizes) - 2]
+        wanted = ir.Value(name=f"{result.name}_sizes", type=ir.TensorType(ir.DataType.INT64))
+        self.numbers.known[wanted] = np.array(sizes.tolist(), dtype=object)[order]
+        node = ir.node("Reshape", [key, wanted], version=joined.version, name=joined.name)
+        node.outputs[0].name, node.outputs[0].type = result.name, result.type
+        node.outputs[0].shape = ir.Shape([result.shape[axis] for axis in order])
+        set_owner(node, owner_of(joined))
+        joined.graph.insert_before(joined, node)
+        return node.outputs[0]
 
     def _sizes(self, reshape: ir.Node) -> list[str]:
         """The sizes that a reshape gives."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -14,7 +14,7 @@ from modelexport.format.dtypes import parse_dtype
 from modelexport.graph.unique_names import free_name
 from modelexport.tagged.encodings.functions_call_groups import Group
 from modelexport.torch_source.call_layout import CallLayout, is_below
-from modelexport.torch_source.entries_as_nodes import SMALL
+from modelexport.torch_source.entries_as_nodes import KNOWN, SMALL
 from modelexport.torch_source.expressions import identifier, is_plain, literal
 from modelexport.torch_source.forward_text import Built, ForwardText
 from modelexport.torch_source.module_nodes import ELSEWHERE, OF_MODULES, ModuleNode, ModuleNodes
@@ -22,11 +22,13 @@ from modelexport.torch_source.operation import FUNCTIONS
 from modelexport.torch_source.recognized_torch_classes import container, runs, sequential, torch_class, uncalled
 from modelexport.torch_source.recurrent_classes import recurrent_class
 
-_OF_THE_FILE = frozenset(
-    ("Any", "Callable", "F", "OrderedDict", "Path", "Sequence", "Tensor", "attrgetter", "load", "load_file", "math",
-     "nn", "torch")
+OF_TORCH = '__module__ = "torch.nn"  # exported again, it is not a level of tags, as it was none'
+"""The line of a class that was one of torch.nn, and whose code stands in the file."""
+RESERVED_NAMES = frozenset(
+    (*FUNCTIONS, "Any", "Callable", "F", "OrderedDict", "Path", "Sequence", "Tensor", "attrgetter", "load", "load_file",
+     "math", "nn", "torch")
 )  # fmt: skip
-"""Names that a generated file has already."""
+"""Names that a generated file has already, or may have."""
 
 
 class ModuleClasses:
@@ -41,10 +43,14 @@ class ModuleClasses:
         self.helpers: set[str] = set()
         self.classes: dict[str, str] = {}
         """The text of each class, by its name, callees first."""
+        self.stored: set[ir.Value] = set()
+        """The constants whose elements are beside the code, and not in it."""
+        self.wanted: dict[str, str] = {}
+        """The name that each class would have if no other had it."""
         self._equal: dict[tuple[str, str], tuple[str, list[str]]] = {}
         self._built: dict[str, Built] = {}
         self._statistics = {key for value, key in layout.entries.values.items() if _is_statistic(value)}
-        self._taken = {*FUNCTIONS, *_OF_THE_FILE}
+        self._taken = {*RESERVED_NAMES}
         self.ties = self._ties()
 
     def build(self, path: str) -> Built:
@@ -99,7 +105,7 @@ class ModuleClasses:
         return "" if name == "float32" else f", dtype=torch.{name}"
 
     def _zeros(self, entry: StateDictEntry) -> str:
-        return f"torch.zeros({tuple(entry.shape)}{self._torch_type(entry.dtype)})"
+        return f"torch.zeros({_shape(entry.shape)}{self._torch_type(entry.dtype)})"
 
     def _is_parameter(self, node: ModuleNode, name: str) -> bool:
         """Whether an entry has a gradient; files of other exporters do not say which entries are buffers."""
@@ -141,20 +147,25 @@ class ModuleClasses:
 
     def _constant_line(self, value: ir.Value, name: str) -> str:
         tensor = self.layout.constants[value]
-        dtype, size = self.layout.type_name(tensor.dtype), tensor.size
-        array = tensor.numpy() if size and tensor.nbytes <= 16 * SMALL else None
+        dtype, size, shape = self.layout.type_name(tensor.dtype), tensor.size, _shape(tensor.shape.numpy())
+        kind = "" if dtype == "float32" else f", dtype=torch.{dtype}"
+        array = tensor.numpy() if size and tensor.nbytes <= KNOWN else None
         first = int(array.reshape(-1)[0]) if array is not None and array.dtype == np.int64 and size > 4 else None
         if array is not None and first is not None and (array.reshape(-1) == np.arange(first, first + size)).all():
-            shape = "" if array.ndim == 1 else f".reshape({', '.join(map(str, array.shape))})"
-            text = f"torch.arange({f'{first}, ' if first else ''}{first + size}){shape}"
+            moved = "" if array.ndim == 1 else f".reshape({', '.join(map(str, array.shape))})"
+            text = f"torch.arange({f'{first}, ' if first else ''}{first + size}){moved}"
         elif array is not None and size > 1 and (array == array.reshape(-1)[0]).all():
-            number = ast.unparse(literal(array.reshape(-1)[0]))
-            text = f"torch.full({tuple(array.shape)}, {number}, dtype=torch.{dtype})"
+            number = array.reshape(-1)[0]
+            filled = {0: f"zeros({shape}", 1: f"ones({shape}"}.get(
+                number.item(), f"full({tuple(array.shape)}, {ast.unparse(literal(number))}"
+            )
+            text = f"torch.{filled}{kind})"
         elif array is not None and tensor.nbytes <= SMALL:
             array = array.astype(np.float64) if array.dtype.kind not in "biufc" else array
-            text = f"torch.tensor({ast.unparse(literal(array))}, dtype=torch.{dtype})"
+            text = f"torch.tensor({ast.unparse(literal(array))}{'' if dtype in ('int64', 'bool') else kind})"
         else:
-            text = f"torch.zeros({tuple(tensor.shape.numpy())}, dtype=torch.{dtype})"
+            text = f"torch.zeros({shape}{kind})"
+            self.stored.add(value)
         return f"self.register_buffer({name!a}, {text}, persistent=False)"
 
     # Classes
@@ -180,8 +191,7 @@ class ModuleClasses:
             name = free_name(wanted, self._taken)
             self._equal[wanted, key] = name, list(constants.values())
             self.classes[name] = self._class_text(name, [*head, *lines], texts, node)
-            if name != wanted:  # exported again, it has the name that it had
-                self.classes[name] += f'\n{name}.__name__ = "{wanted}"\n'
+            self.wanted[name] = wanted
         name, names = self._equal[wanted, key]
         numbers = {group.call: distinct.index(each) for group, each in zip(node.calls, keys, strict=True)}
         return Built(f"{name}()", numbers, constants=dict(zip(constants, names, strict=True)))
@@ -234,10 +244,14 @@ class ModuleClasses:
             methods["forward(self, *arguments, call=0)"] = [f"return ({every})[call](*arguments)"]
         lines = [f"class {name}(nn.Module):"]
         if node.path and node.calls and node.qualified.startswith("torch.nn."):
-            lines += ['    __module__ = "torch.nn"  # exported again, it is no level of tags, as it was none', ""]
+            lines += [f"    {OF_TORCH}", ""]
         for method, body in methods.items():
             lines += [f"    def {method}:", *(f"        {line}" for line in body), ""]
         return "\n".join(lines if methods else [*lines, "    pass", ""])
+
+
+def _shape(sizes: Sequence[int]) -> str:
+    return str(sizes[0]) if len(sizes) == 1 else str(tuple(sizes))
 
 
 def _is_statistic(value: ir.Value) -> bool:

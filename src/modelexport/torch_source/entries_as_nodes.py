@@ -232,7 +232,7 @@ class Constants(dict[ir.Value, ir.TensorProtocol]):
     def array(self, value: ir.Value) -> Any:
         """A small constant as an array; ``None`` for others."""
         tensor = self.get(value)
-        if tensor is None or tensor.nbytes > 16 * SMALL or tensor.dtype == ir.DataType.STRING:
+        if tensor is None or tensor.nbytes > KNOWN or tensor.dtype == ir.DataType.STRING:
             return None
         if value not in self._arrays:
             array = tensor.numpy()
@@ -240,7 +240,9 @@ class Constants(dict[ir.Value, ir.TensorProtocol]):
         return self._arrays[value]
 
 
-SMALL = 256
+SMALL = 64
 """Bytes of a constant that each module that uses it gets for itself."""
+KNOWN = 4_096
+"""Bytes of a constant whose elements decide how code is written."""
 NARROW = ("float32", "float16", "bfloat16")
 _NUMPY_TYPES = {"value_int": np.int64, "value_ints": np.int64, "value_float": np.float32, "value_floats": np.float32}

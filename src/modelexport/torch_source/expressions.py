@@ -7,6 +7,7 @@ import functools
 import keyword
 import math
 import re
+import types
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -84,6 +85,40 @@ def _elements(node: Any, operands: Mapping[str, Any]) -> list[Any]:
     return [] if operand is LEFT_OUT else [_filled(node, operands)]
 
 
+def matches(pattern: Any, expression: Any, holes: dict[str, Any]) -> bool:
+    """Whether an expression is a pattern with its names replaced; writes down by what."""
+    if isinstance(pattern, ast.Name) and pattern.id not in ("self", "F", "torch"):
+        known = holes.setdefault(pattern.id, expression)
+        return ast.dump(known) == ast.dump(expression)
+    if type(pattern) is not type(expression):
+        return False
+    if isinstance(pattern, ast.Call) and pattern.keywords and pattern.keywords[-1].arg is None:
+        holes["more"] = {keyword.arg: keyword.value for keyword in expression.keywords}
+        return matches(pattern.func, expression.func, holes) and matches(pattern.args, expression.args, holes)
+    if isinstance(pattern, list):
+        return len(pattern) == len(expression) and all(map(matches, pattern, expression, [holes] * len(pattern)))
+    if isinstance(pattern, ast.AST):
+        return all(matches(value, getattr(expression, name), holes) for name, value in ast.iter_fields(pattern))
+    return bool(pattern == expression)
+
+
+_IDIOMS = {
+    "1 / torch.sqrt(x)": "torch.rsqrt(x)",
+    "x * torch.sigmoid(x)": "F.silu(x)",
+    "torch.sigmoid(x) * x": "F.silu(x)",
+}
+"""What exporters write as several operators to the function of torch that computes it."""
+
+
+def idiomatic(expression: ast.expr) -> ast.expr:
+    """An expression, or the function of torch that computes the same."""
+    for pattern, function in _IDIOMS.items():
+        holes: dict[str, Any] = {}
+        if matches(parsed(pattern), expression, holes):
+            return code(function, **holes)
+    return expression
+
+
 def literal(value: Any) -> ast.expr:
     """A number, truth value, text or sequence of these; expressions are themselves.
 
@@ -101,7 +136,7 @@ def literal(value: Any) -> ast.expr:
     plain = value.item() if isinstance(value, np.generic | np.ndarray) else value
     if isinstance(plain, float) and not math.isfinite(plain):
         return parsed("math.nan" if math.isnan(plain) else "math.inf" if plain > 0 else "-math.inf")
-    return ast.Constant(plain) if isinstance(plain, str) else parsed(repr(plain))
+    return ast.Constant(plain) if isinstance(plain, str | types.EllipsisType) else parsed(repr(plain))
 
 
 def identifier(text: str, default: str = "value") -> str:

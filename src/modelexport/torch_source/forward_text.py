@@ -22,12 +22,13 @@ from modelexport.format.dtypes import parse_dtype
 from modelexport.graph.nodes import nested_graphs
 from modelexport.tagged.encodings.functions_call_groups import Group, Item
 from modelexport.torch_source.call_layout import CallLayout, is_below
-from modelexport.torch_source.expressions import LEFT_OUT, Number, code, identifier, literal, parsed
+from modelexport.torch_source.expressions import LEFT_OUT, Number, code, identifier, idiomatic, literal, parsed
 from modelexport.torch_source.layer_operators import OPERATORS
 from modelexport.torch_source.module_nodes import ModuleNodes
 from modelexport.torch_source.nested_graphs import MissingOperatorError, NestedGraphs
 from modelexport.torch_source.operation import FUNCTIONS, Operation, UnwrittenError
 from modelexport.torch_source.recurrent_classes import RecurrentCall
+from modelexport.torch_source.value_scope import with_names_used_again
 
 
 @dataclass(eq=False)
@@ -219,7 +220,7 @@ class ForwardText(NestedGraphs):
         """Names for the elements of a tuple, which may have more than values for them."""
         is_used = [bool(self._uses[value]) or value.is_graph_output() for value in values]
         last = max((place for place, used in enumerate(is_used) if used), default=-1)
-        if is_used.count(True) == 1 and (more or len(values) > 1):
+        if is_used.count(True) == 1:
             self._give(values[last], code("x[place]", x=written, place=last), operator)
             return
         names = [self._name(value, operator) if used else "_" for value, used in zip(values, is_used, strict=True)]
@@ -260,7 +261,7 @@ class ForwardText(NestedGraphs):
                 "add a row to OPERATORS of modelexport/torch_source/layer_operators.py, or cut the module out with "
                 "`modelexport extract`"
             ) from error
-        return written
+        return idiomatic(written)
 
     def _write(self, node: ir.Node, written: ast.expr) -> None:
         function = written.func if isinstance(written, ast.Call) else None
@@ -306,8 +307,8 @@ class ForwardText(NestedGraphs):
         shown = ast.unparse(written)
         is_tuple = isinstance(written, ast.Tuple) and len(outputs) > 1
         self._emit(f"return {shown[1:-1] if is_tuple else shown}")
-        self.lines[:0] = self._size_lines()
         self.result = written if len(self.lines) == 1 else None
+        self.lines = with_names_used_again(self.arguments, [*self._size_lines(), *self.lines])
 
     def _write_unused(self) -> None:
         """Calls that return what they get, and whose result nothing uses in the end."""

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import numpy as np
 import onnx_ir as ir
 
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.torch_source.entries_as_nodes import Constants
-from modelexport.torch_source.size_numbers import FileNumbers, size_of
+from modelexport.torch_source.size_numbers import FileNumbers, sizes_of
 
 CountedAxis = tuple[str, int]
 """An axis that indices count through: its size, and its number from the end."""
@@ -38,6 +40,24 @@ def replace_whole_gathers(graph: ir.Graph, constants: Constants, numbers: FileNu
             assert isinstance(node.graph, ir.Graph)
             node.graph.insert_before(node, view)
             ir.convenience.replace_all_uses_with(result, view.outputs[0], replace_graph_outputs=True)
+
+
+def drop_choices_without_effect(graph: ir.Graph, kept: Container[str | None], constants: Constants) -> None:
+    """Replace ``Where`` by the operand that it chooses everywhere, as for rows that see no key where all see some.
+
+    Args:
+        kept: The names of values that calls without nodes return, and that have to stay.
+    """
+    for node in list(graph.all_nodes()):
+        condition = constants.array(node.inputs[0]) if node.op_type == "Where" and node.inputs[0] else None
+        if condition is None or not condition.size or len({*condition.reshape(-1).tolist()}) > 1:
+            continue
+        chosen, result = node.inputs[1 if condition.all() else 2], node.outputs[0]
+        fits = chosen is not None and chosen.shape is not None and chosen.shape == result.shape
+        if fits and chosen is not None and not result.is_graph_output() and result.name not in kept:
+            result.replace_all_uses_with(chosen)
+            assert isinstance(node.graph, ir.Graph)
+            node.graph.remove(node, safe=True)
 
 
 def _counted_axes(indices: ir.Value | None, constants: Constants, numbers: FileNumbers) -> list[CountedAxis | None]:
@@ -76,11 +96,6 @@ def is_always_true(value: ir.Value | None, constants: Constants, numbers: FileNu
         return False
     low, step, least = (numbers.number(each) for each in (start.inputs[0], start.inputs[2], node.inputs[1]))
     return all(isinstance(each, int) for each in (low, step, least)) and low >= least and step > 0
-
-
-def sizes_of(value: ir.Value) -> list[str]:
-    """The sizes of a value as text; a dynamic one by its name."""
-    return [str(size_of(value, axis)) for axis in range(len(value.shape or ()))]
 
 
 def _before(value: ir.Value | None, operator: str, *, most: int = 9) -> ir.Value | None:

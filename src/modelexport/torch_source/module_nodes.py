@@ -108,6 +108,11 @@ class ModuleNodes:
             if all(name.isdigit() for name in node.children):
                 node.children = dict(sorted(node.children.items(), key=lambda item: int(item[0])))
 
+    def entries(self) -> Iterator[str]:
+        """The names of all entries."""
+        for path, node in self.by_path.items():
+            yield from (f"{path}.{name}".lstrip(".") for name in node.entries)
+
     def attribute(self, start: str, path: str, name: str = "") -> ast.expr:
         """The expression for a module, or an entry of it, in the code of a module above it.
 

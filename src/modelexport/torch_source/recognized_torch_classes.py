@@ -19,7 +19,7 @@ from torch import nn
 from modelexport.format.documents import CallTensor
 from modelexport.tagged.encodings.functions_call_groups import Group
 from modelexport.torch_source.call_layout import CallLayout
-from modelexport.torch_source.expressions import code, is_plain, parsed
+from modelexport.torch_source.expressions import code, is_plain, matches, parsed
 from modelexport.torch_source.forward_text import ForwardText
 from modelexport.torch_source.module_nodes import ModuleNode
 
@@ -41,8 +41,7 @@ _ROWS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     (r"AdaptiveAvgPool1d", (("x.mean(2, **more)", "NAME(1)"),)),
     (r"AdaptiveAvgPool2d", (("x.mean((2, 3), **more)", "NAME(1)"),)),
     (r"AdaptiveAvgPool3d", (("x.mean((2, 3, 4), **more)", "NAME(1)"),)),
-    ("SiLU", (("x * torch.sigmoid(x)", "SiLU()"), ("torch.sigmoid(x) * x", "SiLU()"))),
-    ("ReLU|SELU|Tanh|Sigmoid|Hardswish|Mish|Softplus|Softsign", (
+    ("ReLU|SELU|SiLU|Tanh|Sigmoid|Hardswish|Mish|Softplus|Softsign", (
         ("torch.NAME(x)", "NAME()"), ("F.NAME(x)", "NAME()"),
         ("1.0507010221481323 * F.elu(x, 1.6732631921768188)", "NAME()"))),
     ("GELU", (("F.gelu(x, **more)", "GELU(**more)"),)), ("ReLU6", (("x.clamp(min=0.0, max=6.0)", "ReLU6()"),)),
@@ -85,7 +84,7 @@ def _recognized(
             node.attr for node in ast.walk(parsed(pattern)) if isinstance(node, ast.Attribute)
         } & module.entries.keys()
         holes: dict[str, Any] = {"x": parsed(text.arguments[0])}
-        if own != module.entries.keys() - {"num_batches_tracked"} or not _matches(parsed(pattern), text.result, holes):
+        if own != module.entries.keys() - {"num_batches_tracked"} or not matches(parsed(pattern), text.result, holes):
             continue
         weight = list(module.entries["weight"].shape) if "weight" in own else []
         holes |= {f"w{axis}": size for axis, size in enumerate(weight)}
@@ -98,23 +97,6 @@ def _recognized(
             holes["size"] = size.elts[0]
         return _shortened(code(f"nn.{constructor.replace('NAME', name)}", **holes))
     return None
-
-
-def _matches(pattern: Any, expression: Any, holes: dict[str, Any]) -> bool:
-    """Whether an expression is a pattern with its names replaced; writes down by what."""
-    if isinstance(pattern, ast.Name) and pattern.id not in ("self", "F", "torch"):
-        known = holes.setdefault(pattern.id, expression)
-        return ast.dump(known) == ast.dump(expression)
-    if type(pattern) is not type(expression):
-        return False
-    if isinstance(pattern, ast.Call) and pattern.keywords and pattern.keywords[-1].arg is None:
-        holes["more"] = {keyword.arg: keyword.value for keyword in expression.keywords}
-        return _matches(pattern.func, expression.func, holes) and _matches(pattern.args, expression.args, holes)
-    if isinstance(pattern, list):
-        return len(pattern) == len(expression) and all(map(_matches, pattern, expression, [holes] * len(pattern)))
-    if isinstance(pattern, ast.AST):
-        return all(_matches(value, getattr(expression, name), holes) for name, value in ast.iter_fields(pattern))
-    return bool(pattern == expression)
 
 
 def _shortened(call: ast.expr) -> str:
@@ -135,10 +117,11 @@ def container(node: ModuleNode, children: Mapping[str, str]) -> str | None:
     if not node.is_list or node.entries:
         return None
     texts, chained = list(children.values()), node.class_name == "Sequential"
-    repeated = f"{texts[0]} for _ in range({len(texts)})" if len(texts) > 1 and len(set(texts)) == 1 else ""
-    if chained:
-        return f"nn.Sequential({f'*({repeated})' if repeated else ', '.join(texts)})"
-    return f"nn.ModuleList({repeated or '[' + ', '.join(texts) + ']'})"
+    are_equal = len(texts) > 1 and len(set(texts)) == 1
+    elements = f"[{texts[0]} for _ in range({len(texts)})]" if are_equal else f"[{', '.join(texts)}]"
+    return (
+        f"nn.Sequential({f'*{elements}' if are_equal else elements[1:-1]})" if chained else f"nn.ModuleList({elements})"
+    )
 
 
 def sequential(

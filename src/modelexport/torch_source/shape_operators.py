@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import onnx_ir as ir
 
-from modelexport.torch_source.expressions import Number, code, literal
+from modelexport.torch_source.expressions import Number, literal
 from modelexport.torch_source.operation import Operation, UnwrittenError
+from modelexport.torch_source.size_numbers import sizes_of
 
 _END = 2**31 - 1
 """From here on the end of a slice is the end of its axis."""
@@ -26,7 +28,7 @@ def _transpose(o: Operation) -> ast.expr:
 
 
 def _reshape(o: Operation) -> ast.expr:
-    numbers, keeps = o.numbers(1), not o.attribute("allowzero")
+    numbers, keeps, value = o.numbers(1), not o.attribute("allowzero"), o.value(0)
     if numbers is None:
         return o.write("reshape(a, s1)")
     is_kept = [keeps and not isinstance(number, Number) and number == 0 for number in numbers]
@@ -34,7 +36,27 @@ def _reshape(o: Operation) -> ast.expr:
         o.write("a.shape[axis]", axis=axis) if kept else number
         for axis, (kept, number) in enumerate(zip(is_kept, numbers, strict=True))
     ]
+    before = sizes_of(value) if value is not None and value.shape is not None else []
+    after = sizes_of(o.node.outputs[0])
+    if before and len(after) == len(sizes) > 0:
+        head = _equal(before, after)
+        tail = _equal(before[head:][::-1], after[head:][::-1])
+        old, new = len(before) - head - tail, len(after) - head - tail
+        if old == new == 0:
+            return o.write("a")
+        if tail and 0 in (old, new):  # an axis of size 1 more or less belongs to the one behind it
+            old, new, tail = old + 1, new + 1, tail - 1
+        if old == 1 and new > 1:
+            return o.write("a.unflatten(axis, sizes)", axis=head if tail else -1, sizes=tuple(sizes[head : head + new]))
+        if new == 1 and old > 1:
+            return o.write("a.flatten(*axes)", axes=[head, head + old - 1] if tail else [head])
     return o.write("a.reshape(*sizes)" if sizes else "a.reshape(())", sizes=sizes)
+
+
+def _equal(some: Sequence[str], others: Sequence[str]) -> int:
+    """How many sizes from the start are the same; one that is not known is not."""
+    pairs = (one == other and "?" not in one for one, other in zip(some, others, strict=False))
+    return sum(1 for _ in itertools.takewhile(bool, pairs))
 
 
 def _flatten(o: Operation) -> ast.expr:
@@ -45,17 +67,22 @@ def _flatten(o: Operation) -> ast.expr:
 
 
 def _squeeze(o: Operation) -> ast.expr:
-    axes = o.axes(1)
-    return o.write(
-        "a.squeeze(axes)" if axes else "a.squeeze()", axes=axes[0] if axes and len(axes) == 1 else tuple(axes or ())
-    )
+    axes, operand = o.axes(1), o.tensor(0)
+    parts = [] if not isinstance(operand, ast.Subscript) else getattr(operand.slice, "elts", [operand.slice])
+    if isinstance(operand, ast.Subscript) and axes == [len(parts) - 1] and isinstance(parts[-1], ast.Slice):
+        start, end = (ast.unparse(part or ast.Constant(0)) for part in (parts[-1].lower, parts[-1].upper))
+        if start.isdigit() and end == str(int(start) + 1) and not any(isinstance(each, ast.Constant) for each in parts):
+            return o.write("x[*parts]", x=operand.value, parts=[*parts[:-1], int(start)])
+    one = axes[0] if axes and len(axes) == 1 else tuple(axes or ())
+    return o.write("x.squeeze(axes)" if axes else "x.squeeze()", x=operand, axes=one)
 
 
 def _unsqueeze(o: Operation) -> ast.expr:
-    axes, written = o.axes(1) or [], o.write("a")
-    for axis in sorted(axis % (o.rank() + len(axes)) for axis in axes) if len(axes) > 1 else axes:
-        written = code("x.unsqueeze(axis)", x=written, axis=axis)
-    return written
+    axes = o.axes(1) or []
+    if len(axes) == 1:
+        return o.write("a.unsqueeze(axis)", axis=axes[0])
+    new = {axis % (o.rank() + len(axes)) for axis in axes}
+    return o.write("a[*parts]", parts=[None if axis in new else ast.Slice() for axis in range(max(new, default=0) + 1)])
 
 
 def _expand(o: Operation) -> ast.expr:
@@ -63,10 +90,9 @@ def _expand(o: Operation) -> ast.expr:
     known: list[Any] = list(value.shape) if value is not None and value.shape is not None else [None]
     if numbers is not None and len(known) <= len(numbers):
         known = [1] * (len(numbers) - len(known)) + known
-        if all(
-            size == 1 or (size == number and isinstance(size, int)) for size, number in zip(known, numbers, strict=True)
-        ):
-            return o.write("a.expand(*sizes)", sizes=numbers)
+        sizes = [-1 if number == 1 and size != 1 else number for size, number in zip(known, numbers, strict=True)]
+        if all(size in (1, number) or number == -1 for size, number in zip(known, sizes, strict=True)):
+            return o.write("a.expand(*sizes)", sizes=sizes)
     return o.write("expand(a, s1)" if known else "a.expand(s1)")
 
 

@@ -109,6 +109,11 @@ def size_of(value: ir.Value, axis: int) -> Any:
     return Number(ast.Name(f"<{name or '?'}>", ast.Load()), True)
 
 
+def sizes_of(value: ir.Value) -> list[str]:
+    """The sizes of a value as text; a dynamic one by its name."""
+    return [str(size_of(value, axis)) for axis in range(len(value.shape or ()))]
+
+
 def _sizes(node: ir.Node, value: ir.Value, size: Callable[[ir.Value, int], Any]) -> Numbers | None:
     """The sizes of a tensor, or how many elements it has."""
     if value.shape is None or isinstance(value.type, ir.SequenceType):

@@ -25,10 +25,11 @@ from modelexport.graph.missing_types import infer_shapes
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.torch_source.attention_pattern import put_attention_together
 from modelexport.torch_source.call_layout import CallLayout
-from modelexport.torch_source.class_writing import ModuleClasses
+from modelexport.torch_source.class_writing import RESERVED_NAMES, ModuleClasses
 from modelexport.torch_source.entries_as_nodes import Constants, Entries, entries_as_nodes
 from modelexport.torch_source.expressions import TORCH_TYPES
-from modelexport.torch_source.mask_patterns import replace_whole_gathers
+from modelexport.torch_source.mask_patterns import drop_choices_without_effect, replace_whole_gathers
+from modelexport.torch_source.merged_classes import MergedClasses
 from modelexport.torch_source.merged_nodes import separate_merged_nodes
 from modelexport.torch_source.module_nodes import ModuleNodes
 from modelexport.torch_source.operation import FUNCTIONS, refuse_damaged_nodes
@@ -120,17 +121,21 @@ def torch_source(source: Source, *, dropout: Mapping[str, float] | None = None, 
     constants = Constants(tagged.model, entries, is_wide=bool(dtype))
     numbers = FileNumbers(tagged.model.graph, constants.array)
     replace_whole_gathers(tagged.model.graph, constants, numbers)
-    put_attention_together(tagged.model, _returned(tagged), constants, numbers)
+    drop_choices_without_effect(tagged.model.graph, returned := _returned(tagged), constants)
+    put_attention_together(tagged.model, returned, constants, numbers)
     layout = CallLayout(tagged, entries, constants, numbers)
     nodes = ModuleNodes(layout)
     classes = ModuleClasses(layout, nodes, dropout=_dropped(tagged, dropout or {}))
     root = classes.build("")
+    tensors = _tensors(layout, nodes, classes, entries)
     name = root.constructor.removesuffix("()")
     if root.constructor.startswith("nn."):  # a root of torch.nn alone
-        name = "Model"
-        classes.classes[name] = f"def {name}():\n    return {root.constructor}\n"
-    text = _file_text(tagged, classes, name)
-    return TorchSource(text, name, _tensors(layout, nodes, classes, entries), layout.is_wide, tuple(entries.lost))
+        name = classes.wanted["Model"] = "Model"
+        classes.classes[name] = f"def Model():\n    return {root.constructor}"
+    texts = MergedClasses(classes.classes, classes.wanted, name, RESERVED_NAMES).texts.values()
+    is_whole = all(classes.has(key) for key in tensors) and tensors.keys() == {*nodes.entries()}
+    text = _file_text(tagged, classes, texts, name, _LOAD_ENTRIES if is_whole else _LOAD)
+    return TorchSource(text, name, tensors, layout.is_wide, tuple(entries.lost))
 
 
 def _returned(tagged: TaggedFile) -> set[str | None]:
@@ -150,8 +155,8 @@ def _dropped(tagged: TaggedFile, dropout: Mapping[str, float]) -> dict[str, floa
     return found
 
 
-def _file_text(tagged: TaggedFile, classes: ModuleClasses, name: str) -> str:
-    body = "\n\n".join([*map(_function_text, _with_callees(classes.helpers)), *classes.classes.values()])
+def _file_text(tagged: TaggedFile, classes: ModuleClasses, texts: Iterable[str], name: str, load: str) -> str:
+    body = "\n\n\n".join([*(_function_text(each).rstrip() for each in _with_callees(classes.helpers)), *texts])
     docstring = (
         f"{name}, out of an ONNX file: {plural(len(tagged.calls), 'call')} of modules. Made by modelexport to-torch."
     )
@@ -160,7 +165,8 @@ def _file_text(tagged: TaggedFile, classes: ModuleClasses, name: str) -> str:
         "import math": "math." in body,
         "from collections import OrderedDict": "OrderedDict(" in body,
         "from collections.abc import Callable, Sequence": "Sequence[" in body or "Callable[" in body,
-        "from operator import attrgetter\nfrom pathlib import Path": True,
+        "from operator import attrgetter": "attrgetter" in load,
+        "from pathlib import Path": True,
         "from typing import Any": "Any" in body,
         "": True,
         "import torch": "torch." in body,
@@ -169,10 +175,16 @@ def _file_text(tagged: TaggedFile, classes: ModuleClasses, name: str) -> str:
         f"from torch import {'Tensor, ' if classes.helpers else ''}nn": True,
     }
     imports = "\n".join(line for line, is_needed in head.items() if is_needed)
-    load = _LOAD.replace("NAME()", f"{name}(){'.double()' if classes.layout.is_wide else ''}")
+    load = load.replace("NAME()", f"{name}(){'.double()' if classes.layout.is_wide else ''}")
     return f'"""{docstring}"""\n\n{imports}\n\n\n{body.rstrip()}\n\n\n{load}'
 
 
+_LOAD_ENTRIES = '''def load(path=Path(__file__).with_suffix(".safetensors")):
+    """The model, in evaluation mode, with the weights of a safetensors file."""
+    model = NAME()
+    model.load_state_dict(load_file(path))
+    return model.eval()
+'''
 _LOAD = '''def load(path=Path(__file__).with_suffix(".safetensors")):
     """The model, in evaluation mode, with the weights of a safetensors file."""
     model = NAME()
@@ -212,7 +224,7 @@ def _tensors(
         if nodes.by_path[path].alias_of is None:
             for value, name in classes.build(path).constants.items():
                 tensor = layout.constants[value]
-                if tensor.dtype != ir.DataType.STRING:
+                if value in classes.stored and tensor.dtype != ir.DataType.STRING:
                     found[f"{path}.{name}".lstrip(".")] = tensor.numpy()
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -73,13 +73,27 @@ class ValueScope:
         module = called.func if isinstance(called, ast.Call) else None
         if value in self.layout.boundary:
             base = value.name or ""
-        elif isinstance(module, ast.Attribute) and isinstance(module.value, ast.Name) and module.value.id == "self":
+        elif isinstance(module, ast.Attribute) and ast.unparse(module.value) == "self":
             base = module.attr
-        elif operator == OPERATOR:
+        elif isinstance(module, ast.Attribute) and module.attr == OPERATOR:
             base = "attn_output"
+        elif (known := self._name_of_argument(value)) is not None:
+            base = known
         elif base in ("val", "v", "value", "") or not base.isascii():
             base = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", operator).lower()
         return self._fresh(identifier(base))
+
+    def _name_of_argument(self, value: ir.Value) -> str | None:
+        """The name with which the first call, or attention, that takes a value has it as an argument."""
+        depth = len(self.layout.around[self.group.call])
+        for use in value.uses():
+            if use.node.op_type == OPERATOR:
+                return ("query", "key", "value", "mask")[use.idx]
+            chain = self.layout.chain.get(use.node, ())
+            name = self.layout.arguments.get(chain[depth], {}).get(value.name or "") if len(chain) > depth else None
+            if name and name != "input" and not name.startswith("args"):
+                return name
+        return None
 
     def _bind(self, value: ir.Value, name: str) -> None:
         """A value has a name from here on; one that is computed from sizes is Python's number, or a tuple of them."""
@@ -195,6 +209,24 @@ class ValueScope:
         for value in pending:
             del self._pending[value]
         return written
+
+
+def with_names_used_again(arguments: Sequence[str], lines: Sequence[str]) -> list[str]:
+    """The lines of a function where ``add_1`` is ``add``, if nothing uses the other ``add`` from there on."""
+    body = "\n".join(f"    {line}" for line in lines)
+    function: Any = ast.parse(f"def forward({', '.join(arguments)}):\n{body}").body[0]
+    used = [[node for node in ast.walk(each) if isinstance(node, ast.Name)] for each in function.body]
+    for place, statement in enumerate(function.body):
+        target: Any = statement.targets[0] if isinstance(statement, ast.Assign) else None
+        name = target.id if isinstance(target, ast.Name) else ""
+        base = re.sub(r"_\d+$", "", name)
+        before, after = ([node for nodes in part for node in nodes] for part in (used[: place + 1], used[place + 1 :]))
+        stored = {node.id for node in before if isinstance(node.ctx, ast.Store)}
+        is_free = base in stored or base in arguments or base not in {node.id for node in before}
+        if base != name and is_free and base not in {node.id for node in after}:
+            for node in (target, *after):
+                node.id = base if node.id == name else node.id
+    return ast.unparse(function.body).splitlines() if lines else []
 
 
 def length(expression: ast.expr) -> int:

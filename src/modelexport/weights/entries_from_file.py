@@ -11,10 +11,12 @@ from modelexport.errors import WeightsError
 from modelexport.format.documents import StateDictEntry, TransformStep
 from modelexport.format.dtypes import parse_dtype
 from modelexport.format.parameter_plan import ParameterPlan
-from modelexport.weights.recorded_transforms import apply_transform, compute_planned, decode_tensor
+from modelexport.weights.recorded_transforms import apply_transform, compute_planned, decode_tensor, encode_tensor
 
 Stored = tuple[ParameterPlan, np.ndarray]
 """How an initializer is computed, and its value."""
+_NO_ELEMENT = -(2**40)
+"""The number of an element of a constant: arithmetic with it gives no number that an element of an entry has."""
 _OPPOSITE = {"Add": np.subtract, "Sub": np.add, "Mul": np.divide, "Div": np.multiply}
 
 
@@ -71,21 +73,27 @@ def transposition(steps: Iterable[TransformStep]) -> list[int] | None:
 
 
 def _numbers(key: str, plan: ParameterPlan, entries: Mapping[str, StateDictEntry]) -> np.ndarray | None:
-    """Which element of the entry each element of the initializer is, counted from 1; others are above or 0."""
+    """Which element of the entry each element of the initializer is, counted from 1; others are above or below."""
     start, numbered = 1, {}
     for name in sorted(plan.inputs(), key=lambda name: name != key):
         size = int(np.prod(entries[name].shape, dtype=np.int64))
         numbered[name] = np.arange(start, start + size, dtype=np.int64).reshape(entries[name].shape)
         start += size
-    steps = [
-        msgspec.structs.replace(step, op_type="Identity", attributes={}, version=1) if step.op_type == "Cast" else step
-        for step in plan.steps
-    ]
     try:
-        numbers = apply_transform(steps, numbered)
+        numbers = apply_transform([_of_numbers(step) for step in plan.steps], numbered)
     except Exception:  # an operator that does not take whole numbers
         return None
-    return numbers if numbers.dtype == np.int64 else None
+    are_moved = ((numbers >= 0) & (numbers < start)) | (numbers == _NO_ELEMENT)
+    return numbers if numbers.dtype == np.int64 and are_moved.all() else None
+
+
+def _of_numbers(step: TransformStep) -> TransformStep:
+    """A step for the numbers of elements: it keeps their type, and its floating-point constants are no elements."""
+    if step.op_type == "Cast":
+        return msgspec.structs.replace(step, op_type="Identity", attributes={}, version=1)
+    if step.op_type == "Constant" and (array := decode_tensor(step.attributes["value"])).dtype.kind not in "biu":
+        return msgspec.structs.replace(step, attributes={"value": encode_tensor(np.full(array.shape, _NO_ELEMENT))})
+    return step
 
 
 def _inverted(key: str, plan: ParameterPlan, entry: StateDictEntry, array: np.ndarray) -> np.ndarray:

@@ -115,9 +115,11 @@ class Computed:
     def _can_be_undone(self, node: SourceNode) -> bool:
         read = [name for name in _read_inputs(node.op, node.inputs) if name is not None and self.depends(name)]
         changes = {self._changes[name] for name in read if name in self._changes}
-        if node.op[0] == packed.DOMAIN or (node.op[1] in _MOVING and changes <= {"moved"}):
+        only_first = read == [node.inputs[0]]
+        moves = node.op[1] in _MOVING and (only_first or node.op[1] == "Concat")  # an entry that is an index is lost
+        if node.op[0] == packed.DOMAIN or (moves and changes <= {"moved"}):
             self._changes.update(dict.fromkeys(node.outputs, "moved"))
-        elif node.op[1] in _ARITHMETIC and read == [node.inputs[0]] and changes <= {"scaled"}:
+        elif node.op[1] in _ARITHMETIC and only_first and changes <= {"scaled"}:
             self._changes.update(dict.fromkeys(node.outputs, "scaled"))
         else:
             return False
