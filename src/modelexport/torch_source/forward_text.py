@@ -172,7 +172,7 @@ class ForwardText(NestedGraphs):
             return code("module(*given, **extra)", module=module, given=given, extra=extra)
 
         self._operator = "x"
-        written = self._composed(write)
+        written = write() if self.layout.inputs[group.call] == outputs else self._composed(write)
         name = group.call.path.rpartition(".")[2]
         if group.call in self.layout.unchanged:
             value = outputs[0]
