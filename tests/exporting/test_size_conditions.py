@@ -123,6 +123,19 @@ def test_an_axis_that_the_capture_makes_constant_is_told_if_the_model_accepts_ot
         export(Constant().eval(), {"x": torch.rand(2, 3, 4)}, tmp_path / "y.onnx", dynamic=True, interface=named)
 
 
+class Lookup(nn.Module):
+    """Looks a size up: sizes of a capture have no hash, so dynamo interprets the code line by line."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * {8: 2.0, 16: 3.0}.get(x.shape[1], 1.0)
+
+
+def test_the_line_is_that_of_the_model_if_its_code_is_interpreted(tmp_path: Path) -> None:
+    (fixed,) = export(Lookup().eval(), {"x": torch.rand(2, 8)}, tmp_path / "x.onnx", dynamic=True).fixed
+    assert (fixed.input, fixed.axis, fixed.size) == ("x", 1, 8)
+    assert ".get(x.shape[1], 1.0)" in fixed.reason
+
+
 class Root(nn.Module):
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x / math.cos(x.shape[1]), y * 2

@@ -84,12 +84,13 @@ def failure(error: BaseException, call: ModuleCall | None, reason: str, explanat
 
 def line_of(frames: traceback.StackSummary) -> str:
     """The innermost line of the model's own code on a stack: ``net.py:12``; empty if there is none."""
-    lines = [
-        f"{name_of_code(frame.filename)}:{frame.lineno}"
-        for frame in frames
-        if not frame.filename.startswith(_NOT_THE_MODEL)
-    ]
+    lines = [f"{name_of_code(frame.filename)}:{frame.lineno}" for frame in frames if not is_of_exporter(frame)]
     return lines[-1] if lines else ""
+
+
+def is_of_exporter(frame: traceback.FrameSummary) -> bool:
+    """Whether a frame is of PyTorch's code or of what exports a model."""
+    return frame.filename.startswith(_NOT_THE_MODEL)
 
 
 _NOT_THE_MODEL = tuple(f"{Path(file).parent}{os.sep}" for file in (torch.__file__, Path(__file__).parent))

@@ -84,6 +84,8 @@ TABLE: Mapping[str, Row] = {
         "what is decided by sizes, and the line of the model", "files would be wrong at other sizes", required=True),
     "symbols": Row("dynamo", "torch.fx.experimental:symbolic_shapes", None,
         "a traced model runs with symbolic sizes", "fewer conditions of sizes with torchscript"),
+    "interpreted frames": Row("dynamo", "torch._guards:TracingContext.extract_stack", "",
+        "what is decided by sizes names the line of the model that dynamo interprets", "no line for such decisions"),
     "formulas": Row("dynamo", "torch.utils._sympy.printers:PythonPrinter", "settings",
         "conditions of sizes as text", "files would be wrong at other sizes", required=True),
     "prepare": Row("dynamo", f"{_EXPORTER}._core:_prepare_exported_program_for_export", "exported_program ...",

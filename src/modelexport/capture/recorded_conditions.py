@@ -13,7 +13,8 @@ from typing import Any
 
 from sympy import And, Eq
 
-from modelexport.capture.patches import private
+from modelexport.capture.failure_hints import is_of_exporter
+from modelexport.capture.patches import private, usable
 from modelexport.capture.value_decisions import frames_of_model
 from modelexport.core.text import name_of_code
 from modelexport.graph.size_conditions import SizeCondition, simplified
@@ -44,7 +45,7 @@ class RecordedConditions:
                 while caller.f_back is not None and caller.f_globals.get("__name__") in _COMPARE:
                     caller = caller.f_back
                 model = next(frames_of_model(frame), None)
-                line = (model.f_code.co_filename, model.f_lineno) if model is not None else ("", 0)
+                line = (model.f_code.co_filename, model.f_lineno) if model is not None else _interpreted_line()
                 self._guards.append((env, g, line, caller is model))
             log(env, prefix, g, forcing_spec)
 
@@ -75,6 +76,13 @@ def _without_factors(condition: Any) -> Any:
     if not isinstance(condition, Eq) or not (condition.lhs.is_Mul and condition.rhs.is_Mul):
         return condition
     return Eq(*(condition.lhs / condition.rhs).as_numer_denom())
+
+
+def _interpreted_line() -> tuple[str, int]:
+    """The file and line of the model's code that dynamo interprets; ``("", 0)`` if it interprets none."""
+    stack = private("interpreted frames")() if usable("interpreted frames") else ()
+    frames = [frame for frame in stack if not is_of_exporter(frame)]
+    return (frames[-1].filename, frames[-1].lineno or 0) if frames else ("", 0)
 
 
 def line_of_code(file: str, number: int) -> tuple[str, str]:

@@ -132,8 +132,11 @@ def site_of() -> Site:
 
 
 def frames_of_model(frame: FrameType | None) -> Iterator[FrameType]:
-    """The frames of the model's code, the innermost first, among a frame and those that called it."""
-    while frame is not None:
+    """The frames of the model's code, the innermost first, among a frame and those that called it.
+
+    What called the front end is not of the model.
+    """
+    while frame is not None and frame.f_globals.get("__name__") != "modelexport.capture.front_ends":
         if is_of_model(frame):
             yield frame
         frame = frame.f_back
