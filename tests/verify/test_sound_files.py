@@ -97,6 +97,17 @@ def test_a_model_that_returns_float64(tmp_path: Path) -> None:
     assert proven(Doubled().eval(), {"x": torch.randn(3, 8)}, tmp_path).claims == []
 
 
+class Narrowed(nn.Module):
+    """Returns a narrower type than that of its input."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.float()
+
+
+def test_a_model_that_rounds_float64(tmp_path: Path) -> None:
+    assert proven(Narrowed(), {"x": torch.randn(3, 8, dtype=torch.float64)}, tmp_path).agrees
+
+
 def test_a_fresh_weight_normalization(tmp_path: Path) -> None:
     """Its weight is what the normalization computes of it, but for rounding: one is not the rounded other."""
     model = nn.utils.parametrizations.weight_norm(nn.Conv1d(6, 4, 3)).eval()

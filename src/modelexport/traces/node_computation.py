@@ -22,7 +22,7 @@ from modelexport.weights.recorded_transforms import widen_attributes
 _FEW = 8
 """How many units of roundoff a kernel of a runtime is off by."""
 _WIDENED = {
-    "float64": (ir.DataType.DOUBLE,),
+    "float64": (ir.DataType.FLOAT,),
     "float32": (ir.DataType.FLOAT,),
     "float16": (ir.DataType.FLOAT, ir.DataType.FLOAT16),
     "bfloat16": (ir.DataType.FLOAT, ir.DataType.BFLOAT16),
