@@ -15,6 +15,7 @@ from modelexport.graph.missing_types import fill_types
 from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.snapshot import take_snapshot
+from modelexport.graph.unique_names import name_values_apart
 from modelexport.lineage.owners_after_passes import derive_owners
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20]> g '
@@ -168,3 +169,33 @@ def test_each_value_that_a_loop_carries_has_the_type_of_its_own() -> None:
         value.type = None
     fill_types(model)
     assert [value.dtype for value in model.graph.outputs] == [ir.DataType.INT64, ir.DataType.FLOAT]
+
+
+def test_the_bodies_of_an_operator_outside_the_standard_do_not_tell_the_types_of_its_outputs() -> None:
+    model = graph(
+        """(int32[1, 4] ids) => (int32 found, int32 scores) {
+            found, scores = com.microsoft.BeamSearch (ids)
+                <decoder = d (float[1] a) => (float[1] b) { b = Identity(a) }> }"""
+    )
+    for value in model.graph.outputs:
+        value.type = None
+    fill_types(model)
+    assert [value.dtype for value in model.graph.outputs] == [ir.DataType.INT32] * 2
+
+
+def test_a_value_is_renamed_only_if_a_graph_around_it_has_its_name() -> None:
+    """Two branches may share names, in nested graphs as well."""
+    model = graph(
+        """(bool c, float[2] x) => (float[2] y) {
+            y = If (c) <then_branch = one () => (float[2] p) { h = Abs(x)  t = Cos(h)  p = Exp(t) },
+                        else_branch = two () => (float[2] p) { h = Neg(x)  p = If (c) <
+                            then_branch = three () => (float[2] q) { h = Sin(x)  q = Exp(h) },
+                            else_branch = four () => (float[2] q) { q = Tan(h) }> }>
+            t = Relu(x) }"""
+    )
+    name_values_apart(model)
+    names = [(node.op_type, node.outputs[0].name) for node in all_nodes(model)]
+    assert names == [
+        ("If", "y"), ("Abs", "h"), ("Cos", "t_2"), ("Exp", "p"),
+        ("Neg", "h"), ("If", "p"), ("Sin", "h_2"), ("Exp", "q"), ("Tan", "q"), ("Relu", "t"),
+    ]  # fmt: skip

@@ -42,7 +42,7 @@ def _type_of(node: ir.Node, value: ir.Value, schema: onnx.defs.OpSchema | None) 
     attribute = node.attributes.get("value")
     if attribute is not None and attribute.type is ir.AttributeType.TENSOR and not attribute.is_ref():
         return attribute.as_tensor().dtype
-    if graphs := nested_graphs(node):  # the last results of a body are those of its node
+    if schema is not None and (graphs := nested_graphs(node)):  # the last results of a standard body are its node's
         return graphs[0].outputs[(value.index() or 0) - len(node.outputs)].dtype
     if schema is None:
         return next((taken.dtype for taken in node.inputs if taken is not None), None)

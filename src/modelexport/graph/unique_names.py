@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
-from modelexport.graph.nodes import all_nodes, initializers
+from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
 
 
 def with_unique_names(model: ir.Model, names: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
@@ -40,14 +40,25 @@ def free_name(name: str, taken: set[str] | set[str | None], *, first: int = 2) -
 
 
 def name_values_apart(model: ir.Model) -> None:
-    """Give every value that a node computes a name that no other has, in place.
+    """Give every value that a node computes a name that nothing else has in its graph and those around it, in place.
 
-    Fusions of ONNX Runtime repeat names of the graph in its branches; it does not load what it has written then.
+    Fusions of ONNX Runtime repeat names of the graph in its branches; it does not load what it has written then. Two
+    branches of one node may have equal names.
     """
-    taken = {value.name for value in (*initializers(model), *model.graph.inputs)}
-    for node in sorted(all_nodes(model), key=lambda node: node.graph is not model.graph):
-        for value in node.outputs:
-            value.name = free_name(value.name, taken) if value.name else value.name
+    _name_values_apart(model.graph, set(), names_in(model))
+
+
+def _name_values_apart(graph: ir.Graph, around: set[str | None], taken: set[str | None]) -> None:
+    own = {value.name for value in (*graph.inputs, *graph.initializers.values())}
+    for value in (value for node in graph for value in node.outputs if value.name):
+        if value.name in own or value.name in around:
+            value.name = free_name(value.name or "", taken)
+        own.add(value.name)
+    own -= around
+    around |= own
+    for nested in (nested for node in graph for nested in nested_graphs(node)):
+        _name_values_apart(nested, around, taken)
+    around -= own
 
 
 def name_nodes_apart(model: ir.Model) -> None:
