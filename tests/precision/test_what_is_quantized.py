@@ -20,6 +20,7 @@ from graph_texts import written
 from modelexport.errors import UsageError
 from modelexport.format.keys import STATE_DICT
 from modelexport.lineage.optimize_tools import optimize_file
+from modelexport.runtime.half_precision import in_half_precision
 
 RANDOM = np.random.default_rng(0)
 X = np.linspace(-1, 1, 128, dtype=np.float32).reshape(1, 4, 32)
@@ -176,6 +177,15 @@ def test_what_is_quantized_is_left_alone(tmp_path: Path) -> None:
         before, after = (operators(tmp_path / f"{name}.onnx").count("QuantizeLinear") for name in (source, output))
         assert (after > before) == pairs and done.returncode == 0
     assert "quantized already" in done.stdout
+
+
+def test_a_constant_with_tags_as_attributes_is_converted_to_half_precision() -> None:
+    constant = helper.make_node("Constant", [], ["c"], source_module="/M", value_floats=[1.5, 2.0], hierarchy_tags="[]")
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy")
+    model = helper.make_model(helper.make_graph([constant, helper.make_node("Mul", ["x", "c"], ["y"])], "g", [x], [y]))
+    (half,) = [node for node in in_half_precision(model).graph.node if node.op_type == "Constant"]
+    tensor = next(each.t for each in half.attribute if each.name == "value")
+    assert tensor.data_type == TensorProto.FLOAT16 and numpy_helper.to_array(tensor).tolist() == [1.5, 2.0]
 
 
 def test_numbers_beyond_half_precision_stay_in_float32_and_masks_hide(tmp_path: Path) -> None:

@@ -62,8 +62,8 @@ def in_half_precision(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _hold_constants(graph: onnx.GraphProto) -> None:
     """Make tensors of the numbers in ``Constant`` nodes, and initializers of those beyond the range."""
-    for node in [node for node in graph.node if node.op_type == "Constant"]:
-        (attribute,) = node.attribute
+    constants = [(node, each) for node in graph.node if node.op_type == "Constant" for each in node.attribute]
+    for node, attribute in constants:
         if attribute.name in ("value_float", "value_floats"):
             numbers = np.array(helper.get_attribute_value(attribute), np.float32)
             attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(numbers)))
