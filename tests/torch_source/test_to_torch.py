@@ -19,8 +19,10 @@ from torch import nn
 import modelexport
 from commands import run
 from modelexport.errors import UsageError
+from modelexport.format.documents import CallTensor
 from modelexport.tagged.file import read_tagged
 from modelexport.torch_source.nested_graphs import MissingOperatorError
+from modelexport.torch_source.recognized_torch_classes import runs
 from modelexport.torch_source.to_torch import TorchSource, torch_source
 from modelexport.traces.file_run import FileRun
 
@@ -336,3 +338,20 @@ def test_of_dynamic_sizes_attention_is_one_call_and_sizes_have_names(tmp_path: P
     hidden, mask = torch.randn(3, 7, 8), torch.ones(3, 7, dtype=torch.long)
     mask[1, 4:] = 0
     torch.testing.assert_close(source.model()(hidden, mask), model(hidden, mask))
+
+
+@pytest.mark.parametrize(
+    ("constructor", "dtype", "expected"),
+    [
+        ("nn.Softmax()", "float32", True),  # with a warning of torch, which an error would be here
+        ("nn.Sequential(OrderedDict(a=nn.ReLU()))", "float32", True),
+        ("nn.Sequential(Block())", "float32", False),  # a class of the file
+        ("nn.ReLU()", "a type that torch lacks", False),
+        ("nn.PixelShuffle(2)", "float32", False),
+        ("nn.FractionalMaxPool2d(2, output_size=1)", "float32", False),
+    ],
+)
+def test_whether_a_module_takes_a_tensor_is_told_whatever_it_raises(
+    constructor: str, dtype: str, *, expected: bool
+) -> None:
+    assert runs(constructor, [CallTensor(name="x", dtype=dtype, shape=["batch", 3])]) is expected
