@@ -145,6 +145,15 @@ def test_a_file_is_not_written_under_the_name_of_a_folder_nor_a_folder_under_tha
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["opus-mt-en.tr", "llama-3.2", "stages.zip/"])
+def test_a_folder_may_have_a_point_in_its_name_or_any_name_with_a_slash(
+    name: str, exported: Exporter, tmp_path: Path
+) -> None:
+    done = run("split", exported("blocks").path, "-o", name, "--stages", 2, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / name / "stage_0.onnx").is_file()
+
+
 def test_an_option_of_another_command_or_with_a_value_too_many_is_explained(tmp_path: Path) -> None:
     assert "No such option: --model; `modelexport verify` has it; see" in run("report", "x.onnx", "--model", "m").stderr
     told = run("export", "m.py:f", "-o", "x.onnx", "--report", "x.html").stderr

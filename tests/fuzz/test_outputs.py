@@ -386,14 +386,28 @@ def test_the_report_and_the_dag_files_of_an_export_replace_only_those_of_another
         ended = run(*export)
         assert ended.status == 2 and f"{file} exists and was not written by modelexport" in ended.err
         assert everything(place) == before
-        file.write_bytes(written)
+        file.write_bytes(written.replace(b"\n", b"\r\n"))  # as git may check it out
+    assert run(*export).status == 0
+
+
+def test_the_report_of_a_model_with_a_line_break_in_its_name_is_replaced(tmp_path: Path) -> None:
+    for _ in range(2):
+        modelexport.export(torch.nn.ReLU(), [torch.ones(2)], tmp_path / "x.onnx", name="two\nlines")
+    assert (tmp_path / "x.report.md").read_text().startswith("# two\\nlines\n\n`torch.nn.")
 
 
 def test_in_python_too_a_model_has_the_suffix_of_an_onnx_file(place: Path) -> None:
-    with pytest.raises(OutputError, match=r"net.txt is not the name of an ONNX file: give net.onnx"):
+    with pytest.raises(OutputError, match=r"net.txt is not the name of an ONNX file: give net.onnx$"):
         modelexport.export(torch.nn.ReLU(), [torch.ones(2)], "net.txt")
     with pytest.raises(OutputError, match=r"head.pt is not the name of an ONNX file"):
         load("plain.onnx").extract("head", "head.pt")
+    for name in ("net.onnx.tmp", "net.pb", "v1.0"):  # to be renamed, say
+        for _ in range(2):
+            load("plain.onnx").extract("head", name)
+        onnx.checker.check_model(onnx.load(name, format="protobuf"))
+    Path("paper.tex").write_text("mine")
+    with pytest.raises(OutputError, match=r"paper.tex exists and was not written by modelexport"):
+        load("plain.onnx").extract("head", "paper.tex")
 
 
 def test_two_outputs_cannot_be_one_file(place: Path) -> None:

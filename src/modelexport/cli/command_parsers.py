@@ -90,6 +90,8 @@ def _typer_parameter(
         else typer.Option(*flags, help=option.help, metavar=option.metavar, min=option.least, rich_help_panel=panel)
     )
     mark = MARKS.get(option.file)
+    if isinstance(mark, Written) and mark.folder:  # a Path would lose the slash at its end
+        kind = str if default is ... else str | None
     if isinstance(mark, Written) and mark.alone:
         mark = dataclasses.replace(mark, suffix=Path(option.metavar or "").suffix)
     annotation = Annotated[kind, info, *([mark] if mark is not None else [])]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import mimetypes
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -96,6 +95,7 @@ def guarded(marks: Mapping[str, Read | Written], values: dict[str, Any]) -> Iter
     outputs = {name: values[name] for name in marks_of_outputs}
     source = values.get("file")
     _check_kinds(outputs, marks_of_outputs, one_file=isinstance(source, Path) and source.is_file())
+    values |= {name: Path(value) for name, value in outputs.items() if marks_of_outputs[name].folder}
     with reading(reads), _folders_made(outputs.values()):
         _check(outputs, marks_of_outputs)
         yield
@@ -131,11 +131,14 @@ def _followed(value: Path | str) -> Path | str:
 
 def _check_kinds(outputs: Mapping[str, Path | str], marks: Mapping[str, Written], *, one_file: bool) -> None:
     """Refuse a folder with the name of a file, and a file with that of a folder, before anything is written."""
+    from modelexport.files.protected_inputs import OTHER_KINDS
+
     for name, value in outputs.items():
         mark, path = marks[name], Path(value)
         if path.exists():
             continue
-        if mark.folder and (path.suffix == ".onnx" or any(mimetypes.guess_type(path.name))):
+        is_file_name = path.suffix in (".onnx", *OTHER_KINDS) and not str(value).endswith("/")
+        if mark.folder and is_file_name:
             raise OutputError(f"{value} would be a folder of several files: give {path.with_suffix('')}/")
         if one_file and not path.suffix and not (mark.folder or mark.alone or mark.several):
             raise OutputError(f"{value} has no suffix: give {value}.onnx")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from modelexport.core.text import printable, without_paths
+from modelexport.core.text import on_one_line, printable, without_paths
 from modelexport.exporting.export_checks import presumption_warning
 from modelexport.exporting.runtime_fusion import Fusion
 from modelexport.format import keys
@@ -38,7 +38,7 @@ def format_report(result: ExportResult) -> str:
 def _summary(result: ExportResult) -> Iterator[str]:
     hierarchy, check = result.hierarchy, result.check
     model, coverage = hierarchy.model, hierarchy.coverage
-    yield f"# {model.name}"
+    yield f"# {on_one_line(model.name)}"
     yield (
         f"`{model.class_name}`, {model.parameters:,} parameters, {len(hierarchy.nodes):,} nodes, "
         f"{len(hierarchy.initializers):,} initializers, opset {model.opset}, "

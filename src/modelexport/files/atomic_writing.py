@@ -20,7 +20,7 @@ from typing import IO
 from modelexport.errors import LeftoverWarning, NotWrittenError, OutputError
 from modelexport.files.folder_locks import STAGING_PREFIX, locked, only_writer, remove_abandoned
 from modelexport.files.ordered_moves import Move, Order, Staged, files_in, kind_of
-from modelexport.files.protected_inputs import being_read, check_kept, parts_of, reading
+from modelexport.files.protected_inputs import OTHER_KINDS, being_read, check_kept, parts_of, reading
 from modelexport.files.regular_files import check_folder_writable, what_it_is
 from modelexport.format.keys import DATA_SUFFIX, DOCUMENT_SUFFIXES, REPORT_SUFFIX
 
@@ -32,10 +32,12 @@ _BEGINNINGS = {
     ".html": rb"<title>modelexport</title>",
     ".json": rb'"session\.layer_assignment_settings"|\A\{\s*"[^"\n]*": \{\s*"name": "[^"\n]*",\s*"results"'
     rb'|\A\{"nodes":\[',
-    ".md": rb"\A# [^\n]*\n\n`[^\n]*`, [\d,]+ parameters, [\d,]+ nodes, ",
+    ".md": rb"\A# [^\n]*\n\r?\n`[^\n]*`, [\d,]+ parameters, [\d,]+ nodes, ",
     ".safetensors": rb'\A.{8}\{"__metadata__":\{"made_by":"modelexport"',
 }
 """By which a file is known as one that this package wrote, and may therefore be replaced."""
+_MODEL = rb"\A\x08"
+"""The first field of an ONNX file, the version of the format: no text begins so."""
 _BEGINNING_BYTES = 1 << 14
 WRITTEN: list[Path] = []
 """What this process has moved into place so far."""
@@ -297,9 +299,10 @@ def _check_name(path: Path, *, alone: bool) -> None:
     belongs = next((end for end in (f".onnx{DATA_SUFFIX}", *DOCUMENT_SUFFIXES) if path.name.endswith(end)), None)
     if belongs is not None:
         raise OutputError(f"{path} has a name reserved for files beside a model (*{belongs}): give another name")
-    if not alone and path.suffix not in ("", ".onnx", ".onnx_adapter"):
-        raise OutputError(f"{path} is not the name of an ONNX file: give {path.stem}.onnx, or a folder, {path}/")
-    check_written_by_us(path if alone else path.with_suffix(REPORT_SUFFIX))
+    if not alone and path.suffix in OTHER_KINDS:
+        raise OutputError(f"{path} is not the name of an ONNX file: give {path.stem}.onnx")
+    for file in (path,) if alone else (path, path.with_suffix(REPORT_SUFFIX)):
+        check_written_by_us(file)
 
 
 def check_written_by_us(path: Path) -> None:
@@ -308,10 +311,10 @@ def check_written_by_us(path: Path) -> None:
     Raises:
         OutputError: The file exists, and this package is not known to have written it.
     """
-    if path.suffix in (".onnx", ".npz") or not path.is_file() or not path.stat().st_size:
+    if path.suffix in (".onnx", ".onnx_adapter", ".npz") or not path.is_file() or not path.stat().st_size:
         return
     with path.open("rb") as file:
-        known = path.suffix in _BEGINNINGS and re.search(_BEGINNINGS[path.suffix], file.read(_BEGINNING_BYTES), re.S)
+        known = re.search(_BEGINNINGS.get(path.suffix, _MODEL), file.read(_BEGINNING_BYTES), re.S)
     if not known:
         raise OutputError(f"{path} exists and was not written by modelexport: give another name, or delete it")
 

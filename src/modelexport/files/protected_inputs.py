@@ -15,7 +15,11 @@ from modelexport.files.regular_files import is_file
 from modelexport.format.keys import DATA_SUFFIX, DOCUMENT_SUFFIXES
 from modelexport.format.package_manifest import MANIFEST
 
-_NOT_MODELS = (".safetensors", ".json", ".py", ".npz", ".yaml", ".bin", ".md", ".txt")
+OTHER_KINDS = (
+    ".bin", ".csv", ".gguf", ".html", ".json", ".md", ".npy", ".npz", ".ort", ".pt", ".pth", ".py", ".safetensors",
+    ".txt", ".yaml", ".yml", ".zip",
+)  # fmt: skip
+"""Suffixes of what this package, PyTorch or ONNX Runtime writes or reads, and that is neither a model nor a folder."""
 _MOST_FILES = 100_000
 """How many files of an input folder are looked at."""
 _reads: ContextVar[tuple[Path, ...]] = ContextVar("reads", default=())
@@ -54,7 +58,7 @@ def parts_of(read: Path) -> Iterator[tuple[Path, What]]:
     if not is_file(read):
         return
     yield read, "read"
-    if read.suffix in _NOT_MODELS:
+    if read.suffix in OTHER_KINDS:
         return
     from modelexport.files.linked_weights import data_files  # what it imports is slow, and rarely needed
 

@@ -48,8 +48,8 @@ def export(
             )
         _export_folder(choice, Path(output), options, report=report, as_json=as_json)
         return
-    if not output.endswith(".onnx"):
-        raise UsageError(f"{output} has no suffix: give {output}.onnx, or for a package a folder, {output}/")
+    if ".onnx" not in Path(output).suffixes:  # it could be meant as a folder
+        raise UsageError(f"{output} does not end in .onnx: give {output}.onnx, or for a package a folder, {output}/")
     from modelexport.cli import show_export
     from modelexport.files.atomic_writing import check_writable
 
