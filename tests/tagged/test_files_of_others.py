@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import modelexport
 from commands import run
+from exports import Exporter
 from graph_texts import written
 from modelexport.errors import FileFormatError, OutputError
 from modelexport.lineage.optimize_tools import optimize_file
@@ -315,3 +316,13 @@ def test_a_module_returns_its_input_also_if_the_file_has_no_types(tmp_path: Path
     path = chain([("Abs", "/a/Abs", ""), ("Relu", "/b/Relu", ""), ("Neg", "/c/Neg", "")], tmp_path / "file.onnx")
     modelexport.replace(path, ["b"], modelexport.Identity(), tmp_path / "out.onnx")
     assert [node.op_type for node in onnx.load(tmp_path / "out.onnx").graph.node] == ["Abs", "Identity", "Neg"]
+
+
+def test_a_file_with_tags_keeps_its_sidecar_beside_one_without(exported: Exporter, tmp_path: Path) -> None:
+    """Calls found in another way are compared as one module, to which no sidecar belongs."""
+    path = chain([("MatMul", "/a/fc/MatMul", "w"), ("Relu", "/a/act/Relu", "")], tmp_path / "m.onnx")
+    source = exported("blocks").path
+    assert source.with_suffix(".hierarchy.json").exists()
+    done = run("compare", source, path, cwd=tmp_path)
+    assert done.returncode == 0 and "calls" in done.stdout
+    assert done.stderr == f"{path} has no tags: 4 calls from the scopes in names of nodes (2 nodes)\n"

@@ -201,4 +201,6 @@ def as_one_module(tagged: TaggedFile) -> TaggedFile:
         node.meta[OWNER] = Owner((ROOT,), Evidence.INFERRED)
     record_own_names(tagged.model)
     calls = CallTree((TracedCall(ROOT, None, 0, None, None),))
-    return dataclasses.replace(tagged, call_tags=RecordedTags(calls, {ROOT: CallFacts("Module", True, "Module")}))
+    one = dataclasses.replace(tagged, call_tags=RecordedTags(calls, {ROOT: CallFacts("Module", True, "Module")}))
+    vars(one)["hierarchy"] = None  # the sidecar describes the calls that were left out
+    return one
