@@ -143,6 +143,16 @@ def test_a_file_is_not_written_under_the_name_of_a_folder_nor_a_folder_under_tha
         done = run(*arguments, cwd=tmp_path)
         assert (done.returncode, done.stderr) == (2, f"modelexport: {told}\n"), arguments
     assert list(tmp_path.iterdir()) == []
+    (folder := tmp_path / "package").mkdir()
+    for changing in (
+        ["quantize", folder, "--to", "int8-dynamic"],
+        ["update-weights", folder, "w.safetensors"],
+        ["retag", folder, "--from", folder],
+    ):
+        done = run(*changing, "-o", "q.onnx", cwd=tmp_path)
+        told = "modelexport: q.onnx would be a folder of several files: give q/\n"
+        assert (done.returncode, done.stderr) == (2, told), changing
+    assert list(tmp_path.iterdir()) == [folder]
 
 
 @pytest.mark.parametrize("name", ["opus-mt-en.tr", "llama-3.2", "stages.zip/"])

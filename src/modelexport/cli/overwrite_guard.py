@@ -93,8 +93,7 @@ def guarded(marks: Mapping[str, Read | Written], values: dict[str, Any]) -> Iter
         for path in mark.files(values[name])
     ]
     outputs = {name: values[name] for name in marks_of_outputs}
-    source = values.get("file")
-    _check_kinds(outputs, marks_of_outputs, one_file=isinstance(source, Path) and source.is_file())
+    _check_kinds(outputs, marks_of_outputs, source=values.get("source", values.get("file")))
     values |= {name: Path(value) for name, value in outputs.items() if marks_of_outputs[name].folder}
     with reading(reads), _folders_made(outputs.values()):
         _check(outputs, marks_of_outputs)
@@ -129,16 +128,22 @@ def _followed(value: Path | str) -> Path | str:
     return Path(real) if isinstance(value, Path) else real + "/" * value.endswith("/")
 
 
-def _check_kinds(outputs: Mapping[str, Path | str], marks: Mapping[str, Written], *, one_file: bool) -> None:
-    """Refuse a folder with the name of a file, and a file with that of a folder, before anything is written."""
+def _check_kinds(outputs: Mapping[str, Path | str], marks: Mapping[str, Written], *, source: object) -> None:
+    """Refuse a folder with the name of a file, and a file with that of a folder, before anything is written.
+
+    Args:
+        source: The parameter that names what is changed. What a command makes of a folder is a folder.
+    """
     from modelexport.files.protected_inputs import OTHER_KINDS
 
+    one_file, package = (isinstance(source, Path) and is_kind(source) for is_kind in (Path.is_file, Path.is_dir))
     for name, value in outputs.items():
         mark, path = marks[name], Path(value)
         if path.exists():
             continue
         is_file_name = path.suffix in (".onnx", *OTHER_KINDS) and not str(value).endswith("/")
-        if mark.folder and is_file_name:
+        folder = mark.folder or (package and not (mark.alone or mark.several))
+        if folder and is_file_name:
             raise OutputError(f"{value} would be a folder of several files: give {path.with_suffix('')}/")
         if one_file and not path.suffix and not (mark.folder or mark.alone or mark.several):
             raise OutputError(f"{value} has no suffix: give {value}.onnx")
