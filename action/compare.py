@@ -3,7 +3,7 @@
     python compare.py MODEL --base COMMIT --folder FOLDER [--fail-on ASPECTS] [--options='--dynamic ...']
 
 Writes `FOLDER/comparison.md`. In a GitHub Action also adds it to the summary of the job, and sets the outputs `differs`
-and `comparison`. Needs git and an installed `modelexport`; the code of the other commit runs with the packages that are
+and `comparison`. The exit status is 1 if one of ASPECTS differs or the model cannot be exported. Needs git and an installed `modelexport`; the code of the other commit runs with the packages that are
 installed for this one.
 """
 
@@ -76,6 +76,7 @@ def main() -> None:
         if name := os.environ.get(variable):
             with Path(name).open("a", encoding="utf-8") as file:
                 file.write(lines)
+    raise SystemExit(int(differs))
 
 
 if __name__ == "__main__":

@@ -44,10 +44,11 @@ def compare(repository: Path, *words: str, model: str = "nets.py:make") -> tuple
     command = [sys.executable, ACTION / "compare.py", model, "--base", "HEAD", "--folder", folder, *words]
     environment = os.environ | {"GITHUB_STEP_SUMMARY": str(summary), "GITHUB_OUTPUT": str(outputs)}
     done = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
     mark, text = Path(folder / "comparison.md").read_text().split("\n", 1)
     assert (mark, text.strip()) == (f"<!-- modelexport {model} -->", summary.read_text().strip())
-    return summary.read_text(), dict(line.split("=", 1) for line in outputs.read_text().splitlines())
+    written = dict(line.split("=", 1) for line in outputs.read_text().splitlines())
+    assert done.returncode == {"true": 1, "false": 0}[written["differs"]], done.stderr
+    return summary.read_text(), written
 
 
 def test_what_a_pull_request_changes_is_said_by_module(repository: Path) -> None:
@@ -97,6 +98,26 @@ def test_the_action_changes_its_earlier_comment_and_no_other(tmp_path: Path, ear
     written = (tmp_path / "calls").read_text().splitlines()[1]
     where = "--method PATCH repos/o/r/issues/comments/7" if earlier else "repos/o/r/issues/3/comments"
     assert written == f"api --silent {where} --field body=@comparison.md"
+
+
+@pytest.mark.parametrize(
+    ("status", "differs", "step"), [(0, "differs=false", 0), (1, "differs=true", 0), (1, "", 1), (2, "", 2)]
+)
+def test_a_model_that_differs_is_commented_before_the_action_fails(
+    tmp_path: Path, status: int, differs: str, step: int
+) -> None:
+    """Status 1 of the script is left to the last step if it has compared; any other error ends the action."""
+    for name, text in (("git", "exit 0"), ("python", f"echo {differs} >> $GITHUB_OUTPUT; exit {status}")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    (script,) = [
+        each.split("\n    - ")[0]
+        for each in (ACTION / "action.yml").read_text().split("run: |\n")
+        if "compare.py" in each
+    ]
+    variables = {"GITHUB_OUTPUT": str(tmp_path / "outputs"), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-e", "-c", script], cwd=tmp_path, env=os.environ | variables, check=False)
+    assert done.returncode == step
 
 
 def test_the_action_passes_its_inputs_by_the_environment_alone() -> None:
