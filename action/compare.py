@@ -3,8 +3,8 @@
     python compare.py MODEL --base COMMIT --folder FOLDER [--fail-on ASPECTS] [--options='--dynamic ...']
 
 Writes `FOLDER/comparison.md`. In a GitHub Action also adds it to the summary of the job, and sets the outputs `differs`
-and `comparison`. The exit status is 1 if one of ASPECTS differs or the model cannot be exported. Needs git and an installed `modelexport`; the code of the other commit runs with the packages that are
-installed for this one.
+and `comparison`. The exit status is 1 if one of ASPECTS differs or the model cannot be exported. Needs git and an
+installed `modelexport`; the code of the other commit runs with the packages that are installed for this one.
 """
 
 from __future__ import annotations
