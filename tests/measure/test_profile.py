@@ -169,7 +169,7 @@ def test_quantizing_one_layer_shows_in_that_layer(
         for row in error_table(slow, verify_against(slow, tmp_path / "q.onnx")).rows()
     }
     assert {address for address, error in errors.items() if error > 1e-4} - {"layers.1"} == {
-        "layers.1.0", "layers.1.1", *touched,
+        "layers.1.0", "layers.1.1",
     }  # fmt: skip
     assert all(error < 1e-6 for address, error in errors.items() if address.startswith(("layers.0.0", "layers.2")))
 

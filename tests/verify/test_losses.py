@@ -1,14 +1,21 @@
-"""``verify A --against B``: a loss is a number only where the numbers of both files are finite."""
+"""``verify A --against B``: the loss of each call, and which calls are listed."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
+import torch
+from torch import nn
 
+from exports import Shared
 from graph_texts import written
-from modelexport import verify_against
+from modelexport import export, verify_against
+from modelexport.cli.show_verification import format_losses
 from modelexport.errors import UsageError
+from modelexport.lineage.optimize_tools import optimize_file
 
 SCALED = """g (float[2,2] x) => (float[2,2] y) <float[2] w = {1, 1}, float[2] s = {1, %s}>
     { ["/a/Mul"] h = Mul(x, w) ["/b/Mul"] i = Mul(h, s) ["/b/Mul_1"] y = Mul(i, s) }"""
@@ -35,3 +42,68 @@ def test_what_is_not_a_bound_is_refused(tmp_path: Path, bound: float) -> None:
     file = written(tmp_path / "file.onnx", SCALED % "1")
     with pytest.raises(UsageError, match="is not a bound: give a share"):
         verify_against(file, file, bound=bound)
+
+
+class Flat(nn.Module):
+    """The first call computes the number of rows for all calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.shape[0] * x.shape[1]
+        return (x.reshape(rows, 8) @ self.weight).reshape(x.shape)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(nn.Sequential(Flat()) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@pytest.fixture(scope="module")
+def files(shared: Shared) -> Path:
+    """`whole.onnx` and its copy `half.onnx` in float16."""
+
+    def make(folder: Path) -> None:
+        export(Model(), {"x": torch.randn(2, 3, 8)}, folder / "whole.onnx", dynamic=True)
+        optimize_file(folder / "whole.onnx", "float16", folder / "half.onnx")
+
+    return shared("losses", make)
+
+
+@pytest.mark.parametrize("name", ["whole", "half"])
+def test_only_the_call_with_a_wrong_weight_is_blamed(files: Path, tmp_path: Path, name: str) -> None:
+    model = onnx.load(files / f"{name}.onnx")
+    (weight,) = (each for each in model.graph.initializer if each.name == "blocks.1.0.weight")
+    weight.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weight) * np.float16(1.25), weight.name))
+    onnx.save(model, tmp_path / "wrong.onnx")
+    (tmp_path / "wrong.hierarchy.json").write_bytes((files / f"{name}.hierarchy.json").read_bytes())
+    report = verify_against(files / "whole.onnx", tmp_path / "wrong.onnx")
+    assert [call.address for call in report.listed] == [report.first_beyond] == ["blocks.1.0"]
+    loss = report["blocks.1.0"].per_module
+    assert loss is not None and loss.norm == pytest.approx(0.25, rel=0.01)
+    assert "6 of 7 calls compute the same" in format_losses(report)
+
+
+def test_half_precision_agrees_and_a_bound_lists_each_call_beyond_it(files: Path) -> None:
+    whole, half = files / "whole.onnx", files / "half.onnx"
+    report = verify_against(whole, half)
+    assert report.agrees and not report.listed, report
+    error = report.outputs[0].norm
+    assert error is not None and 1e-5 < error < 1e-2
+    strict = verify_against(whole, half, bound=1e-5)
+    assert (strict.verdict, strict.first_beyond) == ("differ", "blocks.0.0")
+    assert {call.address for call in strict.listed} == {f"blocks.{index}.0" for index in range(3)}
+    assert max(loss.norm or 0 for call in strict.listed if (loss := call.per_module)) < error, (
+        "of one product, not three"
+    )
+    loose = verify_against(whole, half, bound=1e-2)
+    assert loose.agrees and not loose.listed, loose

@@ -114,15 +114,16 @@ def _with_nodes(statuses: Counter[Any]) -> str:
 def format_losses(report: AgainstReport) -> str:
     """The calls that lose most, the worst first, the outputs, and the verdict."""
     rows = [("MODULE", "CALL", "OWN", "IN ALL")]
-    ranked = [call for call in report.ranked if call.status != "agree"]
+    listed = report.listed
     rows += [
         (*_verdict_cells(call)[:2], _size_of_error(call.per_module), _size_of_error(call.end_to_end))
-        for call in ranked[:_MOST]
+        for call in listed[:_MOST]
     ]
-    left = f"{plural(len(ranked) - _MOST, 'call')} that lose less not shown" if len(ranked) > _MOST else ""
-    table = [align(rows, right={2, 3}), *([left] if left else []), _LOSSES, ""] if ranked else []
+    left = f"{plural(len(listed) - _MOST, 'call')} that lose less not shown" if len(listed) > _MOST else ""
+    table = [align(rows, right={2, 3}), *([left] if left else []), _LOSSES, ""] if listed else []
     statuses = Counter(call.status for call in report.calls)
-    same = f"{statuses['agree']:,} of {_with_nodes(statuses)} compute the same" if not report.judged else ""
+    unknown = f", {statuses['not compared']:,} not compared" if statuses["not compared"] else ""
+    same = f"{statuses['agree']:,} of {_with_nodes(statuses)} compute the same{unknown}" if not report.judged else ""
     outputs = ", ".join(f"{loss.difference.name} is off by {_size_of_error(loss)}" for loss in report.outputs)
     within = {"agree": "within", "differ": "not within"}.get(report.verdict, "") if report.judged else ""
     bound = f"{within} {_percent(report.bound)}" if within else ""

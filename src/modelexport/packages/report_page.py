@@ -28,7 +28,7 @@ from modelexport.traces.reference_values import reference_path
 from modelexport.verify.against_file import verify_against
 from modelexport.verify.against_reference import verify_reference
 from modelexport.verify.against_report import AgainstReport, Loss
-from modelexport.verify.verify_report import VerifyReport
+from modelexport.verify.verify_report import CallVerdict, VerifyReport
 
 _TIMES = (columns.SECONDS.name, columns.NODE_SECONDS.name, columns.SHARE.name, AGAINST.name, RATIO.name)
 
@@ -36,11 +36,11 @@ _TIMES = (columns.SECONDS.name, columns.NODE_SECONDS.name, columns.SHARE.name, A
 def with_errors(table: Table, report: VerifyReport | AgainstReport) -> Table:
     """A table with a column ``error``: how far off what each call computes is, as a share of its size.
 
-    It is measured from the right values before the call, or where that was not possible in a run of the whole.
+    It is measured from the right values before the call, or where PyTorch's are not known there, in a run of the whole.
     """
     errors = {}
     for call in report.calls:
-        comparison = call.per_module or (call.end_to_end if call.nodes else None)
+        comparison = call.per_module or (call.end_to_end if isinstance(call, CallVerdict) and call.nodes else None)
         error = (
             comparison.norm if isinstance(comparison, Loss) else comparison.relative if comparison is not None else None
         )

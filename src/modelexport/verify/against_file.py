@@ -34,13 +34,13 @@ from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import arrays_in, open_session, run_session
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.strip_and_inline import runnable
-from modelexport.traces.array_differences import compare_arrays, is_floating
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.node_computation import NodeError
 from modelexport.traces.reference_values import open_reference, reference_path
 from modelexport.traces.tolerances import ALLOWED, LOSS_BOUND, check_bound
-from modelexport.verify.against_report import AgainstReport, CallLoss, Loss, weight_of
+from modelexport.verify.against_report import AgainstReport, CallLoss, Loss, measure_loss, weight_of
 from modelexport.verify.cut_out_calls import refuse_stage
+from modelexport.verify.onnxruntime_outputs import narrowest_type
 from modelexport.verify.verify_report import CallStatus
 
 
@@ -95,6 +95,7 @@ def verify_against(
         raise UsageError(
             f"{second_file.path} has no value of a module in common with {first_file.path}: it was not made from it"
         )
+    allowed = max(ALLOWED[narrowest_type(each.model)] for each in (first_file, second_file))
     if cut is None:
         fed = _fit(feeds, second_file)
         both = zip(
@@ -102,17 +103,18 @@ def verify_against(
             _ran(second_file, [_fit(each, second_file) for each in runs], provider),
             strict=True,
         )
-        compared = [_outputs(first_file, second_file, right, actual) for right, actual in both]
+        compared = [_outputs(first_file, second_file, right, actual, allowed) for right, actual in both]
         outputs = [_mean(losses) for losses in zip(*compared, strict=True)]
     else:
         fed, first = _around(first_file, feeds, cut, second_file)
-        outputs = _outputs(first_file, second_file, first, _ran(second_file, [fed], provider)[0])
+        outputs = _outputs(first_file, second_file, first, _ran(second_file, [fed], provider)[0], allowed)
     right = _values(first_file, feeds, pairs.values())
-    end_to_end, per_module = _losses(second_file, fed, {b: right[a] for b, a in pairs.items() if a in right})
+    end_to_end, per_module = _losses(second_file, fed, {b: right[a] for b, a in pairs.items() if a in right}, allowed)
     ends = second_file.model.graph.outputs
     for value, loss in zip(ends, outputs, strict=True) if len(ends) == len(outputs) else ():  # none is a sequence
         if loss.difference.status == "agree" and value in end_to_end:  # rounding here adds up otherwise than there
-            end_to_end[value] = per_module[value] = loss
+            for losses in (end_to_end, per_module):
+                losses[value] = min(losses.get(value, loss), loss, key=weight_of)
     calls = list(_calls(first_file, second_file, pairs, end_to_end, per_module, chosen))
     judged = [loss.difference.name for loss in outputs if bound is not None]
     if bound is None and (bound := _bound_of_recipe(second_file.path)) is not None:
@@ -214,11 +216,14 @@ def _ran(tagged: TaggedFile, runs: Sequence[Mapping[str, Any]], provider: str) -
         return [arrays_in(run_session(session, inputs)) for inputs in runs]
 
 
-def _outputs(first: TaggedFile, second: TaggedFile, right: Mapping[str, Any], actual: Mapping[str, Any]) -> list[Loss]:
+def _outputs(
+    first: TaggedFile, second: TaggedFile, right: Mapping[str, Any], actual: Mapping[str, Any], allowed: float
+) -> list[Loss]:
     """The losses of the outputs."""
     if len(right) != len(actual):
         raise UsageError(f"{first.path} and {second.path} have different numbers of outputs: they are not of one model")
-    return [_loss(name, array, other) for (name, array), other in zip(right.items(), actual.values(), strict=True)]
+    both = zip(right.items(), actual.values(), strict=True)
+    return [measure_loss(name, array, other, allowed) for (name, array), other in both]
 
 
 def _values(tagged: TaggedFile, inputs: Mapping[str, Any], wanted: Collection[ir.Value]) -> dict[ir.Value, Any]:
@@ -237,7 +242,7 @@ def _values(tagged: TaggedFile, inputs: Mapping[str, Any], wanted: Collection[ir
 
 
 def _losses(
-    tagged: TaggedFile, inputs: Mapping[str, Any], right: Mapping[ir.Value, Any]
+    tagged: TaggedFile, inputs: Mapping[str, Any], right: Mapping[ir.Value, Any], allowed: float
 ) -> tuple[dict[ir.Value, Loss], dict[ir.Value, Loss]]:
     """The losses of values end to end, and computed from the right ones before them."""
     run, all_losses = FileRun(tagged.model, wide=None), []
@@ -255,7 +260,7 @@ def _losses(
         ) -> Any:
             if value not in right or not isinstance(array, np.ndarray):
                 return array
-            losses[value] = _loss(value.name or "", right[value], array)
+            losses[value] = measure_loss(value.name or "", right[value], array, allowed)
             same = replaces and array.shape == right[value].shape
             return right[value].astype(array.dtype) if same else array
 
@@ -314,14 +319,18 @@ def _calls(
     per_module: Mapping[ir.Value, Loss],
     modules: Collection[ModuleCall],
 ) -> Iterator[CallLoss]:
+    ports = {port: name for port, name in _ports(first_file).items() if port[1] == "outputs"}
+    matched = {first.name for first in pairs.values()}
+    absent = {address for (address, _, _), name in ports.items() if name not in matched}
     losses_of: dict[str, list[Loss]] = defaultdict(list)
     for value, loss in per_module.items():
-        for address in _owners_before(value, pairs):
+        # Calls before the one that computes a value add to its loss only by results that the second file does not have.
+        for address in _owners(value.producer()) | (_owners_before(value, pairs) & absent):
             losses_of[address].append(loss)
     names = {first.name: end_to_end[value] for value, first in pairs.items() if value in end_to_end}
     returned: dict[str, list[Loss]] = defaultdict(list)
-    for (address, side, _), name in _ports(first_file).items():
-        if side == "outputs" and name in names:
+    for (address, _, _), name in ports.items():
+        if name in names:
             returned[address].append(names[name])
     counts: dict[str, int] = defaultdict(int)
     inside: set[str] = set()
@@ -336,14 +345,15 @@ def _calls(
         address = traced.call.address
         largest = max(losses_of[address], key=weight_of, default=None)
         through = max(returned[address], key=weight_of, default=None)
-        decisive = largest or through
         status: CallStatus
         if address not in inside:
             status, reason = "no nodes", ""
-        elif decisive is None:
-            status, reason = "not compared", "none of the values that it returns is in both files"
+        elif largest is not None:
+            status, reason = largest.difference.status, largest.difference.reason
+        elif through is not None:
+            status, reason = "agree", ""  # what it returns is computed by the calls inside it, which have the loss
         else:
-            status, reason = decisive.difference.status, decisive.difference.reason
+            status, reason = "not compared", "none of the values that it returns is in both files"
         yield CallLoss(
             address=address,
             tag=first_file.tags[traced.call],
@@ -355,36 +365,22 @@ def _calls(
         )
 
 
+def _owners(node: ir.Node | None) -> set[str]:
+    """The addresses of the calls that a node belongs to."""
+    owner = owner_of(node) if node is not None else None
+    return {call.address for call in owner.calls} if owner is not None else set()
+
+
 def _owners_before(value: ir.Value, boundaries: Collection[ir.Value]) -> set[str]:
     """The calls of the nodes between a value and the boundary values before it."""
     pending = [node] if (node := value.producer()) is not None else []
     seen, addresses = set(pending), set[str]()
     while pending:
         node = pending.pop()
-        owner = owner_of(node)
-        addresses.update(call.address for call in (owner.calls if owner is not None else ()))
+        addresses |= _owners(node)
         for before in values_taken(node):
             producer = before.producer()
             if producer is not None and producer not in seen and before not in boundaries:
                 seen.add(producer)
                 pending.append(producer)
     return addresses
-
-
-def _loss(name: str, right: Any, actual: Any) -> Loss:
-    if right.shape != actual.shape or not (is_floating(right) and is_floating(actual)):
-        return Loss(difference=compare_arrays(name, right, actual))
-    a, b = right.astype(np.float64), actual.astype(np.float64)
-    allowed = max(ALLOWED[str(right.dtype)], ALLOWED[str(actual.dtype)])
-    difference = compare_arrays(name, a, b, allowed=allowed)
-    difference = msgspec.structs.replace(difference, dtype=str(actual.dtype))
-    if difference.relative == np.inf:  # numbers that are finite in one of the two alone have no distance
-        return Loss(difference=difference)
-    finite = np.isfinite(a) & np.isfinite(b)
-    a, b = a[finite], b[finite]
-    length, other = float(np.linalg.norm(a)), float(np.linalg.norm(b))
-    return Loss(
-        difference=difference,
-        norm=float(np.linalg.norm(b - a)) / length if length else None,
-        cosine=float(a @ b) / (length * other) if length and other else None,
-    )

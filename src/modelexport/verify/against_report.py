@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
+import numpy as np
 
 from modelexport.core.result_display import Rows, Shown, entry_of, error_text
-from modelexport.traces.array_differences import Difference, Verdict
+from modelexport.traces.array_differences import Difference, Verdict, compare_arrays, is_floating
 from modelexport.verify.verify_report import CallStatus
 
 
@@ -15,7 +17,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
     """One value in both files."""
 
     difference: Difference
-    """The verdict with the looser tolerance of the two element types."""
+    """The verdict with the tolerance for the narrowest floating-point type in the two files."""
     norm: float | None = None
     """The norm of the difference divided by the norm of the value in the first file."""
     cosine: float | None = None
@@ -81,8 +83,7 @@ class AgainstReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
     def verdict(self) -> Verdict:
         """``differ`` if anything does, ``not compared`` if nothing was, else ``agree``."""
         if self.judged:
-            judged = [output for output in self.outputs if output.difference.name in self.judged]
-            within = [output.difference.status == "agree" or weight_of(output) <= self.bound for output in judged]
+            within = [weight_of(loss) <= self.bound for loss in self.outputs if loss.difference.name in self.judged]
             return "not compared" if not within else "agree" if all(within) else "differ"
         statuses = {loss.difference.status for loss in self.outputs} | {call.status for call in self.calls}
         return "differ" if "differ" in statuses else "agree" if "agree" in statuses else "not compared"
@@ -93,6 +94,14 @@ class AgainstReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
         measured = [call for call in self.calls if call.per_module is not None]
         return sorted(measured, key=lambda call: -weight_of(call.per_module))
 
+    @property
+    def listed(self) -> list[CallLoss]:
+        """The calls of ``ranked`` that are further off than ``bound``, alone or end to end; if it judges no output,
+        those that differ."""
+        if not self.judged:
+            return [call for call in self.ranked if call.status != "agree"]
+        return [call for call in self.ranked if max(map(weight_of, (call.per_module, call.end_to_end))) > self.bound]
+
 
 def weight_of(loss: Loss | None) -> float:
     """The order of losses: values that cannot be compared are worst, the others by the norm."""
@@ -101,3 +110,26 @@ def weight_of(loss: Loss | None) -> float:
     if loss.difference.nans or (loss.norm is None and loss.difference.status == "differ"):
         return float("inf")
     return loss.norm if loss.norm is not None else loss.difference.absolute or 0.0
+
+
+def measure_loss(name: str, right: Any, actual: Any, allowed: float) -> Loss:
+    """The loss of a value of the second file.
+
+    Args:
+        allowed: The tolerance for the narrowest type in the two files: values of wider types are computed from it.
+    """
+    if right.shape != actual.shape or not (is_floating(right) and is_floating(actual)):
+        return Loss(difference=compare_arrays(name, right, actual))
+    a, b = right.astype(np.float64), actual.astype(np.float64)
+    difference = compare_arrays(name, a, b, allowed=allowed)
+    difference = msgspec.structs.replace(difference, dtype=str(actual.dtype))
+    if difference.relative == np.inf:  # numbers that are finite in one of the two alone have no distance
+        return Loss(difference=difference)
+    finite = np.isfinite(a) & np.isfinite(b)
+    a, b = a[finite], b[finite]
+    length, other = float(np.linalg.norm(a)), float(np.linalg.norm(b))
+    return Loss(
+        difference=difference,
+        norm=float(np.linalg.norm(b - a)) / length if length else None,
+        cosine=float(a @ b) / (length * other) if length and other else None,
+    )
