@@ -427,3 +427,17 @@ def test_a_step_of_an_attention_multiplies_with_all_keys_of_its_past(tmp_path: P
         {{ ["/attention/Attention"] y, a, b = {operator} }}"""
     table = cost(written(tmp_path / "step.onnx", text, 23, **{"com.microsoft": 1}))
     assert table.numbers(table.whole)["macs"] == 2 * 16 * 10
+
+
+@pytest.mark.parametrize(("total", "keys"), [("", 4096), ("<int32[1] t = {8}>", 8)])
+def test_a_static_cache_counts_whole_unless_the_file_says_how_much_of_it_is_used(
+    tmp_path: Path, total: str, keys: int
+) -> None:
+    inputs = (
+        "float[1,1,32] q, float[1,1,32] k, float[1,1,32] v, float[1,2,4096,16] pk, float[1,2,4096,16] pv, int32[1] n"
+    )
+    text = f"""g ({inputs}{"" if total else ", int32[1] t"}) =>
+        (float[1,1,32] y, float[1,2,4096,16] a, float[1,2,4096,16] b) {total}
+        {{ y, a, b = com.microsoft.GroupQueryAttention <num_heads = 2, kv_num_heads = 2>(q, k, v, pk, pv, n, t) }}"""
+    table = cost(written(tmp_path / "step.onnx", text, 17, **{"com.microsoft": 1}))
+    assert table.numbers(table.whole)["macs"] == 2 * 32 * keys

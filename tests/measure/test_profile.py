@@ -230,6 +230,7 @@ def test_inputs_come_from_a_file(slow: Path, suffix: str, tmp_path: Path) -> Non
     ("options", "error", "message"),
     [
         ({"inputs": {"y": np.ones(1)}}, InputsError, "x missing from the inputs"),
+        ({"inputs": {"x": np.ones((1, 128, 256), np.float32)}, "sizes": {"n": 1}}, InputsError, "leave out the sizes"),
         ({"inputs": Path("no.npz")}, FileFormatError, r"there is no file no\.npz"),
         ({"provider": "NoExecutionProvider"}, UsageError, "there is no device 'NoExecutionProvider'"),
         ({"inputs": {"x": np.ones((1, 2), np.float32)}}, UsageError, "ONNX Runtime cannot run the model"),

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 from test_packages import ENCODER_DECODERS, llama  # noqa: F401
 
@@ -127,6 +129,18 @@ def test_the_commands_take_a_folder(llama: tuple[Path, Path], stages: Path, tmp_
 def test_other_parts_are_refused(llama: tuple[Path, Path], stages: Path) -> None:  # noqa: F811
     with pytest.raises(UsageError, match="has stage_0, stage_1, and the other prefill, decode"):
         profile_same(stages, profile_parts(llama[1], runs=1, warmup=1))
+
+
+def test_an_input_that_another_file_lost_is_not_given_to_it(tmp_path: Path) -> None:
+    header = '<ir_version: 8, opset_import: ["": 17]> g'
+    for name, inputs in (("a", "float[n,4] x, int64[n] ids"), ("b", "float[n,4] x")):
+        model = onnx.parser.parse_model(f"{header} ({inputs}) => (float[n,4] y) {{ y = Relu (x) }}")
+        onnx.save(model, tmp_path / f"{name}.onnx")
+    measured = profile_parts(tmp_path / "a.onnx", sizes={"n": 2}, runs=1, warmup=1)
+    (other,) = profile_same(tmp_path / "b.onnx", measured, runs=1, warmup=1).values()
+    assert other.facts.inputs == {"x": "float32[2, 4]"}
+    with pytest.raises(InputsError, match="ids missing from the inputs"):
+        profile_same(tmp_path / "a.onnx", {"": other}, runs=1, warmup=1)
 
 
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)

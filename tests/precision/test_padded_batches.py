@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx.parser
+import pytest
 from onnx import numpy_helper
 
 from modelexport.precision.padded_batches import ROWS, padded_batches
@@ -44,6 +45,32 @@ def test_the_rows_of_a_batch_are_those_of_its_runs(tmp_path: Path) -> None:
 def test_a_file_with_a_fixed_batch_takes_no_batches(tmp_path: Path) -> None:
     path = product(tmp_path / "a.onnx", "1, words")
     assert not list(padded_batches(read_tagged(path).model, runs_of([1.0, 1.0]), "y"))
+
+
+def runs_of_two_inputs() -> list[dict[str, np.ndarray]]:
+    return [{"x": np.ones((1, 4), np.float32), "bank": np.ones((3, 4), np.float32)} for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("signature", "batched"),
+    [
+        ("(float[b,4] x, float[b,4] bank) => (float[b,4] y)", True),
+        ("(float[b,4] x, float[k,4] bank) => (float[b,4] y)", False),
+        ("(float[b,4] x, float[b,4] bank) => (float[k,4] y)", False),
+        ("(float[?,4] x, float[?,4] bank) => (float[?,4] y)", False),
+    ],
+)
+def test_only_files_whose_first_axes_are_one_take_batches(tmp_path: Path, signature: str, batched: bool) -> None:
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 20]> g {signature} {{ y = Add (x, bank) }}')
+    onnx.save(model, tmp_path / "a.onnx")
+    assert bool(list(padded_batches(read_tagged(tmp_path / "a.onnx").model, runs_of_two_inputs(), "y"))) == batched
+
+
+def test_an_output_without_the_rows_of_its_batch_is_not_compared(tmp_path: Path) -> None:
+    path = product(tmp_path / "a.onnx", "batch, words")
+    ((_, rows_of),) = padded_batches(read_tagged(path).model, runs_of([1.0, 1.0]), "y")
+    assert [len(rows) for rows in rows_of(np.zeros((2, 4, 6)))] == [1, 1]
+    assert rows_of(np.zeros((4, 2, 6))) == rows_of(np.zeros(())) == []
 
 
 def test_what_is_within_a_bound_alone_and_not_in_batches_is_not_chosen(tmp_path: Path) -> None:

@@ -68,6 +68,9 @@ def test_outputs_are_compared_at_the_sizes_that_one_file_fixes(tmp_path: Path) -
         done = run(tmp_path / f"{first}.onnx", tmp_path / f"{second}.onnx", "--fail-on", "outputs")
         assert done.returncode == 1, done.stderr
         assert "outputs: differs" in done.stdout
+    np.savez(tmp_path / "given.npz", input=np.ones((4, 2), np.float32))
+    given = check_changes(tmp_path / "any.onnx", tmp_path / "four.onnx", ["outputs"], inputs=tmp_path / "given.npz")
+    assert given.failed == ["outputs"]
     done = run(tmp_path / "four.onnx", tmp_path / "two.onnx", "--fail-on", "outputs")
     assert done.returncode == 2
     assert "axis 0 of input is 4 in" in done.stderr

@@ -124,7 +124,7 @@ def _outputs(
     If no inputs are given, the ones that are known are varied. What the first file does not run with, or has no numbers
     for, is left out.
     """
-    sizes = _fixed_by_second(first, second)
+    sizes = _fixed_by_second(first, second) if inputs is None else {}
     with runnable(first.path, first.encoding) as path, runnable(second.path, second.encoding) as against:
         feeds, source = make_feeds(first, path, inputs, sizes, provider=provider, seed=seed)
         ours, theirs = (open_file(file, session_options("all", provider)) for file in (path, against))

@@ -59,10 +59,15 @@ def make_feeds(
 
     Raises:
         FileFormatError: The file of inputs cannot be read.
-        InputsError: The inputs do not fit the file, or no random inputs fit.
+        InputsError: The inputs do not fit the file, or have their own sizes; or no random inputs fit.
     """
     names = [value.name or "" for value in required_inputs(tagged.model)]
     if inputs is not None:
+        if sizes:
+            raise InputsError(
+                "sizes (--size) are those of random inputs, and this run has inputs that are given (--inputs) or those "
+                "of a PyTorch model (--against-torch): leave out the sizes"
+            )
         arrays = read_feeds(inputs, seed) if isinstance(inputs, Path) else dict(inputs)
         if missing := [name for name in names if name not in arrays]:
             raise InputsError(f"{', '.join(missing)} missing from the inputs: the file takes {', '.join(names)}")

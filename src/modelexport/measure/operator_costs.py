@@ -100,7 +100,11 @@ def _work_of(node: ir.Node, shapes: Shapes) -> Work | None:
         if out is None or not ins or ins[0] is None:
             return None
         kept = node.outputs[1:2] if rule in _READ_CACHE else ()  # with the past, if there is one
-        macs = rule(node, ins, out, *(shape[-2] for value in kept if (shape := shapes.of(value)) is not None))
+        totals = [shape[-2] for value in kept if (shape := shapes.of(value)) is not None]
+        if node.op_type == "GroupQueryAttention" and len(node.inputs) > 6 and node.inputs[6] is not None:
+            total = ir.convenience.get_const_tensor(node.inputs[6])  # fewer than the cache has places, if it is static
+            totals = totals if total is None else [int(total.numpy().item())]
+        macs = rule(node, ins, out, *totals)
         return None if macs is None else Work(macs, 2 * macs + _added(node, out))
     if node.op_type in MOVES:
         return Work(0, 0)

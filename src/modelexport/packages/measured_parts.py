@@ -17,7 +17,7 @@ import onnx_ir as ir
 from modelexport.core.text import nearest, plural
 from modelexport.errors import InputsError, UsageError
 from modelexport.files.path_or_model import Source, as_path
-from modelexport.measure.costs import CostTable, cost
+from modelexport.measure.costs import CostTable, cost, read_one
 from modelexport.measure.inputs_and_example_sizes import check_names, random_feeds, read_feeds
 from modelexport.measure.profiles import ModuleProfile, profile
 from modelexport.packages.generation_loop import BATCH, ENCODERS, PAST_SEQUENCE, SEQUENCE, TOKENS, Generator
@@ -228,9 +228,11 @@ def profile_parts(
 def profile_same(path: str | Path, measured: Mapping[str, ModuleProfile], **how: Any) -> dict[str, ModuleProfile]:
     """Run another file or package of the same model on the inputs that one was measured with.
 
+    Inputs that it does not have are left out, as a tool removes those that nothing reads.
+
     Raises:
         FileFormatError: A file is missing, or has no tags; or the folder is not a package.
-        InputsError: It takes other inputs.
+        InputsError: It takes an input that the first does not have.
         UsageError: It does not have these parts, or ONNX Runtime does not run one.
     """
     others = {name: use.tagged for name, use in uses_of(path, {}).items()} if Path(path).is_dir() else {"": path}
@@ -239,7 +241,13 @@ def profile_same(path: str | Path, measured: Mapping[str, ModuleProfile], **how:
             f"{path} is not of the same parts: it has {', '.join(others) if '' not in others else 'one file'}, and "
             f"the other {', '.join(measured) if '' not in measured else 'is one file'}; give two files, or two packages"
         )
-    return {name: profile(others[name], profiled.feeds, **how) for name, profiled in measured.items()}
+    profiles = {}
+    for name, profiled in measured.items():
+        tagged = read_one(others[name])
+        taken = {value.name for value in tagged.model.graph.inputs}
+        feeds = {key: array for key, array in profiled.feeds.items() if key in taken}
+        profiles[name] = profile(tagged, feeds, **how)
+    return profiles
 
 
 def uses_of(path: str | Path, sizes: Mapping[str, int]) -> dict[str, PartUse]:

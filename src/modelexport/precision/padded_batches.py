@@ -19,18 +19,19 @@ ROWS = 8
 def padded_batches(
     model: ir.Model, feeds: Runs, output: str
 ) -> Iterator[tuple[dict[str, Any], Callable[[Any], list[Any]]]]:
-    """Inputs for several runs at once, with zeros after the shorter ones; none if the first axes are not dynamic.
+    """Inputs for several runs at once, with zeros after the shorter ones; none if the first axes do not have one name.
 
     Args:
         output: The name of the output that is compared.
 
     Returns:
-        Each batch with a function that gives the rows of each run in the output, without what belongs to padding.
+        Each batch with a function that gives the rows of each run in the output, without what belongs to padding;
+        none if the output does not have as many rows as the batch.
     """
     axes = {value.name or "": _symbols(value) for value in required_inputs(model)}
     declared = next(_symbols(value) for value in model.graph.outputs if value.name == output)
     first = [sizes[0] if sizes else "" for sizes in (*axes.values(), declared)]
-    if not all(first):
+    if len(set(first)) > 1 or first[0] in ("", "?"):
         return
     for runs in (feeds[start : start + ROWS] for start in range(0, len(feeds), ROWS)):
         sizes = [
@@ -38,14 +39,14 @@ def padded_batches(
             for run in runs
         ]
         rows = [len(next(iter(run.values()))) for run in runs]
-        of_batch = {symbol: max(size[symbol] for size in sizes) for symbol in sizes[0]} | dict.fromkeys(
-            first, sum(rows)
-        )
+        of_batch = {symbol: max(size[symbol] for size in sizes) for symbol in sizes[0]} | {first[0]: sum(rows)}
         if len(runs) > 1 and not broken(conditions_of(model), of_batch):
 
             def rows_of_runs(
                 array: Any, rows: Sequence[int] = rows, sizes: Sequence[Mapping[str, int]] = sizes
             ) -> list[Any]:
+                if array.shape[:1] != (sum(rows),):
+                    return []
                 parts = np.split(array, np.cumsum(rows)[:-1])
                 cuts = [tuple(slice(size.get(symbol)) for symbol in declared[1:]) for size in sizes]
                 return [part[(slice(None), *cut)] for part, cut in zip(parts, cuts, strict=True)]
