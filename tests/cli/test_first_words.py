@@ -13,11 +13,13 @@ import msgspec
 import pytest
 from typer.main import get_command
 
+import modelexport
 from commands import run
 from exports import Exporter
 from modelexport.cli.command_list import COMMANDS
 from modelexport.cli.command_parsers import app
 from modelexport.core.version import __version__
+from modelexport.errors import UsageError
 
 
 def modules_after(*arguments: str) -> set[str]:
@@ -207,3 +209,20 @@ def test_why_nothing_was_quantized_is_said_as_it_is(exported: Exporter, tmp_path
     done = run("quantize", exported("blocks").path, "-o", tmp_path / "q.onnx", "--to", "int8-dynamic", "--keep", ".")
     assert done.returncode == 1
     assert "no node was quantized: all modules are kept" in done.stdout
+
+
+def test_arguments_in_the_wrong_order_are_given_in_the_right_one(exported: Exporter, tmp_path: Path) -> None:
+    source = exported("blocks").path
+    (weights := tmp_path / "w.safetensors").write_bytes(b"")
+    (folder := tmp_path / "stages").mkdir()
+    for arguments, told in (
+        (["update-weights", weights, source, "-o", "o.onnx"], f"give update-weights {source} {weights}"),
+        (["verify", source, "--against", folder], f"give verify {folder} --against {source}"),
+        (["tree", source, "block.0"], "`modelexport nodes` and `modelexport cost` take some"),
+        (["verify", source, "--against", source, "--bound", "2%"], "it is not a number, as 0.02 is, which is 2 %"),
+        (["extract", source, "--to", "nosuch", "-o", "o.onnx"], f"`modelexport nodes {source} . --json` lists them"),
+    ):
+        done = run(*arguments, cwd=tmp_path)
+        assert done.returncode == 2 and told in done.stderr, (arguments, done.stderr)
+    with pytest.raises(UsageError, match=r"call run_chain\(folder, feeds\)"):
+        modelexport.run_chain({}, folder)

@@ -132,6 +132,8 @@ def test_what_matches_nothing_is_an_error_that_offers_near_names(selector: str, 
 
 def test_what_was_given_is_not_offered() -> None:
     assert nearest_selectors("**", {"."}) == ""
+    known = {"0.model.encoder.layer.5", "0.model.encoder.layer.5.dense"}
+    assert nearest_selectors("layer.9", known) == "; did you mean *.layer.5?"
 
 
 def test_removing_everything_is_an_error() -> None:

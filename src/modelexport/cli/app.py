@@ -36,6 +36,7 @@ _INTERNAL = 70
 """The status of an error of ours: ``EX_SOFTWARE`` of sysexits.h."""
 _NO_CHOICE = re.compile(r"'([^']*)' is not one of (.+)")
 _EXTRA = re.compile(r"unexpected extra argument(?:s|\(s\))? \((.+)\)")
+_NO_NUMBER = "it is not a number, as 0.02 is, which is 2 %"
 _GIVEN_WITH = {"--model": "a model", "--against": "another file", "--module": "a module"}
 """The options that take what people give as an argument."""
 _LONGEST = 4000
@@ -152,6 +153,7 @@ def _misused(error: Any) -> str:
     near = getattr(error, "possibilities", None)
     text = " ".join((error.message if near else error.format_message()).split()).removesuffix(".")
     text = text.replace("Value error, ", "").replace(". Did you mean", "; did you mean")
+    text = text.replace("Input should be a valid number, unable to parse string as a number", _NO_NUMBER)
     if wrong := _NO_CHOICE.search(text):
         text += nearest(wrong[1], re.findall(r"'([^']+)'", wrong[2]))
     context = getattr(error, "ctx", None)
@@ -169,6 +171,8 @@ def _misused(error: Any) -> str:
         flags = {flag for parameter in context.command.params for flag in parameter.opts}
         goes_with = ", ".join(f"{what} with {flag}" for flag, what in _GIVEN_WITH.items() if flag in flags)
         text += f": give {goes_with}" if goes_with else ""
+        if context.command.name == "tree":
+            text += ": it shows all modules; `modelexport nodes` and `modelexport cost` take some"
     if text.startswith("Missing option") and (metavar := getattr(error.param, "metavar", None)):
         text += f" {metavar}"
     hint = f"; did you mean {' or '.join(near)}?" if near else ""

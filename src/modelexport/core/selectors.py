@@ -140,13 +140,14 @@ def _matches(
 
 
 def nearest_selectors(selector: str, known: Collection[str]) -> str:
-    """:func:`nearest`, for ``*.layer.9`` with the ends of names behind its asterisk: ``*.layer.5``."""
+    """:func:`nearest`, for ``*.layer.9``, or ``layer.9`` if no name is like it, with ends of names: ``*.layer.5``."""
     end = selector.removeprefix("!").lstrip("*./")
     beginning = selector[: len(selector) - len(end)]
     separator = "/" if "/" in beginning else "."
     parts = end.count(separator) + 1
-    ends = {separator.join(name.split(separator)[-parts:]) for name in known} if "*" in beginning else ()
-    return nearest(selector, sorted({beginning + name for name in ends} - {selector})) or nearest(selector, known)
+    ends = sorted({separator.join(name.split(separator)[-parts:]) for name in known} - {end})
+    by_end = nearest(end, ends, beginning=beginning if "*" in beginning else f"*{separator}")
+    return by_end if "*" in beginning and by_end else nearest(selector, known) or by_end
 
 
 def _glob(pattern: str, separator: str) -> re.Pattern[str]:

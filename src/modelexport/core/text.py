@@ -143,11 +143,15 @@ _MOST_BEGUN = 5
 """Names with the same beginning that a line lists; of more it lists the likeliest."""
 
 
-def nearest(name: str, known: Collection[str]) -> str:
-    """``; did you mean ...?`` with the names that begin with ``name``, else up to three like it, or nothing."""
+def nearest(name: str, known: Collection[str], *, beginning: str = "") -> str:
+    """``; did you mean ...?`` with the names that begin with ``name``, else up to three like it, or nothing.
+
+    Args:
+        beginning: What is written before each name.
+    """
     begun = [full for full in known if name and full.startswith(name)]
     near = begun if 0 < len(begun) <= _MOST_BEGUN else difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return f"; did you mean {' or '.join(near)}?" if near else ""
+    return f"; did you mean {' or '.join(beginning + full for full in near)}?" if near else ""
 
 
 def chained(error: BaseException | None) -> Iterator[BaseException]:

@@ -123,6 +123,7 @@ def extract_values(
     if unknown := [name for name in (*outputs, *inputs) if name not in values]:
         raise UsageError(
             f"{tagged.path} has no value '{unknown[0]}'{nearest(unknown[0], [str(name) for name in values])}"
+            f"; `modelexport nodes {tagged.path} . --json` lists them"
         )
     returned, start = [values[name] for name in outputs], [values[name] for name in inputs]
     if absent := [value.name for value in returned if value.producer() is None or value in start]:

@@ -45,8 +45,10 @@ def run_chain(
     Raises:
         FileFormatError: The folder is not a package of stages.
         InputsError: An input is missing.
-        UsageError: ONNX Runtime cannot run a stage.
+        UsageError: ONNX Runtime cannot run a stage, or the arguments are exchanged.
     """
+    if isinstance(folder, Mapping):
+        raise UsageError("the folder comes before the arrays: call run_chain(folder, feeds)")
     manifest = read_stages(folder)
     values: dict[str, Any] = dict(feeds)
     outputs: dict[str, Any] = {}

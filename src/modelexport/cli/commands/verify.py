@@ -134,6 +134,8 @@ def _check_options(
 ) -> None:
     if sum(source is not None for source in (other.model, other.against, other.results)) > 1:
         raise UsageError("give one of --model, --against and --results")
+    if other.against is not None and other.against.is_dir() and file.is_file():
+        raise UsageError(f"--against takes a file with a folder: give verify {other.against} --against {file}")
     alone = (on_device.named or other.results is not None) and other.model is None and other.against is None
     if ((other.against is None and not alone) or file.is_dir()) and other.bound is not None:
         raise UsageError("--bound goes with --against OTHER.onnx, or with --device")
