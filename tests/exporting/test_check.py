@@ -40,6 +40,7 @@ def test_a_right_file_passes(tmp_path: Path) -> None:
     assert result.check.status == "passed"
     assert result.check.largest is not None and result.check.largest < 1e-5
     assert not result.attempts
+    assert not result.messages  # such as one of a translation that PyTorch does not understand
 
 
 def test_a_wrong_file_makes_auto_take_the_next_front_end(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ zero points. The columns of the weight are sorted instead, and those of the inpu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -73,10 +72,14 @@ def _block(scheme: Scheme, form: QuantizedForm) -> int:
 
 def linear(form: QuantizedForm) -> dict[Any, Any]:
     """The operator of packed linear layers to its translation."""
-    return {OPERATOR: partial(_translated, form)}
+
+    def translate(inputs: Any, tensors: Sequence[Any], bias: Any = None, scheme: str = "") -> Any:
+        return _translated(form, inputs, tensors, bias, scheme)
+
+    return {OPERATOR: translate}
 
 
-def _translated(form: QuantizedForm, inputs: Any, tensors: Sequence[Any], bias: Any = None, scheme: str = "") -> Any:
+def _translated(form: QuantizedForm, inputs: Any, tensors: Sequence[Any], bias: Any, scheme: str) -> Any:
     known = msgspec.json.decode(scheme, type=Scheme)
     block = _block(known, form)
     wanted = packing(known, block, dtype_name(inputs.dtype))
