@@ -326,3 +326,11 @@ def test_a_file_with_tags_keeps_its_sidecar_beside_one_without(exported: Exporte
     done = run("compare", source, path, cwd=tmp_path)
     assert done.returncode == 0 and "calls" in done.stdout
     assert done.stderr == f"{path} has no tags: 4 calls from the scopes in names of nodes (2 nodes)\n"
+
+
+def test_a_parameter_whose_name_tells_no_module_is_counted_for_the_module_that_uses_it(tmp_path: Path) -> None:
+    path = chain([("MatMul", "/a/fc/MatMul", "w"), ("Relu", "/b/Relu", "")], tmp_path / "m.onnx")
+    (weight,) = onnx.load(path).graph.initializer
+    own = {row["address"]: row["own"]["parameters"] for row in json.loads(run("cost", path, "--json").stdout)["rows"]}
+    size = int(np.prod(weight.dims))
+    assert {module: count for module, count in own.items() if count} == {"a.fc": size}
