@@ -218,7 +218,7 @@ def test_arguments_in_the_wrong_order_are_given_in_the_right_one(exported: Expor
     for arguments, told in (
         (["update-weights", weights, source, "-o", "o.onnx"], f"give update-weights {source} {weights}"),
         (["verify", source, "--against", folder], f"give verify {folder} --against {source}"),
-        (["tree", source, "block.0"], "`modelexport nodes` and `modelexport cost` take some"),
+        (["tree", source, "block.0"], "modules are taken by `modelexport nodes`"),
         (["verify", source, "--against", source, "--bound", "2%"], "it is not a number, as 0.02 is, which is 2 %"),
         (["extract", source, "--to", "nosuch", "-o", "o.onnx"], f"`modelexport nodes {source} . --json` lists them"),
     ):

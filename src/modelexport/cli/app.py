@@ -19,7 +19,7 @@ from modelexport.cli.imports_when_used import import_when_used
 from modelexport.cli.progress import LINE
 from modelexport.cli.signals_and_streams import Interrupted, raw, shielded
 from modelexport.core.missing_extras import missing_extra
-from modelexport.core.text import nearest
+from modelexport.core.text import first_few, nearest
 from modelexport.core.version import __version__
 
 _COMPLETE = "_MODELEXPORT_COMPLETE"
@@ -171,18 +171,20 @@ def _misused(error: Any) -> str:
         flags = {flag for parameter in context.command.params for flag in parameter.opts}
         goes_with = ", ".join(f"{what} with {flag}" for flag, what in _GIVEN_WITH.items() if flag in flags)
         text += f": give {goes_with}" if goes_with else ""
-        if context.command.name == "tree":
-            text += ": it shows all modules; `modelexport nodes` and `modelexport cost` take some"
+        if not goes_with and context.parent is not None:
+            text += f"; modules are taken by {first_few(_commands_with('modules', context.parent.command), 3)}"
     if text.startswith("Missing option") and (metavar := getattr(error.param, "metavar", None)):
         text += f" {metavar}"
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     return f"{text}{hint}; see `{command} --help`".replace("?; ", "? ")
 
 
-def _commands_with(option: str, group: Any) -> list[str]:
-    """The commands that have an option, as one types them."""
+def _commands_with(parameter: str, group: Any) -> list[str]:
+    """The commands that have an option or an argument of this name, as one types them."""
     parsers = [(name, group.commands[name]) for name in group.commands]
-    return [f"`{_NAME} {name}`" for name, parser in parsers if any(option in p.opts for p in parser.params)]
+    return [
+        f"`{_NAME} {name}`" for name, parser in parsers if any(parameter in (p.name, *p.opts) for p in parser.params)
+    ]
 
 
 def _on_one_line(
