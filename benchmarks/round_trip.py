@@ -12,7 +12,9 @@ Of each model five things are asked, each by itself:
 * state: its `state_dict` loads into the original and the original's into it, strictly, and the numbers that the file
   has are equal bit by bit (a dash: it does not have all numbers of all entries, as unused rows of a table);
 * trains: in float64 the gradient of every parameter, of a weighted sum of all outputs, is the original's within 1e-6
-  of its norm, but for rows of `padding_idx`, which no file has;
+  of its norm, but for rows of `padding_idx`, which no file has. Both models run as `verify` runs a model: with the
+  numbers that they have in float32 (Python scalars are rounded, as PyTorch does where they meet a tensor of float32),
+  but everything is computed in float64, also where the code asks for float32;
 * again: exported again it has the same calls with the same tags, and the same names of inputs and outputs.
 
 Each model runs in a process of its own, which is ended after N seconds. What was found is appended to FILE, and a model
@@ -117,14 +119,26 @@ class Trip:
         with torch.no_grad():
             found = outputs(self.double(*as_double(list(self.feed.values()))))
         away = difference(wanted, found)
+        if away is not None:  # types that the file mixes, and random numbers, are the same in runs of both models
+            with torch.no_grad():
+                given, _ = self.run_in_float64(self.case()[0], self.inputs)
+                found, _ = self.run_in_float64(self.source.model(), list(self.feed.values()))
+            away = difference([tensor.numpy() for tensor in given], found) and away
         if away is not None and self.is_random():
             return "-: it draws random numbers"
-        if away is not None:  # numbers that the file has rounded to float32 may stand there as they were
-            model, inputs = self.case()[0].double(), as_double(self.inputs)
-            with torch.no_grad():
-                given = model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
-            away = difference([tensor.numpy() for _, tensor in self.sweep.tensors(given)], found) and away
         return f"no: {away}" if away else "yes"
+
+    def run_in_float64(
+        self, model: nn.Module, inputs: Any, then: Callable[[nn.Module, list[torch.Tensor]], Any] = lambda *_: None
+    ) -> tuple[list[torch.Tensor], Any]:
+        """What a model returns if it computes in float64 with the numbers of float32, and what is computed of that."""
+        from modelexport.pytorch.runs.model_trace import in_float64
+
+        torch.manual_seed(0)
+        with in_float64(model, inputs) as given:
+            result = model(**given) if isinstance(given, Mapping) else model(*given)
+            tensors = [tensor for _, tensor in self.sweep.tensors(result)]
+            return tensors, then(model, tensors)
 
     def is_random(self) -> bool:
         from modelexport.graph.nodes import all_nodes, draws
@@ -152,16 +166,14 @@ class Trip:
         return f"-: the file does not have all numbers of {len(lost)} entries ({min(lost)})" if lost else "yes"
 
     def trains(self) -> str:
-        torch.manual_seed(0)
+        original, ours = self.model, self.source.model()
         try:
-            original, inputs = self.model.double(), as_double(self.inputs)
-            given = original(**inputs) if isinstance(inputs, Mapping) else original(*inputs)
-            expected = gradients(original, [tensor for _, tensor in self.sweep.tensors(given)])
+            _, expected = self.run_in_float64(original, self.inputs, gradients)
         except Exception as error:
             return f"-: the original does not train in float64 ({type(error).__name__})"
         if expected is None:
             return "-: no output depends on a parameter"
-        found = gradients(self.double, outputs(self.double(*as_double(list(self.feed.values())))))
+        _, found = self.run_in_float64(ours, list(self.feed.values()), gradients)
         if found is None:
             return "no: no output depends on a parameter"
         padding = {f"{path}.weight".lstrip("."): module.padding_idx for path, module in original.named_modules()

@@ -270,6 +270,34 @@ def test_only_python_is_written() -> None:
         back().write("model.onnx")
 
 
+class Turn(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        cosine, sine = table.chunk(2, -1)
+        return self.up(x * cosine + sine)  # type: ignore[no-any-return]
+
+
+class Turns(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Turn() for _ in range(2))
+        self.register_buffer("table", torch.randn(12))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x, self.table)
+        return x
+
+
+def test_a_node_that_two_blocks_share_is_in_both(tmp_path: Path) -> None:
+    text = torch_source(modelexport.export(Turns(), (torch.randn(2, 6),), tmp_path / "x.onnx").path).text
+    assert "nn.ModuleList([Turn() for _ in range(2)])" in text
+    assert "table.chunk(2, 0)" in text and "x = layer(x, self.table)" in text
+
+
 class Branches(nn.Module):
     def __init__(self) -> None:
         super().__init__()

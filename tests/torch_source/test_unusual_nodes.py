@@ -16,6 +16,7 @@ from torch import nn
 
 from modelexport import export, to_torch
 from modelexport.errors import ModelExportError
+from modelexport.torch_source.to_torch import torch_source
 
 X = np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32)
 FLOAT, INT64, UINT8, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.UINT8, TensorProto.BOOL
@@ -146,6 +147,28 @@ def test_padding_is_computed_from_dynamic_sizes(operator: str, pad: str, steps: 
         x = np.random.default_rng(length).standard_normal((2, length)).astype(np.float32)
         found = model(torch.tensor(x)).detach().numpy()
         np.testing.assert_allclose(found, session.run(None, {"x": x})[0], rtol=1e-4, atol=1e-5)
+
+
+def test_padding_that_was_turned_around_is_numbers(tmp_path: Path) -> None:
+    """As TorchScript writes ``F.pad``: the pads of the last axis come first, so zeros are added and rows reversed."""
+    nodes = [
+        node("Shape", ["x"], ["s"]), node("Gather", ["s", "one"], ["n"]), node("Concat", ["two", "n"], ["p"], axis=0),
+        node("ConstantOfShape", ["two"], ["z"], value=numpy_helper.from_array(np.array([0]))),
+        node("Concat", ["p", "z"], ["c"], axis=0), node("Reshape", ["c", "pairs"], ["r"]),
+        node("Slice", ["r", "last", "least", "zero", "last"], ["t"]), node("Transpose", ["t"], ["u"], perm=[1, 0]),
+        node("Reshape", ["u", "last"], ["q"]), node("Pad", ["x", "q"], ["output"]),
+    ]  # fmt: skip
+    constants = {"one": [1], "two": [2], "zero": [0], "last": [-1], "least": [-99], "pairs": [-1, 2]}
+    path = file_of(tmp_path / "x.onnx", nodes, X, FLOAT, {name: np.array(each) for name, each in constants.items()})
+    assert "F.pad(x, (2, 3))" in torch_source(path).text
+    np.testing.assert_array_equal(to_torch(path)(torch.tensor(X)), np.pad(X, ((0, 0), (2, 3))))
+
+
+def test_a_dropout_that_is_on_in_evaluation_stays_on(tmp_path: Path) -> None:
+    nodes = [node("Dropout", ["x", "half", "yes"], ["output"])]
+    ones = np.ones((10, 100), np.float32)
+    path = file_of(tmp_path / "x.onnx", nodes, ones, FLOAT, {"half": np.float32(0.5), "yes": np.bool_(True)})
+    assert set(to_torch(path)(torch.tensor(ones)).unique().tolist()) == {0.0, 2.0}
 
 
 class Tempered(nn.Module):

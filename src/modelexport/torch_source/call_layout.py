@@ -140,7 +140,8 @@ class CallLayout:
         made: dict[ir.Value, None] = {}
         self._walk(group.items, used, made)
         outside = {value: None for value in used if value not in made and not self.is_within_reach(value, call)}
-        self.inputs[call] = list(outside)
+        order = [*reversed(self.arguments.get(call, ()))]  # as the module was called
+        self.inputs[call] = sorted(outside, key=lambda v: order.index(v.name) if v.name in order else len(order))
         self.outputs[call] = [value for value in made if self._leaves(value, call)]
         self.outputs[call] += [self.unchanged[call]] if call in self.unchanged else []
         return outside, set(made)

@@ -267,7 +267,7 @@ class ForwardText(NestedGraphs):
         function = written.func if isinstance(written, ast.Call) else None
         name = getattr(function, "id", "")
         gives_tuple = name in FUNCTIONS and FUNCTIONS[name].__annotations__["return"].startswith("tuple")
-        if gives_tuple or getattr(function, "attr", "") == "split":
+        if gives_tuple or getattr(function, "attr", "") in ("split", "chunk"):
             self._unpack(node.outputs, written, node.op_type, more=gives_tuple)
             return
         results = written.elts if isinstance(written, ast.Tuple) else [written]

@@ -12,14 +12,17 @@ from modelexport.tagged.file import TaggedFile
 
 
 def separate_merged_nodes(tagged: TaggedFile) -> None:
-    """Copy the nodes of several calls, if a call has no others: the copy computes what runs nearest to that call."""
+    """Copy the nodes of several calls, if a call has no others: the copy computes what runs nearest to that call.
+
+    A node whose result a call uses that runs before the node's call was one of that call as well, and is copied, too.
+    """
     nodes = [*tagged.model.graph.all_nodes()]
-    stack = tagged.calls.stack
+    stack, order = tagged.calls.stack, {each.call: place for place, each in enumerate(tagged.calls)}
     owners = [owner for node in nodes if (owner := owner_of(node)) is not None]
     running = {call for owner in owners for call in common_stack([stack(each) for each in owner.calls])}
     for node in reversed(nodes):
         owner = owner_of(node)
-        if owner is None or len(owner.calls) < 2 or nested_graphs(node) or draws(node):
+        if owner is None or nested_graphs(node) or draws(node):
             continue
         copies: dict[ModuleCall, ir.Node] = {}
         for place, value in enumerate(node.outputs):
@@ -27,7 +30,9 @@ def separate_merged_nodes(tagged: TaggedFile) -> None:
                 user = owner_of(use.node)
                 shared = [len(common_stack([stack(call), stack(user.call)])) if user else 0 for call in owner.calls]
                 call = owner.calls[shared.index(max(shared))]
-                if call == owner.call or call in running:
+                if user is not None and order[user.call] < order[call] and user.call not in stack(call):
+                    call = user.call
+                elif call == owner.call or call in running:
                     continue
                 if call not in copies:
                     copies[call] = _copy(node, Owner((call,), owner.evidence))

@@ -56,7 +56,7 @@ _ROWS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 """Names of classes, what they return, and how they are made. ``NAME`` is the class's name, in a function as torch has
 it; ``w0`` and ``w1`` are sizes of the weight, ``channels`` is its other side."""
 _UNCHANGED = ("nn.Identity()", "nn.Dropout(0.0)")
-_FUNCTIONS = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_FUNCTIONS = re.compile(r"(?<=[a-z])(?=[A-Z][a-z])")
 
 
 def torch_class(layout: CallLayout, module: ModuleNode, forward: Callable[[Group], ForwardText]) -> str | None:

@@ -149,7 +149,7 @@ def _split(o: Operation) -> ast.expr:
     if o.version >= 13 and o.has(1):
         return o.write("a.split(s1, axis)")
     count = o.attribute("num_outputs") or len(o.node.outputs)
-    return o.write("a.split(-(-a.shape[axis] // count), axis)", count=count)
+    return o.write("a.chunk(count, axis)", count=count)
 
 
 def _pad(o: Operation) -> ast.expr:

@@ -92,9 +92,17 @@ def _moved(node: ir.Node, first: Numbers, others: Sequence[Numbers]) -> Numbers 
     size = others[0].size if others else 0
     if kind == "Gather" and first.ndim:
         return np.asarray(first[others[0].astype(np.int64)], dtype=object)
-    if kind == "Slice" and first.ndim and len(others) > 1:
-        start, end, *more = (int(each.reshape(-1)[0]) for each in others)
-        return first[slice(start, end, more[1] if len(more) > 1 else 1)]
+    if kind == "Slice" and first.ndim and len(others) > 1 and all(each.size == 1 for each in others):
+        start, end, *more = (int(each.item()) for each in others)
+        axis, step = *more, *(0, 1)[len(more) :]
+        return first[slice(start, end, step)] if axis % first.ndim == 0 else None
+    if kind == "Transpose":
+        return first.transpose(node.attributes["perm"].as_ints() if "perm" in node.attributes else None)
+    if kind == "ConstantOfShape" and not any(isinstance(size, Number) for size in first) and math.prod(first.tolist()) <= MOST:
+        filled = node.attributes["value"].as_tensor().numpy().item() if "value" in node.attributes else 0.0
+        return np.full(first.tolist(), filled, dtype=object)
+    if kind == "Reshape" and size > 1 and 0 not in others[0]:
+        return first.reshape(others[0].tolist())
     shapes = {"Unsqueeze": None if first.ndim else (-1,), "Squeeze": (), "Reshape": (-1,) * size if size < 2 else None}
     shape = shapes.get(kind)
     return None if shape is None else first.reshape(shape)
@@ -177,7 +185,7 @@ class FileNumbers:
             return _sizes(node, node.inputs[0], size)
         known, dtype = [None if value is None else numbers(value) for value in node.inputs], node.outputs[0].dtype
         wraps = dtype is not None and kind_of(dtype) in "iu" and dtype.itemsize < _WIDTH
-        if all(each is None for each in known) or wraps or (node.op_type == "Mod" and "fmod" in node.attributes):
+        if (all(each is None for each in known) and node.op_type != "ConstantOfShape") or wraps or (node.op_type == "Mod" and "fmod" in node.attributes):
             return None  # Python's numbers do not wrap around, and its remainder has the sign of the divisor
         given = [
             each if each is not None or value is None else constant_numbers(self.array(value))
@@ -188,7 +196,7 @@ class FileNumbers:
             result = self._of_arrays(node, arrays) if len(arrays) == len(given) else None
         except (ArithmeticError, ValueError, IndexError):
             result = None
-        return result if result is not None and result.ndim < 2 else None
+        return result if result is not None and result.ndim < 3 else None
 
     def _of_arrays(self, node: ir.Node, arrays: Sequence[Numbers]) -> Numbers | None:
         name, kinds = (

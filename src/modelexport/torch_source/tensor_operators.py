@@ -145,8 +145,11 @@ def _shape(o: Operation) -> ast.expr:
 
 def _dropout(o: Operation) -> ast.expr:
     o.attribute("ratio")
-    if o.version >= 12 and o.has(2) and o.number(2) not in (False, None):
-        raise UnwrittenError("it is in training mode")
+    drops = o.number(2) if o.version >= 12 and o.has(2) else False
+    if drops is None or (drops and o.outputs_used() > 1):
+        raise UnwrittenError("its mask is used, or it is computed whether it drops")
+    if drops:
+        return o.write("F.dropout(a, ratio)", ratio=o.number(1) if o.has(1) else 0.5)
     return o.write("a" if o.outputs_used() == 1 else "(a, torch.ones_like(a, dtype=torch.bool))")
 
 

@@ -88,6 +88,20 @@ def trace_model(
     raise AssertionError
 
 
+@contextlib.contextmanager
+def in_float64(model: nn.Module, inputs: Inputs) -> Iterator[Inputs]:
+    """Inside, a model and its gradients are computed as in a trace: in float64, with the numbers of its file. Its weights
+    become float64, and stay it.
+
+    Yields:
+        The inputs in float64.
+    """
+    recording = _Recording(model, inputs, {}, None, (), Index(), calls=False)
+    recording.widen_weights()
+    with _limits_of_float32(), _Operations(recording, None, wide=True, operations=False):
+        yield tree_map(recording.widened, inputs)
+
+
 @dataclass
 class _Recording:
     """One run of a model; fields as the arguments of :func:`trace_model`."""
@@ -118,6 +132,11 @@ class _Recording:
             return value.to(self.types[value.dtype])
         return value
 
+    def widen_weights(self) -> None:
+        """Have the model's weights in float64."""
+        for tensor in (*self.model.parameters(), *self.model.buffers()):
+            tensor.data = self.widened(tensor.data)
+
     def run(self, wide: bool, bodies: bool, operations: bool) -> Trace:
         trace = self.trace
         trace.exact = wide or self.own is torch.float64
@@ -132,8 +151,8 @@ class _Recording:
                 entries[key].data = tensor
             if wide:
                 stack.enter_context(_limits_of_float32())
-                for tensor in [] if self.weights is not None else [*self.model.parameters(), *self.model.buffers()]:
-                    tensor.data = self.widened(tensor.data)
+                if self.weights is None:
+                    self.widen_weights()
                 self._own_memory.update(map(memory_of, self.model.parameters()))
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             stack.enter_context(collected())
