@@ -98,7 +98,8 @@ def _moved(node: ir.Node, first: Numbers, others: Sequence[Numbers]) -> Numbers 
         return first[slice(start, end, step)] if axis % first.ndim == 0 else None
     if kind == "Transpose":
         return first.transpose(node.attributes["perm"].as_ints() if "perm" in node.attributes else None)
-    if kind == "ConstantOfShape" and not any(isinstance(size, Number) for size in first) and math.prod(first.tolist()) <= MOST:
+    is_known = not any(isinstance(number, Number) for number in first.reshape(-1))
+    if kind == "ConstantOfShape" and is_known and math.prod(first.tolist()) <= MOST:
         filled = node.attributes["value"].as_tensor().numpy().item() if "value" in node.attributes else 0.0
         return np.full(first.tolist(), filled, dtype=object)
     if kind == "Reshape" and size > 1 and 0 not in others[0]:
@@ -185,7 +186,9 @@ class FileNumbers:
             return _sizes(node, node.inputs[0], size)
         known, dtype = [None if value is None else numbers(value) for value in node.inputs], node.outputs[0].dtype
         wraps = dtype is not None and kind_of(dtype) in "iu" and dtype.itemsize < _WIDTH
-        if (all(each is None for each in known) and node.op_type != "ConstantOfShape") or wraps or (node.op_type == "Mod" and "fmod" in node.attributes):
+        if all(each is None for each in known) and node.op_type != "ConstantOfShape":
+            return None
+        if wraps or (node.op_type == "Mod" and "fmod" in node.attributes):
             return None  # Python's numbers do not wrap around, and its remainder has the sign of the divisor
         given = [
             each if each is not None or value is None else constant_numbers(self.array(value))
