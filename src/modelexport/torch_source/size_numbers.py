@@ -89,13 +89,24 @@ def _moved(node: ir.Node, first: Numbers, others: Sequence[Numbers]) -> Numbers 
         return np.array([total] if keep else total, dtype=object)
     if any(isinstance(number, Number) for each in others for number in each.reshape(-1)):
         return None
-    size = others[0].size if others else 0
+    return _selected(node, first, others) if kind in ("Gather", "Slice") else _shaped(node, first, others)
+
+
+def _selected(node: ir.Node, first: Numbers, others: Sequence[Numbers]) -> Numbers | None:
+    """The numbers that an operator with known places selects."""
+    kind = node.op_type
     if kind == "Gather" and first.ndim:
         return np.asarray(first[others[0].astype(np.int64)], dtype=object)
     if kind == "Slice" and first.ndim and len(others) > 1 and all(each.size == 1 for each in others):
         start, end, *more = (int(each.item()) for each in others)
         axis, step = *more, *(0, 1)[len(more) :]
         return first[slice(start, end, step)] if axis % first.ndim == 0 else None
+    return None
+
+
+def _shaped(node: ir.Node, first: Numbers, others: Sequence[Numbers]) -> Numbers | None:
+    """Numbers in another shape, or one number as often as a shape has places."""
+    kind, size = node.op_type, others[0].size if others else 0
     if kind == "Transpose":
         return first.transpose(node.attributes["perm"].as_ints() if "perm" in node.attributes else None)
     is_known = not any(isinstance(number, Number) for number in first.reshape(-1))

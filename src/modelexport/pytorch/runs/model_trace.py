@@ -90,8 +90,8 @@ def trace_model(
 
 @contextlib.contextmanager
 def in_float64(model: nn.Module, inputs: Inputs) -> Iterator[Inputs]:
-    """Inside, a model and its gradients are computed as in a trace: in float64, with the numbers of its file. Its weights
-    become float64, and stay it.
+    """Inside, a model and its gradients are computed as in a trace: in float64, with the numbers of its file. Its
+    weights become float64, and stay so.
 
     Yields:
         The inputs in float64.
