@@ -27,7 +27,7 @@ from modelexport import adapters_as_inputs, load, merge_adapters, verify, verify
 from modelexport.errors import FileFormatError, UsageError, WeightsError
 from modelexport.format import keys
 from modelexport.graph.nodes import initializers
-from modelexport.graph.parameter_plans import parameter_plan
+from modelexport.graph.parameter_plans import parameter_plan, parameter_plans
 from modelexport.packages.changed_packages import merge_adapters_into_package
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.surgery.splitting import split
@@ -208,6 +208,27 @@ def test_weights_can_be_given_along(peft: Path, exported: Exporter, tmp_path: Pa
     merge_adapters(tmp_path / "half.onnx", [peft / "attention"], tmp_path / "a.onnx")
     merge_adapters(file.path, [peft / "attention"], tmp_path / "b.onnx", weights=tmp_path / "half.safetensors")
     assert distance(run(tmp_path / "a.onnx", file.case), run(tmp_path / "b.onnx", file.case)) == 0
+
+
+def test_an_adapter_changes_one_of_two_equal_weights_of_a_quantized_package(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(16, 16, bias=False) for _ in range(3))).eval()
+    model[1].weight = torch.nn.Parameter(model[0].weight.detach().clone())
+    modelexport.export(model, (torch.randn(2, 16),), tmp_path / "whole.onnx")
+    modelexport.split(tmp_path / "whole.onnx", tmp_path / "stages", at=["2"])
+    modelexport.quantize_package(tmp_path / "stages", tmp_path / "quantized", to="int8-weights", only=["2"])
+    (tmp_path / "adapter").mkdir()
+    config = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": ["0"]}
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(config))
+    pair = {
+        f"base_model.model.0.lora_{name}.weight": torch.ones(*sizes) for name, sizes in (("A", (1, 16)), ("B", (16, 1)))
+    }
+    safetensors.torch.save_file(pair, tmp_path / "adapter" / "adapter_model.safetensors")
+    merge_adapters_into_package(tmp_path / "quantized", [tmp_path / "adapter"], tmp_path / "merged")
+    (first, *_) = read_package(tmp_path / "merged").files.values()
+    model_of_file = load(first).model
+    weights = {plan.keys[0]: value.const_value.numpy() for value, plan in parameter_plans(model_of_file).items()}
+    np.testing.assert_allclose(weights["0.weight"], model[0].weight.detach() + 1, rtol=1e-6)
+    np.testing.assert_array_equal(weights["1.weight"], model[1].weight.detach())
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ from modelexport.format.documents import DataFile, WeightsFile
 from modelexport.format.parameter_plan import ParameterPlan
 from modelexport.graph.bound_tensors import bind_tensors
 from modelexport.graph.nodes import initializers
+from modelexport.graph.parameter_plans import parameter_plan, parameter_plans
 from modelexport.graph.properties import record, recorded
 from modelexport.lineage.retagging import RetagReport, retag, write_retagged
 from modelexport.precision.calibration_data import Runs, given_runs
@@ -189,9 +190,22 @@ def _copy_folder(folder: Path, target: Path) -> None:
 
 
 def _overwrite(package: Package, staging: Path, changed: Callable[[Path], Changed]) -> int:
-    """Overwrite parameters in the weights files that the parts of a copied package share; returns how many."""
+    """Overwrite parameters in the weights files that the parts of a copied package share; returns how many.
+
+    Raises:
+        UsageError: A part has a weight embedded, or two parameters are at one place of a file.
+    """
     written = set()
     for part, file in package.files.items():
+        names: dict[object, list[str]] = {}
+        for value, plan in parameter_plans(onnx_models.load_onnx(file)).items():
+            if isinstance(tensor := value.const_value, ir.ExternalTensor) and tensor.nbytes:
+                there = names.setdefault((tensor.location, tensor.offset), plan.keys)
+                if set(there).isdisjoint(plan.keys):
+                    raise UsageError(
+                        f"{there[0]} and {plan.keys[0]} have one place in {tensor.location}, so neither can change "
+                        "alone: make the package again"
+                    )
         for value, plan, new in changed(file):
             tensor = value.const_value
             if not isinstance(tensor, ir.ExternalTensor) or plan.steps or tensor.offset is None:
@@ -281,7 +295,9 @@ def quantize_package(
 
 
 def _write_shared_weights(models: Iterable[ir.Model], file: Path) -> DataFile:
-    """Write the weights of models to one file, each tensor once by its content, and let the models refer to it.
+    """Write the weights of models to one file, each parameter once, and other tensors once by their content.
+
+    Two parameters that are equal now have a place each: new weights and adapters change one of them alone.
 
     Returns:
         The record of the file.
@@ -292,7 +308,9 @@ def _write_shared_weights(models: Iterable[ir.Model], file: Path) -> DataFile:
         tensor = value.const_value
         if tensor is not None and tensor.nbytes >= onnx_models.SMALLEST_OUTSIDE and tensor.dtype != ir.DataType.STRING:
             digest = hashlib.sha256(tensor.tobytes()).digest()
-            equal[value] = first.setdefault((digest, tensor.dtype, tuple(tensor.shape.numpy())), value)
+            plan = parameter_plan(value)
+            content = (digest, tensor.dtype, tuple(tensor.shape.numpy()))
+            equal[value] = first.setdefault((content, tuple(plan.keys) if plan is not None else None), value)
         elif tensor is not None:
             bind_tensors({value: onnx_models.inside_file(tensor, at_once=True)})
     tensors = {value: value.const_value for value in first.values() if value.const_value is not None}
