@@ -123,6 +123,8 @@ def test_without_selectors_or_with_exclamation_marks_only_it_begins_with_all() -
         ("encoder.layer.[3-1]", "is not a range"),
         ("encoder.layer.[z-a]", "is not a glob: bad character range"),
         ("shared@2", "did you mean shared@1"),
+        ("", "a selector is empty"),
+        ("!", "a selector is empty"),
     ],
 )
 def test_what_matches_nothing_is_an_error_that_offers_near_names(selector: str, message: str) -> None:

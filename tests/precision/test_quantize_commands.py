@@ -72,6 +72,10 @@ def test_what_a_library_prints_is_not_in_the_document(tmp_path: Path) -> None:
         (["--to", "int4", "--keep", "poler"], "did you mean pooler"),
         (["--to", "int4", "--recipe", "recipe.yaml"], "give --recipe, or --to"),
         (["--recipe", "recipe.yaml"], "recipe.yaml is not a recipe (Object contains unknown field `ruls`"),
+        (
+            ["--recipe", "empty.yaml"],
+            "empty.yaml is not a recipe (a rule picks nothing: its list of selectors is empty",
+        ),
         (["--recipe", "nothing.yaml"], "there is no file nothing.yaml"),
         (["--to", "bfloat16"], "there is no method 'bfloat16'; did you mean float16"),
         ([], "give a method with --to (int8-dynamic, int8-static"),
@@ -81,6 +85,7 @@ def test_a_wrong_command_is_one_line_and_status_2(
     exported: Exporter, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     (tmp_path / "recipe.yaml").write_text("ruls: []\n")
+    (tmp_path / "empty.yaml").write_text("rules: [{select: [], method: int4}]\n")
     done = run("quantize", exported("bert").path, "-o", "out.onnx", *arguments, cwd=tmp_path)
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
     assert not (tmp_path / "out.onnx").exists()

@@ -233,6 +233,8 @@ def test_what_cannot_be_split_is_said(exported: Exporter, tmp_path: Path) -> Non
         split(tagged, tmp_path / "s", stages=1000)
     with pytest.raises(UsageError, match=r"no stage of .* is within .* MB: '.*' alone has"):
         split(tagged, tmp_path / "s", max_bytes=10)
+    with pytest.raises(UsageError, match="--max-mb bounds the bytes of weights, and --by flops balances other figures"):
+        modelexport.split(tagged, tmp_path / "s", max_bytes=10**9, by="flops")
     with pytest.raises(UsageError, match="'nothing'"):
         split(tagged, tmp_path / "s", at=["nothing"])
     with pytest.raises(UsageError, match="the model begins with"):

@@ -93,6 +93,8 @@ def find_call(name: str, tags: Mapping[Call, str], *, where: object = "the model
     Raises:
         NoSuchCallError: No call matches (the message suggests similar names), or several do (the message lists them).
     """
+    if not name:
+        raise NoSuchCallError("a selector is empty (an unset variable?): name a module, or give . for the whole model")
     by_name = {str(call): call for call in tags} | {tag: call for call, tag in tags.items()}
     if name in by_name:
         return by_name[name]

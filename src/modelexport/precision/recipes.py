@@ -49,6 +49,10 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     nodes: tuple[str, ...] = ()
     """For a change: names of nodes in the modules; without any, all of their nodes."""
 
+    def __post_init__(self) -> None:
+        if not self.select:
+            raise ValueError("a rule picks nothing: its list of selectors is empty")
+
     @property
     def selectors(self) -> tuple[str, ...]:
         return (self.select,) if isinstance(self.select, str) else self.select

@@ -96,18 +96,21 @@ def split(
     Args:
         folder: A folder that does not exist, is empty, or has an earlier split, whose files are replaced.
         stages: How many.
-        max_bytes: As many as it takes for none to have more bytes of weights.
+        max_bytes: As many as it takes for none to have more bytes of weights; only where these are balanced.
         at: Selectors: a stage begins with each call that they name. With ``stages``, only these are considered.
         by: The figure by which stages are balanced; with ``flops`` or ``time``, ``measure`` has to return it.
         measure: The figure of a node.
         weights: How external weights are handled.
 
     Raises:
-        UsageError: There are too few boundaries, a module does not fit, or a selector matches nothing.
+        UsageError: There are too few boundaries, a module does not fit, a selector matches nothing, or ``max_bytes``
+            is given and other figures than bytes are balanced.
         FileFormatError: Weights in other files are missing.
         OutputError: The folder cannot be written.
     """
     folder = Path(folder)
+    if max_bytes is not None and by != "bytes":
+        raise UsageError(f"--max-mb bounds the bytes of weights, and --by {by} balances other figures: give --stages")
     check_package_folder(folder, [tagged.path], ["stages"])
     timeline = Timeline(tagged)
     allowed = _allowed(timeline, tagged.select(*at)) if at else timeline.points

@@ -31,7 +31,9 @@ class Cuts:
     """Where stages begin"""
 
     stages: int | None = option(None, "The number of stages.", metavar="N", least=1)
-    max_mb: float | None = option(None, "The most weights that a stage may have, in millions of bytes.", metavar="M")
+    max_mb: float | None = option(
+        None, "The most weights that a stage may have, in millions of bytes; not with --by flops or time.", metavar="M"
+    )
     at: Sequence[str] = option(
         (), "Begin a stage at each of these modules; with --stages, stages may begin only there.", metavar="SELECTOR"
     )
