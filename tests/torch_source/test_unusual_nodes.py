@@ -19,18 +19,21 @@ from modelexport.errors import ModelExportError
 from modelexport.torch_source.to_torch import torch_source
 
 X = np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32)
+IMAGE = np.random.default_rng(3).standard_normal((1, 2, 5, 6)).astype(np.float32)
+CUBE = np.random.default_rng(4).standard_normal((2, 3, 4)).astype(np.float32)
 FLOAT, INT64, UINT8, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.UINT8, TensorProto.BOOL
 ELEMENT = {np.dtype(np.float32): FLOAT, np.dtype(np.int64): INT64, np.dtype(np.uint8): UINT8}
 node = helper.make_node
 
 
 def file_of(
-    path: Path, nodes: Sequence[Any], x: Any, output: int, constants: dict[str, Any] | None = None, opset: int = 20
-) -> Path:
+    path: Path, nodes: Sequence[Any], x: Any, output: int, constants: dict[str, Any] | None = None, opset: int = 20,
+    sizes: Any = None,
+) -> Path:  # fmt: skip
     weights = [numpy_helper.from_array(np.asarray(array), name) for name, array in (constants or {}).items()]
-    inputs = [helper.make_tensor_value_info("x", ELEMENT[x.dtype], x.shape)]
+    inputs = [helper.make_tensor_value_info("x", ELEMENT[x.dtype], sizes or x.shape)]
     graph = helper.make_graph(nodes, "g", inputs, [helper.make_tensor_value_info("output", output, None)], weights)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8), path)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10), path)
     return path
 
 
@@ -71,6 +74,26 @@ RIGHT: dict[str, tuple[Any, ...]] = {
     "a remainder with the sign of the dividend": (
         [node("Shape", ["x"], ["s"]), node("Neg", ["s"], ["n"]), node("Mod", ["n", "five"], ["output"], fmod=1)], X,
         INT64, {"five": np.array([5, 5])}),
+    **{
+        f"{rounding} of a size times {factor}": (
+            [node("Shape", ["x"], ["s"]), node("Cast", ["s"], ["f"], to=FLOAT), node("Mul", ["f", "factor"], ["m"]),
+             node(rounding, ["m"], ["r"]), node("Cast", ["r"], ["n"], to=INT64),
+             node("Expand", ["one", "n"], ["output"])],
+            np.zeros(10, np.float32), FLOAT, {"factor": np.float32(factor), "one": np.ones(1, np.float32)}, 20, ["n"])
+        for rounding, factor in (("Ceil", 0.1), ("Ceil", 1.1), ("Floor", 0.7), ("Floor", 2))
+    },
+    "a mean beside padding of dynamic sizes": (
+        [node("AveragePool", ["x"], ["output"], kernel_shape=[3, 3], strides=[2, 2], auto_pad="SAME_LOWER")],
+        IMAGE, FLOAT, None, 20, ["b", 2, "h", "w"]),
+    "a mean with its padding of dynamic sizes": (
+        [node("AveragePool", ["x"], ["output"], kernel_shape=[3, 3], strides=[2, 2], auto_pad="SAME_UPPER",
+              count_include_pad=1)], IMAGE, FLOAT, None, 20, ["b", 2, "h", "w"]),
+    "a normalization of more axes than its scale has": (
+        [node("RMSNormalization", ["x", "scale"], ["output"], axis=1)], CUBE, FLOAT,
+        {"scale": np.arange(4, dtype=np.float32)}, 23, ["n", 3, 4]),
+    "a normalization of its scale's axes": (
+        [node("RMSNormalization", ["x", "scale"], ["output"])], CUBE, FLOAT,
+        {"scale": np.arange(4, dtype=np.float32)}, 23, ["n", 3, "m"]),
     "a loop that ends": ([node("Loop", ["nine", "yes", "x"], ["y", "output"], body=LOOP)], X, FLOAT, REPEATED),
     "a scan": ([node("Scan", ["row", "x"], ["y", "output"], body=SCAN, num_scan_inputs=1)], X, FLOAT, REPEATED),
     "a byte that wraps around": (
@@ -96,6 +119,19 @@ REFUSED: dict[str, tuple[list[Any], str, dict[str, Any]]] = {
         {"image": np.array([1, 1, 2, 3]), "scales": np.array([1, 1, 1, 0.29], np.float32)},
     ),
     "beside the diagonal": ([node("EyeLike", ["x"], ["output"], k=1)], "beside the diagonal", {}),
+    "windows that begin in the padding": (
+        [
+            node("Reshape", ["x", "image"], ["i"]),
+            node("MaxPool", ["i"], ["output"], kernel_shape=[2, 2], strides=[2, 2], pads=[0, 0, 1, 1], ceil_mode=1),
+        ],
+        "its padding",
+        {"image": np.array([1, 1, 2, 3])},
+    ),
+    "gates that are coupled": (
+        [node("LSTM", ["three", "w", "r"], ["output"], hidden_size=1, input_forget=1)],
+        "or gates are not the usual ones",
+        {"three": X[None], "w": np.ones((1, 4, 3), np.float32), "r": np.ones((1, 4, 1), np.float32)},
+    ),
     "an unknown type": ([node("Cast", ["x"], ["output"], to=99)], "no such type", {}),
     "a graph in the place of a number": (
         [node("Concat", ["x", "x"], ["output"], axis=CODE)],

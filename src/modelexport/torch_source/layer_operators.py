@@ -96,22 +96,25 @@ def _pool(o: Operation) -> ast.expr:
     maximum, kernel = o.node.op_type == "MaxPool", list(o.attribute("kernel_shape"))
     zeros, ones = [0] * len(kernel), [1] * len(kernel)
     value = -math.inf if maximum else LEFT_OUT
-    image, before, after = _padded(o, o.tensor(0) if o.kind() == "f" else o.write("a.float()"), kernel, value)
+    first = o.tensor(0) if o.kind() == "f" else o.write("a.float()")
+    image, before, after = _padded(o, first, kernel, value)
+    is_padded = image is not first
     equal = before == after and all(2 * pad <= size for pad, size in zip(before, kernel, strict=True))
     strides, dilations = o.attribute("strides") or ones, _unless(o.attribute("dilations"), ones)
     how = {"stride": _unless(strides, kernel), "padding": _unless(before if equal else zeros, zeros),
            "ceil_mode": True if o.attribute("ceil_mode") else LEFT_OUT}  # fmt: skip
-    if o.outputs_used() > 1 or not (maximum or (dilations is LEFT_OUT and (equal or how["ceil_mode"] is LEFT_OUT))):
+    if o.outputs_used() > 1 or not (maximum or dilations is LEFT_OUT) or not (equal or how["ceil_mode"] is LEFT_OUT):
         raise UnwrittenError("torch pools without its second output, its dilation or its padding")
-    counts = o.attribute("count_include_pad") or not any((*before, *after))
+    counts = o.attribute("count_include_pad") or not (is_padded or any((*before, *after)))
     how |= {"dilation": dilations} if maximum else {} if counts or not equal else {"count_include_pad": False}
     template = f"F.{'max' if maximum else 'avg'}_pool{len(kernel)}d(x, size, **how)"
     size = kernel[0] if len(set(kernel)) == 1 else tuple(kernel)
     around = _around(before, after)
     padded = image if equal else code("F.pad(x, around, value=value)", x=image, around=around, value=value)
     written = code(template, x=padded, size=size, how=how)
-    if not (equal or maximum or counts):  # the mean of what is inside
-        inside = code("F.pad(torch.ones_like(x[:1, :1]), around)", x=image, around=around)
+    if (is_padded or not equal) and not (maximum or counts):  # the mean of what is inside
+        inside = _padded(o, code("torch.ones_like(x[:1, :1])", x=first), kernel)[0]
+        inside = inside if equal else code("F.pad(x, around)", x=inside, around=around)
         written = code(f"x / {template.replace('(x', '(inside')}", x=written, inside=inside, size=size, how=how)
     return written if o.kind() == "f" else o.converted(written, o.dtype())
 
@@ -149,8 +152,13 @@ def _layer_norm(o: Operation) -> ast.expr:
 
 
 def _rms_norm(o: Operation) -> ast.expr:
-    o.attribute("axis")  # is that of the weight
-    return o.write("F.rms_norm(a, b.shape, b, epsilon)", epsilon=o.attribute("epsilon") or 1e-5)
+    axis, scale, epsilon = o.attribute("axis"), o.shape(1), o.attribute("epsilon") or 1e-5
+    sizes = scale if axis == -len(scale) else o.shape()[axis % o.rank() :]
+    if [size if isinstance(size, int) else other for size, other in zip(sizes, scale, strict=False)] == scale:
+        return o.write("F.rms_norm(a, b.shape, b, epsilon)", epsilon=epsilon)
+    if not all(isinstance(size, int) for size in sizes):
+        raise UnwrittenError("its sizes are dynamic")
+    return o.write("F.rms_norm(a, sizes, eps=epsilon) * b", sizes=tuple(sizes), epsilon=epsilon)
 
 
 def _group_norm(o: Operation) -> ast.expr:
@@ -165,11 +173,11 @@ def _recurrent(o: Operation) -> ast.expr:
     kind, given = o.node.op_type, o.attribute("activations") if "activations" in o.node.attributes else None
     usual, relu = _GATES[kind], kind == "RNN" and given and set(given) == {"Relu"}
     count = 2 if o.attribute("direction") == "bidirectional" else 1
-    if (given and tuple(given) != usual * count and not relu) or o.has(7) or o.has(4):
-        raise UnwrittenError("its activations are not the usual ones, or it has peepholes or lengths")
+    if (given and tuple(given) != usual * count and not relu) or o.has(7) or o.has(4) or o.attribute("input_forget"):
+        raise UnwrittenError("its activations or gates are not the usual ones, or it has peepholes or lengths")
     if kind == "GRU" and not o.attribute("linear_before_reset"):
         raise UnwrittenError("it resets before the product")
-    o.attribute("hidden_size"), o.attribute("input_forget")
+    o.attribute("hidden_size")
     name = {"RNN": "rnn_relu" if relu else "rnn_tanh"}.get(kind, kind.lower())
     states = [o.tensor(5), o.tensor(6)] if kind == "LSTM" else [o.tensor(5)]
     return o.write("recurrent(kind, a, b, c, d, states, **attributes)", kind=name, states=states)

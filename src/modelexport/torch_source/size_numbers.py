@@ -71,11 +71,27 @@ def _is_positive(number: Any) -> bool:
     return number.is_positive if isinstance(number, Number) else number >= 0
 
 
-def _elementwise(name: str, arrays: Sequence[Numbers]) -> Numbers:
+def _elementwise(name: str, arrays: Sequence[Numbers], computed: Callable[..., Any]) -> Numbers:
     count = 2 if name in ("Max", "Min") else len(arrays)
-    compute = np.frompyfunc(lambda *numbers: _computed(name, *numbers), count, 1)
+    compute = np.frompyfunc(lambda *numbers: computed(name, *numbers), count, 1)
     result = reduce(compute, arrays) if name in ("Max", "Min") else compute(*arrays)
     return np.asarray(result, dtype=object)
+
+
+_ROUNDED = ("Add", "Sub", "Mul", "TrueDiv", "Sqrt")
+"""Operators whose result float32 rounds."""
+
+
+def _in_float32(name: str, *numbers: Any) -> Any:
+    """What an operator of the file computes in float32: Python's numbers have more digits, which Ceil and Floor see."""
+    result = _computed(name, *numbers)
+    if not isinstance(result, Number):
+        return float(np.float32(result))
+    factors = {"Mul": numbers, "TrueDiv": numbers[1:]}.get(name, ())
+    exact = any(not isinstance(each, Number) and math.frexp(each)[0] == 0.5 for each in factors)  # a power of two
+    if name not in _ROUNDED or exact or any(result is each for each in numbers):
+        return result
+    return Number(code("torch.tensor(a, dtype=torch.float32).item()", a=result), result.is_positive)
 
 
 def _moved(node: ir.Node, first: Numbers, others: Sequence[Numbers]) -> Numbers | None:
@@ -226,4 +242,7 @@ class FileNumbers:
             if whole and not all(_is_positive(number) for each in arrays for number in each.reshape(-1)):
                 return None
             name = "FloorDiv" if whole else "TrueDiv"
-        return _elementwise(name, arrays) if name in _ELEMENTWISE else _moved(node, arrays[0], arrays[1:])
+        if name not in _ELEMENTWISE:
+            return _moved(node, arrays[0], arrays[1:])
+        single = node.outputs[0].dtype == ir.DataType.FLOAT
+        return _elementwise(name, arrays, _in_float32 if single else _computed)
