@@ -16,9 +16,10 @@ from modelexport.devices.pieces import Pieces, error_between
 from modelexport.devices.wrong_modules import check, is_owned
 from modelexport.errors import UsageError
 from modelexport.files.atomic_writing import scratch
+from modelexport.format.keys import RECIPE_SUFFIX
 from modelexport.graph.copies import copy_of
 from modelexport.precision.changes_for_devices import change_nodes
-from modelexport.precision.quantize import RECIPE_SUFFIX, quantize
+from modelexport.precision.quantize import quantize
 from modelexport.precision.recipes import CHANGES, Recipe, Rule
 from modelexport.tagged.file import TaggedFile, read_tagged
 

@@ -22,6 +22,7 @@ from modelexport.exporting.markdown_report import report_path
 from modelexport.exporting.options import GraphOptions, TagOptions, WeightOptions
 from modelexport.exporting.runtime_fusion import Fusion, describe_fusion, fuse_graph
 from modelexport.format import documents
+from modelexport.format.keys import DAG_SUFFIX, OPERATIONS_SUFFIX, SIDECAR_SUFFIX
 from modelexport.graph.bound_tensors import bind_tensors, detach_parameters, order_uses
 from modelexport.graph.boundaries import find_boundaries
 from modelexport.graph.coverage import check_coverage
@@ -213,9 +214,9 @@ def describe(
     hierarchy = hierarchy_document(facts, graph, tags, boundaries)
     dags = dag_document(graph, tags)
     files = {
-        ".hierarchy.json": encode_sidecar(hierarchy),
-        ".dag.json": encode_table(dags),
-        ".operations.json": encode_table(operations_document(graph, tags)),
+        SIDECAR_SUFFIX: encode_sidecar(hierarchy),
+        DAG_SUFFIX: encode_table(dags),
+        OPERATIONS_SUFFIX: encode_table(operations_document(graph, tags)),
     }
     return Described(hierarchy, dags, files)
 

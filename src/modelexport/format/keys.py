@@ -67,8 +67,9 @@ DOCUMENTS = "modelexport.documents"
 
 DATA_SUFFIX = ".data"
 """Appended to the whole name of a model: the file with its weights."""
-DESCRIBING_SUFFIXES = (".hierarchy.json", ".dag.json", ".operations.json")
+SIDECAR_SUFFIX, DAG_SUFFIX, OPERATIONS_SUFFIX = ".hierarchy.json", ".dag.json", ".operations.json"
+DESCRIBING_SUFFIXES = (SIDECAR_SUFFIX, DAG_SUFFIX, OPERATIONS_SUFFIX)
 """Replace the suffix of a model's name: the documents that describe it. The model holds their digests."""
-REFERENCE_SUFFIX, REPORT_SUFFIX = ".reference.safetensors", ".report.md"
+REFERENCE_SUFFIX, REPORT_SUFFIX, RECIPE_SUFFIX = ".reference.safetensors", ".report.md", ".recipe.yaml"
 DOCUMENT_SUFFIXES = (*DESCRIBING_SUFFIXES, REFERENCE_SUFFIX, REPORT_SUFFIX)
 """All files beside a model except its weights."""

@@ -19,6 +19,7 @@ from modelexport.files.atomic_writing import check_writable, scratch
 from modelexport.files.onnx_models import save_model
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import documents
+from modelexport.format.keys import RECIPE_SUFFIX
 from modelexport.graph.copies import copy_of
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers
@@ -42,7 +43,6 @@ from modelexport.precision.recipes import (
 )
 from modelexport.tagged.file import TaggedFile, read_tagged
 
-RECIPE_SUFFIX = ".recipe.yaml"
 """The end of the name of the recipe that is written beside a quantized file."""
 
 

@@ -67,6 +67,8 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     rules: tuple[Rule, ...]
     notes: tuple[str, ...] = ()
     """What made it, for people."""
+    error_bound: float | None = None
+    """The bound on the error of the output, as a share of its norm, for which :func:`search` chose the rules."""
 
 
 class Resolved(msgspec.Struct, frozen=True):
@@ -127,7 +129,7 @@ def of_parts(recipe: Recipe, parts: Mapping[str, TaggedFile]) -> dict[str, Recip
         for name, there in words.items():
             if any(not word.startswith("!") for word in there) or there == list(rule.selectors):
                 rules_of[name].append(msgspec.structs.replace(rule, select=tuple(there)))
-    return {name: Recipe(tuple(rules), recipe.notes) for name, rules in rules_of.items()}
+    return {name: msgspec.structs.replace(recipe, rules=tuple(rules)) for name, rules in rules_of.items()}
 
 
 def _picks(word: str, tagged: TaggedFile) -> bool:

@@ -287,7 +287,7 @@ def search(
         + (f", {in_batches:.4g} in padded batches of {ROWS}" if in_batches is not None else ""),
     )
     return SearchResult(
-        recipe=Recipe(recipe.rules, notes),
+        recipe=Recipe(recipe.rules, notes, bound.limit if bound is not None and measured.name == "error" else None),
         metric=measured.name,
         bound=wanted,
         met=all(map(bound.holds, figures)) if bound is not None else after <= (budget or 0),

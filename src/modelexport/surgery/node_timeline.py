@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from functools import cached_property
+from itertools import accumulate
 from math import prod
 
 import onnx_ir as ir
 
 from modelexport.core.calls import ROOT, ModuleCall, common_stack
+from modelexport.core.limits import CALL_DEPTH
 from modelexport.errors import UsageError
 from modelexport.format.dtypes import bit_width
 from modelexport.graph.node_owners import owner_of
@@ -19,6 +21,8 @@ from modelexport.tagged.file import TaggedFile
 
 _NOMINAL = 32
 """The size assumed for a dynamic axis when sizes of values are compared."""
+_UNKNOWN_BYTES = 10**6
+"""The size assumed for a value without a shape: above that of usual activations at the nominal sizes."""
 
 
 class Timeline:
@@ -94,17 +98,16 @@ class Timeline:
     def crossing(self) -> list[int]:
         """The cost of a cut at each point: first the bytes that cross it, then the number of values, then its depth.
 
+        The three are digits of one number: the costs of all cuts add up without a carry, and one comparison decides.
         Sizes, constants, and inputs of the model are not counted.
         """
+        above_values, above_depth = (len(self.nodes) * most for most in (len(self._values) + 1, CALL_DEPTH + 1))
         changes = [0] * (len(self.nodes) + 2)
         for value, (begin, end) in self._values.items():
-            cost = _nbytes(value) * 1000 + 1
+            cost = _nbytes(value) * above_values + 1
             changes[begin] += cost
             changes[end + 1] -= cost
-        total, costs = 0, []
-        for point in range(len(self.nodes)):
-            total += changes[point]
-            costs.append(total * 100)
+        costs = [total * above_depth for total in accumulate(changes[: len(self.nodes)])]
         for point in self.points:
             costs[point] += len(set(self._stack(self.nodes[point])) & set(self._stack(self.nodes[point - 1])))
         return costs
@@ -163,6 +166,6 @@ class Timeline:
 
 def _nbytes(value: ir.Value) -> int:
     if value.shape is None or not (width := bit_width(value.dtype)):
-        return 1_000_000
+        return _UNKNOWN_BYTES
     sizes = (size if isinstance(size, int) else _NOMINAL for size in value.shape)
     return max(1, prod(sizes) * width // 8)

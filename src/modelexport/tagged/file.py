@@ -22,7 +22,7 @@ from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import documents
 from modelexport.format.call_tree import read_call_tree, recorded_tags
 from modelexport.format.cut_record import CutRecord
-from modelexport.format.keys import CALL_TREE, CUT_FROM
+from modelexport.format.keys import CALL_TREE, CUT_FROM, SIDECAR_SUFFIX
 from modelexport.format.node_tags import OwnerReader
 from modelexport.format.versions import check_version
 from modelexport.graph.boundaries import CallBoundary, find_boundaries
@@ -36,8 +36,6 @@ from modelexport.tagged.encodings.encoded import encoded
 from modelexport.tagged.encodings.metadata import write_tags
 from modelexport.tagged.encodings.reading import unpack_tags
 from modelexport.tagged.found_calls.find_calls import FoundCalls, find_calls
-
-SIDECAR = ".hierarchy.json"
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +89,7 @@ class TaggedFile:
 
         One that cannot be read, or was not written with this file, is not used; a line says so.
         """
-        path = self.path.with_suffix(SIDECAR)
+        path = self.path.with_suffix(SIDECAR_SUFFIX)
         named_otherwise = self.encoding == "functions" and OLDER_FILE in self.model.meta
         if self.found_calls is not None or named_otherwise or not path.exists():
             return None
@@ -99,7 +97,7 @@ class TaggedFile:
             sidecar = load_hierarchy(path)
             if [call.address for call in sidecar.calls] != [traced.call.address for traced in self.calls]:
                 raise FileFormatError(f"{path} does not belong to {self.path}: it has other calls")
-            check_document(self.path, self.model, SIDECAR)
+            check_document(self.path, self.model, SIDECAR_SUFFIX)
         except FileFormatError as error:
             READING.info("not used: %s", error)
             return None

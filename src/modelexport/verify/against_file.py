@@ -8,7 +8,6 @@ file's values.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -24,6 +23,7 @@ from modelexport.core.text import plural
 from modelexport.errors import InputsError, UsageError
 from modelexport.files.path_or_model import Source
 from modelexport.format.cut_record import CutRecord
+from modelexport.format.keys import RECIPE_SUFFIX
 from modelexport.graph.boundaries import find_boundaries
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import may_be, required_inputs, values_taken
@@ -67,7 +67,7 @@ def verify_against(
         provider: The execution provider of ONNX Runtime for the outputs.
         seed: For random inputs.
         bound: A loss as a share of a value's norm: outputs within it agree, and the report has the first call beyond
-            it. By default that of ``error<=...`` in the recipe beside the second file; else 0.05, which judges nothing.
+            it. By default the ``error_bound`` of the recipe beside the second file; else 0.05, which judges nothing.
         data: Inputs for runs, as :func:`modelexport.quantize` takes them; the losses of outputs are means over all.
 
     Raises:
@@ -76,12 +76,15 @@ def verify_against(
         UsageError: ONNX Runtime cannot load a file, a module or provider does not exist, or the files have no value in
             common.
     """
-    check_bound(LOSS_BOUND if bound is None else bound)
     first_file, second_file = read_tagged(path), read_tagged(other)
-    if (
-        first_file.cut is not None and second_file.cut is None
-    ):  # what was cut out is compared with the whole, in whichever order
+    # What was cut out is compared with the whole, whichever of the two comes first.
+    if first_file.cut is not None and second_file.cut is None:
         first_file, second_file = second_file, first_file
+    recipe_file, chosen_within = second_file.path.with_suffix(RECIPE_SUFFIX), None
+    if bound is None and recipe_file.is_file():
+        chosen_within = read_recipe(recipe_file).error_bound
+    limit = next(limit for limit in (bound, chosen_within, LOSS_BOUND) if limit is not None)
+    check_bound(limit)
     cut = second_file.cut if first_file.cut is None else None
     if cut is None and _ends(first_file) != _ends(second_file):
         refuse_stage(first_file.path, second_file.path)
@@ -104,29 +107,30 @@ def verify_against(
             strict=True,
         )
         compared = [_outputs(first_file, second_file, right, actual, allowed) for right, actual in both]
-        outputs = [_mean(losses) for losses in zip(*compared, strict=True)]
+        outputs = [_worst_with_mean_norm(losses) for losses in zip(*compared, strict=True)]
     else:
         fed, first = _around(first_file, feeds, cut, second_file)
         outputs = _outputs(first_file, second_file, first, _ran(second_file, [fed], provider)[0], allowed)
     right = _values(first_file, feeds, pairs.values())
     end_to_end, per_module = _losses(second_file, fed, {b: right[a] for b, a in pairs.items() if a in right}, allowed)
     ends = second_file.model.graph.outputs
-    for value, loss in zip(ends, outputs, strict=True) if len(ends) == len(outputs) else ():  # none is a sequence
-        if loss.difference.status == "agree" and value in end_to_end:  # rounding here adds up otherwise than there
+    without_sequences = len(ends) == len(outputs)
+    for value, loss in zip(ends, outputs, strict=True) if without_sequences else ():
+        # Rounding in a run node by node adds up otherwise than in a session.
+        if loss.difference.status == "agree" and value in end_to_end:
             for losses in (end_to_end, per_module):
                 losses[value] = min(losses.get(value, loss), loss, key=weight_of)
     calls = list(_calls(first_file, second_file, pairs, end_to_end, per_module, chosen))
     judged = [loss.difference.name for loss in outputs if bound is not None]
-    if bound is None and (bound := _bound_of_recipe(second_file.path)) is not None:
+    if chosen_within is not None:  # of the output that the methods were chosen by
         judged = [loss.difference.name for loss in outputs if loss.norm is not None][:1]
-    bound = LOSS_BOUND if bound is None else bound
-    beyond = {ModuleCall.parse(call.address) for call in calls if weight_of(call.end_to_end) > bound}
+    beyond = {ModuleCall.parse(call.address) for call in calls if weight_of(call.end_to_end) > limit}
     return AgainstReport(
         outputs=outputs,
         calls=calls,
         inputs=source,
         provider=provider,
-        bound=bound,
+        bound=limit,
         judged=judged,
         first_beyond=next((str(call) for call in _as_they_end(first_file.calls) if call in beyond), None),
     )
@@ -147,17 +151,6 @@ def _as_they_end(calls: CallTree) -> Iterator[ModuleCall]:
     yield from reversed(running)
 
 
-def _bound_of_recipe(path: Path) -> float | None:
-    """The bound of the error that the recipe beside a quantized file notes."""
-    beside = path.with_suffix(".recipe.yaml")
-    notes = read_recipe(beside).notes if beside.is_file() else []
-    match = next((bound for note in notes if (bound := _BOUND.search(note)) is not None), None)
-    return float(match[1]) if match is not None else None
-
-
-_BOUND = re.compile(r"\berror<=([0-9.]+(?:e-?[0-9]+)?)")
-
-
 def _inputs(
     tagged: TaggedFile, provider: str, seed: int, data: str | Path | None
 ) -> tuple[Sequence[Mapping[str, Any]], str]:
@@ -172,7 +165,7 @@ def _inputs(
         return [make_random_inputs(tagged.model, session, seed=seed)], "random"
 
 
-def _mean(losses: Sequence[Loss]) -> Loss:
+def _worst_with_mean_norm(losses: Sequence[Loss]) -> Loss:
     """The worst of the losses of an output in several runs, with the mean of their norms."""
     worst, norms = max(losses, key=weight_of), [loss.norm for loss in losses if loss.norm is not None]
     return msgspec.structs.replace(worst, norm=sum(norms) / len(norms)) if len(norms) == len(losses) else worst

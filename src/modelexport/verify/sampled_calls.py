@@ -14,6 +14,7 @@ from modelexport.core.one_at_a_time import exclusive
 from modelexport.core.timed_stages import counted
 from modelexport.errors import FileFormatError
 from modelexport.files.path_or_model import Source
+from modelexport.format.keys import SIDECAR_SUFFIX
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import required_inputs
 from modelexport.pytorch.inputs.named_inputs import under_names
@@ -131,7 +132,7 @@ def _claimed(tagged: TaggedFile, truth: Trace) -> dict[ir.Value, SeenTensor]:
         FileFormatError: There is no sidecar.
     """
     if tagged.hierarchy is None:
-        sidecar = tagged.path.with_suffix(".hierarchy.json")
+        sidecar = tagged.path.with_suffix(SIDECAR_SUFFIX)
         raise FileFormatError(f"{sidecar} is missing: it has the values of {tagged.path} that modules get and return")
     by_name = {value.name: value for node in tagged.model.graph for value in node.outputs}
     seen = {(t.place.call.address, str(t.place.side), t.place.name): t for t in truth.tensors}

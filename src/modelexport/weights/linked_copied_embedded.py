@@ -80,7 +80,7 @@ def save_with_weights(
     if linked:
         assert weights is not None
         placed |= _link(model, linked, weights, path, staging, summary)
-    data = f"{path.name}.data"
+    data = path.name + keys.DATA_SUFFIX
     total = sum(tensor.nbytes for tensor in to_file.values())
     if mode == "none":
         placed |= _leave_out(to_file, data)

@@ -22,6 +22,7 @@ from modelexport.files.path_or_model import Source, as_path
 from modelexport.files.safetensors_files import read_header
 from modelexport.format import documents
 from modelexport.format.dtypes import dtype_name
+from modelexport.format.keys import SIDECAR_SUFFIX
 from modelexport.format.parameter_plan import ParameterPlan
 from modelexport.format.versions import check_version
 from modelexport.graph.nodes import initializers
@@ -31,7 +32,6 @@ from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.weights.packed.known_formats import entry_name
 from modelexport.weights.recorded_transforms import compute_planned
 
-_SIDECAR = ".hierarchy.json"
 _LISTED = 3
 """How many names of each kind the message has."""
 
@@ -87,11 +87,11 @@ def update_weights(
     if not is_tagged(model):
         forget_values(model)
     external = any(isinstance(value.const_value, ir.ExternalTensor) for value in values)
-    sidecar = path.with_suffix(_SIDECAR)
+    sidecar = path.with_suffix(SIDECAR_SUFFIX)
     documents = {}
     try:
-        check_document(path, model, _SIDECAR)
-        documents = {_SIDECAR: read_document(sidecar)} if sidecar.exists() else {}
+        check_document(path, model, SIDECAR_SUFFIX)
+        documents = {SIDECAR_SUFFIX: read_document(sidecar)} if sidecar.exists() else {}
     except FileFormatError as error:
         READING.info("not used: %s", error)
     with checked_and_written(output.parent, [path]) as staging:

@@ -20,6 +20,7 @@ from modelexport.cli.shared_options import FILE, FILE_OR_FOLDER, JSON, SELECTORS
 from modelexport.core.declared_options import argument, option
 from modelexport.core.text import align, nearest, plural
 from modelexport.errors import UsageError
+from modelexport.format.keys import SIDECAR_SUFFIX
 
 if TYPE_CHECKING:
     from modelexport.tagged.file import NodeRow
@@ -32,7 +33,7 @@ def documents(file: Path = FILE) -> None:
 
     written = write_tables(read_tagged(file))
     print(f"wrote {', '.join(map(str, written))}")
-    if not (sidecar := file.with_suffix(".hierarchy.json")).exists():
+    if not (sidecar := file.with_suffix(SIDECAR_SUFFIX)).exists():
         print(f"{sidecar.name} has facts of the model that are not in the file, such as the names of arguments: export")
 
 

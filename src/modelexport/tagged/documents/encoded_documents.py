@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from modelexport.core.tags import CallTags
 from modelexport.format import documents
+from modelexport.format.keys import DAG_SUFFIX, OPERATIONS_SUFFIX, SIDECAR_SUFFIX
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes
 from modelexport.tagged.documents.dag import dag_document
@@ -19,7 +20,7 @@ from modelexport.tagged.documents.hierarchy_sidecar import hierarchy_document
 from modelexport.tagged.documents.operations import operations_document
 
 Table: TypeAlias = Callable[[ir.Model, CallTags], Mapping[str, msgspec.Struct]]
-TABLES: Mapping[str, Table] = {".dag.json": dag_document, ".operations.json": operations_document}
+TABLES: Mapping[str, Table] = {DAG_SUFFIX: dag_document, OPERATIONS_SUFFIX: operations_document}
 """The documents that follow from the tags of a model alone."""
 
 
@@ -50,5 +51,5 @@ def documents_after(
     """
     complete = not untagged or None not in map(owner_of, all_nodes(model))
     tables = {suffix: table for suffix, table in TABLES.items() if complete and path.with_suffix(suffix).is_file()}
-    written = {} if facts is None else {".hierarchy.json": encode_sidecar(hierarchy_document(facts, model, tags))}
+    written = {} if facts is None else {SIDECAR_SUFFIX: encode_sidecar(hierarchy_document(facts, model, tags))}
     return written | {suffix: encode_table(table(model, tags)) for suffix, table in tables.items()}
