@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from modelexport.precision.calibration_data import Runs, read_data
+from modelexport.precision.calibration_data import RunInputs, read_data
 from modelexport.precision.metrics_and_bounds import METRICS
 from modelexport.precision.quantize import quantized, weights_size
 from modelexport.precision.recipes import Recipe, Rule
@@ -40,7 +40,7 @@ def mixed(layers: int, head: str) -> Recipe:
     return Recipe((Rule(picked, "int8-weights"), Rule("lm_head", head), Rule(".", "int4")))
 
 
-def logits_of(tagged: TaggedFile, recipe: Recipe | None, feeds: Runs, folder: Path) -> tuple[list[Any], int]:
+def logits_of(tagged: TaggedFile, recipe: Recipe | None, feeds: RunInputs, folder: Path) -> tuple[list[Any], int]:
     """The logits of every run, and the bytes of weights."""
     model = tagged.model if recipe is None else quantized(tagged, recipe, folder=folder, check=False).model
     runs = open_session(model, folder=tagged.path.parent, optimized=True)

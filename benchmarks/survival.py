@@ -99,7 +99,7 @@ def per_module(
         found[value.name or ""] = array
         return right[value.name].astype(array.dtype) if value.name in right else array
 
-    FileRun(tagged.model, wide=None).run(inputs, watch)
+    FileRun(tagged.model, in_float64_for=None).run(inputs, watch)
     return found
 
 

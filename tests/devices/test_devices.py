@@ -19,14 +19,14 @@ from modelexport.devices.device_report import DeviceReport
 from modelexport.devices.fixes import find_fix
 from modelexport.devices.judged_pieces import judge
 from modelexport.devices.part_runs import PartRuns
-from modelexport.devices.pieces import Pieces
+from modelexport.devices.pieces import PieceCutter
 from modelexport.devices.wrong_modules import check
 from modelexport.devices.wrong_spans import smallest_span
 from modelexport.errors import UsageError
 from modelexport.graph.node_owners import owner_of
 from modelexport.runtime import part_process
 from modelexport.runtime.devices import Device, find_device, find_devices
-from modelexport.runtime.part_process import PartResult, dynamic_axes, with_sizes
+from modelexport.runtime.part_process import PartResult, inputs_with_dynamic_axes, with_sizes
 from spoiled_device import SpoiledDevice, is_fused, is_operator
 
 UINT8 = ir.DataType.UINT8
@@ -103,7 +103,7 @@ def test_nodes_that_are_right_alone_and_wrong_together_are_the_smallest_span(fil
 
 
 def test_what_a_type_costs_on_the_processor_is_not_blamed_on_the_device(file: Path) -> None:
-    piece = Pieces(load(file), {"x": np.ones((1, 5, 8), np.float32)}).whole()
+    piece = PieceCutter(load(file), {"x": np.ones((1, 5, 8), np.float32)}).whole()
     half, narrow = find_device("cpu"), msgspec.structs.replace(find_device("cpu"), computes="float16")
     on_cpu, in_half = piece.errors_on_cpu(), piece.cost_of_half()
     assert on_cpu < 1e-6
@@ -194,7 +194,7 @@ def test_a_device_that_crashes_or_hangs_does_so_for_one_part(
 ) -> None:
     (tmp_path / "runner.py").write_text(RUNNER)
     tagged = load(file)
-    pieces = Pieces(tagged, {"x": np.ones((1, 5, 8), np.float32)})
+    pieces = PieceCutter(tagged, {"x": np.ones((1, 5, 8), np.float32)})
     with PartRuns(find_device("cpu"), limit=60, keep=True) as runs:
         assert runs.run(pieces.whole()).error < 1e-5
     monkeypatch.setattr(part_process.part_runner, "__file__", str(tmp_path / "runner.py"))
@@ -237,8 +237,8 @@ def test_dynamic_axes_have_the_sizes_of_the_inputs(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")  # nothing can be kept there, and no command needs it
     export(Model(), {"x": torch.randn(2, 5, 8)}, tmp_path / "model.onnx", dynamic=True)
     inputs = {"x": np.ones((3, 6, 8), np.float32)}
-    piece = Pieces(load(tmp_path / "model.onnx"), inputs).whole()
-    assert dynamic_axes(piece.model, inputs) == ["x"]
+    piece = PieceCutter(load(tmp_path / "model.onnx"), inputs).whole()
+    assert inputs_with_dynamic_axes(piece.model, inputs) == ["x"]
     assert [list(value.shape or ()) for value in with_sizes(piece.model, inputs).graph.inputs] == [[3, 6, 8]]
     report = verify(tmp_path / "model.onnx", device="cpu", inputs=inputs)
     assert report.agrees

@@ -25,7 +25,7 @@ from limited import run
 from modelexport import export, load
 from modelexport.core.calls import CallTree, ModuleCall, TracedCall
 from modelexport.core.selectors import select_calls
-from modelexport.core.text import as_markdown, printable, without_paths
+from modelexport.core.text import as_markdown, printable, text_without_paths
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.measure import inputs_and_example_sizes
 from modelexport.tagged.documents.reader import load_dag
@@ -133,7 +133,7 @@ def test_printable_text_stays() -> None:
 
 def test_folders_of_this_machine_are_not_in_an_exporters_message(tmp_path: Path) -> None:
     text = f'File "{tmp_path}/site-packages/torch/x.py", line 3, in /BertModel/BertLayer.0 at {tmp_path}/a b/model.py:4'
-    assert without_paths(text) == 'File "x.py", line 3, in /BertModel/BertLayer.0 at model.py:4'
+    assert text_without_paths(text) == 'File "x.py", line 3, in /BertModel/BertLayer.0 at model.py:4'
 
 
 def test_what_a_front_end_said_has_no_folders_of_this_machine_in_the_files_of_the_export(place: Path) -> None:

@@ -33,7 +33,7 @@ from modelexport.lineage.optimize_tools import optimize_file
 from modelexport.measure.columns import Column, Kind
 from modelexport.measure.costs import cost
 from modelexport.measure.model_explorer import node_data_document
-from modelexport.measure.operator_costs import COMPOSITES, ELEMENTWISE, MOVES, REDUCTIONS
+from modelexport.measure.operator_costs import COMPOSITES, ELEMENTWISE, REDUCTIONS, WITHOUT_ARITHMETIC
 from modelexport.measure.shapes import find_shapes
 from modelexport.measure.table import NodeFigures, Table, share_out
 from modelexport.pytorch.calls.module_tree_of_model import module_tree
@@ -290,7 +290,7 @@ def test_a_formula_gives_a_size_or_none(size: str, number: int | None) -> None:
 
 
 def test_no_operator_has_two_rules() -> None:
-    kinds = [MOVES, ELEMENTWISE, REDUCTIONS, frozenset(COMPOSITES)]
+    kinds = [WITHOUT_ARITHMETIC, ELEMENTWISE, REDUCTIONS, frozenset(COMPOSITES)]
     assert sum(map(len, kinds)) == len(frozenset().union(*kinds))
 
 

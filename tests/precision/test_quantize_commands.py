@@ -22,7 +22,7 @@ def test_quantize_says_what_it_did_and_how_to_check_it(exported: Exporter, tmp_p
     file, output = exported("bert").path, tmp_path / "out.onnx"
     done = run("quantize", file, "-o", output, "--to", "int8-dynamic", "--keep", "pooler", "--keep", "class:LayerNorm")
     assert done.returncode == 0, done.stderr
-    assert re.search(r"out.onnx: [\d.,]+ M?B of weights, from [\d.,]+ M?B", done.stdout)
+    assert re.search(r"out.onnx: [\d.,]+ (MB|bytes) of weights, from [\d.,]+ (MB|bytes)", done.stdout)
     assert "kept, bit for bit: embeddings.LayerNorm" in done.stdout and "0 inferred, 0 untagged" in done.stdout
     assert f"next: modelexport verify {file} --against {output}" in done.stdout
     against = run("verify", file, "--against", output)

@@ -335,7 +335,7 @@ def test_the_command_says_what_it_wrote(peft: Path, exported: Exporter, tmp_path
     done = command(path, "--adapter", adapter, "--as-inputs", "-o", "open.onnx")
     assert done.stdout.splitlines() == [
         "open.onnx: 4 low-rank pairs taken as 8 optional inputs, 12 nodes added",
-        "open.attention.onnx_adapter: 8 inputs, 2,648 B",
+        "open.attention.onnx_adapter: 8 inputs, 2,648 bytes",
     ]
     assert command("open.onnx", "--adapter", adapter, "-o", "more.onnx_adapter").returncode == 0
     document = json.loads(command(path, "--adapter", adapter, "-o", "merged.onnx", "--json").stdout)

@@ -476,7 +476,7 @@ def test_weights_above_the_limit_go_to_a_file_of_their_own(
     external: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = load(external).extract("pooler", tmp_path / "embedded.onnx")
-    monkeypatch.setattr(onnx_models, "_LARGEST_INSIDE", 100)
+    monkeypatch.setattr(onnx_models, "LARGE_WEIGHTS", 100)
     extracted = load(external).extract("pooler", tmp_path / "pooler.onnx")
     assert extracted.bytes == expected.bytes
     tensors = [value.const_value for value in initializers(ir.load(tmp_path / "pooler.onnx"))]

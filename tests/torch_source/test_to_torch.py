@@ -101,7 +101,7 @@ def test_the_state_dict_is_the_original_s() -> None:
 def test_numbers_and_gradients_are_the_file_s() -> None:
     original, x, path = exported()
     model = torch_source(path, dtype="float64").model()
-    wanted = FileRun(read_tagged(path).model, wide="float32").run({"x": x.numpy()})
+    wanted = FileRun(read_tagged(path).model, in_float64_for="float32").run({"x": x.numpy()})
     for name, output in model(x.double()).items():
         np.testing.assert_allclose(output.detach().numpy(), wanted[name], rtol=1e-8, atol=1e-9)
     single = back().model()

@@ -130,7 +130,7 @@ def test_a_kernel_computes_what_onnx_runtime_computes(
     feeds = {f"x{i}": array for i, array in enumerate(inputs)}
     session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
     expected = session.run(None, feeds)
-    run = FileRun(ir.serde.deserialize_model(proto), wide=wide)
+    run = FileRun(ir.serde.deserialize_model(proto), in_float64_for=wide)
     found = run.run(feeds)
     assert not run.nodes.by_runtime
     for right, (name, array) in zip(expected, found.items(), strict=True):
@@ -157,7 +157,7 @@ def test_what_onnx_computes_wrongly_is_computed_by_the_standard(
     proto = one_node(op_type, inputs, attributes, opset)
     feeds = {f"x{i}": array for i, array in enumerate(inputs)}
     session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
-    found = FileRun(ir.serde.deserialize_model(proto), wide=None).run(feeds)
+    found = FileRun(ir.serde.deserialize_model(proto), in_float64_for=None).run(feeds)
     np.testing.assert_allclose(found["y"], session.run(None, feeds)[0], rtol=1e-4, atol=1e-6)
 
 
@@ -167,14 +167,14 @@ def test_every_kernel_is_tested() -> None:
 
 def test_parts_that_do_not_add_up_are_an_error_as_in_onnx_runtime() -> None:
     inputs = (X, np.array([5]))
-    run = FileRun(ir.serde.deserialize_model(one_node("Split", inputs, {"axis": 1})), wide=None)
+    run = FileRun(ir.serde.deserialize_model(one_node("Split", inputs, {"axis": 1})), in_float64_for=None)
     with pytest.raises(Exception, match="Split"):
         run.run(dict(zip(("x0", "x1"), inputs, strict=True)))
 
 
 def test_a_pool_of_nan_is_nan() -> None:
     array = np.array([[[1, np.nan, 2, 3]]], np.float32)
-    run = FileRun(ir.serde.deserialize_model(one_node("MaxPool", (array,), {"kernel_shape": [2]})), wide=None)
+    run = FileRun(ir.serde.deserialize_model(one_node("MaxPool", (array,), {"kernel_shape": [2]})), in_float64_for=None)
     np.testing.assert_array_equal(run.run({"x0": array})["y"], [[[np.nan, np.nan, 3]]])
 
 
@@ -184,7 +184,9 @@ def test_attributes_are_numbers_of_float64() -> None:
     attributes = {"mode": "cubic", "cubic_coeff_a": -0.7, "coordinate_transformation_mode": "half_pixel"}
     proto = one_node("Resize", (array.astype(np.float32), sizes), attributes)
     proto.graph.node[0].input[:] = ["x0", "", "", "x1"]
-    (found,) = FileRun(ir.serde.deserialize_model(proto), wide="float32").run({"x0": array, "x1": sizes}).values()
+    (found,) = (
+        FileRun(ir.serde.deserialize_model(proto), in_float64_for="float32").run({"x0": array, "x1": sizes}).values()
+    )
     np.testing.assert_allclose(found, np.full((1, 1, 224), 0.3), rtol=1e-14)
 
 
@@ -198,7 +200,7 @@ def test_numbers_in_attributes_of_the_runtimes_operators_are_rounded_otherwise_i
             y = com.microsoft.FusedMatMul <alpha = {alpha}> (a, b)
         }}
     """
-    run = FileRun(ir.serde.deserialize_model(onnx.parser.parse_model(text)), wide="float32")
+    run = FileRun(ir.serde.deserialize_model(onnx.parser.parse_model(text)), in_float64_for="float32")
     inputs = {"a": numbers(2, 3), "b": numbers(3, 4)}
     error = relative_error(run.run(inputs)["y"], run.nudged().run(inputs)["y"])
     assert (1e-8 < error < 1e-5) if is_rounded else error == 0
@@ -209,5 +211,8 @@ def test_what_is_a_function_of_others_in_the_runtime_has_noise_since_it_has_roun
         <ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1]>
         product (float[2, 3] x) => (float[2, 3] y) { y = com.microsoft.FastGelu (x) }
     """
-    run, x = FileRun(ir.serde.deserialize_model(onnx.parser.parse_model(text)), wide="float32"), {"x": numbers(2, 3)}
+    run, x = (
+        FileRun(ir.serde.deserialize_model(onnx.parser.parse_model(text)), in_float64_for="float32"),
+        {"x": numbers(2, 3)},
+    )
     assert 1e-8 < relative_error(run.run(x)["y"], run.nudged().run(x)["y"]) < 1e-5

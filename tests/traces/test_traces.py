@@ -42,14 +42,14 @@ def value_named(model: ir.Model, name: str) -> ir.Value:
 def test_a_wide_run_computes_in_float64_from_the_numbers_of_the_file() -> None:
     model = graph("g (float[2] x) => (float[2] y) <float[2] w = {0.1, 3}> { z = Cast <to = 1> (x)  y = Mul (z, w) }")
     x = np.array([1 / 3, 2], np.float32)
-    y = FileRun(model, wide="float32").run({"x": x})["y"]
+    y = FileRun(model, in_float64_for="float32").run({"x": x})["y"]
     assert y.dtype == np.float64
     np.testing.assert_array_equal(y, x.astype(np.float64) * np.array([0.1, 3], np.float32).astype(np.float64))
 
 
 def test_a_conversion_to_a_narrower_type_rounds() -> None:
     model = graph("g (float[1] x) => (float[1] y) { h = Cast <to = 10> (x)  y = Cast <to = 1> (h) }")
-    y = FileRun(model, wide="float32").run({"x": np.array([0.1], np.float32)})["y"]
+    y = FileRun(model, in_float64_for="float32").run({"x": np.array([0.1], np.float32)})["y"]
     assert y == np.float64(np.float16(0.1))
 
 
@@ -65,7 +65,7 @@ def test_both_branches_are_seen_and_one_is_taken(positive: bool) -> None:
         seen.append(value.name)
         return array
 
-    run = FileRun(model, wide="float32").run({"x": x, "c": np.array(positive)}, watch)
+    run = FileRun(model, in_float64_for="float32").run({"x": x, "c": np.array(positive)}, watch)
     np.testing.assert_array_equal(run["y"], -x if positive else np.abs(x))
     assert sorted(seen) == ["a", "b", "y"]
 
@@ -77,11 +77,11 @@ def test_a_loop_is_walked_and_each_iteration_is_seen() -> None:
         "{ d = Identity (c)  k = Add (h, x)  each = Neg (k) }> }"
     )
     x = np.array([0.5, 1.25])
-    trace = trace_file(FileRun(model, wide="float32"), {"x": x, "n": np.array(3)}, Trace())
+    trace = trace_file(FileRun(model, in_float64_for="float32"), {"x": x, "n": np.array(3)}, Trace())
     np.testing.assert_array_equal(trace.outputs["y"], 4 * x)
     np.testing.assert_array_equal(trace.outputs["all"], [-2 * x, -3 * x, -4 * x])
     prints = trace.prints[value_named(model, "k")]
-    assert [one.same(fingerprint_of(n * x)) for one, n in zip(prints, (2, 3, 4), strict=True)] == [True] * 3
+    assert [one.equal_in_order(fingerprint_of(n * x)) for one, n in zip(prints, (2, 3, 4), strict=True)] == [True] * 3
 
 
 def test_a_value_that_only_a_loop_uses_is_there_in_each_iteration() -> None:
@@ -90,7 +90,7 @@ def test_a_value_that_only_a_loop_uses_is_there_in_each_iteration() -> None:
         "body = b (int64 i, bool c, float[2] h) => (bool d, float[2] k) { d = Identity (c)  k = Add (h, a) }> }"
     )
     x = np.array([0.5, 1.25])
-    found = FileRun(model, wide="float32").run({"x": x, "n": np.array(3)})
+    found = FileRun(model, in_float64_for="float32").run({"x": x, "n": np.array(3)})
     np.testing.assert_array_equal(found["y"], x + 3 * x * x)
 
 
@@ -102,7 +102,7 @@ def test_a_scan_is_walked_in_both_directions() -> None:
         "{ k = Add (h, one)  each = Identity (k) }> (s, x) }"
     )
     x = np.arange(6.0).reshape(3, 2)
-    found = FileRun(model, wide="float32").run({"s": np.zeros(2), "x": x})
+    found = FileRun(model, in_float64_for="float32").run({"s": np.zeros(2), "x": x})
     np.testing.assert_array_equal(found["t"], x.sum(0))
     np.testing.assert_array_equal(found["y"], np.cumsum(x[::-1], 0)[::-1])
 
@@ -110,20 +110,20 @@ def test_a_scan_is_walked_in_both_directions() -> None:
 def test_some_values_are_computed_from_others() -> None:
     model = graph("g (float[2] x) => (float[2] y) { a = Neg (x)  b = Exp (a)  y = Add (b, a) }")
     a, b, y = (value_named(model, name) for name in "aby")
-    found = FileRun(model, wide="float32").values([b, y], {a: np.zeros(2), b: np.full(2, 5.0)})
+    found = FileRun(model, in_float64_for="float32").values([b, y], {a: np.zeros(2), b: np.full(2, 5.0)})
     np.testing.assert_array_equal(found, [[1, 1], [5, 5]])
 
 
 def test_a_node_that_cannot_be_computed_ends_a_trace_and_is_named() -> None:
     model = graph("g (float[2] x) => (float[2] y) <float[3] w = {1, 2, 3}> { y = Add (x, w) }")
-    trace = trace_file(FileRun(model, wide="float32"), {"x": np.zeros(2)}, Trace())
+    trace = trace_file(FileRun(model, in_float64_for="float32"), {"x": np.zeros(2)}, Trace())
     assert isinstance(trace.failed, NodeError)
     assert trace.failed.node.op_type == "Add"
 
 
 def test_an_input_that_is_missing_is_named() -> None:
     with pytest.raises(UsageError, match="input x"):
-        FileRun(graph("g (float[2] x) => (float[2] y) { y = Neg (x) }"), wide="float32").run({})
+        FileRun(graph("g (float[2] x) => (float[2] y) { y = Neg (x) }"), in_float64_for="float32").run({})
 
 
 def test_an_operator_of_a_runtime_is_run_by_it_in_float64_if_it_can_be() -> None:
@@ -132,7 +132,7 @@ def test_an_operator_of_a_runtime_is_run_by_it_in_float64_if_it_can_be() -> None
         "{ y = com.microsoft.QuickGelu (x)  z = com.microsoft.BiasGelu (x, b) }"
     )
     model.opset_imports["com.microsoft"] = 1
-    run = FileRun(model, wide="float32")
+    run = FileRun(model, in_float64_for="float32")
     x = NUMBERS[:2, :4]
     found = run.run({"x": x, "b": np.zeros(4)})
     assert relative_error(x / (1 + np.exp(-float(np.float32(1.702)) * x)), found["y"]) < 1e-14
@@ -149,7 +149,9 @@ def test_a_node_that_nothing_computes_says_nothing_about_the_file() -> None:
     )
     model.opset_imports["com.microsoft"] = 1
     boxes = np.array([[[0.0, 0, 1, 1], [0, 0, 1, 0.9], [2, 2, 3, 3]]])
-    trace = trace_file(FileRun(model, wide="float32"), {"boxes": boxes, "scores": NUMBERS[:1, None, :3]}, Trace())
+    trace = trace_file(
+        FileRun(model, in_float64_for="float32"), {"boxes": boxes, "scores": NUMBERS[:1, None, :3]}, Trace()
+    )
     assert [value.name for value in trace.prints] == ["boxes", "scores", "y", "z"]
     assert trace.failed is not None
     assert trace.failed.of_evaluator
@@ -161,10 +163,10 @@ def test_a_node_that_nothing_computes_says_nothing_about_the_file() -> None:
 def test_long_arrays_are_told_apart_by_their_order() -> None:
     long = np.random.default_rng(1).standard_normal(200_001)
     its = fingerprint_of(long)
-    assert its.same(fingerprint_of(long * (1 + 1e-12)))
+    assert its.equal_in_order(fingerprint_of(long * (1 + 1e-12)))
     for other in (np.roll(long, 1), np.roll(long, 1 << 16), long[::-1]):
-        assert its.alike(fingerprint_of(other))
-        assert not its.same(fingerprint_of(other))
+        assert its.equal_in_any_order(fingerprint_of(other))
+        assert not its.equal_in_order(fingerprint_of(other))
     apart = fingerprint_of(long + 0.1 * np.random.default_rng(2).standard_normal(long.size)).distance(its)
     assert 0.01 < apart < 1
 
@@ -175,10 +177,10 @@ def test_long_arrays_are_told_apart_by_their_order() -> None:
 def test_what_follows_a_replaced_value_is_computed_from_the_right_one() -> None:
     model = graph("g (float[2] x) => (float[2] y) { a = Neg (x)  y = Exp (a) }")
     a, x = value_named(model, "a"), np.array([1.0, 2.0])
-    trace = trace_file(FileRun(model, wide="float32"), {"x": x}, Trace(), replace={a: 2 * x})
+    trace = trace_file(FileRun(model, in_float64_for="float32"), {"x": x}, Trace(), replace={a: 2 * x})
     np.testing.assert_array_equal(trace.outputs["y"], np.exp(2 * x))
     assert trace.replaced == {a: 1.5}
-    assert trace.prints[a][0].same(fingerprint_of(-x))
+    assert trace.prints[a][0].equal_in_order(fingerprint_of(-x))
 
 
 TOP = "g (float[4] x) => (float[2] v, int64[2] i) <int64[1] k = {2}> { v, i = TopK (x, k) }"
@@ -187,14 +189,14 @@ TOP = "g (float[4] x) => (float[2] v, int64[2] i) <int64[1] k = {2}> { v, i = To
 def test_among_equal_scores_a_file_gets_the_choice_of_the_model() -> None:
     model, x = graph(TOP), np.array([0.5, 0.25, 0.5, 0.5])
     truth = Trace(choices=[Choice(x, np.array([3, 2]))])
-    trace = trace_file(FileRun(model, wide="float32"), {"x": x}, truth)
+    trace = trace_file(FileRun(model, in_float64_for="float32"), {"x": x}, truth)
     np.testing.assert_array_equal(trace.outputs["i"], [3, 2])
     assert [node.op_type for node in trace.ties] == ["TopK"]
 
 
 def test_a_choice_of_lower_scores_is_not_a_tie() -> None:
     model, x = graph(TOP), np.array([0.5, 0.25, 0.5, 0.75])
-    trace = trace_file(FileRun(model, wide="float32"), {"x": x}, Trace(choices=[Choice(x, np.array([3, 1]))]))
+    trace = trace_file(FileRun(model, in_float64_for="float32"), {"x": x}, Trace(choices=[Choice(x, np.array([3, 1]))]))
     np.testing.assert_array_equal(trace.outputs["i"], [3, 0])
     assert not trace.ties
 
@@ -214,10 +216,12 @@ def test_random_numbers_are_those_of_the_model() -> None:
     for node in model.graph:
         set_owner(node, Owner((ModuleCall("a", 0),)))
     x, drawn = np.zeros(3), np.array([0.5, 1.5, 2.5])
-    with_numbers = trace_file(FileRun(model, wide="float32"), {"x": x}, Trace(drawn=[(ModuleCall("a", 0), drawn)]))
+    with_numbers = trace_file(
+        FileRun(model, in_float64_for="float32"), {"x": x}, Trace(drawn=[(ModuleCall("a", 0), drawn)])
+    )
     np.testing.assert_array_equal(with_numbers.outputs["y"], drawn)
     assert not with_numbers.random
-    others = trace_file(FileRun(model, wide="float32"), {"x": x}, Trace(drawn=[(ModuleCall("b", 0), drawn)]))
+    others = trace_file(FileRun(model, in_float64_for="float32"), {"x": x}, Trace(drawn=[(ModuleCall("b", 0), drawn)]))
     assert {value.name for value in others.random} == {"r", "y"}
 
 
@@ -232,7 +236,7 @@ def test_a_constant_that_is_a_rounded_result_is_replaced_by_it() -> None:
     model = graph("g (float[2] x) => (float[2] y) { w = Constant <value = float[2] {0.1, 0.7}> ()  y = Mul (x, w) }")
     truth, exact = Trace(), np.array([0.1, 0.7])
     computed_in(truth, exact)
-    run = FileRun(model, wide="float32")
+    run = FileRun(model, in_float64_for="float32")
     (found,) = exact_constants(run, truth, {}).items()
     assert found[0].name == "w"
     np.testing.assert_array_equal(found[1], exact)
@@ -245,7 +249,7 @@ def test_a_small_element_may_be_rounded_as_the_large_ones_are() -> None:
     )
     truth, exact = Trace(), np.array([1.0, 1.2e-16])
     computed_in(truth, exact)
-    (found,) = exact_constants(FileRun(model, wide="float32"), truth, {}).values()
+    (found,) = exact_constants(FileRun(model, in_float64_for="float32"), truth, {}).values()
     np.testing.assert_array_equal(found, exact)
 
 
@@ -254,7 +258,7 @@ def test_a_constant_computed_from_a_parameter_and_a_rounded_result_is_replaced()
     truth, exact = Trace(), np.array([0.1, 0.7])
     truth.contents.add(exact * (1 + 2.0**-24), keep=True)  # an input, as the weight of a fresh weight normalization
     computed_in(truth, exact)
-    run = FileRun(model, wide="float32")
+    run = FileRun(model, in_float64_for="float32")
     computed = {model.graph.initializers["w"]: exact.astype(np.float32).astype(np.float64)}
     (found,) = exact_constants(run, truth, computed).values()
     np.testing.assert_array_equal(found, exact)
@@ -262,7 +266,7 @@ def test_a_constant_computed_from_a_parameter_and_a_rounded_result_is_replaced()
 
 def test_noise_is_what_rounding_constants_otherwise_changes() -> None:
     model = graph("g (float[2] x) => (float[2] y) <float[2] w = {0.1, 0.7}> { z = Exp (x)  y = Mul (z, w) }")
-    run, x = FileRun(model, wide="float32"), np.array([0.3, 0.4])
+    run, x = FileRun(model, in_float64_for="float32"), np.array([0.3, 0.4])
     noise = measure_noise(run, {"x": x}, Trace(), trace_file(run, {"x": x}, Trace()), constants={})
     assert noise[value_named(model, "z")] == 0
     assert 2.0**-28 < noise[value_named(model, "y")] < 2.0**-22
@@ -280,10 +284,10 @@ def test_numbers_of_few_digits_are_not_nudged() -> None:
 
 def test_an_array_is_the_same_in_any_shape_and_alike_in_any_order() -> None:
     one = fingerprint_of(NUMBERS)
-    assert one.same(fingerprint_of(NUMBERS.reshape(-1, 1)))
-    assert one.same(fingerprint_of(NUMBERS * (1 + 1e-11)))
-    assert not one.same(fingerprint_of(NUMBERS.T))
-    assert one.alike(fingerprint_of(NUMBERS.T))
+    assert one.equal_in_order(fingerprint_of(NUMBERS.reshape(-1, 1)))
+    assert one.equal_in_order(fingerprint_of(NUMBERS * (1 + 1e-11)))
+    assert not one.equal_in_order(fingerprint_of(NUMBERS.T))
+    assert one.equal_in_any_order(fingerprint_of(NUMBERS.T))
 
 
 @pytest.mark.parametrize(
@@ -292,20 +296,20 @@ def test_an_array_is_the_same_in_any_shape_and_alike_in_any_order() -> None:
     ids=["scaled", "negated", "fewer", "moved", "NaN"],
 )
 def test_another_array_is_neither(other: Any) -> None:
-    assert not fingerprint_of(NUMBERS).alike(fingerprint_of(other))
+    assert not fingerprint_of(NUMBERS).equal_in_any_order(fingerprint_of(other))
 
 
 def test_one_element_of_many_is_not_overlooked() -> None:
     array = np.random.default_rng(1).standard_normal(100_000)
     other = array.copy()
     other[77] += 1e-3
-    assert not fingerprint_of(array).same(fingerprint_of(other))
+    assert not fingerprint_of(array).equal_in_order(fingerprint_of(other))
 
 
 def test_infinities_and_the_numbers_of_a_mask_are_the_same() -> None:
     masks = [np.array([0.5, -np.inf]), np.array([0.5, -3.4e38]), np.array([0.5, -1.7e308])]
-    assert all(fingerprint_of(masks[0]).same(fingerprint_of(one)) for one in masks)
-    assert not fingerprint_of(masks[0]).same(fingerprint_of(-masks[0]))
+    assert all(fingerprint_of(masks[0]).equal_in_order(fingerprint_of(one)) for one in masks)
+    assert not fingerprint_of(masks[0]).equal_in_order(fingerprint_of(-masks[0]))
 
 
 def test_whole_numbers_do_not_tell_arrays_apart() -> None:
@@ -321,11 +325,11 @@ def test_an_index_finds_what_one_by_one_finds() -> None:
     contents = [index.add(one) for one in arrays]
     assert index.add(arrays[3].reshape(2, 2)) is contents[3]
     for array, content in zip(arrays, contents, strict=True):
-        assert index.same(fingerprint_of(array * (1 + 1e-12))) == [content]
-        assert index.alike(fingerprint_of(array[::-1])) == [content]
-        assert not index.same(fingerprint_of(array[::-1]))
-        assert index.same(fingerprint_of(array * 1.001), 1e-2) == [
-            one for one in contents if one.fingerprint.same(fingerprint_of(array * 1.001), 1e-2)
+        assert index.equal_in_order(fingerprint_of(array * (1 + 1e-12))) == [content]
+        assert index.equal_in_any_order(fingerprint_of(array[::-1])) == [content]
+        assert not index.equal_in_order(fingerprint_of(array[::-1]))
+        assert index.equal_in_order(fingerprint_of(array * 1.001), 1e-2) == [
+            one for one in contents if one.fingerprint.equal_in_order(fingerprint_of(array * 1.001), 1e-2)
         ]
 
 

@@ -22,7 +22,13 @@ from modelexport.capture.value_decisions import is_of_model
 from modelexport.core.collected_messages import collected
 from modelexport.graph.size_conditions import SizeCondition, renamed, simplified
 from modelexport.pytorch.calls.traced_tree import untouched
-from modelexport.pytorch.inputs.other_sizes import dynamic_axes, given_sizes, inputs_of_file, symbol_sizes, with_sizes
+from modelexport.pytorch.inputs.other_sizes import (
+    given_sizes,
+    inputs_of_file,
+    symbol_sizes,
+    symbols_by_input,
+    with_sizes,
+)
 from modelexport.pytorch.nested_tensors import Inputs, run_arguments, tensors_in
 from modelexport.pytorch.private_torch import FakeTensorMode, tree_map
 
@@ -42,7 +48,7 @@ def _by_symbols(model: nn.Module, inputs: Inputs, graph: ir.Model) -> tuple[Size
     if not usable("symbols", "guards", "formulas"):
         return ()
     shapes, recorded = private("symbols"), RecordedConditions()
-    axes, in_file = dynamic_axes(graph), inputs_of_file(inputs, graph)
+    axes, in_file = symbols_by_input(graph), inputs_of_file(inputs, graph)
     names = {id(tensor): in_file.get(name, "") for name, tensor in tensors_in(inputs)}
     env = shapes.ShapeEnv()
     fake, symbols = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True), dict[str, str]()

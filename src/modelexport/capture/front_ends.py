@@ -19,7 +19,7 @@ from modelexport.capture.repairs.resizing import copy_along_equal_sizes
 from modelexport.capture.script_modules import scripts_converted
 from modelexport.capture.value_decisions import DecisionError, inputs_read
 from modelexport.core.collected_messages import collected
-from modelexport.core.text import chained, without_paths
+from modelexport.core.text import chained, text_without_paths
 from modelexport.errors import CaptureError, CheckError, UntaggedNodeError, UsageError
 from modelexport.graph.narrow_to_float32 import compute_in_float32
 from modelexport.pytorch.calls.traced_tree import has_narrow_weights
@@ -189,4 +189,4 @@ def _captured(front_end: Callable[..., Exported], model: nn.Module, inputs: Inpu
 
 
 def _reason(error: Exception) -> str:
-    return without_paths(error.problem if isinstance(error, CaptureError) else str(error))
+    return text_without_paths(error.problem if isinstance(error, CaptureError) else str(error))

@@ -42,7 +42,7 @@ from modelexport.errors import CaptureError, UsageError
 from modelexport.graph.bound_tensors import bind_tensors
 from modelexport.graph.nodes import all_nodes
 from modelexport.pytorch.calls.call_recorder import CallRecorder
-from modelexport.pytorch.calls.traced_tree import Changed, trace_calls, untouched
+from modelexport.pytorch.calls.traced_tree import SavedTensors, trace_calls, untouched
 from modelexport.pytorch.nested_tensors import Inputs, NamedTensors, copied, output_tensors
 from modelexport.pytorch.pretrained import is_pretrained
 from modelexport.pytorch.private_torch import in_trace, version_of
@@ -82,7 +82,7 @@ def capture_by_tracing(
             f"choose one of these, or the front end dynamo"
         )
     args, kwargs = by_name(model, inputs)
-    overwritten: Changed = []
+    overwritten: SavedTensors = []
     own_args, own_kwargs = copied((args, kwargs))
     with collected():
         run = trace_calls(model, own_args, own_kwargs, overwritten)

@@ -198,27 +198,15 @@ READS_SIZES = {
 
 _SIZES = {"aten::size", "aten::numel", "aten::dim", "aten::len"}
 
-_SIZED_BY_VALUES = {
-    "aten::nonzero",
-    "aten::nonzero_numpy",
-    "aten::argwhere",
-    "aten::masked_select",
-    "aten::unique",
-    "aten::_unique",
-    "aten::_unique2",
-    "aten::unique_dim",
-    "aten::unique_consecutive",
-    "aten::unique_dim_consecutive",
-    "aten::bincount",
-    "aten::repeat_interleave",
-    "aten::to_sparse",
-}
+_SELECT = ("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount", "repeat_interleave")
+"""Functions of torch whose results have sizes that depend on values."""
+_SELECTING = {getattr(owner, name) for owner in (torch, torch.Tensor) for name in _SELECT}
+_TRACED_AS = ("nonzero_numpy", "_unique", "_unique2", "unique_dim", "unique_dim_consecutive", "to_sparse")
+"""Further operators of a trace with such sizes, most of them what these functions call."""
+_SIZED_BY_VALUES = {f"aten::{name}" for name in (*_SELECT, *_TRACED_AS)}
 
 _MADE_OF_NUMBERS = {f"aten::{name}" for name in ("arange", "range", "linspace", "logspace", "tensor_split")}
 """Their sizes are numbers that a trace has as tensors."""
-
-_SELECT = ("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount", "repeat_interleave")
-_SELECTING = {getattr(owner, name) for owner in (torch, torch.Tensor) for name in _SELECT}
 
 
 def selects(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modelexport.core.text import align, first_few, plural, rest_of, shortened
+from modelexport.core.text import align, bytes_text, first_few, plural, rest_of, shortened
 from modelexport.tagged.tree_display import format_coverage, format_tree
 
 if TYPE_CHECKING:
@@ -70,9 +70,8 @@ def format_quantized(
     """What was quantized and what was kept, with the commands that check it, on the data that was used."""
     lines: list[str] = []
     for name, result in results.items():
-        lines.append(
-            f"{name or result.path}: {megabytes(result.bytes_after)} of weights, from {megabytes(result.bytes_before)}"
-        )
+        after, before = bytes_text(result.bytes_after), bytes_text(result.bytes_before)
+        lines.append(f"{name or result.path}: {after} of weights, from {before}")
         lines += [f"  {method}: {plural(count, 'node')}" for method, count in result.methods.items()]
         if not result.changed:
             why = "the methods do not quantize what these modules consist of"
@@ -81,7 +80,7 @@ def format_quantized(
             lines.append(f"  no node was quantized: {plural(result.quantized_before, 'node')} are quantized already")
         if result.left:
             size, share = sum(result.left.values()), sum(result.left.values()) / max(result.bytes_after, 1)
-            lines.append(f"  left in float: {megabytes(size)}, {share:.0%} of the bytes: {first_few(result.left, 3)}")
+            lines.append(f"  left in float: {bytes_text(size)}, {share:.0%} of the bytes: {first_few(result.left, 3)}")
         if result.kept:
             lines.append(f"  kept, bit for bit: {first_few(result.kept, 3)}")
         lines += [f"  {shortened(line, 200)}" for line in result.joined[:10]]
@@ -105,7 +104,7 @@ def format_search(result: SearchResult) -> str:
         f"{result.metric} {result.judged:.4g} on {plural(judged_on, 'input')} that were not used to choose{batches}",
         f"  {result.seen:.4g} on the {chosen_by} used to choose, where every module at its cheapest "
         f"has {result.cheapest:.4g}",
-        f"  {megabytes(result.bytes_after)} of weights, from {megabytes(result.bytes_before)}",
+        f"  {bytes_text(result.bytes_after)} of weights, from {bytes_text(result.bytes_before)}",
     ]
     if not result.met:
         lines.insert(0, f"not met: {result.bound}; nothing was written. This is how close it came:")
@@ -147,7 +146,7 @@ def format_split(result: Split) -> str:
     """The stages, one on each line, and their balance."""
     rows: list[tuple[object, ...]] = [("STAGE", "WEIGHTS", result.by.upper(), "NODES", "IN", "OUT", "MODULES")]
     for stage in result.stages:
-        sizes = megabytes(stage.bytes), f"{stage.share:.1%}", stage.nodes, len(stage.inputs), len(stage.outputs)
+        sizes = bytes_text(stage.bytes), f"{stage.share:.1%}", stage.nodes, len(stage.inputs), len(stage.outputs)
         rows.append((stage.file, *sizes, _modules(stage.modules, stage.parts_of)))
     over = result.largest / result.best - 1 if result.best else 0.0
     even = "as even as module boundaries allow" if over < 0.0005 else f"{over:.1%} above the most even cut"
@@ -214,10 +213,6 @@ def _python(placement: Placement, output: Path | None, libraries: Mapping[str, P
     return "\n".join(lines)
 
 
-def megabytes(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB" if count >= 1e5 else f"{count:,} B"
-
-
 def _modules(whole: Sequence[str], parts_of: Sequence[str]) -> str:
     """The first and last complete module of a stage, and the modules of which it has a part."""
     text = whole[0] if len(whole) == 1 else f"{whole[0]} to {whole[-1]}" if whole else ""
@@ -245,7 +240,7 @@ def format_adapted(result: MergedAdapters | AdapterInputs) -> str:
 
 
 def format_adapter_file(file: AdapterFile) -> str:
-    return f"{file.path}: {plural(file.inputs, 'input')}, {megabytes(file.bytes)}"
+    return f"{file.path}: {plural(file.inputs, 'input')}, {bytes_text(file.bytes)}"
 
 
 def adopted_document(adopted: Adopted) -> dict[str, Any]:

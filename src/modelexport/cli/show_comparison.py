@@ -12,7 +12,7 @@ import msgspec
 
 from modelexport.core.calls import ModuleCall
 from modelexport.core.tags import class_in_tag
-from modelexport.core.text import align, as_code, as_markdown, plural, shortened
+from modelexport.core.text import align, as_code, as_markdown, bytes_text, plural, shortened
 
 if TYPE_CHECKING:
     from modelexport.measure.change_checks import Aspect, ChangeReport
@@ -72,7 +72,7 @@ def _fact_cells(facts: FileFacts) -> Sequence[str]:
     coverage = facts.coverage
     opsets = ", ".join(f"{domain} {version}" if domain else str(version) for domain, version in facts.opsets.items())
     return (
-        _size(facts.bytes),
+        bytes_text(facts.bytes),
         opsets,
         facts.encoding,
         facts.version,
@@ -99,12 +99,8 @@ def _value(value: Any) -> str:
 
 
 def _held(held: Mapping[str, Held]) -> str:
-    listed = (f"{group.initializers:,} {dtype} {_size(group.bytes)}" for dtype, group in held.items())
+    listed = (f"{group.initializers:,} {dtype} {bytes_text(group.bytes)}" for dtype, group in held.items())
     return ", ".join(listed) or "none"
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB" if count >= 1e5 else plural(count, "byte")
 
 
 def _operators(first: Mapping[str, int], second: Mapping[str, int]) -> str:

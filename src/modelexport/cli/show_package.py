@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modelexport.cli.show_export import export_document, format_fusion, format_interface
-from modelexport.core.text import align, plural
+from modelexport.core.text import align, bytes_text, plural
 
 if TYPE_CHECKING:
     from modelexport.packages.package_export import PackageResult
@@ -29,7 +29,7 @@ def format_package(result: PackageResult, model: str, page: Path | None = None) 
         if export.verified is not None:
             checked = "agrees" if export.verified.agrees else "differs"
         rows.append((part.name, part.file, nodes, coverage.exact, coverage.derived, coverage.inferred, checked))
-    size = f"{result.weight_bytes / 1e6:,.1f} MB on disk, once for all parts"
+    size = f"{bytes_text(result.weight_bytes)} on disk, once for all parts"
     weights = f"weights: {', '.join(result.manifest.weights)}, {size}"
     fused = [
         f"{name}: {line}"

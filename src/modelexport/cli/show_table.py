@@ -17,7 +17,7 @@ from modelexport.measure.columns import sorted_by
 if TYPE_CHECKING:
     from modelexport.core.selectors import Selection
     from modelexport.measure.columns import Column
-    from modelexport.measure.table import By, Row, Table
+    from modelexport.measure.table import By, FigureRow, Table
 
 BAR = 12
 """The length of the longest bar, in characters."""
@@ -106,7 +106,7 @@ def _fitting(rows: Sequence[Sequence[str]], width: int | None, *, least: int) ->
     return max(least, sum(width is None or end - 2 <= width for end in ends))
 
 
-def format_csv(tables: Mapping[str, tuple[Table, Sequence[Row]]]) -> str:
+def format_csv(tables: Mapping[str, tuple[Table, Sequence[FigureRow]]]) -> str:
     """Tables as CSV: address, tag, class, depth, then ``own.`` and ``total.`` of each column; what is outside last.
 
     Those of the parts of a package, by name, have the name before the address.

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from modelexport.core.one_at_a_time import EXCLUSIVE
-from modelexport.core.text import without_paths
+from modelexport.core.text import text_without_paths
 
 LOG = logging.getLogger("modelexport")
 """What runs, and what other packages said, at the level ``INFO``."""
@@ -96,7 +96,7 @@ def collected() -> Iterator[list[str]]:
 
 
 def _add(messages: list[str], text: str) -> None:
-    line = without_paths(" ".join(text.split()))
+    line = text_without_paths(" ".join(text.split()))
     if line and line not in messages:
         messages.append(line)
 

@@ -1,4 +1,4 @@
-"""Sizes that several packages share, and limits on input files.
+"""Limits on input files, and other sizes that several rooms share.
 
 The limits are far above what real models need and far below what would exhaust a machine's memory.
 """
@@ -8,6 +8,9 @@ ABANDONED_SECONDS = 60
 
 LOCK_SECONDS = 5
 """How long a command waits for another one that moves files into the same folder, which takes milliseconds."""
+LARGE_WEIGHTS = 10**9
+"""Bytes of weights above which they stay in their files: a model is built without them, does not run at its export,
+and its file has them beside it."""
 CHECKED_BYTES = 2 * 10**9
 """Bytes of the largest model with its weights that is loaded and run before it takes its place."""
 
@@ -17,33 +20,33 @@ SETTINGS_BYTES = 64 * 2**20
 """Bytes of a configuration, an index of a checkpoint, or a description of inputs."""
 LONGEST_HEADER = 100_000_000
 """Bytes of the longest header that the format of safetensors files allows."""
-PARTS = 1000
+MOST_PARTS = 1000
 """Graphs of a package."""
 PACKAGE_FILES = 100_000
 """Files that the manifest of a package names."""
 PROTO_BYTES = 2 * 2**30
 """Bytes of an ONNX file without its external weights: what protobuf can read."""
-CALLS = 1_000_000
+MOST_CALLS = 1_000_000
 """Calls in the call tree of a file, after repeated calls have been expanded."""
 CALL_TREE_CHARACTERS = 400_000_000
 """Characters of all the addresses and tags of these calls."""
 CALL_DEPTH = 200
 """Nesting depth of calls."""
-FIELDS = 5_000_000
+MOST_FIELDS = 5_000_000
 """Nodes, initializers, described values and other fields of a graph."""
-OPSET = 2**31 - 1
+LARGEST_OPSET = 2**31 - 1
 """The version of an operator set, which onnx holds in 32 bits."""
 INLINED_NODES = 2_000_000
 """Nodes of a file after its functions have been inlined."""
-MODULES = 100_000
+MOST_MODULES = 100_000
 """Modules of a model that a configuration describes."""
-LAYERS = 10_000
+LARGEST_LAYER_SETTING = 10_000
 """The largest value of a configuration's entry with `layer` in its name."""
 ELEMENTS_PER_BYTE = 4
 """Elements of parameters and buffers for each byte of a checkpoint: the smallest types take half a byte."""
 SPARE_ELEMENTS = 100_000_000
 """Elements that a checkpoint may lack: new heads, position tables."""
-ELEMENTS = 2**28
+MOST_ELEMENTS = 2**28
 """Elements of an input that a description, or a file's fixed sizes, ask for."""
 RANDOM_ELEMENTS = 2**26
 """Elements of the random inputs of a file: they are drawn in double precision."""

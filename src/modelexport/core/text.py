@@ -51,7 +51,7 @@ _PATH = re.compile(
 )
 
 
-def without_paths(text: str) -> str:
+def text_without_paths(text: str) -> str:
     """Text of an exporter with each absolute path shortened to its last part.
 
     A tag begins with a slash as well; only text that begins with an existing folder is taken for a path.
@@ -130,6 +130,16 @@ def error_line(error: BaseException | None, limit: int = 240) -> str:
     """An exception's type and message, on one line that fits a screen."""
     text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
     return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+def reason_of(error: BaseException, limit: int = 600) -> str:
+    """The message of an exception of a library on one line; its type if it has none."""
+    return " ".join(str(error).split())[:limit] or type(error).__name__
+
+
+def bytes_text(count: int) -> str:
+    """``90.9 MB``, or ``512 bytes``."""
+    return f"{count / 1e6:,.1f} MB" if count >= 1e5 else plural(count, "byte")
 
 
 def name_of_code(file: str) -> str:

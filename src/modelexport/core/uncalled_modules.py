@@ -65,8 +65,8 @@ def compare_hierarchies(tree: ModuleTree, calls: CallTree, containers: Collectio
     """Compare every module of the tree with the calls of the run.
 
     Args:
-        containers: The paths of the modules without a ``forward`` of their own, from ``static.containers(model)``: a
-            fact of the model that the tree does not record.
+        containers: The paths of the modules without a ``forward`` of their own, which the tree does not record; from
+            ``containers`` of ``pytorch/calls/module_tree_of_model.py``.
     """
     counts = Counter(traced.call.path for traced in calls)
     above_called: set[str] = set()

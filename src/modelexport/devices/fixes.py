@@ -11,8 +11,8 @@ import msgspec
 
 from modelexport.core.calls import ModuleCall
 from modelexport.devices.device_report import DeviceReport, Fix, FixStep, PieceReport
-from modelexport.devices.judged_pieces import Runs, judge
-from modelexport.devices.pieces import Pieces, error_between
+from modelexport.devices.judged_pieces import PieceRunner, judge
+from modelexport.devices.pieces import PieceCutter, error_between
 from modelexport.devices.wrong_modules import check, is_owned
 from modelexport.errors import UsageError
 from modelexport.files.atomic_writing import scratch
@@ -36,7 +36,7 @@ def find_fix(
     report: DeviceReport,
     output: Path,
     feeds: Mapping[str, Any],
-    runs: Runs,
+    runs: PieceRunner,
     tell: Callable[[str], None] = lambda step: None,
 ) -> Fix:
     """Change what is wrong on a device, and write the file that is the least wrong there, with its recipe.
@@ -54,7 +54,7 @@ def find_fix(
             quantize(
                 tagged.path, output, recipe=Recipe(search.rules, (f"made for {runs.device}",)), check_runtime=False
             )
-        whole, pieces = search.report.whole, (Pieces(file, feeds).whole() for file in (tagged, search.file))
+        whole, pieces = search.report.whole, (PieceCutter(file, feeds).whole() for file in (tagged, search.file))
         return Fix(
             path=str(output) if search.steps else "",
             recipe=str(output.with_suffix(RECIPE_SUFFIX)) if search.steps else "",
@@ -75,7 +75,7 @@ class _Search:
         self,
         tagged: TaggedFile,
         feeds: Mapping[str, Any],
-        runs: Runs,
+        runs: PieceRunner,
         bound: float,
         folder: Path,
         tell: Callable[[str], None],
@@ -95,7 +95,7 @@ class _Search:
         """Change wrong pieces, round by round; returns the addresses of those that no change makes right."""
         self.report, unchanged = report, list[str]()
         for _ in range(_ROUNDS):
-            pieces = Pieces(self.file, self._feeds)
+            pieces = PieceCutter(self.file, self._feeds)
             steps = [self._first_step(culprit, pieces) for culprit in self.report.culprits]
             pairs = zip(self.report.culprits, steps, strict=True)
             unchanged = [culprit.address for culprit, step in pairs if step is None]
@@ -126,7 +126,7 @@ class _Search:
     def _agrees(self, steps: Sequence[FixStep]) -> bool:
         """Whether the file is within the bound with more steps."""
         self._tell(f"{len(steps)} modules: {CHANGES[steps[0].change]}")
-        piece = Pieces(self._changed((*self.rules, *map(_rule, steps))), self._feeds).whole()
+        piece = PieceCutter(self._changed((*self.rules, *map(_rule, steps))), self._feeds).whole()
         return self._runs.run(piece).error <= self._bound
 
     def _level(self) -> tuple[list[ModuleCall], list[ModuleCall]]:
@@ -142,7 +142,7 @@ class _Search:
         self, opened: Sequence[ModuleCall], level: Sequence[ModuleCall]
     ) -> Iterator[tuple[float, ModuleCall, list[str]]]:
         """Errors of calls that each run alone on the device, with their nodes; of opened ones, only what they own."""
-        pieces = Pieces(self.file, self._feeds)
+        pieces = PieceCutter(self.file, self._feeds)
         for call in (*opened, *level):
             nodes = [node for node in self.file.nodes_of(call) if node.graph is self.file.model.graph]
             nodes = [node for node in nodes if call not in opened or is_owned(node, call)]
@@ -160,7 +160,7 @@ class _Search:
         quantize(self._tagged.path, path, recipe=Recipe(tuple(rules)), check_runtime=False)
         return read_tagged(path)
 
-    def _first_step(self, culprit: PieceReport, pieces: Pieces) -> FixStep | None:
+    def _first_step(self, culprit: PieceReport, pieces: PieceCutter) -> FixStep | None:
         """The first change that makes a wrong piece right."""
         call = self.file.find(culprit.address or ".")
         names = set(culprit.span) or {node.name or "" for node in self.file.nodes_of(call)}

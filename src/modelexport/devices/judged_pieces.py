@@ -16,7 +16,7 @@ TIMES_ROUNDING = 2.0
 """How many times what rounding costs on the processor a device may be off that rounds at other places."""
 
 
-class Runs(Protocol):
+class PieceRunner(Protocol):
     """What runs pieces on a device."""
 
     device: Device
@@ -31,7 +31,8 @@ class Runs(Protocol):
 def judge(piece: Piece, result: PartResult, device: Device, bound: float) -> tuple[PieceStatus, float | None]:
     """The status of a piece, and what its type costs on the processor if it is beyond the bound.
 
-    A quantized piece is as far off on the processor; that the device computes in another type is not.
+    An error that ONNX Runtime has on the processor as well, as in a quantized piece, is not blamed on the device: the
+    piece agrees. One that only computing in float16 explains is called rounding.
     """
     if result.status != "ran":
         return result.status, None

@@ -18,7 +18,7 @@ from modelexport.core.text import on_one_line, shortened
 from modelexport.core.timed_stages import counted
 from modelexport.devices.device_report import DeviceReport
 from modelexport.devices.judged_pieces import BOUND
-from modelexport.devices.pieces import Piece, Pieces
+from modelexport.devices.pieces import Piece, PieceCutter
 from modelexport.devices.wrong_modules import check
 from modelexport.errors import FileFormatError, UsageError
 from modelexport.files.linked_weights import data_files
@@ -91,7 +91,7 @@ def write_kit(
     tagged = read_tagged(file)
     calls = tagged.select(*modules).calls if modules else [traced.call for traced in tagged.calls]
     feeds, _ = make_feeds(tagged, tagged.path, inputs, {}, provider=CPU, seed=seed)
-    pieces, parts, skipped = Pieces(tagged, feeds), [], list[str]()
+    pieces, parts, skipped = PieceCutter(tagged, feeds), [], list[str]()
     with checked_and_written(output, [tagged.path], make=True, check=False) as staging:
         (staging / "values").mkdir()
         seen = {tagged.nodes}

@@ -48,7 +48,7 @@ class Piece:
     def with_model(self, model: ir.Model) -> Piece | None:
         """The piece with a changed model, and what that computes; ``None`` if it cannot be computed exactly."""
         try:
-            results = FileRun(model, wide="float32").run(self.inputs)
+            results = FileRun(model, in_float64_for="float32").run(self.inputs)
         except NodeError:
             return None
         outputs = {name: results[name].astype(right.dtype) for name, right in self.outputs.items()}
@@ -61,7 +61,7 @@ class Piece:
 
     def cost_of_half(self) -> float:
         """The largest error if every number is rounded to float16, each operator being computed exactly."""
-        run = FileRun(self.model, wide="float32")
+        run = FileRun(self.model, in_float64_for="float32")
         inputs = {name: _as_half(array) for name, array in self.inputs.items()}
         try:
             results = run.run(
@@ -86,7 +86,7 @@ def _as_half(array: Any) -> Any:
         return np.clip(array, -HALF_LIMIT, HALF_LIMIT).astype(np.float16).astype(array.dtype)
 
 
-class Pieces:
+class PieceCutter:
     """Cuts pieces out of one file that was run once, exactly, on some inputs.
 
     Args:
@@ -100,7 +100,7 @@ class Pieces:
             infer_types(tagged)
         self._bytes = 0
         self._cutter = Cutter(tagged)
-        self._run = FileRun(tagged.model, wide="float32")
+        self._run = FileRun(tagged.model, in_float64_for="float32")
         self._right: dict[ir.Value, Any] = {
             value: np.asarray(inputs[value.name or ""]) for value in tagged.model.graph.inputs if value.name in inputs
         }

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from modelexport.core.text import shortened
 from modelexport.devices.device_report import Remedy, count_nodes
-from modelexport.devices.judged_pieces import Runs, judge
+from modelexport.devices.judged_pieces import PieceRunner, judge
 from modelexport.devices.pieces import Piece
 from modelexport.errors import UsageError
 from modelexport.graph.copies import copy_of
@@ -17,7 +17,7 @@ from modelexport.precision.changes_for_devices import change_nodes
 _CHANGES = ("definition", "float")
 
 
-def tried_remedies(piece: Piece, node: ir.Node, runs: Runs, bound: float) -> Iterator[Remedy]:
+def tried_remedies(piece: Piece, node: ir.Node, runs: PieceRunner, bound: float) -> Iterator[Remedy]:
     """Try changes of a node on a device.
 
     Args:
@@ -29,7 +29,7 @@ def tried_remedies(piece: Piece, node: ir.Node, runs: Runs, bound: float) -> Ite
             yield Remedy(change, _result(piece, model, runs, bound))
 
 
-def _result(piece: Piece, model: ir.Model, runs: Runs, bound: float) -> str:
+def _result(piece: Piece, model: ir.Model, runs: PieceRunner, bound: float) -> str:
     if (changed := piece.with_model(model)) is None:
         return "cannot be computed"
     try:

@@ -9,7 +9,7 @@ from typing import Any
 from modelexport.core.calls import ModuleCall
 from modelexport.core.timed_stages import counted
 from modelexport.devices.part_runs import PartRuns
-from modelexport.devices.pieces import Pieces
+from modelexport.devices.pieces import PieceCutter
 from modelexport.errors import RunError, UsageError
 from modelexport.files.path_or_model import Source
 from modelexport.measure.columns import Column, Kind
@@ -40,7 +40,7 @@ def time_calls_alone(
     """
     tagged, nanoseconds = read_tagged(file), dict[ModuleCall, int]()
     feeds, source = make_feeds(tagged, tagged.path, inputs, sizes or {}, provider=CPU, seed=seed)
-    pieces, on = Pieces(tagged, feeds), find_device(device)
+    pieces, on = PieceCutter(tagged, feeds), find_device(device)
     with PartRuns(on, limit=LIMIT, keep=True) as runs:
         for traced in counted(tagged.calls.calls):
             tell(str(traced.call))

@@ -20,14 +20,14 @@ from modelexport.devices.device_report import (
     Remedy,
     count_nodes,
 )
-from modelexport.devices.judged_pieces import BOUND, Runs, judge
-from modelexport.devices.pieces import Piece, Pieces
+from modelexport.devices.judged_pieces import BOUND, PieceRunner, judge
+from modelexport.devices.pieces import Piece, PieceCutter
 from modelexport.devices.remedies import tried_remedies
 from modelexport.devices.wrong_spans import smallest_span
 from modelexport.errors import UsageError
 from modelexport.graph.node_owners import owner_of
 from modelexport.runtime.devices import CPU
-from modelexport.runtime.part_process import PartResult, dynamic_axes
+from modelexport.runtime.part_process import PartResult, inputs_with_dynamic_axes
 from modelexport.tagged.file import TaggedFile
 
 _REASONS = 3
@@ -37,7 +37,7 @@ _REASONS = 3
 def check(
     tagged: TaggedFile,
     feeds: Mapping[str, Any],
-    runs: Runs,
+    runs: PieceRunner,
     *,
     modules: Sequence[ModuleCall] = (),
     inputs: str = "given",
@@ -45,7 +45,7 @@ def check(
     tell: Callable[[str], None] = lambda step: None,
 ) -> DeviceReport:
     """Look for what is wrong with a file where pieces are run, from the whole to the smallest (:mod:`.pieces`)."""
-    checker = _Check(tagged, Pieces(tagged, feeds), runs, bound, tell)
+    checker = _Check(tagged, PieceCutter(tagged, feeds), runs, bound, tell)
     whole = checker.whole()
     culprits = checker.wrong_in(next(iter(tagged.calls)).call) if whole.is_faulty else []
     for call in modules:
@@ -68,7 +68,7 @@ def check(
 
 class _Check:
     def __init__(
-        self, tagged: TaggedFile, pieces: Pieces, runs: Runs, bound: float, tell: Callable[[str], None]
+        self, tagged: TaggedFile, pieces: PieceCutter, runs: PieceRunner, bound: float, tell: Callable[[str], None]
     ) -> None:
         self._tagged, self._pieces, self._runs, self._bound, self._tell = tagged, pieces, runs, bound, tell
         self.looked_at: dict[str, PieceReport] = {}
@@ -225,7 +225,9 @@ class _Check:
 
     def notes(self) -> Iterator[str]:
         device, whole = self._runs.device, self._pieces.whole()
-        if bound := [f"{name} {list(whole.inputs[name].shape)}" for name in dynamic_axes(whole.model, whole.inputs)]:
+        if bound := [
+            f"{name} {list(whole.inputs[name].shape)}" for name in inputs_with_dynamic_axes(whole.model, whole.inputs)
+        ]:
             yield f"dynamic axes had the sizes of the inputs, as devices that compile need: {', '.join(bound)}"
         if device.simulated:
             yield f"{device.name} is a simulator here: its times tell nothing about the device"

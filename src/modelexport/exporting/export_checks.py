@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import onnx
 
 from modelexport.capture.exported_graph import Exported
-from modelexport.core.text import first_few
+from modelexport.core.text import bytes_text, first_few, reason_of
 from modelexport.core.timed_stages import Stages
 from modelexport.errors import CheckError
 from modelexport.exporting.options import Options
@@ -98,7 +98,7 @@ class ExportChecks:
                         staged,
                         modules=() if isinstance(kept, bool) else kept,
                         sidecar=self.hierarchy,
-                        announce=lambda size: stages.tell(f"reference values, {size / 1e6:,.1f} MB"),
+                        announce=lambda size: stages.tell(f"reference values, {bytes_text(size)}"),
                         weights=source,
                     )
         return check, verified, sizes
@@ -165,7 +165,7 @@ def _invalid(path: Path) -> str:
     try:
         onnx.checker.check_model(str(path), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        return " ".join(str(error).split())[:LONGEST_REASON]
+        return reason_of(error, LONGEST_REASON)
     return ""
 
 

@@ -73,12 +73,12 @@ def find_fixed_axes(inputs: Inputs, model: ir.Model, run: Run) -> list[FixedAxis
 
 def axes_of(inputs: Inputs, model: ir.Model, symbol: str, reason: str, call: str = "") -> list[FixedAxis]:
     """The axes of a file whose size is a symbol, as fixed ones."""
-    from modelexport.pytorch.inputs.other_sizes import dynamic_axes, symbol_sizes
+    from modelexport.pytorch.inputs.other_sizes import symbol_sizes, symbols_by_input
 
     size = symbol_sizes(inputs, model)[symbol]
     return [
         FixedAxis(input=name, axis=axis, symbol=symbol, size=size, call=call, reason=reason[:_REASON])
-        for name, symbols in dynamic_axes(model).items()
+        for name, symbols in symbols_by_input(model).items()
         for axis, other in enumerate(symbols)
         if other == symbol
     ]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from modelexport.core.text import on_one_line, printable, without_paths
+from modelexport.core.text import on_one_line, printable, text_without_paths
 from modelexport.exporting.export_checks import presumption_warning
 from modelexport.exporting.runtime_fusion import Fusion
 from modelexport.format import keys
@@ -64,7 +64,7 @@ def _summary(result: ExportResult) -> Iterator[str]:
         largest = "" if check.largest is None else f"; the largest error is {check.largest:.2e} of the output's norm"
         yield (
             "`onnx.checker`, loading in ONNX Runtime, and the outputs for the example inputs compared with PyTorch's: "
-            f"{status}{where}{': ' + without_paths(check.reason) if check.reason else ''}{largest}."
+            f"{status}{where}{': ' + text_without_paths(check.reason) if check.reason else ''}{largest}."
         )
 
 
@@ -84,7 +84,10 @@ def _right_for(result: ExportResult) -> Iterator[str]:
         yield "The model accepts other sizes; with these the file fails, or differs from PyTorch."
         yield _table(
             ("input", "axis", "size", "fixed by", "with another size"),
-            [(f"`{a.input}`", a.axis, a.size, f"`{a.call or '.'}`", without_paths(a.reason)) for a in result.fixed],
+            [
+                (f"`{a.input}`", a.axis, a.size, f"`{a.call or '.'}`", text_without_paths(a.reason))
+                for a in result.fixed
+            ],
         )
     constants = [(f"`{name}`", f"`{value}`") for name, value in settings.constants.items()]
     if constants or result.notes:

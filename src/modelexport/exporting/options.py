@@ -11,6 +11,7 @@ from modelexport.capture import FrontEnd
 from modelexport.capture.quantized_form import QuantizedAs, QuantizedForm
 from modelexport.capture.supported_opsets import OPSETS
 from modelexport.core.declared_options import option
+from modelexport.core.limits import LARGE_WEIGHTS
 from modelexport.core.tags import Granularity
 from modelexport.errors import UsageError
 from modelexport.tagged.encodings import Encoding
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from modelexport.format import documents
     from modelexport.graph.size_conditions import SizeCondition
     from modelexport.weights.bytes_of_entries import Weights
-
-LARGE = 10**9
-"""Bytes of weights above which a model that was built without them does not run at its export."""
 
 FuseFor = Literal["ort-cpu", "ort-cuda"]
 """The runtime that nodes are fused for."""
@@ -175,7 +173,7 @@ class WeightOptions:
     @property
     def to_check(self) -> "Weights | None":
         """The same, for a check of an export, which does not read very large files: ``None`` for these."""
-        return self.lent if self.lent is not None and self.lent.nbytes <= LARGE else None
+        return self.lent if self.lent is not None and self.lent.nbytes <= LARGE_WEIGHTS else None
 
 
 @dataclass(frozen=True, kw_only=True)

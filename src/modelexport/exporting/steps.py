@@ -41,7 +41,7 @@ from modelexport.tagged.documents.hierarchy_sidecar import hierarchy_document
 from modelexport.tagged.documents.operations import operations_document
 from modelexport.tagged.encodings.attributes import write_attributes
 from modelexport.tagged.encodings.functions import FunctionsModel, write_functions
-from modelexport.tagged.encodings.metadata import drop_torch_metadata, write_tags
+from modelexport.tagged.encodings.metadata import drop_foreign_metadata, write_tags
 from modelexport.weights.bytes_of_entries import Weights, stays_in_file
 from modelexport.weights.entries_of_initializers import (
     Computed,
@@ -168,7 +168,7 @@ def tag(
         order_uses(graph)
     record_state_dict(graph, with_initializers(before.entries, graph))
     if not options.keep_torch_metadata:
-        drop_torch_metadata(graph)
+        drop_foreign_metadata(graph)
     write_tags(graph, tags)
     return Tagged(tags, present)
 

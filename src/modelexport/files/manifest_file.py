@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from modelexport.core.json_decoding import decode_json
-from modelexport.core.limits import PACKAGE_FILES, PARTS, SETTINGS_BYTES
+from modelexport.core.limits import MOST_PARTS, PACKAGE_FILES, SETTINGS_BYTES
 from modelexport.core.text import first_few
 from modelexport.errors import FileFormatError
 from modelexport.files.regular_files import is_file, read_regular, what_it_is
@@ -62,7 +62,7 @@ def _decoded(path: Path) -> Manifest:
         content, kind=Manifest, damaged=f"{path} cannot be read", then="make the package again"
     )
     for what, names, most in (
-        ("parts", manifest.parts, PARTS),
+        ("parts", manifest.parts, MOST_PARTS),
         ("files", [*manifest.files, *manifest.weights], PACKAGE_FILES),
     ):
         if len(names) > most:

@@ -10,7 +10,8 @@ from types import MappingProxyType
 import onnx
 import onnx_ir as ir
 
-from modelexport.core.text import error_line
+from modelexport.core.limits import LARGE_WEIGHTS
+from modelexport.core.text import error_line, reason_of
 from modelexport.errors import FileFormatError
 from modelexport.files.atomic_writing import check_space
 from modelexport.files.linked_weights import read_linked, seal
@@ -30,9 +31,6 @@ from modelexport.graph.properties import (
     take_properties,
     text_of,
 )
-
-_LARGEST_INSIDE = 10**9
-"""Bytes of weights above which they are written to a separate file."""
 
 SMALLEST_OUTSIDE = 257
 """Bytes of the smallest initializer that is written to a separate file: onnx_ir's own limit."""
@@ -143,7 +141,7 @@ def save_model(
 
 def fits_inside(nbytes: int) -> bool:
     """Whether weights of this many bytes are in the model file unless a caller decides otherwise."""
-    return nbytes <= _LARGEST_INSIDE
+    return nbytes <= LARGE_WEIGHTS
 
 
 def record_documents(model: ir.Model, documents: Mapping[str, bytes]) -> None:
@@ -208,7 +206,7 @@ def save_with_references(model: ir.Model, path: Path, placed: Tensors = _NOTHING
         proto = to_proto(model, {**placed, **described})
         parts = serialized(proto, {value.name or "": tensor for value, tensor in streamed.items()})
     except (ir.serde.SerdeError, UnicodeError, TypeError) as error:  # names that are not valid text
-        reason = " ".join(str(error.__cause__ or error).split())[:200]
+        reason = reason_of(error.__cause__ or error)
         raise FileFormatError(f"the model contains data that cannot be written: {reason}") from error
     check_space(path, size_of(parts))
     with path.open("wb") as file:

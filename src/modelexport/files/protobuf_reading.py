@@ -11,7 +11,7 @@ import onnx
 from google.protobuf import descriptor_pb2, descriptor_pool, message
 from google.protobuf.message_factory import GetMessageClass
 
-from modelexport.core.limits import FIELDS, PROTO_BYTES
+from modelexport.core.limits import MOST_FIELDS, PROTO_BYTES
 from modelexport.errors import FileFormatError
 from modelexport.files.regular_files import read_regular
 
@@ -74,7 +74,7 @@ def _check_fields(data: bytes) -> None:
         ValueError, LookupError: There are more, or protobuf would not read them either.
     """
     graphs = []
-    left = FIELDS
+    left = MOST_FIELDS
     for key, begin, end in _fields(data, 0, len(data), left):
         left -= 1
         if key == _GRAPH:
@@ -87,7 +87,7 @@ def _fields(data: bytes, position: int, stop: int, most: int) -> Iterator[tuple[
     """Each field of a message: its key, and where its value begins and ends."""
     while position < stop:
         if not most:
-            raise ValueError(f"more than {FIELDS:,} fields")
+            raise ValueError(f"more than {MOST_FIELDS:,} fields")
         most -= 1
         key, begin = _varint(data, position)
         kind = key & 7

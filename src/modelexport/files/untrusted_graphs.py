@@ -9,7 +9,7 @@ from math import prod
 import onnx
 import onnx_ir as ir
 
-from modelexport.core.limits import CALL_DEPTH, INLINED_NODES, OPSET
+from modelexport.core.limits import CALL_DEPTH, INLINED_NODES, LARGEST_OPSET
 from modelexport.errors import FileFormatError
 from modelexport.files.protobuf_reading import (
     graphs_in,
@@ -64,7 +64,7 @@ def _check_operator_sets(imports: Iterable[onnx.OperatorSetIdProto], nodes: Iter
     """Refuse versions that cannot exist, and nodes of operator sets that are not imported."""
     versions = {operators.domain or DEFAULT_DOMAIN: operators.version for operators in imports}
     for domain, version in versions.items():
-        if not -OPSET <= version <= OPSET:
+        if not -LARGEST_OPSET <= version <= LARGEST_OPSET:
             raise FileFormatError(f"the model imports version {version} of the operator set {domain!r}")
     for node in with_nested(nodes):
         if (node.domain or DEFAULT_DOMAIN) not in versions:

@@ -11,7 +11,7 @@ from itertools import chain
 
 import msgspec
 
-from modelexport.core.limits import CALL_TREE_CHARACTERS, CALLS
+from modelexport.core.limits import CALL_TREE_CHARACTERS, MOST_CALLS
 from modelexport.format.documents import CallTreeEntry
 
 
@@ -31,8 +31,8 @@ def unfold_repeats(entries: Sequence[CallTreeEntry]) -> list[CallTreeEntry]:
         added: Iterable[CallTreeEntry] = [plain]
         if entry.like is not None:
             inside = _calls_inside(entry.like, children)
-            if len(unfolded) + len(inside) > CALLS:
-                raise ValueError(f"there are more than {CALLS:,} calls")
+            if len(unfolded) + len(inside) > MOST_CALLS:
+                raise ValueError(f"there are more than {MOST_CALLS:,} calls")
             added = chain(added, _moved(inside, by_call[entry.like], plain))  # made one by one: limits end it
         for new in added:
             if new.call in by_call:

@@ -24,7 +24,7 @@ from modelexport.graph.node_owners import owned_operators, owner_of, required_ow
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.properties import is_tagged, recorded
 from modelexport.runtime.checked_writing import checked_and_written
-from modelexport.tagged.encodings.metadata import drop_torch_metadata, write_tags
+from modelexport.tagged.encodings.metadata import drop_foreign_metadata, write_tags
 from modelexport.tagged.file import TaggedFile, read_tagged, read_untagged
 from modelexport.tagged.found_calls.find_calls import record_sources
 from modelexport.tagged.found_calls.owners_from_neighbors import infer_owners
@@ -72,7 +72,7 @@ def adopt(program: Any, output: str | Path, *, keep_torch_metadata: bool = False
     sources = found.sources if found is not None else _complete(tagged)
     check_weights_files(model)
     if not keep_torch_metadata:
-        drop_torch_metadata(model)
+        drop_foreign_metadata(model)
     write_tags(model, tags)
     with checked_and_written(output.parent, reads) as staging:
         save_model(model, staging / output.name)

@@ -12,7 +12,7 @@ import onnx
 
 from modelexport.core.collected_messages import collected
 from modelexport.core.missing_extras import missing_extra
-from modelexport.core.text import first_few, nearest
+from modelexport.core.text import first_few, nearest, reason_of
 from modelexport.errors import FileFormatError, ModelExportError, UsageError
 from modelexport.files.atomic_writing import NO_ROOM, check_writable, scratch
 from modelexport.files.linked_weights import check_weights_files, data_files
@@ -104,8 +104,7 @@ def optimize_file(path: Source, tool: str, output: str | Path) -> RetagReport:
 
 
 def _refusal(tool: str, path: Path, error: Exception) -> UsageError:
-    reason = " ".join(str(error).split())[:400] or "it gives no reason"
-    return UsageError(f"{tool} fails on {path}: {type(error).__name__}: {reason}")
+    return UsageError(f"{tool} fails on {path}: {type(error).__name__}: {reason_of(error)}")
 
 
 def _inputs(tagged: TaggedFile, file: Path) -> Mapping[str, Any]:

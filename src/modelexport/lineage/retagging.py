@@ -50,7 +50,7 @@ from modelexport.lineage.owners_by_matching import Descent, Reason, trace_owners
 from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.tagged.documents.encoded_documents import documents_after
 from modelexport.tagged.documents.export_facts import facts_of_sidecar
-from modelexport.tagged.encodings.metadata import drop_torch_metadata, write_tags
+from modelexport.tagged.encodings.metadata import drop_foreign_metadata, write_tags
 from modelexport.tagged.file import TaggedFile, read_tagged
 
 RELATED = 0.4
@@ -190,7 +190,7 @@ def write_retagged(
     still_used = used_keys(model)
     lost = [key for key, entry in entries.items() if entry.used and key not in still_used]
     _carry_over(tagged.model, model)
-    drop_torch_metadata(model)
+    drop_foreign_metadata(model)
     write_tags(model, tags)
     if without := [*lost, *inheritance.shared] or lost_entries(tagged.model):
         record_lost(model, without)

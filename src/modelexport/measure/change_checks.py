@@ -22,7 +22,7 @@ from modelexport.graph.nodes import required_inputs
 from modelexport.graph.parameter_plans import record_own_names
 from modelexport.measure.costs import cost
 from modelexport.measure.inputs_and_example_sizes import example_sizes, make_feeds
-from modelexport.measure.shapes import dynamic_axes
+from modelexport.measure.shapes import symbols_of_inputs
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.sessions import arrays_in, open_file, run_session, session_options
 from modelexport.runtime.varied_inputs import varied_inputs
@@ -185,7 +185,7 @@ def _fixed_by_second(first: TaggedFile, second: TaggedFile) -> dict[str, int]:
 def _costs(first: TaggedFile, second: TaggedFile) -> list[CostChange]:
     """Figures of both files, at the sizes of the first one's example."""
     sizes, _ = example_sizes(first, {})
-    axes = dynamic_axes(second.model)
+    axes = symbols_of_inputs(second.model)
     tables = cost(first, sizes), cost(second, {name: size for name, size in sizes.items() if name in axes})
     before, after = (table.numbers(table.whole) for table in tables)
     return [

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from modelexport.core.json_decoding import decode_json
 from modelexport.core.limits import INPUT_BYTES, RANDOM_ELEMENTS, SETTINGS_BYTES
-from modelexport.core.text import nearest
+from modelexport.core.text import nearest, reason_of
 from modelexport.errors import FileFormatError, InputsError, ModelExportError, UsageError
 from modelexport.files.regular_files import open_regular, read_regular
 from modelexport.files.safetensors_files import read_header
@@ -143,7 +143,7 @@ def shapes_in_run(tagged: TaggedFile, sizes: Mapping[str, int]) -> dict[str, tup
     feeds, _ = example_feeds(tagged, sizes)
     with suppress(NodeError, UsageError):
         if feeds:
-            FileRun(tagged.model, wide=None).run(feeds, watch)
+            FileRun(tagged.model, in_float64_for=None).run(feeds, watch)
     return shapes
 
 
@@ -202,8 +202,9 @@ def read_feeds(path: Path, seed: int) -> dict[str, Any]:
     except FileFormatError:
         raise
     except Exception as error:  # what a damaged archive or a strange description raises is of many types
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise FileFormatError(f"cannot read inputs from {path} ({reason}): give .npz, .safetensors or JSON") from error
+        raise FileFormatError(
+            f"cannot read inputs from {path} ({reason_of(error)}): give .npz, .safetensors or JSON"
+        ) from error
 
 
 def _unpacked(file: BinaryIO) -> dict[str, Any]:

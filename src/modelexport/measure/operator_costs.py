@@ -32,7 +32,7 @@ def words(text: str) -> list[str]:
     return text.split()
 
 
-MOVES = frozenset(
+WITHOUT_ARITHMETIC = frozenset(
     words("""
     Cast CastLike Compress Concat ConcatFromSequence Constant ConstantOfShape DepthToSpace EmbedLayerNormalization
     Expand EyeLike Flatten Gather GatherElements GatherND GatherBlockQuantized Identity If Loop MemcpyFromHost
@@ -106,7 +106,7 @@ def _work_of(node: ir.Node, shapes: Shapes) -> Work | None:
             totals = totals if total is None else [int(total.numpy().item())]
         macs = rule(node, ins, out, *totals)
         return None if macs is None else Work(macs, 2 * macs + _added(node, out))
-    if node.op_type in MOVES:
+    if node.op_type in WITHOUT_ARITHMETIC:
         return Work(0, 0)
     factor: int | None
     if node.op_type in REDUCTIONS:

@@ -66,7 +66,7 @@ def elements(shape: Iterable[int]) -> int:
     return math.prod(shape)
 
 
-def dynamic_axes(model: ir.Model) -> list[str]:
+def symbols_of_inputs(model: ir.Model) -> list[str]:
     """The names in the sizes of a model's inputs."""
     sizes = (size for value in model.graph.inputs for size in value.shape or () if isinstance(size, ir.SymbolicDim))
     return list(dict.fromkeys(name for size in sizes if size.value is not None for name in symbols_in(size.value)))
@@ -81,7 +81,7 @@ def find_shapes(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Shap
     Raises:
         UsageError: The model has no dynamic axis of that name; the message lists those that it has.
     """
-    known_sizes, symbols = dict(sizes or {}), dynamic_axes(model)
+    known_sizes, symbols = dict(sizes or {}), symbols_of_inputs(model)
     values = [*model.graph.inputs, *(value for node in all_nodes(model) for value in node.outputs)]
     initial = [value for graph in model.graphs() for value in graph.initializers.values()]
     known: dict[str, tuple[int, ...]] = {}

@@ -40,7 +40,7 @@ class NodeFigures:
 
 
 @dataclass(frozen=True)
-class Row:
+class FigureRow:
     """The figures of a call, of all calls of a module, or of all calls of the modules of a class."""
 
     address: str
@@ -117,7 +117,7 @@ class Table:
                     whole[column.name] = joined
         return whole
 
-    def rows(self, by: By = "call", *, depth: int | None = None, only: Selection | None = None) -> list[Row]:
+    def rows(self, by: By = "call", *, depth: int | None = None, only: Selection | None = None) -> list[FigureRow]:
         """The rows, the root first, callers before callees.
 
         Args:
@@ -134,7 +134,7 @@ class Table:
         for key, calls in groups.items():
             first = calls[0]
             rows.append(
-                Row(
+                FigureRow(
                     address=key,
                     tag=self.tags[first] if by != "class" else class_in_tag(self.tags[first]),
                     class_name=class_in_tag(self.tags[first]),
@@ -169,7 +169,7 @@ class Table:
             "outside": self.numbers(self.outside),
         }
 
-    def sorted(self, rows: Iterable[Row], sort: str) -> list[Row]:
+    def sorted(self, rows: Iterable[FigureRow], sort: str) -> list[FigureRow]:
         """Rows with the largest figure first: own ones of a column by its name, totals by ``total.`` and its name.
 
         Raises:

@@ -33,7 +33,7 @@ from modelexport.graph.nodes import initializers
 from modelexport.graph.parameter_plans import parameter_plan, parameter_plans
 from modelexport.graph.properties import record, recorded
 from modelexport.lineage.retagging import RetagReport, retag, write_retagged
-from modelexport.precision.calibration_data import Runs, given_runs
+from modelexport.precision.calibration_data import RunInputs, given_runs
 from modelexport.precision.quantize import QuantizeResult, quantize, quantized, result_of
 from modelexport.precision.recipes import Recipe, chosen_recipe, encode_recipe, of_parts
 from modelexport.precision.search_within_bound import SearchResult, search
@@ -45,7 +45,7 @@ from modelexport.tagged.package import Package, read_package
 from modelexport.weights.weight_updates import UpdateResult, WeightsInFile, new_tensor, planned
 
 Report = TypeVar("Report", RetagReport, QuantizeResult)
-Changed = Iterator[tuple[ir.Value, ParameterPlan, ir.TensorProtocol]]
+NewTensors = Iterator[tuple[ir.Value, ParameterPlan, ir.TensorProtocol]]
 """Initializers, how they are computed from entries, and what takes their place."""
 
 
@@ -67,7 +67,7 @@ def update_package(folder: Path, state_dict: Path, output: Path) -> UpdateResult
     used: set[str] = set()
     weights = WeightsInFile(state_dict)
 
-    def changed(file: Path) -> Changed:
+    def changed(file: Path) -> NewTensors:
         plans, tied, read = planned(file, onnx_models.load_onnx(file), weights)
         used.update(tied)
         return ((value, plan, new_tensor(file, value, plan, read)) for value, plan in plans.items())
@@ -96,7 +96,7 @@ def merge_adapters_into_package(folder: Path, adapters: Sequence[str | Path], ou
     """
     parts: list[AdaptedFile] = []
 
-    def changed(file: Path) -> Changed:
+    def changed(file: Path) -> NewTensors:
         parts.append(work := AdaptedFile(file, adapters, output / file.name, None))
         for value in work.touched:
             for names in work.plans[value].groups():
@@ -189,7 +189,7 @@ def _copy_folder(folder: Path, target: Path) -> None:
                 shutil.copy2(file, place)
 
 
-def _overwrite(package: Package, staging: Path, changed: Callable[[Path], Changed]) -> int:
+def _overwrite(package: Package, staging: Path, changed: Callable[[Path], NewTensors]) -> int:
     """Overwrite parameters in the weights files that the parts of a copied package share; returns how many.
 
     Raises:
@@ -242,7 +242,7 @@ def quantize_package(
     keep: Iterable[str] = (),
     only: Iterable[str] = (),
     recipe: Recipe | str | Path | None = None,
-    data: Runs | str | Path | None = None,
+    data: RunInputs | str | Path | None = None,
     processor: str | Path | None = None,
     check_runtime: bool = True,
 ) -> dict[str, QuantizeResult]:
@@ -340,7 +340,7 @@ def quantize_within(
     output: str | Path,
     *,
     to: Sequence[str],
-    data: Runs | str | Path,
+    data: RunInputs | str | Path,
     processor: str | Path | None = None,
     check_runtime: bool = True,
     within: str | None = None,

@@ -19,7 +19,7 @@ from modelexport.core.collected_messages import native_errors_to
 from modelexport.core.json_decoding import decode_json
 from modelexport.core.limits import IMAGE_PIXELS, INPUT_BYTES, LINE_CHARACTERS, SETTINGS_BYTES, TEXT_CHARACTERS
 from modelexport.core.missing_extras import missing_extra
-from modelexport.core.text import error_line, first_few
+from modelexport.core.text import error_line, first_few, reason_of
 from modelexport.errors import FileFormatError, InputsError
 from modelexport.files.regular_files import open_regular, read_regular
 from modelexport.graph.nodes import required_inputs
@@ -29,7 +29,7 @@ from modelexport.tagged.file import TaggedFile
 Feeds = dict[str, Any]
 """Names of inputs to arrays: what one run takes."""
 
-Runs = Sequence[Mapping[str, Any]]
+RunInputs = Sequence[Mapping[str, Any]]
 """The inputs of several runs."""
 
 LIMIT = 128
@@ -64,7 +64,7 @@ class _Processor(msgspec.Struct):
             raise ValueError("image_std has a zero, and pixels are divided by it")
 
 
-def given_runs(tagged: TaggedFile, data: Runs | str | Path, processor: str | Path | None) -> Runs:
+def given_runs(tagged: TaggedFile, data: RunInputs | str | Path, processor: str | Path | None) -> RunInputs:
     """Inputs for runs of a file, read by :func:`read_data` if ``data`` is a path.
 
     Raises:
@@ -278,7 +278,7 @@ def _panics_told(failed: str) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise FileFormatError(f"{failed} ({' '.join(str(error).split())[:200]}): give another one") from error
+        raise FileFormatError(f"{failed} ({reason_of(error)}): give another one") from error
 
 
 def _images(folder: Path, model: ir.Model, beside: Path) -> Iterator[Feeds]:

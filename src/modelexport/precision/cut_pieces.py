@@ -23,7 +23,7 @@ from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.unique_names import free_name
 from modelexport.weights.recorded_transforms import run_operator, since_version, tensor_attributes
 
-MOVES = ("Transpose", "Split", "Slice", "Concat", "Squeeze", "Unsqueeze", "Reshape", "Identity")
+MOVES_WEIGHTS = ("Transpose", "Split", "Slice", "Concat", "Squeeze", "Unsqueeze", "Reshape", "Identity")
 """Operators whose results have the elements of their first input, or of all inputs of ``Concat``, in another place."""
 
 
@@ -61,7 +61,7 @@ def weights_behind(value: ir.Value | None) -> tuple[ir.Value, ...]:
         return ()
     producer = value.producer()
     if producer is not None:
-        if producer.op_type not in MOVES or producer.domain:
+        if producer.op_type not in MOVES_WEIGHTS or producer.domain:
             return ()
         moved = producer.inputs if producer.op_type == "Concat" else producer.inputs[:1]
         places = producer.inputs[len(moved) :]
@@ -104,7 +104,7 @@ def outputs_of(nodes: Collection[ir.Node]) -> list[ir.Value]:
     ]
 
 
-class Pieces:
+class PieceInserter:
     """A graph in whose place of some nodes changed pieces are put, one after the other, in place."""
 
     def __init__(self, model: ir.Model) -> None:
@@ -191,7 +191,7 @@ class Pieces:
         if producer is None:
             self._model.graph.initializers.pop(value.name or "", None)
             return
-        if producer.op_type not in (*MOVES, "Constant") or any(
+        if producer.op_type not in (*MOVES_WEIGHTS, "Constant") or any(
             output.uses() or output.is_graph_output() for output in producer.outputs
         ):
             return

@@ -9,24 +9,24 @@ import numpy as np
 import onnx_ir as ir
 
 from modelexport.errors import RunError
-from modelexport.precision.calibration_data import Runs
+from modelexport.precision.calibration_data import RunInputs
 from modelexport.precision.methods import Method
 from modelexport.precision.quantize import calibrate, quantize_model
-from modelexport.precision.switched_model import Choice, Switched, Unit
+from modelexport.precision.switched_model import Choice, SwitchableSession, Unit
 from modelexport.runtime.devices import find_device
 from modelexport.runtime.part_process import PartProcess, write_part
 from modelexport.tagged.file import TaggedFile
 
 
-class OnDevice(Switched):
-    """As :class:`Switched`; a choice is run on a device, in a process of its own, the right values on the processor."""
+class OnDevice(SwitchableSession):
+    """A :class:`SwitchableSession` that runs choices on a device, in a process of its own, and right values here."""
 
     def __init__(
         self,
         tagged: TaggedFile,
         units: Sequence[Unit],
         methods: Sequence[Method],
-        feeds: Runs,
+        feeds: RunInputs,
         device: str,
         output: str | None,
     ) -> None:
@@ -37,7 +37,7 @@ class OnDevice(Switched):
             device: ``NAME[,option=value...]``.
 
         Raises:
-            UsageError: As :class:`Switched`, or this machine does not have the device.
+            UsageError: As :class:`SwitchableSession`, or this machine does not have the device.
         """
         self._tagged = tagged
         self._process = PartProcess(find_device(device))
@@ -69,7 +69,7 @@ class OnDevice(Switched):
         return self._current[1](feeds)
 
     def kept(self, feeds: Mapping[str, Any]) -> Any:
-        """As :meth:`Switched.kept`.
+        """As :meth:`SwitchableSession.kept`.
 
         Raises:
             RunError: The device does not run it.
@@ -79,7 +79,10 @@ class OnDevice(Switched):
         return output
 
     def opened(self, model: ir.Model) -> Callable[[Mapping[str, Any]], Any]:
-        """As :meth:`Switched.opened`, on the device; the function returns ``None`` if that does not run the model."""
+        """As :meth:`SwitchableSession.opened`, on the device.
+
+        The function returns ``None`` if the device does not run the model.
+        """
         self._models += 1
         folder = self._process.folder / str(self._models)
         folder.mkdir()

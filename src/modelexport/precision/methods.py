@@ -22,7 +22,7 @@ import onnx_ir as ir
 
 from modelexport.core.collected_messages import collected
 from modelexport.core.missing_extras import missing_extra
-from modelexport.core.text import nearest
+from modelexport.core.text import nearest, reason_of
 from modelexport.errors import ModelExportError, UsageError
 from modelexport.runtime.half_precision import LARGEST, in_half_precision
 from modelexport.runtime.products_for_quantizers import transpose_weights
@@ -53,7 +53,7 @@ class Method(msgspec.Struct, frozen=True, order=True):
         return f"{self.name}:{','.join(texts)}" if texts else self.name
 
     @property
-    def row(self) -> Row:
+    def row(self) -> MethodRow:
         """What the table says about it."""
         return METHODS[self.name]
 
@@ -63,7 +63,7 @@ class Method(msgspec.Struct, frozen=True, order=True):
 
 
 @dataclass(frozen=True)
-class Row:
+class MethodRow:
     """A row of the table of methods."""
 
     what: str
@@ -137,10 +137,9 @@ def apply_method(model: onnx.ModelProto, method: Method, ranges: Path | None = N
     except ImportError as error:
         raise UsageError(missing_extra(error) or f"{method} needs another package ({error})") from error
     except Exception as error:  # whatever the library raises
-        reason = " ".join(str(error).split())[:300] or "it gives no reason"
         nodes = ", ".join(node.name for node in model.graph.node[:3])
         raise UsageError(
-            f"ONNX Runtime cannot quantize {nodes} to {method}: keep the module with --keep ({reason})"
+            f"ONNX Runtime cannot quantize {nodes} to {method}: keep the module with --keep ({reason_of(error)})"
         ) from error
 
 
@@ -284,26 +283,26 @@ def _float16(model: onnx.ModelProto, method: Method, ranges: Path | None) -> onn
     return in_half_precision(model)
 
 
-METHODS: Mapping[str, Row] = {
-    "int8-dynamic": Row(
+METHODS: Mapping[str, MethodRow] = {
+    "int8-dynamic": MethodRow(
         "int8 weights, activations quantized at run time",
         _dynamic,
         (*_MATRICES, "Conv", "Gather", "LSTM", "Attention"),
         (ir.DataType.FLOAT,),
         {"per_channel": True, "reduce_range": False},
     ),
-    "int8-static": Row(
+    "int8-static": MethodRow(
         "int8 weights and activations, with ranges measured on data",
         _static,
         None,
         options={"per_channel": True, "reduce_range": False, "operators": "Conv+ConvTranspose+Gather+Gemm+MatMul"},
         needs_data=True,
     ),
-    "int8-weights": Row(
+    "int8-weights": MethodRow(
         "int8 weights by blocks, float activations", _blockwise(8), _MATRICES, options=_BLOCKS, choices=_WORDS
     ),
-    "int4": Row(
+    "int4": MethodRow(
         "4-bit weights by blocks, float activations", _blockwise(4), _MATRICES, options=_BLOCKS, choices=_WORDS
     ),
-    "float16": Row("half precision, inputs and outputs unchanged", _float16, largest=LARGEST),
+    "float16": MethodRow("half precision, inputs and outputs unchanged", _float16, largest=LARGEST),
 }

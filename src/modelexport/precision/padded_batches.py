@@ -10,14 +10,14 @@ import onnx_ir as ir
 
 from modelexport.graph.nodes import required_inputs
 from modelexport.graph.size_conditions import broken, conditions_of
-from modelexport.precision.calibration_data import Runs
+from modelexport.precision.calibration_data import RunInputs
 
 ROWS = 8
 """The number of runs in a batch."""
 
 
 def padded_batches(
-    model: ir.Model, feeds: Runs, output: str
+    model: ir.Model, feeds: RunInputs, output: str
 ) -> Iterator[tuple[dict[str, Any], Callable[[Any], list[Any]]]]:
     """Inputs for several runs at once, with zeros after the shorter ones; none if the first axes do not have one name.
 

@@ -12,7 +12,7 @@ from modelexport.graph.missing_types import fill_types
 from modelexport.graph.snapshot import take_snapshot
 from modelexport.graph.unique_names import name_nodes_apart
 from modelexport.lineage.owners_after_passes import derive_owners
-from modelexport.precision.cut_pieces import MOVES
+from modelexport.precision.cut_pieces import MOVES_WEIGHTS
 from modelexport.precision.equal_method_groups import WEIGHTS
 from modelexport.runtime.sessions import open_session
 from modelexport.tagged.file import TaggedFile
@@ -65,7 +65,7 @@ def _hold_weights(model: ir.Model) -> None:
         model.ir_version = _INPUTS_ALONE
     for node in [node for node in graph if node.op_type in WEIGHTS and len(node.inputs) > WEIGHTS[node.op_type]]:
         value = node.inputs[WEIGHTS[node.op_type]]
-        while value is not None and (mover := value.producer()) is not None and mover.op_type in MOVES:
+        while value is not None and (mover := value.producer()) is not None and mover.op_type in MOVES_WEIGHTS:
             value = mover.inputs[0]
         constant = value.producer() if value is not None else None
         if value is None or constant is None or constant.op_type != "Constant" or value.is_graph_output():

@@ -25,9 +25,9 @@ from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers
 from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.lineage.retagging import RetagReport, write_retagged
-from modelexport.precision.calibration_data import Runs, given_runs
+from modelexport.precision.calibration_data import RunInputs, given_runs
 from modelexport.precision.changes_for_devices import apply_changes
-from modelexport.precision.cut_pieces import Pieces, cut_piece, same_tensors, weight_behind
+from modelexport.precision.cut_pieces import PieceInserter, cut_piece, same_tensors, weight_behind
 from modelexport.precision.equal_method_groups import weighted_nodes
 from modelexport.precision.methods import Method, apply_method
 from modelexport.precision.prepared_for_quantizers import prepared
@@ -88,7 +88,7 @@ def quantize(
     keep: Iterable[str] = (),
     only: Iterable[str] = (),
     recipe: Recipe | str | Path | None = None,
-    data: Runs | str | Path | None = None,
+    data: RunInputs | str | Path | None = None,
     processor: str | Path | None = None,
     check_runtime: bool = True,
 ) -> QuantizeResult:
@@ -141,7 +141,7 @@ class Quantized:
     outcome: Outcome
 
 
-def quantized(tagged: TaggedFile, recipe: Recipe, *, data: Runs | None = None, folder: Path) -> Quantized:
+def quantized(tagged: TaggedFile, recipe: Recipe, *, data: RunInputs | None = None, folder: Path) -> Quantized:
     """Quantize a tagged file in memory; what is kept is compared with what it was.
 
     Args:
@@ -197,7 +197,7 @@ def quantize_model(model: ir.Model, assignment: Assignment, *, ranges: Path | No
         ranges: What :func:`calibrate` measured, for methods that need it.
     """
     copy = copy_of(model)
-    pieces = Pieces(copy)
+    pieces = PieceInserter(copy)
     for method, nodes in _parts(copy, assignment):
         pieces.put(nodes, apply_method(cut_piece(copy, nodes), method, ranges))
     copy.graph.sort()
@@ -219,7 +219,7 @@ def _parts(model: ir.Model, assignment: Assignment) -> list[tuple[Method, list[i
     return [(method, nodes) for (method, _), nodes in parts.items()]
 
 
-def calibrate(model: ir.Model, data: Runs, folder: Path) -> Path:
+def calibrate(model: ir.Model, data: RunInputs, folder: Path) -> Path:
     """Measure the ranges of all values that a method may quantize; returns the file of them."""
     from onnxruntime.quantization import CalibrationMethod, create_calibrator, save_tensors_data
 

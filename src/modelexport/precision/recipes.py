@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from modelexport.core.limits import SETTINGS_BYTES
 from modelexport.core.selectors import nearest_selectors
+from modelexport.core.text import reason_of
 from modelexport.errors import UsageError
 from modelexport.files.regular_files import read_regular
 from modelexport.graph.node_owners import owner_of
@@ -107,9 +108,8 @@ def read_recipe(path: Path) -> Recipe:
     try:
         return msgspec.yaml.decode(data, type=Recipe)  # JSON is YAML
     except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
         raise UsageError(
-            f"{path} is not a recipe ({reason}): write 'rules:' and lines '- {{select: ..., method: ...}}'"
+            f"{path} is not a recipe ({reason_of(error)}): write 'rules:' and lines '- {{select: ..., method: ...}}'"
         ) from error
 
 

@@ -8,6 +8,7 @@ the bound is met is found by runs, and the result is judged on inputs that were 
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -23,7 +24,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.core.timed_stages import Stages
 from modelexport.errors import CheckError, InputsError, UsageError
 from modelexport.files.path_or_model import Source
-from modelexport.precision.calibration_data import Runs, given_runs
+from modelexport.precision.calibration_data import RunInputs, given_runs
 from modelexport.precision.methods import KEEP, Method, parse_method
 from modelexport.precision.metrics_and_bounds import Bound, Metric, find_metric, mean_figure, parse_bound
 from modelexport.precision.padded_batches import ROWS, padded_batches
@@ -31,7 +32,7 @@ from modelexport.precision.prepared_for_quantizers import prepared
 from modelexport.precision.quantize import quantized, weights_size
 from modelexport.precision.recipes import Recipe, Rule
 from modelexport.precision.sensitivity import measure_alone, open_switched
-from modelexport.precision.switched_model import Choice, Switched, Unit, find_units
+from modelexport.precision.switched_model import Choice, SwitchableSession, Unit, find_units
 from modelexport.runtime.devices import CPU
 from modelexport.tagged.file import TaggedFile, read_tagged
 
@@ -41,7 +42,7 @@ _STRICTER = 0.9
 """What a bound on the choice is multiplied by, beyond what the judgement asks for."""
 
 
-class Changed(msgspec.Struct, frozen=True):
+class MoreThanCheapest(msgspec.Struct, frozen=True):
     """A module, or a group of modules, that does not have its cheapest method."""
 
     calls: tuple[str, ...]
@@ -69,7 +70,7 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     """Its figure on the inputs that were used to choose."""
     cheapest: float
     """The figure on these with every module at its cheapest method."""
-    changed: list[Changed]
+    changed: list[MoreThanCheapest]
     """The modules that are not at their cheapest method: first those where a byte saves most error."""
     modules: int
     """The number of modules, or groups of modules, among which it was chosen."""
@@ -114,32 +115,29 @@ class RankedSteps:
         options.update((step.unit, step.option) for step in (self.steps[:steps] if isinstance(steps, int) else steps))
         return {unit: option.method for unit, option in options.items() if option.method is not None}
 
-    def fewest(self, holds: Callable[[Choice], bool]) -> list[Step]:
+    def fewest_within(self, holds: Callable[[Choice], bool]) -> list[Step]:
         """The fewest first steps after which something holds, by bisection; all of them if it never does."""
-        low, high = 0, len(self.steps)
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if holds(self.methods_after(middle)) else (middle + 1, high)
-        return self.steps[:low]
+        counts = range(len(self.steps))
+        return self.steps[: bisect_left(counts, True, key=lambda count: holds(self.methods_after(count)))]
 
-    def most(self, left: float) -> list[Step]:
+    def best_for(self, bytes_left: float) -> list[Step]:
         """The affordable steps with the least loss: in their order, or with one first that was skipped in this order.
 
         Args:
-            left: What the start leaves.
+            bytes_left: Bytes of the budget that the cheapest options leave.
         """
-        first = self._paid(left, self.steps)
+        first = self._affordable(bytes_left, self.steps)
         skipped = [step for step in self.steps if step not in first]
-        return min([first, *(self._paid(left, [step, *self.steps]) for step in skipped)], key=self._loss)
+        return min([first, *(self._affordable(bytes_left, [step, *self.steps]) for step in skipped)], key=self._loss)
 
-    def _paid(self, left: float, steps: Iterable[Step]) -> list[Step]:
+    def _affordable(self, bytes_left: float, steps: Iterable[Step]) -> list[Step]:
         """The steps, in this order, that can be paid; a step back is left out."""
         has = dict(enumerate(self.start))
         taken = []
         for step in steps:
             cost = step.option.cost - has[step.unit].cost
-            if step.option.loss < has[step.unit].loss and cost <= left:
-                left -= cost
+            if step.option.loss < has[step.unit].loss and cost <= bytes_left:
+                bytes_left -= cost
                 has[step.unit] = step.option
                 taken.append(step)
         return taken
@@ -166,9 +164,9 @@ def rank_steps(options: Sequence[Sequence[Option]]) -> RankedSteps:
 class _Runs:
     """Figures of choices on the inputs to choose by, each measured once."""
 
-    switched: Switched
+    switched: SwitchableSession
     metric: Metric
-    feeds: Runs
+    feeds: RunInputs
     rights: list[Any] = field(default_factory=list)
     known: dict[tuple[tuple[int, Method], ...], float] = field(default_factory=dict)
 
@@ -188,7 +186,7 @@ def search(
     file: Source,
     *,
     to: Sequence[str],
-    data: Runs | str | Path,
+    data: RunInputs | str | Path,
     within: str | None = None,
     budget: int | None = None,
     metric: str = "error",
@@ -220,7 +218,7 @@ def search(
         InputsError: The data do not fit, or are a single run.
         CheckError: The device computes the unquantized file outside of the bound.
     """
-    stages, judgements = stages or Stages(lambda line: None), 0
+    stages = stages or Stages(lambda line: None)
     methods = [method for method in map(parse_method, dict.fromkeys(to)) if method is not None]
     if (within is None) == (budget is None) or not methods:
         raise UsageError("give methods, and either a bound on the error or a number of bytes")
@@ -259,26 +257,21 @@ def search(
         with stages("choose"):
             if bound is None:
                 smallest = before + sum(switched.added[pair] for pair in ranked.methods_after(0).items())
-                steps = ranked.most((budget or 0) - smallest)
+                steps = ranked.best_for((budget or 0) - smallest)
             else:
-                steps = ranked.fewest(within_bound(bound))
-        while True:
+                steps = ranked.fewest_within(within_bound(bound))
+        for judgements in range(1, JUDGEMENTS + 1):
             choice = ranked.methods_after(steps)
             recipe = recipe_for(tagged, [*units, *kept], choice)
             with stages("judge"):
                 quantized_model = quantized(tagged, recipe, data=choosing, folder=tagged.path.parent).model
                 judged, in_batches = _judge(quantized_model, tagged.model, switched, measured, judging)
-            judgements += 1
             figures = [judged] if in_batches is None else [judged, in_batches]
-            if (
-                bound is None
-                or all(map(bound.holds, figures))
-                or len(steps) == len(ranked.steps)
-                or judgements == JUDGEMENTS
-            ):
+            if bound is None or all(map(bound.holds, figures)) or len(steps) == len(ranked.steps):
                 break
-            limit = _stricter(bound, runs, runs.figure(choice), figures)
-            steps = ranked.steps[: max(len(steps) + 1, len(ranked.fewest(within_bound(limit))))]
+            if judgements < JUDGEMENTS:
+                limit = _stricter(bound, runs, runs.figure(choice), figures)
+                steps = ranked.steps[: max(len(steps) + 1, len(ranked.fewest_within(within_bound(limit))))]
     after, last = weights_size(quantized_model), {step.unit: step.option for step in steps}
     wanted = str(bound or f"at most {budget} bytes of weights")
     notes = (
@@ -296,7 +289,7 @@ def search(
         seen=runs.figure(choice),
         cheapest=cheapest,
         changed=[
-            Changed(
+            MoreThanCheapest(
                 units[unit].calls,
                 KEEP if option.method is None else str(option.method),
                 ranked.start[unit].loss ** (1 / measured.power),
@@ -355,7 +348,7 @@ def _check_unquantized(bound: Bound, runs: _Runs, path: Path, device: str) -> No
 
 
 def _judge(
-    model: ir.Model, before: ir.Model, switched: Switched, metric: Metric, feeds: Runs
+    model: ir.Model, before: ir.Model, switched: SwitchableSession, metric: Metric, feeds: RunInputs
 ) -> tuple[float, float | None]:
     """The mean figures of a quantized model, in a session as users open it: on single inputs, and in padded batches.
 

@@ -20,12 +20,12 @@ from modelexport.graph.node_owners import owner_of
 from modelexport.measure import columns
 from modelexport.measure.model_explorer import explorer_places
 from modelexport.measure.table import NodeFigures, Table, share_out
-from modelexport.precision.calibration_data import Runs, given_runs
+from modelexport.precision.calibration_data import RunInputs, given_runs
 from modelexport.precision.methods import Method, parse_method
 from modelexport.precision.metrics_and_bounds import Metric, find_metric
 from modelexport.precision.prepared_for_quantizers import prepared
 from modelexport.precision.quantize import calibrate
-from modelexport.precision.switched_model import Switched, Unit, find_units
+from modelexport.precision.switched_model import SwitchableSession, Unit, find_units
 from modelexport.runtime.devices import CPU, find_device
 from modelexport.tagged.file import TaggedFile, read_tagged
 
@@ -68,7 +68,7 @@ def sensitivity(
     file: Source,
     *,
     to: str,
-    data: Runs | str | Path,
+    data: RunInputs | str | Path,
     metric: str = "error",
     output_name: str | None = None,
     processor: str | Path | None = None,
@@ -126,10 +126,10 @@ def open_switched(
     tagged: TaggedFile,
     units: Sequence[Unit],
     methods: Sequence[Method],
-    feeds: Runs,
+    feeds: RunInputs,
     output: str | None,
     device: str = CPU,
-) -> Switched:
+) -> SwitchableSession:
     """A session in which every unit can have every method; on a device, one for each choice."""
     if not units:
         names = ", ".join(map(str, methods))
@@ -141,13 +141,13 @@ def open_switched(
     with scratch(tagged.path.parent) as folder:
         measured = any(method.row.needs_data for method in methods)
         ranges = calibrate(tagged.model, feeds, folder) if measured else None
-        return Switched(tagged, units, methods, ranges=ranges, output=output)
+        return SwitchableSession(tagged, units, methods, ranges=ranges, output=output)
 
 
 def measure_alone(
-    switched: Switched,
+    switched: SwitchableSession,
     choices: Sequence[tuple[int, Method]],
-    feeds: Runs,
+    feeds: RunInputs,
     metric: Metric,
     steady: float = STEADY,
     tell: Callable[[str], None] = lambda failure: None,

@@ -62,7 +62,7 @@ def find_units(tagged: TaggedFile, methods: Collection[Method]) -> list[Unit]:
     ]
 
 
-class Switched:
+class SwitchableSession:
     """A session for a model and its quantized versions, for the value of one output; a context manager."""
 
     failure = ""

@@ -12,6 +12,7 @@ from typing import Any
 import onnx_ir as ir
 
 from modelexport.core.limits import CHECKED_BYTES
+from modelexport.core.text import reason_of
 from modelexport.errors import FileFormatError, InputsError, ModelExportWarning, NotWrittenError, UsageError
 from modelexport.files import atomic_writing
 from modelexport.files.atomic_writing import Replacement
@@ -164,8 +165,8 @@ def _is_foreign(fault: str, sources: Iterable[Path]) -> bool:
 
 
 def _refusal(place: Path, verb: str, error: Exception) -> NotWrittenError:
-    reason = " ".join(str(error).split())[:400]
-    return NotWrittenError(f"{place} was not written: the result does not {verb}, and nothing was replaced ({reason})")
+    problem = f"{place} was not written: the result does not {verb}, and nothing was replaced"
+    return NotWrittenError(f"{problem} ({reason_of(error)})")
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 import onnxruntime
 
-from modelexport.core.text import nearest
+from modelexport.core.text import nearest, reason_of
 from modelexport.errors import UsageError
 
 CPU = "CPUExecutionProvider"
@@ -234,8 +234,7 @@ def _register(provider: str, library: str) -> None:
         try:
             onnxruntime.register_execution_provider_library(provider, library)
         except Exception as error:  # its exception types are not public
-            text = " ".join(str(error).split())[:300]
-            raise UsageError(f"{library} cannot be loaded as the provider {provider}: {text}") from error
+            raise UsageError(f"{library} cannot be loaded as the provider {provider}: {reason_of(error)}") from error
     if provider not in (device.ep_name for device in onnxruntime.get_ep_devices()):
         raise UsageError(f"the plug-in {library} is installed, but offers no device on this machine")
 

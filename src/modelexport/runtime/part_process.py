@@ -204,7 +204,7 @@ def write_part(
 def with_sizes(model: ir.Model, inputs: Mapping[str, Any]) -> ir.Model:
     """A copy of a model, with the sizes of inputs in the place of dynamic axes."""
     copy = copy_of(model)
-    if not dynamic_axes(model, inputs):
+    if not inputs_with_dynamic_axes(model, inputs):
         return copy
     for value in inputs_and_results(copy):
         if value.is_graph_input() and value.name in inputs:
@@ -214,7 +214,7 @@ def with_sizes(model: ir.Model, inputs: Mapping[str, Any]) -> ir.Model:
     return copy
 
 
-def dynamic_axes(model: ir.Model, inputs: Collection[str]) -> list[str]:
+def inputs_with_dynamic_axes(model: ir.Model, inputs: Collection[str]) -> list[str]:
     """The names of those inputs that have dynamic axes."""
     values = (value for value in model.graph.inputs if value.name in inputs)
     return [value.name or "" for value in values if value.shape is None or not value.shape.is_static()]

@@ -17,6 +17,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
+from modelexport.core.text import reason_of
 from modelexport.errors import FileFormatError, RunError, UsageError
 from modelexport.files.linked_weights import check_weights_files, names_other_files
 from modelexport.files.onnx_models import load_onnx
@@ -58,10 +59,10 @@ _LARGE = 1024
 """The size in bytes from which a weight is passed to the session instead of written into the model."""
 _NO_PREPACKING = "session.disable_prepacking"
 _SPINNING = "session.intra_op.allow_spinning"
-_LEVEL = "session.qdq_matmulnbits_accuracy_level"
+_ACCURACY_LEVEL_KEY = "session.qdq_matmulnbits_accuracy_level"
 """The ``accuracy_level`` of a ``MatMulNBits`` that the runtime makes of ``DequantizeLinear`` and ``MatMul``: by default
 4, activations in 8 bits, although the file says nothing of that."""
-_NOWHERE = "weights"
+_PLACEHOLDER_LOCATION = "weights"
 """The location of weights that are passed to the session, if the model has no external data."""
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
@@ -127,7 +128,7 @@ def open_file(path: Path, options: onnxruntime.SessionOptions) -> onnxruntime.In
     try:
         return onnxruntime.InferenceSession(path, options, **NO_FALLBACK)
     except Exception as error:  # its exception types are not public
-        raise RunError(f"ONNX Runtime cannot load {path}: {' '.join(str(error).split())[:600]}") from error
+        raise RunError(f"ONNX Runtime cannot load {path}: {reason_of(error)}") from error
 
 
 def _open_as_is(
@@ -140,7 +141,7 @@ def _open_as_is(
         options.add_session_config_entry(_NO_PREPACKING, "1")
     if not runs_often:
         options.add_session_config_entry(_SPINNING, "0")
-    options.add_session_config_entry(_LEVEL, "0")
+    options.add_session_config_entry(_ACCURACY_LEVEL_KEY, "0")
     if not isinstance(model, Path):
         check_weights_files(model)
     elif names_other_files(model):
@@ -156,7 +157,7 @@ def _open_as_is(
     except UsageError:  # of its weights files
         raise
     except Exception as error:  # its exception types are not public
-        raise RunError(f"ONNX Runtime cannot load the model: {' '.join(str(error).split())[:600]}") from error
+        raise RunError(f"ONNX Runtime cannot load the model: {reason_of(error)}") from error
     return runs
 
 
@@ -191,13 +192,15 @@ def _open_in_memory(
         else:
             apart[name] = weight
         # The file has to exist and is not read.
-        left_out[value] = ir.ExternalTensor(place or _NOWHERE, 0, tensor.nbytes, tensor.dtype, shape=shape, name=name)
+        left_out[value] = ir.ExternalTensor(
+            place or _PLACEHOLDER_LOCATION, 0, tensor.nbytes, tensor.dtype, shape=shape, name=name
+        )
     source = to_proto(model, left_out).SerializeToString()
     options.add_external_initializers(list(apart), list(apart.values()))
     with tempfile.TemporaryDirectory(prefix="modelexport-") as empty:
         if left_out and not place:
             folder = Path(empty)
-            (folder / _NOWHERE).touch()
+            (folder / _PLACEHOLDER_LOCATION).touch()
         if folder is not None:
             options.add_session_config_entry(_EXTERNAL_FOLDER, str(folder.absolute()))
         runs = Session(source, options, **NO_FALLBACK)
@@ -262,7 +265,7 @@ def run_session(model: onnxruntime.InferenceSession, feeds: Mapping[str, Any]) -
     try:
         return dict(zip(names, running.result(), strict=True))
     except Exception as error:  # its exception types are not public
-        raise RunError(f"ONNX Runtime cannot run the model: {' '.join(str(error).split())[:600]}") from error
+        raise RunError(f"ONNX Runtime cannot run the model: {reason_of(error)}") from error
     finally:
         if not running.done():
             options.terminate = True  # is seen between two nodes

@@ -86,12 +86,12 @@ def split(
 ) -> Split:
     """Write a model as a folder of stages that run in sequence, with a manifest.
 
-    Stages are cut where a module call begins or ends, and a model that is one module anywhere. Among the cuts whose
-    largest stage is within 10 % of the smallest possible, those that the fewest bytes cross are chosen. Values that
-    other stages compute only from weights and constants are recomputed, and so are sizes that can be read from a
-    stage's inputs. A weight that several stages use is in each of them. A value that one stage computes and another
-    takes has the same name in both, its name in
-    ``tagged``; the inputs of the whole model go to the stages that use them.
+    - Stages are cut where a module call begins or ends; a model that is one module is cut anywhere.
+    - Among the cuts whose largest stage is within 10 % of the smallest possible, those that the fewest bytes cross are
+      chosen.
+    - A stage recomputes what follows from weights and constants alone, and sizes that it can read from its inputs.
+    - A weight that several stages use is in each of them.
+    - A value has its name in ``tagged`` in every stage, and the inputs of the model go to the stages that use them.
 
     Args:
         folder: A folder that does not exist, is empty, or has an earlier split, whose files are replaced.

@@ -1,4 +1,4 @@
-"""Operators of layers, quantized ones and those of ONNX Runtime as expressions of torch; see ``operators.py``."""
+"""Operators of layers, quantized and of ONNX Runtime, as expressions of torch; see ``tensor_operators.py``."""
 
 from __future__ import annotations
 

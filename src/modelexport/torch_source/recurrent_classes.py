@@ -112,7 +112,7 @@ def _compared(layout: CallLayout, candidate: nn.Module, call: ModuleCall) -> Rec
     }
     given = {**entries, **dict(zip(inputs, arrays, strict=True))}
     try:
-        wanted = FileRun(layout.tagged.model, wide="float32").values(outputs, given)
+        wanted = FileRun(layout.tagged.model, in_float64_for="float32").values(outputs, given)
     except UsageError:
         return None
     tensors = [torch.from_numpy(array) for array in arrays if array is not None]

@@ -1,4 +1,4 @@
-"""Operators that move elements as expressions of torch: shapes, slices, concatenations; see ``operators.py``."""
+"""Operators that move elements as expressions of torch: shapes, slices, concatenations; see ``tensor_operators.py``."""
 
 from __future__ import annotations
 

@@ -48,17 +48,23 @@ class FileRun:
 
     Args:
         model: The model.
-        wide: The type of the model if all floating-point numbers are float64; a conversion to a narrower type rounds.
+        in_float64_for: The type of the model, if all of its floating-point numbers become float64 and a conversion to a
+            narrower type rounds; ``None`` for a run in its own types.
         kernels: Further implementations of standard operators, by name, as onnx's ``OpRun``.
     """
 
     def __init__(
-        self, model: ir.Model, *, wide: str | None, kernels: Mapping[str, Any] | None = None, nudged: bool = False
+        self,
+        model: ir.Model,
+        *,
+        in_float64_for: str | None,
+        kernels: Mapping[str, Any] | None = None,
+        nudged: bool = False,
     ) -> None:
-        self._model, self._wide, self._given_kernels = model, wide, kernels or {}
-        self.is_wide = wide is not None
-        self.rounds_numbers = wide not in (None, "float64")
-        self.nodes = NodeComputation(model.opset_imports, wide, self._given_kernels, nudged=nudged)
+        self._model, self._in_float64_for, self._given_kernels = model, in_float64_for, kernels or {}
+        self.is_wide = in_float64_for is not None
+        self.rounds_numbers = in_float64_for not in (None, "float64")
+        self.nodes = NodeComputation(model.opset_imports, in_float64_for, self._given_kernels, nudged=nudged)
         self.widened = self.nodes.widened
         self._uses: dict[ir.Graph, dict[ir.Node, list[ir.Value]]] = {}
 
@@ -67,7 +73,7 @@ class FileRun:
         and those computed from sizes, and the results of nodes that only a runtime computes. Constants are left to the
         caller.
         """
-        other = FileRun(self._model, wide=self._wide, kernels=self._given_kernels, nudged=True)
+        other = FileRun(self._model, in_float64_for=self._in_float64_for, kernels=self._given_kernels, nudged=True)
         other._uses = self._uses
         return other
 

@@ -26,7 +26,7 @@ from modelexport.traces.file_run import Change, FileRun
 from modelexport.traces.fingerprints import Fingerprint, fingerprint_of
 from modelexport.traces.node_computation import NodeError, nudge
 from modelexport.traces.ties_and_choices import is_tie
-from modelexport.traces.tolerances import COMPUTED_WEIGHTS, SAME_SCORES, UNITS
+from modelexport.traces.tolerances import COMPUTED_WEIGHTS, SCORES_OF_PYTORCH, UNITS
 from modelexport.traces.trace import Content, Index, Trace
 from modelexport.weights.recorded_transforms import compute_planned
 
@@ -98,7 +98,7 @@ def measure_noise(
     """
 
     def moved(value: ir.Value, array: Any) -> Any:
-        unit = 0.0 if array.dtype != np.float64 or is_parameter(value) else _unit(value)
+        unit = 0.0 if array.dtype != np.float64 or is_moved_parameter(value) else _unit(value)
         if value.dtype is ir.DataType.DOUBLE and run.rounds_numbers and array.size == 1 and _meets_tensors(value):
             unit = UNITS["float32"]  # PyTorch's run has it rounded, if it is a number of Python
         # Equal constants are rounded alike: those of one product must not cancel.
@@ -134,7 +134,7 @@ def measure_rounding(
         return wide * (1 + generator.choice([-1, 1], wide.shape) * 2.0**-52) if wide.dtype == np.float64 else array
 
     def change(value: ir.Value, array: Any) -> Any:
-        return moved(array) if is_parameter(value) else array
+        return moved(array) if is_moved_parameter(value) else array
 
     inputs = {name: moved(array) for name, array in inputs.items()}
     constants = {value: change(value, array) for value, array in constants.items()}
@@ -153,13 +153,24 @@ def _changes(trace: FileTrace, other: FileTrace) -> dict[ir.Value, float]:
     return changes
 
 
-def is_parameter(value: ir.Value) -> bool:
+def is_moved_parameter(value: ir.Value) -> bool:
     """Whether a constant has exactly the numbers of the model's parameters."""
     plan = parameter_plan(value)
-    return plan is not None and all(step.op_type in MOVES for step in plan.steps)
+    return plan is not None and all(step.op_type in REARRANGING for step in plan.steps)
 
 
-MOVES = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Slice", "Gather", "Concat", "Split", "Identity", "Constant")
+REARRANGING = (
+    "Transpose",
+    "Reshape",
+    "Squeeze",
+    "Unsqueeze",
+    "Slice",
+    "Gather",
+    "Concat",
+    "Split",
+    "Identity",
+    "Constant",
+)
 """Operators that only move elements, of those that parameters are rearranged with."""
 
 
@@ -176,14 +187,16 @@ def exact_constants(
     exact_arrays = {}
     for value, stored in run.constants():
         unit = _unit(value)
-        if not unit or is_parameter(value):
+        if not unit or is_moved_parameter(value):
             continue
         array = computed[value] if value in computed else stored()
         its = fingerprint_of(array)
 
-        def results(trace: Trace, room: float, its: Fingerprint = its) -> list[Content]:
+        def results(trace: Trace, allowed_error: float, its: Fingerprint = its) -> list[Content]:
             there = [
-                content for content in trace.contents.same(its, room) if content.computed and content.array is not None
+                content
+                for content in trace.contents.equal_in_order(its, allowed_error)
+                if content.computed and content.array is not None
             ]
             return sorted(there, key=lambda content: content.fingerprint.distance(its))
 
@@ -223,7 +236,7 @@ def computed_weights(run: FileRun, read: Callable[[str], Any], changed: Collecti
     weights = {}
     for value, _ in run.constants():
         plan = parameter_plan(value)
-        if plan is None or not plan.recorded or (is_parameter(value) and not {*plan.keys} & {*changed}):
+        if plan is None or not plan.recorded or (is_moved_parameter(value) and not {*plan.keys} & {*changed}):
             continue
         weights[value] = compute_planned(plan, {key: read(key) for key in plan.inputs()}, wide=run.is_wide)
     return weights
@@ -233,7 +246,7 @@ def rounded_constants(run: FileRun) -> Index:
     """The constants that may be rounded results of PyTorch's run."""
     index = Index()
     for value, stored in run.constants():
-        if _unit(value) and not is_parameter(value):
+        if _unit(value) and not is_moved_parameter(value):
             index.add(stored())
     return index
 
@@ -275,7 +288,7 @@ class _Watcher:
 
     def is_rounded(self, number: Any) -> bool:
         """Whether a number is one of Python's in PyTorch's run, and not a tensor."""
-        return not self._truth.contents.same(fingerprint_of(number))
+        return not self._truth.contents.equal_in_order(fingerprint_of(number))
 
     def _with_drawn(self, node: ir.Node, inputs: Sequence[Any], value: ir.Value, array: Any) -> Any:
         if not self._truth.drawn:  # a file that draws numbers where PyTorch does not is wrong, in each run alike
@@ -294,7 +307,7 @@ class _Watcher:
         if scores is None:
             return indices
         for right in self._choices.get(indices.shape, ()):
-            if right.scores.shape == scores.shape and relative_error(right.scores, scores) < SAME_SCORES:
+            if right.scores.shape == scores.shape and relative_error(right.scores, scores) < SCORES_OF_PYTORCH:
                 if np.array_equal(right.indices, indices):
                     return indices
                 if is_tie(right.scores, scores, right.indices, indices):

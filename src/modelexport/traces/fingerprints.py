@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from modelexport.traces.tolerances import AGREE, INFINITE, SPREAD
+from modelexport.traces.tolerances import EQUAL_IN_FLOAT64, INFINITE, PROJECTION_DEVIATIONS
 
 _PROJECTIONS = 4
 _BLOCK = 1 << 16
@@ -33,20 +33,20 @@ class Fingerprint(NamedTuple):
     telling: bool
     """Whether the elements are not all whole numbers: those are in many unrelated arrays."""
 
-    def same(self, other: Fingerprint, room: float = AGREE) -> bool:
+    def equal_in_order(self, other: Fingerprint, allowed_error: float = EQUAL_IN_FLOAT64) -> bool:
         """Whether both are of equal elements in the same order.
 
         Args:
-            room: The difference that is allowed, as a share of the size.
+            allowed_error: The difference that is allowed, as a share of the size.
         """
-        return self.alike(other, room) and all(
-            abs(a - b) <= SPREAD * room * max(self.norm, other.norm)
+        return self.equal_in_any_order(other, allowed_error) and all(
+            abs(a - b) <= PROJECTION_DEVIATIONS * allowed_error * max(self.norm, other.norm)
             for a, b in zip(self.projections, other.projections, strict=True)
         )
 
-    def alike(self, other: Fingerprint, room: float = AGREE) -> bool:
+    def equal_in_any_order(self, other: Fingerprint, allowed_error: float = EQUAL_IN_FLOAT64) -> bool:
         """Whether both are of equal elements in any order."""
-        allowed = room * max(self.norm, other.norm)
+        allowed = allowed_error * max(self.norm, other.norm)
         return (
             (self.size, self.special) == (other.size, other.special)
             and abs(self.norm - other.norm) <= allowed

@@ -12,6 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
+from modelexport.core.text import reason_of
 from modelexport.errors import UsageError
 from modelexport.graph.node_owners import owner_of
 from modelexport.runtime.single_nodes import NoKernelError, run_node
@@ -37,7 +38,7 @@ class NodeError(UsageError):
     """A node cannot be computed."""
 
     def __init__(self, node: ir.Node, error: Exception) -> None:
-        reason = " ".join(str(error.__cause__ or error).split())[:200] or type(error).__name__
+        reason = reason_of(error.__cause__ or error)
         self.of_evaluator = isinstance(error, NoKernelError | NotImplementedError | MemoryError)
         """Whether only this evaluator cannot compute it, which says nothing about the file."""
         super().__init__(
@@ -96,17 +97,17 @@ class NodeComputation:
 
     Args:
         opsets: The versions of the operators by domain.
-        wide: The type of the model if all floating-point numbers are float64.
+        in_float64_for: The type of the model if all floating-point numbers are float64; ``None`` for its own types.
         kernels: Further implementations of standard operators, by name, as onnx's ``OpRun``.
         nudged: Round what is rounded to float32 otherwise: the numbers in attributes and those computed from sizes,
             and the results of nodes that only a runtime computes.
     """
 
     def __init__(
-        self, opsets: Mapping[str, int], wide: str | None, kernels: Mapping[str, Any], *, nudged: bool = False
+        self, opsets: Mapping[str, int], in_float64_for: str | None, kernels: Mapping[str, Any], *, nudged: bool = False
     ) -> None:
-        self._opsets, self._wide, self._kernels = dict(opsets), wide, {**KERNELS, **kernels}
-        self._widened_types = _WIDENED.get(wide or "", ())
+        self._opsets, self._in_float64_for, self._kernels = dict(opsets), in_float64_for, {**KERNELS, **kernels}
+        self._in_float64_forned_types = _WIDENED.get(in_float64_for or "", ())
         self._nudge = UNITS["float32"] if nudged else 0.0
         self._implementations: dict[ir.Node, Callable[..., tuple[Any, ...]]] = {}
         self.by_runtime: set[str] = set()
@@ -114,7 +115,7 @@ class NodeComputation:
 
     def widened(self, array: Any) -> Any:
         """An array as this run has it."""
-        narrow = self._wide and (array.dtype in (np.float32, np.float16) or array.dtype.name == "bfloat16")
+        narrow = self._in_float64_for and (array.dtype in (np.float32, np.float16) or array.dtype.name == "bfloat16")
         return array.astype(np.float64) if narrow else array
 
     def rounded(self, number: Any) -> Any:
@@ -139,7 +140,7 @@ class NodeComputation:
 
     def _typed(self, value: ir.Value, array: Any) -> Any:
         """A result in the type that it has in this run."""
-        if not isinstance(array, np.ndarray) or self._wide:
+        if not isinstance(array, np.ndarray) or self._in_float64_for:
             return self.widened(array) if isinstance(array, np.ndarray) else array
         narrow = value.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) and array.dtype == np.float32
         return array.astype(value.dtype.numpy()) if narrow and value.dtype is not None else array
@@ -179,8 +180,8 @@ class NodeComputation:
         """What computes a standard operator in NumPy; ``None`` if nothing does."""
         from onnx.reference.ops import load_op  # slow to import
 
-        for attribute in proto.attribute if self._wide else ():
-            if attribute.name in _TYPES and attribute.i in self._widened_types:
+        for attribute in proto.attribute if self._in_float64_for else ():
+            if attribute.name in _TYPES and attribute.i in self._in_float64_forned_types:
                 attribute.i = ir.DataType.DOUBLE
         version = self._opsets.get(proto.domain, self._opsets.get("", 1))
         try:
@@ -198,7 +199,7 @@ class NodeComputation:
                 continue
         if kernel is None:
             return None
-        if proto.op_type == "Attention" and self._wide not in (None, "float64"):
+        if proto.op_type == "Attention" and self._in_float64_for not in (None, "float64"):
             kernel = _with_scale_in_float32(kernel)
         nothing = {"log": lambda *words: None, "opsets": self._opsets, "verbose": 0, "new_ops": None}
         try:

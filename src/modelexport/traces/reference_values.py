@@ -28,7 +28,7 @@ from modelexport.graph.kept_outputs import requested_outputs
 from modelexport.graph.nodes import required_inputs
 from modelexport.tagged.file import TaggedFile
 from modelexport.traces.fingerprints import Fingerprint
-from modelexport.traces.tolerances import STORED
+from modelexport.traces.tolerances import FROM_STORED_VALUES
 from modelexport.traces.trace import Choice, Content, SeenTensor, TensorPlace, Trace
 
 _TYPES = [name for name, code in SAFETENSORS_NAMES.items() if not code.startswith("F8_")]
@@ -272,7 +272,7 @@ def _as_trace(run: _Stored, read: Callable[[str], Any]) -> Trace:
     calls = [ModuleCall.parse(address) for address, _ in run.calls]
     if len(set(calls)) != len(calls):
         raise ValueError("it lists a call twice")
-    trace = Trace(exact=run.exact, rounded=STORED)
+    trace = Trace(exact=run.exact, rounded=FROM_STORED_VALUES)
     trace.parents = {
         call: None if above < 0 else calls[above] for call, (_, above) in zip(calls, run.calls, strict=True)
     }

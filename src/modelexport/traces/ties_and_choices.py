@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from modelexport.traces.tolerances import EQUAL_SCORES
+from modelexport.traces.tolerances import TIED_SCORES
 
 
 def chosen_axis(scores: Any, indices: Any) -> int | None:
@@ -89,4 +89,4 @@ def is_tie(right_scores: Any, scores: Any, right: Any, choice: Any) -> bool:
     off = float(np.max(np.abs(right_scores[finite].astype(np.float64) - scores[finite]), initial=0.0))
     with np.errstate(invalid="ignore"):
         gaps = np.where(expected == actual, 0.0, np.abs(expected - actual))
-    return bool((gaps <= 2 * off + EQUAL_SCORES * size).all())
+    return bool((gaps <= 2 * off + TIED_SCORES * size).all())

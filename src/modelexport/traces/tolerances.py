@@ -1,4 +1,7 @@
-"""Tolerances: how far apart what a file and PyTorch compute may be, as a share of its size, each with its reason."""
+"""Tolerances: how far apart what a file and PyTorch compute may be, as a share of its size, each with what it is for.
+
+Those that were not measured by a benchmark are chosen: far above rounding, and far below what a fault changes.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,19 @@ INFINITE = 1e30
 """Numbers of this size or above count as infinite: a mask's smallest number has another one in each type."""
 
 # Values of two runs in float64.
-AGREE = 1e-9
+EQUAL_IN_FLOAT64 = 1e-9
 """The largest difference of two equal values, as a share of their size (root mean square)."""
-SPREAD = 4.0
+PROJECTION_DEVIATIONS = 4.0
 """How many standard deviations a projection of a difference may be from zero in a fingerprint."""
-IN_ITS_TYPES = 1e-4
+EQUAL_IN_OWN_TYPES = 1e-4
 """How far off values may be from a run of PyTorch that was not possible in float64."""
-STORED = 1e-6
+FROM_STORED_VALUES = 1e-6
 """How far off what is computed from stored reference values may be: they are rounded to the types of the model."""
 TIMES_NOISE = 16.0
 """The noise that is allowed: it is measured once, with random signs."""
 MOST_NOISE = 1e-3
 """The noise above which a value is not excused by it."""
-NEAR = 1e-2
+STILL_THE_SAME_TENSOR = 1e-2
 """How far off a wrong value may be that is taken for a tensor of PyTorch, to be replaced by it."""
 CALL_ALONE = 1e-6
 """How far off a call may be that is computed alone, since the file has rounded constants."""
@@ -34,9 +37,9 @@ COMPUTED_BUFFER = 1e-5
 """How far off a buffer may be that was computed on another machine."""
 COMPUTED_WEIGHTS = 2.0**-8
 """How far off weights computed in float32 may be from those in float64, as the sine of a large angle."""
-EQUAL_SCORES = 4 * 2.0**-24
+TIED_SCORES = 4 * 2.0**-24
 """What two equal sums of float32 may differ by: a choice among such scores is a tie."""
-SAME_SCORES = 1e-6
+SCORES_OF_PYTORCH = 1e-6
 """How far off scores may be that are taken for PyTorch's."""
 
 # Runs in the types of a model.
@@ -54,7 +57,7 @@ PIPELINE_RESULT = 1e-3
 """How far off the result of a pipeline may be: each step adds its rounding."""
 ENCODED_LOGITS = 1e-4
 """How far off the logits of a model may be that was taken apart into an encoder and a decoder in PyTorch."""
-REPEATED = 1e-3
+SAME_BUT_ROUNDING = 1e-3
 """How far apart two runs of a model may be that differ by no more than rounding."""
 
 

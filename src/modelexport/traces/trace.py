@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from modelexport.core.calls import ModuleCall, Side
 from modelexport.traces.fingerprints import Fingerprint, fingerprint_of
 from modelexport.traces.kept_arrays import KeptArrays
-from modelexport.traces.tolerances import AGREE
+from modelexport.traces.tolerances import EQUAL_IN_FLOAT64
 
 
 class TensorPlace(NamedTuple):
@@ -127,21 +127,29 @@ class Index:
             self._sorted = False
         return content
 
-    def same(self, fingerprint: Fingerprint, room: float = AGREE) -> list[Content]:
+    def equal_in_order(self, fingerprint: Fingerprint, allowed_error: float = EQUAL_IN_FLOAT64) -> list[Content]:
         """The contents that are equal to an array, in its order."""
-        return [content for content in self._near(fingerprint, room) if content.fingerprint.same(fingerprint, room)]
+        return [
+            content
+            for content in self._near(fingerprint, allowed_error)
+            if content.fingerprint.equal_in_order(fingerprint, allowed_error)
+        ]
 
-    def alike(self, fingerprint: Fingerprint, room: float = AGREE) -> list[Content]:
+    def equal_in_any_order(self, fingerprint: Fingerprint, allowed_error: float = EQUAL_IN_FLOAT64) -> list[Content]:
         """The contents that have the elements of an array, in any order."""
-        return [content for content in self._near(fingerprint, room) if content.fingerprint.alike(fingerprint, room)]
+        return [
+            content
+            for content in self._near(fingerprint, allowed_error)
+            if content.fingerprint.equal_in_any_order(fingerprint, allowed_error)
+        ]
 
-    def _near(self, fingerprint: Fingerprint, room: float) -> Iterable[Content]:
+    def _near(self, fingerprint: Fingerprint, allowed_error: float) -> Iterable[Content]:
         if not self._sorted:
             for entries in self._by_size.values():
                 entries.sort()
             self._sorted = True
         entries = self._by_size.get(fingerprint.size, [])
-        apart = 2 * room * fingerprint.norm
+        apart = 2 * allowed_error * fingerprint.norm
         first = bisect_left(entries, (fingerprint.norm - apart, -1))
         last = bisect_right(entries, (fingerprint.norm + apart, len(self._contents)))
         return (self._contents[number] for _, number in entries[first:last])

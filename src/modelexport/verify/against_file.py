@@ -230,7 +230,7 @@ def _values(tagged: TaggedFile, inputs: Mapping[str, Any], wanted: Collection[ir
         return array
 
     with suppress(NodeError):  # ONNX Runtime ran it: what follows is not compared
-        FileRun(tagged.model, wide=None).run(inputs, watch)
+        FileRun(tagged.model, in_float64_for=None).run(inputs, watch)
     return arrays
 
 
@@ -238,7 +238,7 @@ def _losses(
     tagged: TaggedFile, inputs: Mapping[str, Any], right: Mapping[ir.Value, Any], allowed: float
 ) -> tuple[dict[ir.Value, Loss], dict[ir.Value, Loss]]:
     """The losses of values end to end, and computed from the right ones before them."""
-    run, all_losses = FileRun(tagged.model, wide=None), []
+    run, all_losses = FileRun(tagged.model, in_float64_for=None), []
     for replaces in (False, True):
         losses: dict[ir.Value, Loss] = {}
         all_losses.append(losses)

@@ -60,7 +60,7 @@ def verify_reference(path: Source, *, modules: Sequence[str] = (), provider: str
                 exposed=exposed_outputs(tagged.model),
             )
         compared = compare_runs(
-            tagged, FileRun(tagged.model, wide=reference.dtype), reference.inputs, reference.trace, {}
+            tagged, FileRun(tagged.model, in_float64_for=reference.dtype), reference.inputs, reference.trace, {}
         )
         return VerifyReport(
             outputs=run.outputs,

@@ -120,7 +120,7 @@ def with_calls_of(tagged: TaggedFile, modules: ModuleTree, matches: Matches) -> 
             call
             for value in node.outputs
             if matches.is_telling(value)
-            for content in matches.alike.get(value, ())
+            for content in matches.equal_in_any_order.get(value, ())
             for call in content.computed
             if call in calls
         ]

@@ -126,7 +126,9 @@ def _compare(
     every = {**known_tensors(loose.per_module), **pairs}
     alone = traced(every)
     again = Matches(tagged, truth, alone, *measured(alone, every))
-    off = {value: tensor for value, tensor in every.items() if alone.replaced.get(value, 0.0) > again.room(value)}
+    off = {
+        value: tensor for value, tensor in every.items() if alone.replaced.get(value, 0.0) > again.allowed_error(value)
+    }
     by_layer = judged(loose.end_to_end, again, {**off, **pairs})
     if by_layer.located.blamed:
         return by_layer

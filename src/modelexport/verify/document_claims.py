@@ -290,7 +290,7 @@ def _exposed(matches: Matches) -> Tables:
     returned = {call.address: matches.truth.side(call, "outputs") for call in matches.truth.parents}
     for name in exposed_outputs(matches.tagged.model):
         claimed[name] = right_names[name] = name if name in returned else name.rpartition(":")[0]
-        known = matches.alike.get(values[name], ()) if name in values else ()
+        known = matches.equal_in_any_order.get(values[name], ()) if name in values else ()
         right = {address for address, tensors in returned.items() if any(tensor.content in known for tensor in tensors)}
         if (known or name not in values) and claimed[name] not in right:
             right_names[name] = max(right, key=len, default="not returned by any call")

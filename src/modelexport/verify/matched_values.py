@@ -18,8 +18,8 @@ from modelexport.core.calls import ModuleCall
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import READ_SIZES_ONLY, all_nodes, nested_graphs
 from modelexport.tagged.file import TaggedFile
-from modelexport.traces.file_trace import MOVES, FileTrace
-from modelexport.traces.tolerances import AGREE, IN_ITS_TYPES, MOST_NOISE, TIMES_NOISE
+from modelexport.traces.file_trace import REARRANGING, FileTrace
+from modelexport.traces.tolerances import EQUAL_IN_FLOAT64, EQUAL_IN_OWN_TYPES, MOST_NOISE, TIMES_NOISE
 from modelexport.traces.trace import Content, SeenTensor, Trace
 
 
@@ -36,33 +36,45 @@ class Matches:
     rounding: Mapping[ir.Value, float] = field(default_factory=dict)
     """How much values change with the last bits of inputs and constants, as a share of their size; empty as above."""
 
-    def room(self, value: ir.Value) -> float:
+    def allowed_error(self, value: ir.Value) -> float:
         """How far off a value may be, as a share of its size."""
-        exact = AGREE if self.truth.exact else IN_ITS_TYPES
+        exact = EQUAL_IN_FLOAT64 if self.truth.exact else EQUAL_IN_OWN_TYPES
         noise = min(TIMES_NOISE * self.noise.get(value, 0.0), MOST_NOISE)
         return max(exact, self.truth.rounded if self.trace.replaced else 0.0) + noise
 
     @cached_property
-    def same(self) -> Mapping[ir.Value, list[Content]]:
+    def equal_in_order(self) -> Mapping[ir.Value, list[Content]]:
         """Values to the contents with their elements in their order, those of all iterations of a loop."""
         return {
-            value: [content for each in prints for content in self.truth.contents.same(each, self.room(value))]
+            value: [
+                content
+                for each in prints
+                for content in self.truth.contents.equal_in_order(each, self.allowed_error(value))
+            ]
             for value, prints in self.trace.prints.items()
         }
 
     @cached_property
-    def alike(self) -> Mapping[ir.Value, list[Content]]:
+    def equal_in_any_order(self) -> Mapping[ir.Value, list[Content]]:
         """Values to the contents with their elements in any order."""
         return {
-            value: self.same[value]
-            or [content for each in prints for content in self.truth.contents.alike(each, self.room(value))]
+            value: self.equal_in_order[value]
+            or [
+                content
+                for each in prints
+                for content in self.truth.contents.equal_in_any_order(each, self.allowed_error(value))
+            ]
             for value, prints in self.trace.prints.items()
         }
 
     @cached_property
     def found(self) -> set[Content]:
         """The contents that are values of the file; in another order of the elements if what follows is right."""
-        return {content for value in self.same for content in (self.alike if value in self.right else self.same)[value]}
+        return {
+            content
+            for value in self.equal_in_order
+            for content in (self.equal_in_any_order if value in self.right else self.equal_in_order)[value]
+        }
 
     @cached_property
     def computed_calls(self) -> set[ModuleCall]:
@@ -73,7 +85,7 @@ class Matches:
     def nearest(self) -> Mapping[Content, tuple[ir.Value, float]]:
         """The contents that are values of the file, each to the nearest one, and how far off that is."""
         nearest: dict[Content, tuple[ir.Value, float]] = {}
-        for value, contents in self.same.items():
+        for value, contents in self.equal_in_order.items():
             for content in contents:
                 its = content.fingerprint
                 error = min(each.distance(its) for each in self.trace.prints[value] if each.size == its.size)
@@ -94,9 +106,9 @@ class Matches:
     def computing(self) -> Mapping[Content, list[ir.Node]]:
         """The contents to the nodes that compute them, and do not merely move them."""
         computing: dict[Content, list[ir.Node]] = {}
-        for value, contents in self.same.items():
+        for value, contents in self.equal_in_order.items():
             node = value.producer()
-            if node is not None and node.op_type not in (*MOVES, "Cast"):
+            if node is not None and node.op_type not in (*REARRANGING, "Cast"):
                 for content in contents:
                     computing.setdefault(content, []).append(node)
         return computing
@@ -107,7 +119,7 @@ class Matches:
         if not prints or self.trace.shapes.get(value) != tensor.shape:
             return False
         rounding = TIMES_NOISE * self.rounding.get(value, 0.0) * prints[-1].norm
-        return prints[-1].same(its, self.room(value)) or prints[-1].distance(its) <= rounding
+        return prints[-1].equal_in_order(its, self.allowed_error(value)) or prints[-1].distance(its) <= rounding
 
     @cached_property
     def order(self) -> Mapping[Content, int]:
@@ -133,16 +145,16 @@ class Matches:
         """The values that are known, and those that such a value was computed from."""
         pending = [
             value
-            for value, contents in self.same.items()
+            for value, contents in self.equal_in_order.items()
             if contents
             and self.is_telling(value)
-            and self.trace.replaced.get(value, 0.0) <= self.room(value)
+            and self.trace.replaced.get(value, 0.0) <= self.allowed_error(value)
             and self._in_own_call(value, contents)
         ]
         reached = set(pending)
         while pending:
             for before in self._before(pending.pop()):
-                if before not in reached and self.trace.replaced.get(before, 0.0) <= self.room(before):
+                if before not in reached and self.trace.replaced.get(before, 0.0) <= self.allowed_error(before):
                     reached.add(before)
                     pending.append(before)
         return reached
@@ -207,7 +219,7 @@ class Matches:
             return False
         if value in self.sizes and not self.is_telling(value):
             return False
-        return not (self.same[value] and not self.is_telling(value))
+        return not (self.equal_in_order[value] and not self.is_telling(value))
 
     def first_suspect(self, value: ir.Value) -> ir.Node | None:
         """The first suspect node, in the order of the graph, that may make a value wrong; its own if there is none.

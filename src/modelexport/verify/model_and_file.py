@@ -28,7 +28,7 @@ from modelexport.traces.array_differences import is_floating, relative_error
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.file_trace import computed_weights, rounded_constants
 from modelexport.traces.node_computation import NodeError
-from modelexport.traces.tolerances import AGREE, ALLOWED, TIMES_ALLOWED, TIMES_ONE_BIT
+from modelexport.traces.tolerances import ALLOWED, EQUAL_IN_FLOAT64, TIMES_ALLOWED, TIMES_ONE_BIT
 from modelexport.traces.trace import Trace
 from modelexport.verify.calls_by_value import find_parameters, with_calls_of
 from modelexport.verify.compared_runs import Compared, compare_runs, outputs_of
@@ -94,7 +94,7 @@ class Sides:
     @cached_property
     def run(self) -> FileRun:
         """The file in float64, or in its own types if the model is."""
-        return FileRun(self.tagged.model, wide=self.dtype if self.wide else None, kernels=DOUBLE_KERNELS)
+        return FileRun(self.tagged.model, in_float64_for=self.dtype if self.wide else None, kernels=DOUBLE_KERNELS)
 
     def trace(self, inputs: Inputs, changed: Mapping[str, torch.Tensor], *, as_it_runs: bool = False) -> Trace:
         """A run of the model in float64.
@@ -161,7 +161,7 @@ class Sides:
             return False
         arrays = [array for name, array in results.items() if name not in exposed]
         return len(arrays) == len(expected) and all(
-            relative_error(first, second) <= AGREE for first, second in zip(expected, arrays, strict=True)
+            relative_error(first, second) <= EQUAL_IN_FLOAT64 for first, second in zip(expected, arrays, strict=True)
         )
 
     def feeds(self, inputs: Inputs, truth: Trace | None = None) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Evidence
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import nested_graphs
-from modelexport.traces.file_trace import MOVES
+from modelexport.traces.file_trace import REARRANGING
 from modelexport.traces.trace import Content
 from modelexport.verify.matched_values import Matches
 from modelexport.verify.verify_report import OwnerCounts
@@ -57,7 +57,7 @@ def _state(matches: Matches, node: ir.Node) -> tuple[OwnerState, str]:
             continue
         if value in matches.sizes and matches.trace.prints[value][0].size == 1:  # numbers of Python are of no call
             continue
-        contents = matches.alike.get(value, [])
+        contents = matches.equal_in_any_order.get(value, [])
         if not contents:
             if (other := _crossing(matches, node, value)) is not None:
                 return "contradicted", f"{value.name} leaves it for {other}, and PyTorch has no such tensor"
@@ -92,7 +92,7 @@ def _is_of_parameters(node: ir.Node) -> bool:
     pending = [node]
     while pending:
         node_before = pending.pop()
-        if node_before.op_type not in MOVES:
+        if node_before.op_type not in REARRANGING:
             return False
         for value in node_before.inputs:
             if value is not None and not value.is_initializer():
@@ -105,11 +105,11 @@ def _is_of_parameters(node: ir.Node) -> bool:
 
 def _moves(matches: Matches, node: ir.Node, value: ir.Value) -> bool:
     """Whether a node only moves elements: its value has those of one that it takes, or some of them."""
-    if node.op_type in MOVES:
+    if node.op_type in REARRANGING:
         return True
     results = matches.trace.prints[value]
     return any(
-        first.alike(second, matches.room(value))
+        first.equal_in_any_order(second, matches.allowed_error(value))
         for taken in node.inputs
         if taken is not None
         for first, second in zip(matches.trace.prints.get(taken, ()), results, strict=False)
@@ -123,7 +123,10 @@ def _is_earlier(
     PyTorch does not take, and the equal tensor is another.
     """
     computed_contents = (
-        content for user in _users(value) for output in user.outputs for content in matches.same.get(output, ())
+        content
+        for user in _users(value)
+        for output in user.outputs
+        for content in matches.equal_in_order.get(output, ())
     )
     order = [matches.order[content] for content in computed_contents if not content.computed.keys().isdisjoint(owners)]
     return min(order, default=len(matches.order)) < min(matches.order[content] for content in contents)

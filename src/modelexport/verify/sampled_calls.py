@@ -71,7 +71,9 @@ def verify_sample(
         never = {name for name, _ in model.named_modules()} - {traced.call.path for traced in tagged.calls}
         truth = trace_model(model, inputs, weights=weights, never_called=never, operations=False)
         names = [value.name or "" for value in required_inputs(tagged.model)]
-        run = FileRun(tagged.model, wide=str(own_type(model, inputs)).removeprefix("torch."), kernels=DOUBLE_KERNELS)
+        run = FileRun(
+            tagged.model, in_float64_for=str(own_type(model, inputs)).removeprefix("torch."), kernels=DOUBLE_KERNELS
+        )
         verdicts, used = _verdicts(tagged, run, under_names(inputs, names), truth, calls)
     return VerifyReport(
         outputs=[],

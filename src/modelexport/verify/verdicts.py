@@ -14,7 +14,7 @@ from modelexport.traces.array_differences import Difference, Verdict
 from modelexport.verify.compared_runs import Compared
 from modelexport.verify.matched_values import telling_outputs
 from modelexport.verify.owner_contradictions import Contradiction
-from modelexport.verify.verify_report import CallVerdict
+from modelexport.verify.verify_report import CallStatus, CallVerdict
 
 
 def verdicts_of(compared: Compared, chosen: Sequence[ModuleCall] = ()) -> list[CallVerdict]:
@@ -55,7 +55,7 @@ def _call_verdict(compared: Compared, call: ModuleCall, nodes: int, contradictio
     return CallVerdict(**facts, status=status, reason=reason)
 
 
-def _state(compared: Compared, call: ModuleCall, nodes: int) -> tuple[Any, str]:
+def _state(compared: Compared, call: ModuleCall, nodes: int) -> tuple[CallStatus, str]:
     """The status of a call that is not to blame for anything."""
     matches, tagged = compared.per_module, compared.end_to_end.tagged
     if not any(True for _ in tagged.nodes_of(call)):
@@ -108,9 +108,11 @@ def _worst(compared: Compared, call: ModuleCall, *, replaced: bool) -> Differenc
             error = located.errors[value]
             if not replaced:
                 error = matches.relative_distance(value, tensor)
-            status: Verdict = "agree" if error <= matches.room(value) else "differ"
-            differences.append(Difference(**facts, status=status, relative=error, allowed=matches.room(value)))
+            status: Verdict = "agree" if error <= matches.allowed_error(value) else "differ"
+            differences.append(Difference(**facts, status=status, relative=error, allowed=matches.allowed_error(value)))
         elif content in matches.nearest:
             value, error = matches.nearest[content]
-            differences.append(Difference(**facts, status="agree", relative=error, allowed=matches.room(value)))
+            differences.append(
+                Difference(**facts, status="agree", relative=error, allowed=matches.allowed_error(value))
+            )
     return max(differences, key=lambda item: item.relative or 0.0, default=None)

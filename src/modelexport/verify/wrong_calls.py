@@ -19,7 +19,7 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Evidence
 from modelexport.graph.node_owners import owner_of
-from modelexport.traces.tolerances import INFINITE, NEAR
+from modelexport.traces.tolerances import INFINITE, STILL_THE_SAME_TENSOR
 from modelexport.traces.trace import Content, SeenTensor
 from modelexport.verify.matched_values import Matches, telling_outputs
 
@@ -85,7 +85,7 @@ def find_wrong_values(
         else:
             refused.add((value, guesses[value].content))
     # What was wrong only because of what came before is told, too.
-    kept = {v: t for v, t in pairs.items() if t.content in run.same.get(v, ())} | kept
+    kept = {v: t for v, t in pairs.items() if t.content in run.equal_in_order.get(v, ())} | kept
     return kept, again(kept)
 
 
@@ -114,7 +114,7 @@ def find_pairs(
         if value in kept:
             continue
         is_computed = value.producer() is not None
-        known = _fits(matches, value, tensor) and tensor.content in matches.same.get(value, ())
+        known = _fits(matches, value, tensor) and tensor.content in matches.equal_in_order.get(value, ())
         if is_computed and not known and not matches.is_equal(value, tensor) and not matches.is_random(value):
             pairs[value] = tensor
             taken.add(tensor.content)
@@ -153,12 +153,16 @@ def _fits(matches: Matches, value: ir.Value, tensor: SeenTensor) -> bool:
 
 def _is_near(matches: Matches, value: ir.Value, tensor: SeenTensor) -> bool:
     """Whether a value is the tensor but for a small error, and no other tensor."""
-    return _fits(matches, value, tensor) and not matches.same[value] and matches.relative_distance(value, tensor) < NEAR
+    return (
+        _fits(matches, value, tensor)
+        and not matches.equal_in_order[value]
+        and matches.relative_distance(value, tensor) < STILL_THE_SAME_TENSOR
+    )
 
 
 def _is_doubtful(matches: Matches, value: ir.Value, tensor: SeenTensor) -> bool:
     """Whether a value that counts as right may be wrong: it is not the tensor, and what a user makes of it is wrong."""
-    is_another = value in matches.right and tensor.content not in matches.same.get(value, ())
+    is_another = value in matches.right and tensor.content not in matches.equal_in_order.get(value, ())
     return is_another and _fits(matches, value, tensor) and bool(_wrong_users(matches, value))
 
 
@@ -178,7 +182,7 @@ def known_tensors(matches: Matches) -> dict[ir.Value, SeenTensor]:
     known = {}
     for value in matches.right:
         prints = matches.trace.prints.get(value, ())
-        contents = [content for content in matches.same.get(value, ()) if content in seen]
+        contents = [content for content in matches.equal_in_order.get(value, ()) if content in seen]
         if len(prints) == 1 and prints[0].telling and contents and not matches.is_random(value):
             nearest = min(contents, key=lambda content: prints[0].distance(content.fingerprint))
             known[value] = seen[nearest]._replace(shape=matches.trace.shapes.get(value, seen[nearest].shape))
@@ -199,7 +203,7 @@ def locate(matches: Matches, pairs: Pairs) -> Located:
     errors = {value: matches.trace.replaced.get(value, float("inf")) for value in pairs}
     located = Located(pairs, errors)
     for value, error in errors.items():
-        if error <= matches.room(value):
+        if error <= matches.allowed_error(value):
             continue
         node = matches.first_suspect(value)
         owner = owner_of(node) if node is not None else None

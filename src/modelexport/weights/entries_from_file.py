@@ -40,14 +40,14 @@ def recover(
     recovered: dict[str, np.ndarray] = {}
     for key in keys:
         whole = next((array for plan, array in stored if not plan.steps and plan.keys[0] == key), None)
-        recovered[key] = _rearranged(key, entries, stored) if whole is None else whole
+        recovered[key] = _undo_moves(key, entries, stored) if whole is None else whole
     for plan, array in stored:
         if plan.steps and transposition(plan.steps) is None and any(key in recovered for key in plan.inputs()):
             _check(plan, array, recovered)
     return recovered
 
 
-def _rearranged(key: str, entries: Mapping[str, StateDictEntry], stored: Iterable[Stored]) -> np.ndarray:
+def _undo_moves(key: str, entries: Mapping[str, StateDictEntry], stored: Iterable[Stored]) -> np.ndarray:
     entry = entries[key]
     result = np.zeros(entry.shape, parse_dtype(entry.dtype).numpy())
     for plan, array in stored:
@@ -57,7 +57,7 @@ def _rearranged(key: str, entries: Mapping[str, StateDictEntry], stored: Iterabl
             return np.ascontiguousarray(array.transpose(np.argsort(axes)))
         numbers = _numbers(key, plan, entries)
         if numbers is None or numbers.shape != array.shape:
-            return _inverted(key, plan, entries[key], array)
+            return _undo_arithmetic(key, plan, entries[key], array)
         here = (numbers > 0) & (numbers <= result.size)
         result.reshape(-1)[numbers[here] - 1] = array[here].astype(result.dtype)
     return result
@@ -96,7 +96,7 @@ def _of_numbers(step: TransformStep) -> TransformStep:
     return step
 
 
-def _inverted(key: str, plan: ParameterPlan, entry: StateDictEntry, array: np.ndarray) -> np.ndarray:
+def _undo_arithmetic(key: str, plan: ParameterPlan, entry: StateDictEntry, array: np.ndarray) -> np.ndarray:
     """The entry of a transform that adds or multiplies constants, by the opposite steps from its end.
 
     The last bits may differ from those of the original; the initializer is the same (see :func:`_check`).

@@ -64,7 +64,7 @@ class Shown:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Runs:
+class RunOptions:
     """How FILE is run"""
 
     runs: int = option(10, "The number of measured runs.", metavar="N", least=1)
@@ -107,7 +107,7 @@ def profile(
     inputs: Path | None = ARRAYS,
     size: Sequence[str] = SIZE,
     *,
-    how: Runs,
+    how: RunOptions,
     beside: Beside,
     loading: Loading,
     shown: Shown,

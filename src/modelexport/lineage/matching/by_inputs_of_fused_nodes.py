@@ -8,7 +8,7 @@ from functools import cache
 import onnx
 import onnx_ir as ir
 
-from modelexport.lineage.matching.matching_state import CHAIN, MOVES, REGION, Matching, computed_inputs
+from modelexport.lineage.matching.matching_state import CHAIN, REGION, SKIPPED_WHEN_MATCHING, Matching, computed_inputs
 
 
 def match_by_fusion(state: Matching, node: ir.Node) -> None:
@@ -88,7 +88,11 @@ def _before_moves(state: Matching, node: ir.Node, name: str) -> tuple[int, str]:
     for _ in range(CHAIN):
         before = state.source.nodes[made_at]
         moved = before.inputs[0] if before.inputs else None
-        if before.op[1] not in MOVES or before.op == node.op_identifier() or moved not in state.source.producer:
+        if (
+            before.op[1] not in SKIPPED_WHEN_MATCHING
+            or before.op == node.op_identifier()
+            or moved not in state.source.producer
+        ):
             break
         if moved is None or moved in state.values:
             break

@@ -5,7 +5,14 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from modelexport.graph.snapshot import SourceNode
-from modelexport.lineage.matching.matching_state import CHAIN, MOVES, NEAR, Matching, computed_inputs, is_same_operation
+from modelexport.lineage.matching.matching_state import (
+    CHAIN,
+    NODES_AROUND,
+    SKIPPED_WHEN_MATCHING,
+    Matching,
+    computed_inputs,
+    is_same_operation,
+)
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
@@ -39,7 +46,7 @@ def has_new_parameter(state: Matching, node: ir.Node) -> bool:
     """Whether a node uses a parameter that the source has not."""
     new = state.new_initializers
     return bool(new) and any(
-        value is not None and value in new and is_parameter(value.const_value) for value in node.inputs
+        value is not None and value in new and could_be_parameter(value.const_value) for value in node.inputs
     )
 
 
@@ -54,7 +61,7 @@ def _with_new_parameters(state: Matching, node: ir.Node) -> list[ir.Node]:
             return chain
         before = computed_inputs(node)
         producer = before[0].producer() if len(before) == 1 and len(before[0].uses()) == 1 else None
-        if producer is None or node.op_type not in MOVES:
+        if producer is None or node.op_type not in SKIPPED_WHEN_MATCHING:
             return []
         node = producer
     return []
@@ -69,11 +76,11 @@ def _is_folded(state: Matching, index: int, name: str) -> bool:
         and not any(state.is_present(output) for output in before.outputs)
         and bool(constants)
         and all(constant in state.source.constant and not state.is_present(constant) for constant in constants)
-        and any(is_parameter(state.source.initializers.get(constant)) for constant in constants)
+        and any(could_be_parameter(state.source.initializers.get(constant)) for constant in constants)
     )
 
 
-def is_parameter(tensor: ir.TensorProtocol | None) -> bool:
+def could_be_parameter(tensor: ir.TensorProtocol | None) -> bool:
     """Whether a tensor may be a parameter: more than one floating-point number."""
     return tensor is not None and tensor.dtype in _FLOATS and tensor.size > 1
 
@@ -96,7 +103,9 @@ def match_by_removal(state: Matching, node: ir.Node) -> None:
     for _ in range(CHAIN):
         taken = [name for name in nodes[index].inputs if name is not None]
         before = _only_input(state, nodes[index])
-        parameters = any(is_parameter(state.source.initializers.get(name)) for name in taken)  # not its input unchanged
+        parameters = any(
+            could_be_parameter(state.source.initializers.get(name)) for name in taken
+        )  # not its input unchanged
         if nodes[index].op == node.op_identifier() or before is None or parameters:
             return
         index = state.source.producer[before]
@@ -140,7 +149,7 @@ def match_by_activation(state: Matching, node: ir.Node) -> None:
         return
     named = {a.as_string() for a in node.attributes.data.values() if a.type == ir.AttributeType.STRING}
     nodes, users = state.source.nodes, state.source.users
-    if not named or any(nodes[index].op[1] in named for index in state.region(state.matches[node], NEAR)):
+    if not named or any(nodes[index].op[1] in named for index in state.region(state.matches[node], NODES_AROUND)):
         return
     index = state.matches[node][0]
     for _ in range(CHAIN):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from modelexport.lineage.matching.matching_state import NEAR, Matching
+from modelexport.lineage.matching.matching_state import NODES_AROUND, Matching
 
 
 def name_given_values(state: Matching) -> None:
@@ -88,4 +88,4 @@ def _takes_part_of(state: Matching, taken: set[str], original: str, index: int) 
         return False
     if original in taken or not taken.isdisjoint(state.source.nodes[index].inputs):  # as nearly always
         return True
-    return any(not taken.isdisjoint(before.inputs) for before in state.behind(index, NEAR))
+    return any(not taken.isdisjoint(before.inputs) for before in state.behind(index, NODES_AROUND))

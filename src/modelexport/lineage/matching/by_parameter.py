@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from modelexport.graph.nodes import consumers
-from modelexport.lineage.matching.matching_state import NEAR, REGION, Matching, is_same_operation
+from modelexport.lineage.matching.matching_state import NODES_AROUND, REGION, Matching, is_same_operation
 
 
 def match_by_parameter(state: Matching, node: ir.Node) -> None:
@@ -58,7 +58,7 @@ def _lost_around(state: Matching, node: ir.Node) -> set[int]:
     """The lost source nodes near a node: before it, or before the next nodes that are matched."""
     known = list(state.matches.get(node, ()))
     pending, seen = [node], {node}
-    while pending and not known and len(seen) <= NEAR:
+    while pending and not known and len(seen) <= NODES_AROUND:
         for user in consumers(pending.pop(), state.enclosing):
             known.extend(state.matches.get(user, ()))
             if user not in state.matches and user not in seen:

@@ -16,14 +16,14 @@ from modelexport.lineage.matching.original_names import OriginalNames
 
 # Each search is bounded, so that the total time is linear in nodes. "Measured" is the smallest bound that changes no
 # owner on 330 files (22 models, 15 tools). Larger bounds change none either; these leave a margin for other tools.
-NEAR = 16
+NODES_AROUND = 16
 """Nodes to search around a node for connected nodes (measured: 8)."""
 CHAIN = 4
 """Consecutive casts, reshapes and the like to follow (measured: 2)."""
 REGION = 200
 """Source nodes to search if one node replaces many (measured: 16)."""
 
-MOVES = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+SKIPPED_WHEN_MATCHING = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 """ONNX operators that compute nothing. Tools remove or move them."""
 
 

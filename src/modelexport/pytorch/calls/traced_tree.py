@@ -22,7 +22,7 @@ from modelexport.pytorch.dispatch_modes import OperationMode
 from modelexport.pytorch.nested_tensors import memory_of
 from modelexport.pytorch.private_torch import FakeTensor, operator_utilities, tree_leaves, written_by
 
-Changed = list[tuple[torch.Tensor, torch.Tensor]]
+SavedTensors = list[tuple[torch.Tensor, torch.Tensor]]
 """Memory that was, or may be, overwritten, and what it held; the oldest first."""
 
 
@@ -30,7 +30,7 @@ def trace_calls(
     model: nn.Module,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    changed: Changed | None = None,
+    changed: SavedTensors | None = None,
 ) -> CallTree:
     """Run the model once, in evaluation mode and without gradients, and return its calls.
 
@@ -79,7 +79,7 @@ def untouched(
     masks: bool = True,
     in_mode: bool = False,
     bodies: bool = False,
-    changed: Changed | None = None,
+    changed: SavedTensors | None = None,
 ) -> Iterator[Guard | None]:
     """Evaluation mode, no gradients and a separate random state inside the block; the model is restored afterwards.
 
@@ -188,7 +188,7 @@ def has_narrow_weights(model: nn.Module) -> bool:
 class Guard(OperationMode):
     """Copies a parameter before the first operation that may write to its memory."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor], changed: Changed) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], changed: SavedTensors) -> None:
         super().__init__()
         self._tensors, self._changed = tensors, changed
         self._copied: set[int] = set()
@@ -208,7 +208,7 @@ class Guard(OperationMode):
 
 
 @contextmanager
-def _model_kept(model: nn.Module, changed: Changed) -> Iterator[None]:
+def _model_kept(model: nn.Module, changed: SavedTensors) -> Iterator[None]:
     """Evaluation mode inside the block; afterwards the model's state and this memory are restored."""
     state, parameters = KeptState(model), set(model.parameters())
     values = [(buffer, buffer.clone()) for buffer in state.tensors if buffer not in parameters and _has_values(buffer)]

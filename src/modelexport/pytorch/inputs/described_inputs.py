@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from modelexport.core.limits import ELEMENTS
+from modelexport.core.limits import MOST_ELEMENTS
+from modelexport.core.text import reason_of
 from modelexport.errors import InputsError
 from modelexport.files.regular_files import read_json
 from modelexport.pytorch.inputs.argument_tensors import COUNTED, InputMaker
@@ -35,7 +36,7 @@ def read_spec(spec: Mapping[str, Any] | str | Path | None, accepted: list[str] |
         try:
             inputs[name] = None if entry is None else _read_entry(name, entry, maker)
         except (ValueError, TypeError, RuntimeError, OverflowError, MemoryError) as error:
-            raise InputsError(f"input {name}: {' '.join(str(error).split())}") from error
+            raise InputsError(f"input {name}: {reason_of(error)}") from error
     return inputs
 
 
@@ -52,8 +53,8 @@ def _read_entry(name: str, entry: Any, maker: InputMaker) -> Any:
     shape, bounds = entry.get("shape"), entry.get("range")
     if not isinstance(shape, list | tuple) or not all(type(size) is int and size >= 0 for size in shape):
         raise ValueError(f'"shape" is a list of sizes such as [2, 8], not {shape!r}')
-    if prod(shape) > ELEMENTS:
-        raise ValueError(f'"shape" has {prod(shape):,} elements, and at most {ELEMENTS:,} are allowed: {shape!r}')
+    if prod(shape) > MOST_ELEMENTS:
+        raise ValueError(f'"shape" has {prod(shape):,} elements, and at most {MOST_ELEMENTS:,} are allowed: {shape!r}')
     numbers = isinstance(bounds, list | tuple) and all(type(bound) in (int, float) for bound in bounds)
     if bounds is not None and not (numbers and len(bounds) == 2 and bounds[0] < bounds[1]):
         raise ValueError(f'"range" is [low, high] with low below high, not {bounds!r}')

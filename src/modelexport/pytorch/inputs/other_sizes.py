@@ -85,7 +85,7 @@ def with_sizes(
     Args:
         axes: The inputs of the file, each to the symbol of each axis; by default the dynamic axes of the file.
     """
-    axes = dynamic_axes(model) if axes is None else axes
+    axes = symbols_by_input(model) if axes is None else axes
     file_names = inputs_of_file(inputs, model)
     names = {id(tensor): file_names.get(name) for name, tensor in tensors_in(inputs)}
     shorter: list[tuple[int, int]] = []
@@ -228,7 +228,7 @@ def symbol_sizes(inputs: Inputs, model: ir.Model) -> dict[str, int]:
     return {symbol: size for symbol, (size, _) in _symbols(inputs, model).items()}
 
 
-def dynamic_axes(model: ir.Model) -> dict[str, list[str | None]]:
+def symbols_by_input(model: ir.Model) -> dict[str, list[str | None]]:
     """The inputs with dynamic axes, each to the size of each axis, ``None`` for a number."""
     axes = {}
     for value in required_inputs(model):
@@ -240,7 +240,7 @@ def dynamic_axes(model: ir.Model) -> dict[str, list[str | None]]:
 
 def _symbols(inputs: Inputs, model: ir.Model) -> dict[str, tuple[int, int]]:
     """Each symbol that is the size of an axis to its size in some inputs, and the first axis that has it."""
-    axes, file_names = dynamic_axes(model), inputs_of_file(inputs, model)
+    axes, file_names = symbols_by_input(model), inputs_of_file(inputs, model)
     symbols: dict[str, tuple[int, int]] = {}
     for name, tensor in tensors_in(inputs):
         for axis, symbol in enumerate(axes.get(file_names.get(name, ""), ())):
@@ -256,7 +256,7 @@ def fix_broadcast_axes(model: ir.Model, inputs: Inputs) -> None:
     PyTorch captures a mask that is broadcast as if it had the size of what it is added to, and so for all sizes. A file
     that says so would be wrong about the inputs that it was made for.
     """
-    axes, file_names = dynamic_axes(model), inputs_of_file(inputs, model)
+    axes, file_names = symbols_by_input(model), inputs_of_file(inputs, model)
     seen = [
         (file_names[name], axis, symbol, tensor.shape[axis])
         for name, tensor in tensors_in(inputs)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from modelexport.core.limits import LARGE_WEIGHTS
 from modelexport.core.text import error_line, first_few
 from modelexport.errors import ModelLoadError, WeightsError, raised_as
 from modelexport.files.named_models import LOCAL, named_folder
@@ -23,9 +24,6 @@ from modelexport.pytorch.loading.trust import check_config, no_larger_than, no_q
 from modelexport.weights.bytes_of_entries import Weights
 from modelexport.weights.packed.known_formats import FORMATS, find_packed
 from modelexport.weights.packed.scheme import Scheme
-
-LARGE = 10**9
-"""Bytes of safetensors files above which ``auto`` builds a model without its weights."""
 
 
 def load_hugging_face(
@@ -45,7 +43,7 @@ def load_hugging_face(
             what = "weights can only be linked or streamed" if settings is None else "packed weights can only be read"
             raise ModelLoadError(f"{spec} has no safetensors files: {what} from those")
         if files is not None:
-            stay = weights == "files" or (weights == "auto" and sum(file.size for file in files) > LARGE)
+            stay = weights == "files" or (weights == "auto" and sum(file.size for file in files) > LARGE_WEIGHTS)
             if stay or settings is not None:
                 packed = _find_packed(spec, settings, files)
                 built = _without_weights(spec, directory, cls, files, notes, trust_remote_code, dtype, packed, stay)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as torch_module
 
-from modelexport.core.limits import ELEMENTS_PER_BYTE, LAYERS, MODULES, SPARE_ELEMENTS
+from modelexport.core.limits import ELEMENTS_PER_BYTE, LARGEST_LAYER_SETTING, MOST_MODULES, SPARE_ELEMENTS
 from modelexport.core.replaced_attributes import attribute_set
 from modelexport.core.text import chained
 from modelexport.errors import ModelLoadError
@@ -45,10 +45,10 @@ def check_config(spec: str, config: Mapping[str, Any]) -> None:
         for name, value in pending.pop().items():
             if isinstance(value, Mapping):
                 pending.append(value)
-            elif "layer" in name and type(value) is int and value > LAYERS:
+            elif "layer" in name and type(value) is int and value > LARGEST_LAYER_SETTING:
                 raise ModelLoadError(
-                    f"the config.json of {spec} has {name} = {value:,}, and at most {LAYERS:,} are allowed: "
-                    "correct it, or download it again"
+                    f"the config.json of {spec} has {name} = {value:,}, and at most "
+                    f"{LARGEST_LAYER_SETTING:,} are allowed: correct it, or download it again"
                 )
 
 
@@ -71,8 +71,8 @@ def no_larger_than(nbytes: int) -> Iterator[None]:
     def count_module(parent: object, name: str, child: object) -> None:
         nonlocal modules
         modules += 1
-        if modules > MODULES:
-            raise _TooLargeError(f"more than {MODULES:,} modules")
+        if modules > MOST_MODULES:
+            raise _TooLargeError(f"more than {MOST_MODULES:,} modules")
 
     def count_tensor(parent: object, name: str, tensor: torch.Tensor | None) -> None:
         nonlocal elements

@@ -189,7 +189,7 @@ class _Recording:
         if content is None or known is None or known() is not tensor or then != version or version is None:
             array = as_array(tensor)
             content = self.trace.contents.add(array, keep=keep)
-            if content.array is None and self.kept.same(content.fingerprint, _ROUNDED):
+            if content.array is None and self.kept.equal_in_order(content.fingerprint, _ROUNDED):
                 content.array = self.trace.contents.kept.copy(array)
             self._known[id(tensor)] = weakref.ref(tensor), version, content
         elif keep and content.array is None:

@@ -17,11 +17,11 @@ from modelexport.core.collected_messages import collected
 from modelexport.pytorch.calls.traced_tree import as_exported, untouched
 from modelexport.pytorch.inputs.variations import padded_at_the_end
 from modelexport.pytorch.nested_tensors import Inputs, output_tensors, run_arguments
-from modelexport.traces.tolerances import REPEATED
+from modelexport.traces.tolerances import SAME_BUT_ROUNDING
 
-Changed = Literal["mask", "fused", "autocast"]
+ChangedRun = Literal["mask", "fused", "autocast"]
 """What is another way in a run of users than in an export."""
-Kind = Literal["random", "buffer", Changed, "no output", "empty output"]
+Kind = Literal["random", "buffer", ChangedRun, "no output", "empty output"]
 
 
 class Unrepeatable(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,10 +52,10 @@ def find_unrepeatable(model: nn.Module, inputs: Inputs) -> list[Unrepeatable]:
             draws = runs.drew
             behaviors += [Unrepeatable(kind="buffer", where=name) for name in runs.changed_buffers()]
             plain = runs.run(2)
-            second, without = plain, dict[Changed, dict[str, torch.Tensor]]()
+            second, without = plain, dict[ChangedRun, dict[str, torch.Tensor]]()
             if not _all_same(first, plain):
                 second = runs.run(2, as_exported(model))
-                without = {kind: runs.run(2, as_exported(model, but=kind)) for kind in get_args(Changed)}
+                without = {kind: runs.run(2, as_exported(model, but=kind)) for kind in get_args(ChangedRun)}
             hidden = _hidden(runs, inputs)
             other = second
             if draws and _all_same(first, second):
@@ -111,7 +111,9 @@ class _Runs:
         return [name for name, now in self.model.named_buffers() if name in kept and not _same(kept[name], now)]
 
 
-def _another_way(name: str, right: torch.Tensor, without: Mapping[Changed, Mapping[str, torch.Tensor]]) -> Changed:
+def _another_way(
+    name: str, right: torch.Tensor, without: Mapping[ChangedRun, Mapping[str, torch.Tensor]]
+) -> ChangedRun:
     """What an export has to change for an output to be as it is there."""
     kinds = (kind for kind, outputs in without.items() if name not in outputs or not _close(right, outputs[name]))
     return next(kinds, "fused")
@@ -170,7 +172,7 @@ def _close(first: torch.Tensor, second: torch.Tensor) -> bool:
     if first.shape != second.shape or first.dtype != second.dtype or not first.is_floating_point():
         return _same(first, second)
     a, b = (torch.nan_to_num(tensor.double(), posinf=0.0, neginf=0.0) for tensor in (first, second))
-    return bool((a - b).norm() <= REPEATED * max(float(a.norm()), 1e-6))
+    return bool((a - b).norm() <= SAME_BUT_ROUNDING * max(float(a.norm()), 1e-6))
 
 
 def _same(tensor: torch.Tensor, other: torch.Tensor) -> bool:

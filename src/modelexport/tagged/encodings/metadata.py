@@ -49,11 +49,10 @@ def initializer_tags(value: ir.Value, tags: CallTags) -> list[str]:
     return list(users)
 
 
-def drop_torch_metadata(model: ir.Model) -> None:
-    """Remove the exporter's own keys, which take most of the graph file and contain paths of the exporting machine.
+def drop_foreign_metadata(model: ir.Model) -> None:
+    """Remove the keys of torch's exporter and the doc string of every node: both contain paths of the machine.
 
-    One of them is among ours as well, so tags are written afterwards.
-    Such paths are also in the doc strings that exporters write for nodes, so these are removed, whoever wrote them.
+    The keys take most of a graph file. One of them is among ours as well, so tags are written afterwards.
     """
     carriers: list[Carrier] = [model]
     for graph in model.graphs():

@@ -45,7 +45,9 @@ def _find(settings: Mapping[str, Any], checkpoint: Reader) -> dict[str, Scheme]:
     return {layer: _scheme(layer, checkpoint, *how) for layer in checkpoint.layers("qweight")}
 
 
-def _scheme(layer: str, checkpoint: Reader, bits: int, group: int, version: str, single: bool) -> Scheme:
+def _scheme(
+    layer: str, checkpoint: Reader, bits: int, group: int, version: str, settings_differ_by_layer: bool
+) -> Scheme:
     """The scheme of a layer.
 
     Args:
@@ -56,7 +58,7 @@ def _scheme(layer: str, checkpoint: Reader, bits: int, group: int, version: str,
     if len(shapes["qweight"]) != 2:
         raise WeightsError(f"{names['qweight']} has {len(shapes['qweight'])} axes and should have 2")
     words, rows = shapes["qweight"]
-    if single and "g_idx" in shapes and len(shapes.get("scales", ())) == 2 and shapes["scales"][0]:
+    if settings_differ_by_layer and "g_idx" in shapes and len(shapes.get("scales", ())) == 2 and shapes["scales"][0]:
         columns = shapes["g_idx"][0]
         bits, group = words * 32 // max(columns, 1), columns // shapes["scales"][0]
     if bits not in (2, 4, 8):
