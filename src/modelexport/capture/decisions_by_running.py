@@ -25,6 +25,7 @@ from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.inputs.other_sizes import (
     given_sizes,
     inputs_of_file,
+    next_odd,
     symbol_sizes,
     symbols_by_input,
     with_sizes,
@@ -89,7 +90,7 @@ def _by_instructions(model: nn.Module, inputs: Inputs, graph: ir.Model) -> Itera
         code, _, number = path[(min(len(path), len(other)) if at is None else at) - 1]
         return line_of_code(code, number)
 
-    changes = (_odd, lambda n: 4 * n, lambda n: n // 2)
+    changes = (next_odd, lambda n: 4 * n, lambda n: n // 2)
     together = [{symbol: change(sizes[symbol]) for symbol in before} for change in changes]
     if not any(deciding(changed) is not None for changed in together if changed):
         return
@@ -103,10 +104,6 @@ def _by_instructions(model: nn.Module, inputs: Inputs, graph: ir.Model) -> Itera
             where, source = lines[0]
             bounds = _bounds(alike, size, lambda n, symbol=symbol: deciding({symbol: n}) is None)
             yield SizeCondition(f"{bounds.format(symbol)}", where, source, in_model=True)
-
-
-def _odd(size: int) -> int:
-    return (size + max(size // 8, 1)) | 1
 
 
 def _bounds(alike: Mapping[int, bool], size: int, runs_alike: Any) -> str:

@@ -18,14 +18,12 @@ from modelexport.graph.narrow_to_float32 import OPERATION
 from modelexport.graph.node_owners import OWNER, owner_of
 from modelexport.graph.nodes import nested_graphs
 from modelexport.graph.properties import put_texts, text_of
+from modelexport.tagged.found_calls.recorded_stacks import NAME_SCOPES
 
 ADDRESS_KEY = "modelexport.call"
 """The annotation of an FX node with the address of its call."""
 PORTS_KEY = "modelexport.ports"
 """The annotation with the boundary ports that its value comes to, each with the item of a result of several."""
-
-
-_NAME_SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 class FxOwners:
@@ -229,10 +227,10 @@ def _own_nested(graph: ir.Graph, owner: Owner | None = None) -> None:
 
 def name_of_fx_node(fx_node: torch.fx.Node, ir_node: ir.Node) -> None:
     """Record at an ONNX node which FX node it was made for, and nothing else that ``torch.onnx`` records."""
-    put_texts(ir_node, {_NAME_SCOPES: repr([fx_node.name])})
+    put_texts(ir_node, {NAME_SCOPES: repr([fx_node.name])})
 
 
 def _fx_name(node: ir.Node) -> str:
     """The name of the FX node that an ONNX node was made for, as recorded by ``torch.onnx``."""
-    scopes = text_of(node, _NAME_SCOPES)
+    scopes = text_of(node, NAME_SCOPES)
     return str(ast.literal_eval(scopes)[-1]) if scopes else ""

@@ -124,7 +124,7 @@ class _StandIns(TorchFunctionMode):
     def _selected(self, func: Callable[..., Any], output: Any, args: tuple[Any, ...]) -> Any:
         """What stands for the result of a function that selects or asks; ``None`` for any other."""
         first: Any = args[0] if args else None
-        if not isinstance(first, torch.Tensor) or _is_known(first):
+        if not isinstance(first, FakeTensor) or first.constant is not None:  # its values are known
             return None
         if func in _INDICES and len(args) == 1 and first.dim() == 1 and isinstance(first.shape[0], int):
             every = torch.tensor(range(first.shape[0]))
@@ -146,11 +146,6 @@ class _StandIns(TorchFunctionMode):
             if isinstance(tensor, torch.Tensor) and isinstance(stand_in, torch.Tensor):
                 self._of[id(tensor)] = stand_in
                 self._alive.append(tensor)
-
-
-def _is_known(tensor: torch.Tensor) -> bool:
-    """Whether the values of a tensor are known while a model is captured."""
-    return not isinstance(tensor, FakeTensor) or tensor.constant is not None
 
 
 DECISIONS = (GuardOnDataDependentSymNode, DataDependentOutputException)

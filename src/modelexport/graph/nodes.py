@@ -158,13 +158,6 @@ def nodes_behind(values: Iterable[ir.Value]) -> Iterator[ir.Node]:
                 pending.append(producer)
 
 
-def producers(node: ir.Node) -> Iterator[ir.Node]:
-    """The nodes that produce a node's inputs."""
-    for value in node.inputs:
-        if value is not None and (producer := value.producer()) is not None:
-            yield producer
-
-
 def consumers(node: ir.Node, enclosing: Mapping[ir.Graph, ir.Node]) -> Iterator[ir.Node]:
     """The nodes that use a node's outputs; a nested graph's outputs are used by its enclosing node."""
     for value in node.outputs:

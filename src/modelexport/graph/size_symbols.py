@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import onnx_ir as ir
 
-from modelexport.graph.nodes import inputs_and_results
+from modelexport.graph.nodes import inputs_and_results, sizes_of
 
 SYMBOL = re.compile(r"[A-Za-z_]\w*")
 
@@ -30,8 +30,8 @@ def rename_sizes(model: ir.Model, symbols: Mapping[str, str]) -> None:
     for value in inputs_and_results(model):
         if value.shape is None or all(isinstance(size, int) for size in value.shape):
             continue
-        sizes = [size if isinstance(size, int) else size.value for size in value.shape]
-        value.shape = ir.Shape([put_size(size, symbols) if isinstance(size, str) else size for size in sizes])
+        sizes = [put_size(size, symbols) if isinstance(size, str) else size for size in sizes_of(value)]
+        value.shape = ir.Shape(sizes)
 
 
 def replace_symbol(model: ir.Model, symbol: str, other: str) -> None:

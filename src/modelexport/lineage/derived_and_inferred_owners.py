@@ -9,7 +9,7 @@ import onnx_ir as ir
 from modelexport.core.calls import ModuleCall
 from modelexport.core.owners import Evidence, Owner
 from modelexport.graph.node_owners import owner_of, set_owner
-from modelexport.graph.nodes import all_nodes, consumers, nested_graphs, producers
+from modelexport.graph.nodes import all_nodes, consumers, nested_graphs
 from modelexport.graph.snapshot import SourceGraph
 
 _IDENTITY = ("", "Identity", "")
@@ -105,7 +105,7 @@ def place_new_nodes(
     for node in reversed(new):
         leads[node] = _calls_of(consumers(node, enclosing), leads)
     for node in new:
-        leads[node] = leads[node] or _calls_of(producers(node), leads)
+        leads[node] = leads[node] or _calls_of(node.predecessors(), leads)
         if leads[node]:
             set_owner(node, owners[leads[node]])
 
@@ -115,7 +115,7 @@ def infer_from_neighbors(nodes: Iterable[ir.Node], enclosing: Mapping[ir.Graph, 
     forwards = list(nodes)
     for node in (*forwards, *reversed(forwards)):  # a constant comes before the node that tells
         if owner_of(node) is None:
-            around = _calls_of([*producers(node), *consumers(node, enclosing)], {})
+            around = _calls_of([*node.predecessors(), *consumers(node, enclosing)], {})
             if len(around) == 1:
                 set_owner(node, Owner(around, Evidence.INFERRED))
 

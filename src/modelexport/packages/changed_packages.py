@@ -284,10 +284,7 @@ def quantize_package(
             for place, names in folders.items()
         }
         for entry in package.manifest.parts:
-            part, save = (
-                quantized_parts[entry.name],
-                partial(_save, sealed=sealed[Path(entry.file).parent]),
-            )
+            part, save = quantized_parts[entry.name], partial(_save, sealed=sealed[Path(entry.file).parent])
             report = write_retagged(part.model, parts[entry.name], staging / entry.file, save=save)
             results[entry.name] = moved(result_of(report, part), staging, output)
         (staging / RECIPE).write_bytes(encode_recipe(rules))

@@ -18,7 +18,7 @@ from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.nested_tensors import as_array
 from modelexport.pytorch.pretrained import PretrainedModel
 from modelexport.traces.array_differences import relative_error
-from modelexport.traces.tolerances import LOGITS, LOGITS_OF_HALF
+from modelexport.traces.tolerances import allowed_of_logits
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def first_difference(loop: TokenLoop, reference: Reference) -> str:
     """
     for index, (_, right, computed) in enumerate(compared(loop, reference)):
         off = relative_error(right, computed)
-        if not off <= (LOGITS if computed.dtype.itemsize > 2 else LOGITS_OF_HALF):
+        if not off <= allowed_of_logits(computed.dtype.itemsize):
             return f"the logits of token {index + 1} are off by {off:.1e}"
     return ""
 

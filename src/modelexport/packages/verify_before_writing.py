@@ -26,7 +26,7 @@ from modelexport.pytorch.calls.traced_tree import untouched
 from modelexport.pytorch.nested_tensors import as_array
 from modelexport.runtime.sessions import input_names, open_session, run_session
 from modelexport.traces.array_differences import relative_error
-from modelexport.traces.tolerances import LOGITS, LOGITS_OF_HALF
+from modelexport.traces.tolerances import allowed_of_logits
 
 _NOT_RUN = ("loading", "running")
 """The steps of a check that show that a part does not run here."""
@@ -104,7 +104,7 @@ def encoding_fault(model: SentencePipeline, file: Path, directory: Path | None, 
             embeddings = run_session(session, {name: np.asarray(feeds[name], np.int64) for name in names})[model.output]
             kept = np.asarray(features["attention_mask"], bool) if model.output != SENTENCE else slice(None)
             off = relative_error(right[kept], embeddings[kept])
-            if not off <= (LOGITS if dtype.itemsize > 2 else LOGITS_OF_HALF):
+            if not off <= allowed_of_logits(dtype.itemsize):
                 whose = "sentence-transformers" if library is not None else "PyTorch"
                 return f"{model.output} of {batch} is off by {off:.1e} of what {whose} computes"
     return ""

@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
@@ -23,6 +23,9 @@ from modelexport.files.protected_inputs import being_read
 from modelexport.format import keys
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.properties import drop_tag_attributes, text_of
+
+if TYPE_CHECKING:
+    from modelexport.runtime.sessions import Session
 
 Feeds = Mapping[str, Any]
 
@@ -137,7 +140,7 @@ def _ends_the_process(model: ir.Model) -> bool:
     return False
 
 
-def _opened(file: Path) -> tuple[ir.Model, Any, bool]:
+def _opened(file: Path) -> tuple[ir.Model, Session, bool]:
     """A model, a session for it without tags as attributes, and whether the last optimizer could end the process."""
     from modelexport.runtime.sessions import open_session
 

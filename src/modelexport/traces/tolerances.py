@@ -51,14 +51,18 @@ TIMES_ONE_BIT = 64.0
 """How many times the effect of one bit of each weight rounding may be."""
 LOSS_BOUND = 0.05
 """The loss of a file made from another beyond which the first call is named."""
-LOGITS, LOGITS_OF_HALF = 1e-3, 3e-2
-"""How far off the logits of a token may be, in float32 and in narrower types."""
+_LOGITS, _LOGITS_OF_HALF = 1e-3, 3e-2
 PIPELINE_RESULT = 1e-3
 """How far off the result of a pipeline may be: each step adds its rounding."""
 ENCODED_LOGITS = 1e-4
 """How far off the logits of a model may be that was taken apart into an encoder and a decoder in PyTorch."""
 SAME_BUT_ROUNDING = 1e-3
 """How far apart two runs of a model may be that differ by no more than rounding."""
+
+
+def allowed_of_logits(itemsize: int) -> float:
+    """How far off the logits of a token, or an embedding, may be in a type of so many bytes."""
+    return _LOGITS if itemsize > 2 else _LOGITS_OF_HALF
 
 
 def check_bound(bound: float) -> None:

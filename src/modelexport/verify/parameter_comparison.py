@@ -144,13 +144,9 @@ def _same(plan: ParameterPlan, read: Read, actual: Any) -> bool:
     expected = compute_planned(plan, {key: read(key) for key in plan.inputs()})
     if not _equal(expected, actual):
         return False
-    # All names of a tied parameter have the same tensor.
-    return all(_equal(read(key), read(names[0])) for names in _names(plan) for key in names[1:])
-
-
-def _names(plan: ParameterPlan) -> list[tuple[str, ...]]:
-    """All names of each parameter, where it is known which name is of which."""
-    return plan.groups() if len(plan.inputs()) == 1 else []
+    # All names of a tied parameter have the same tensor. Which name is of which of several is not known.
+    tied = plan.groups() if len(plan.inputs()) == 1 else []
+    return all(_equal(read(key), read(names[0])) for names in tied for key in names[1:])
 
 
 def _equal(first: Any, second: Any) -> bool:

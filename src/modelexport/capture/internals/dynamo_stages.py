@@ -17,10 +17,10 @@ from modelexport.graph.nodes import all_nodes
 from modelexport.graph.properties import properties_of, text_of
 from modelexport.pytorch.nested_tensors import run_arguments
 from modelexport.pytorch.pretrained import is_pretrained
+from modelexport.tagged.found_calls.recorded_stacks import NAME_SCOPES
 
 TEXT = ("from_node", "nn_module_stack", "original_aten", "source_fn_stack", "stack_trace", "torch_fn")
 """Keys of FX nodes that say where a node comes from; the others are values, shapes and numbers."""
-NAME_SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 def look_at_dynamo(model: nn.Module, inputs: Any, stages: list[Stage]) -> None:

@@ -102,7 +102,7 @@ def _blocks(
 ) -> Iterator[tuple[torch.Tensor, slice]]:
     """The dense weight by blocks of rows, and which rows they are."""
     known = FORMATS[scheme.format]
-    arrays = {role: _array(tensor) for role, tensor in zip(scheme.roles, tensors, strict=True)}
+    arrays = {role: TorchTensor(t.detach().cpu()).numpy() for role, t in zip(scheme.roles, tensors, strict=True)}
     codes = known.codes.compute(scheme, arrays)
     scales = _tensor(known.scales.compute(scheme, arrays), dtype)
     zeros = torch.full_like(scales, 2 ** (scheme.bits - 1))
@@ -125,10 +125,6 @@ def _blocks(
         # Whole numbers below 256 are exact in every floating-point type.
         weight = torch.from_numpy(unpack(codes[rows], scheme.bits, scheme.columns)).to(dtype)
         yield weight.sub_(zeros[rows][:, groups]).mul_(scales[rows][:, groups]), rows
-
-
-def _array(tensor: torch.Tensor) -> np.ndarray:
-    return TorchTensor(tensor.detach().cpu()).numpy()
 
 
 def _tensor(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:

@@ -166,7 +166,7 @@ def within_conditions(inputs: Inputs, model: ir.Model) -> Inputs:
 def sizes_at_limits(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inputs]]:
     """Inputs with the last sizes for which the conditions of a file hold, and with odd ones, with a description."""
     before, conditions = symbol_sizes(inputs, model), conditions_of(model)
-    odd = {symbol: (size + max(size // 8, 1)) | 1 for symbol, size in given_sizes(inputs, model).items()}
+    odd = {symbol: next_odd(size) for symbol, size in given_sizes(inputs, model).items()}
     wanted = [("odd sizes", {**before, **odd})] if odd else []
     for condition in conditions:
         for other in (
@@ -179,6 +179,11 @@ def sizes_at_limits(inputs: Inputs, model: ir.Model) -> Iterator[tuple[str, Inpu
         largest = max(sizes.values(), default=0)
         if not broken(conditions, sizes) and sizes != before and largest <= max(_LARGEST, *before.values()):
             yield what, with_sizes(inputs, model, sizes)
+
+
+def next_odd(size: int) -> int:
+    """An odd size about an eighth larger: no multiple of the strides and tiles of kernels."""
+    return (size + max(size // 8, 1)) | 1
 
 
 _LIMITS, _LARGEST = 2, 1100

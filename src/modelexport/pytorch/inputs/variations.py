@@ -134,7 +134,7 @@ def _changes(inputs: Inputs, model: ir.Model, kept: Collection[str]) -> Iterator
     numbers = [name for name in names if name not in masks and name not in rows]
     if numbers:
         again = {name: _equal_before(name, numbers, tensors) for name in numbers}
-        yield "other numbers", _only(numbers, lambda name, t: _rolled(_reversed(t), again[name]))
+        yield "other numbers", _only(numbers, lambda name, t: _other_numbers(t).roll(again[name]))
     if any(nested_graphs(node) for node in model.graph):
         floats = {name for name in names if tensors[name].is_floating_point()}
         yield "-3 times the inputs", _only(floats, lambda name, t: -3 * t)
@@ -170,7 +170,7 @@ def changed(inputs: Inputs, changes: Sequence[Change]) -> Inputs:
     return others
 
 
-def _reversed(tensor: torch.Tensor) -> torch.Tensor:
+def _other_numbers(tensor: torch.Tensor) -> torch.Tensor:
     """The same numbers at other places, which stays in the range of the inputs; others where that changes nothing.
 
     Integers above one are one less: lengths and positions that are none of the example's decide otherwise.
@@ -190,10 +190,6 @@ def _equal_before(name: str, names: Sequence[str], tensors: Mapping[str, torch.T
     """How many tensors before one are equal to it: exchanged, they would show nowhere."""
     before = (tensors[earlier] for earlier in names[: names.index(name)])
     return sum(tensor.shape == tensors[name].shape and torch.equal(tensor, tensors[name]) for tensor in before)
-
-
-def _rolled(tensor: torch.Tensor, places: int) -> torch.Tensor:
-    return tensor.reshape(-1).roll(places).reshape(tensor.shape) if places else tensor
 
 
 def _has_one_sign(tensor: torch.Tensor) -> bool:

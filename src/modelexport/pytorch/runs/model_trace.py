@@ -11,7 +11,7 @@ import contextlib
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -75,17 +75,27 @@ def trace_model(
         The trace. Its ``exact`` is false if the model does not run in float64, as one that checks its types: then it
         ran in its own types, and what it computed is only known to their rounding.
     """
-    # What the model's code allows decides; the last way is the one in which its own error is raised.
     operations = operations and calls
-    ways = [(True, bodies, operations), (True, False, operations), (False, bodies, operations), (False, False, False)]
-    for way in dict.fromkeys(ways if wide else ways[2:]):
-        recording = _Recording(model, inputs, parameters or {}, weights, never_called, kept or Index(), calls)
-        try:
-            return recording.run(*way)
-        except Exception:  # any code of the model
-            if way == ways[-1]:
-                raise
-    raise AssertionError
+    ways = [_Way(True, bodies, operations), _Way(True, False, operations)] if wide else []
+    ways.append(_Way(False, bodies, operations))
+    plainest = _Way(False, False, False)
+
+    def run(way: _Way) -> Trace:
+        return _Recording(model, inputs, parameters or {}, weights, never_called, kept or Index(), calls).run(way)
+
+    for way in dict.fromkeys(ways):
+        if way != plainest:
+            with contextlib.suppress(Exception):  # the code of the model decides what it allows
+                return run(way)
+    return run(plainest)  # which raises the model's own error
+
+
+class _Way(NamedTuple):
+    """How a model runs; fields as the arguments of :func:`trace_model`."""
+
+    wide: bool
+    bodies: bool
+    operations: bool
 
 
 @contextlib.contextmanager
@@ -137,8 +147,8 @@ class _Recording:
         for tensor in (*self.model.parameters(), *self.model.buffers()):
             tensor.data = self.widened(tensor.data)
 
-    def run(self, wide: bool, bodies: bool, operations: bool) -> Trace:
-        trace = self.trace
+    def run(self, way: _Way) -> Trace:
+        trace, (wide, bodies, operations) = self.trace, way
         trace.exact = wide or self.own is torch.float64
         inputs = tree_map(self.widened, self.inputs) if wide else self.inputs
         args, kwargs = run_arguments(inputs)

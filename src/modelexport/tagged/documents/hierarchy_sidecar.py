@@ -18,7 +18,7 @@ from modelexport.format.versions import FORMAT_VERSION
 from modelexport.graph.boundaries import CallBoundary, find_boundaries
 from modelexport.graph.coverage import count_coverage
 from modelexport.graph.node_owners import owner_of, required_owner
-from modelexport.graph.nodes import all_nodes, default_shape, initializers
+from modelexport.graph.nodes import all_nodes, default_shape, initializers, sizes_of
 from modelexport.graph.parameter_plans import parameter_plan
 from modelexport.tagged.documents.export_facts import (
     VANISHED,
@@ -169,5 +169,4 @@ def _initializer(value: ir.Value, tags: CallTags) -> documents.InitializerEntry:
 
 def graph_value(value: ir.Value) -> documents.Value:
     """An input or output of the graph, as documents describe it."""
-    shape = [size if isinstance(size, int) else size.value for size in value.shape] if value.shape is not None else []
-    return documents.Value(value.name or "", dtype_name(value.dtype) if value.dtype else "", shape)
+    return documents.Value(value.name or "", dtype_name(value.dtype) if value.dtype else "", sizes_of(value))

@@ -32,7 +32,7 @@ from modelexport.graph.properties import properties_of, text_of
 FX_NODE = "node"
 """The key in ``ir.Node.meta`` under which ``torch.onnx`` keeps the FX node that an ONNX node was made for."""
 
-_NAME_SCOPES = "pkg.torch.onnx.name_scopes"
+NAME_SCOPES = "pkg.torch.onnx.name_scopes"
 _CLASSES = "pkg.torch.onnx.class_hierarchy"
 _CALL_NUMBER = re.compile(r"@(\d+)$")
 
@@ -105,7 +105,7 @@ def read_fx_nodes(model: ir.Model) -> dict[ir.Node, Found]:
         for node in graph:
             fx_node, source, evidence = node.meta.get(FX_NODE), CallSource.FX_NODE, Evidence.EXACT
             if fx_node is None and by_name:
-                scopes = _literal_list(text_of(node, _NAME_SCOPES))
+                scopes = _literal_list(text_of(node, NAME_SCOPES))
                 names = [scopes[-1] if scopes else "", *(value.name or "" for value in node.outputs)]
                 fx_node = next((by_name[name] for name in names if name in by_name), None)
                 source, evidence = CallSource.FX_NAME, Evidence.DERIVED
@@ -139,7 +139,7 @@ def read_metadata(model: ir.Model) -> dict[ir.Node, Found]:
             if all(separator for _, separator, _ in parts):  # as torch.onnx writes it; the last is the operator
                 if stack := _with_identities(_scope(path, name) for path, _, name in parts[:-1]):
                     stacks[node] = Found(stack, Evidence.DERIVED, CallSource.NAMESPACE)
-            elif _NAME_SCOPES not in properties:
+            elif NAME_SCOPES not in properties:
                 plain[node] = namespace.split("/")
     roots = {segments[0] for segments in plain.values()}
     for node, segments in plain.items():
@@ -150,7 +150,7 @@ def read_metadata(model: ir.Model) -> dict[ir.Node, Found]:
 
 
 def _torch_stack(properties: Mapping[str, str]) -> Stack:
-    paths, classes = (_literal_list(properties.get(key)) for key in (_NAME_SCOPES, _CLASSES))
+    paths, classes = (_literal_list(properties.get(key)) for key in (NAME_SCOPES, _CLASSES))
     if len(classes) != len(paths):
         classes = [""] * len(paths)
     return _with_identities(_scope(path, name) for path, name in zip(paths[:-1], classes[:-1], strict=True))
