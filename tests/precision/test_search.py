@@ -42,21 +42,21 @@ def test_the_first_step_is_the_one_that_saves_most_for_a_byte() -> None:
 def test_the_fewest_steps_and_the_most() -> None:
     ranked = rank_steps([[Option(0, 0, None), Option(-10, loss, INT4)] for loss in (1, 8, 4, 2)])
     assert [step.unit for step in ranked.steps] == [1, 2, 3, 0]
-    assert len(ranked.fewest(lambda choice: 1 not in choice and 2 not in choice)) == 2
-    assert len(ranked.fewest(lambda choice: False)) == 4
-    assert len(ranked.fewest(lambda choice: True)) == 0
-    assert [step.unit for step in ranked.most(25)] == [1, 2]
+    assert len(ranked.fewest_within(lambda choice: 1 not in choice and 2 not in choice)) == 2
+    assert len(ranked.fewest_within(lambda choice: False)) == 4
+    assert len(ranked.fewest_within(lambda choice: True)) == 0
+    assert [step.unit for step in ranked.best_for(25)] == [1, 2]
 
 
 def test_what_costs_too_much_is_left_out_of_a_budget() -> None:
     ranked = rank_steps([[Option(0, 0, None), Option(-size, loss, INT4)] for size, loss in ((100, 9000), (10, 1))])
-    assert [step.unit for step in ranked.most(50)] == [1]
+    assert [step.unit for step in ranked.best_for(50)] == [1]
 
 
 def test_a_large_module_may_be_worth_more_than_many_small_steps() -> None:
     sizes = [(100, 90), *((10, 10) for _ in range(4))]
     ranked = rank_steps([[Option(0, 0, None), Option(-size, loss, INT4)] for size, loss in sizes])
-    assert [step.unit for step in ranked.most(100)] == [0]
+    assert [step.unit for step in ranked.best_for(100)] == [0]
 
 
 def test_the_judged_figure_is_that_of_the_file(exported: Exporter, tmp_path: Path) -> None:
