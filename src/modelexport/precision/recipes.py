@@ -69,7 +69,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     notes: tuple[str, ...] = ()
     """What made it, for people."""
     error_bound: float | None = None
-    """The bound on the error of the output, as a share of its norm, for which :func:`search` chose the rules."""
+    """The bound on the error of the output, as a share of its norm, within which the rules were chosen."""
 
 
 class Resolved(msgspec.Struct, frozen=True):
