@@ -160,6 +160,28 @@ def test_figures_are_side_by_side_and_sort_the_rows(window: Browser, tmp_path: P
     assert window.texts("#tree [data-address] .label") == rows
 
 
+@needs_browser
+def test_what_costs_most_is_seen_first_equal_modules_together(
+    exported: Exporter, window: Browser, tmp_path: Path
+) -> None:
+    table = cost(exported("bert").path)
+    write_page(tmp_path / "page.html", Page(table, "flops", [("File", [("made by", "pytorch")])]))
+    window.open(tmp_path / "page.html")
+    assert window.texts("#sections summary") == ["Largest operations", "File"]
+    rows = {row.address: row.own.get("flops", 0) for row in table.rows()}
+    both = rows["encoder.layer.0.output.dense"] + rows["encoder.layer.1.output.dense"]
+    patterns = window.texts("#largest button")
+    assert len(patterns) == 5 and "encoder.layer.*.output.dense" in patterns
+    figures = window.texts("#largest td")[patterns.index("encoder.layer.*.output.dense")]
+    assert figures.endswith(f"{100 * both / table.whole['flops']:.3g} %, 2 calls")
+    window.click(f"#largest tr:nth-child({patterns.index('encoder.layer.*.output.dense') + 1}) button")
+    listed = window.run("return [...document.querySelectorAll('#tree [data-address]')].map(e => e.dataset.address)")
+    assert listed == ["encoder.layer.0.output.dense", "encoder.layer.1.output.dense"]
+    window.click('#tree [data-column="parameters"]')
+    assert window.texts("#largest-title") == ["Largest parameters"]
+    assert window.complaints() == []
+
+
 def first_address(window: Browser) -> str:
     return str(window.run("return document.querySelector('#tree [data-address]').dataset.address"))
 

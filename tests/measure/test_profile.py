@@ -19,13 +19,15 @@ from commands import run
 from exports import Exporter
 from graph_texts import written
 from modelexport import export
+from modelexport.core.calls import CallTree, ModuleCall, TracedCall
 from modelexport.errors import FileFormatError, InputsError, UsageError
 from modelexport.lineage.optimize_tools import optimize_file
+from modelexport.measure import columns
 from modelexport.measure.inputs_and_example_sizes import read_feeds
 from modelexport.measure.onnxruntime_profiler import _Event, _nested
-from modelexport.measure.profiles import SESSION, ModuleProfile, _fitted, profile
+from modelexport.measure.profiles import SESSION, ModuleProfile, RunFacts, _fitted, _spread, noise_note, profile
 from modelexport.measure.side_by_side import profile_against, profile_beside
-from modelexport.measure.table import NodeFigures
+from modelexport.measure.table import NodeFigures, Table
 from modelexport.packages.report_page import error_table
 from modelexport.pytorch.calls.call_times import time_calls
 from modelexport.runtime.sessions import Level
@@ -107,7 +109,32 @@ def test_rows_add_up_to_a_run_without_profiling_and_name_what_is_not_the_time_of
         found.facts.wall_seconds
     )
     assert found.facts.profiler_seconds > 0
-    assert f"a run takes {found.facts.wall_seconds * 1e3:,.3g} ms" in found.table.notes[0]
+    assert f"a run takes {found.facts.wall_seconds * 1e3:,.3g} ms" in found.table.notes[-2]
+
+
+def test_runs_that_differ_by_more_than_they_take_rank_nothing() -> None:
+    """A busy machine: in half of the runs one module, in the other half the other, took a hundred times as long."""
+    root, modules = ModuleCall(""), (ModuleCall("first"), ModuleCall("second"))
+    tree = CallTree((TracedCall(root, None, 0, 0, 1), *(TracedCall(call, root, 1, 0, 1) for call in modules)))
+    tags = {root: "/Net", **{call: f"/Net/{call.path}" for call in modules}}
+
+    def noise(*runs: tuple[int, ...]) -> list[str]:
+        nodes = tuple(
+            NodeFigures(call.path, "Gemm", (call,), {"seconds": min(taken)}, taken)
+            for call, taken in zip(modules, runs, strict=True)
+        )
+        table = Table(tree, tags, columns.PROFILE, nodes)
+        facts = RunFacts(
+            file="net.onnx", provider="", level="all", runs=4, warmup=1, inputs={}, inputs_from="", wall_seconds=0,
+            profiled_seconds=0, kernel_seconds=table.whole["seconds"] / 1e9, scale=1, profiler_seconds=0, attributed=1,
+            spread_seconds=_spread(table) / 1e9,
+        )  # fmt: skip
+        return noise_note(facts)
+
+    assert noise((10, 11, 12, 11), (30, 31, 30, 32)) == []
+    (line,) = noise((1000, 10, 1000, 10), (30, 3000, 30, 3000))  # the whole differs
+    assert line.startswith("too noisy to rank: the runs of net.onnx differ by")
+    assert noise((1000, 10, 1000, 10), (10, 1000, 10, 1000))  # the whole takes the same in every run
 
 
 def test_no_time_is_negative_though_the_profiled_runs_were_slower_than_the_others() -> None:

@@ -66,6 +66,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What the profiler adds to each node, which is taken off: nearly what the fastest takes."""
     attributed: float
     """The share of the time of nodes that belongs to modules."""
+    spread_seconds: float = 0.0
+    """The interquartile range of the time of nodes in the runs, or the sum of those of the modules if it is larger."""
 
 
 @dataclass(frozen=True)
@@ -160,9 +162,9 @@ def profile(
         columns=shown,
         nodes=tuple(kernels),
         name=tagged.path.name,
-        notes=tuple(_notes(facts)),
     )
-    return ModuleProfile(table, facts, feeds)
+    facts = msgspec.structs.replace(facts, spread_seconds=_spread(table) / 1e9)
+    return ModuleProfile(replace(table, notes=tuple(_notes(facts))), facts, feeds)
 
 
 def _total(nodes: Iterable[NodeFigures]) -> int:
@@ -244,6 +246,22 @@ def _place(places: Mapping[str, ExplorerPlace], node: ir.Node) -> ExplorerPlace:
     return "", ""
 
 
+def _spread(table: Table) -> int:
+    """Nanoseconds. Noise that hits other modules in each run shows in the whole, noise of each module in their sum."""
+    rows, name = table.rows(), columns.SPREAD.name
+    return int(max(rows[0].total.get(name, 0), sum(row.own.get(name, 0) for row in rows)))
+
+
+def noise_note(facts: RunFacts) -> list[str]:
+    """A line if the runs differ by more than they take, so that the modules cannot be ranked by their time."""
+    if facts.spread_seconds <= facts.kernel_seconds:
+        return []
+    return [
+        f"too noisy to rank: the runs of {facts.file} differ by {facts.spread_seconds * 1e3:,.3g} ms, more than the "
+        f"{facts.kernel_seconds * 1e3:,.3g} ms that the nodes take: stop other programs, and measure again"
+    ]
+
+
 def _notes(facts: RunFacts) -> list[str]:
     described = [f"{name} {kind}" for name, kind in facts.inputs.items()]
     more = [f"and {len(described) - _LISTED} more"] if len(described) > _LISTED else []
@@ -252,6 +270,7 @@ def _notes(facts: RunFacts) -> list[str]:
     simulated = simulated if find_device(facts.provider).simulated else []
     scaled = f", and the rest multiplied by {facts.scale:.2f} to fit a run" if facts.scale != 1 else ""
     return [
+        *noise_note(facts),
         f"a run takes {facts.wall_seconds * 1e3:,.3g} ms, its nodes {facts.kernel_seconds * 1e3:,.3g} ms; with "
         f"profiling {facts.profiled_seconds * 1e3:,.3g} ms, of which {facts.profiler_seconds * 1e6:,.3g} us a node are "
         f"taken off{scaled}; "

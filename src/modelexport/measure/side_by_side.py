@@ -10,7 +10,7 @@ import msgspec
 from modelexport.core.calls import ROOT, ModuleCall
 from modelexport.measure import columns
 from modelexport.measure.columns import AGAINST, RATIO, Column, Figure, Kind
-from modelexport.measure.profiles import ModuleProfile, RunFacts
+from modelexport.measure.profiles import ModuleProfile, RunFacts, noise_note
 from modelexport.measure.table import OUTSIDE, NodeFigures, Table
 
 AGAINST_SIZES = (
@@ -67,8 +67,9 @@ def profile_beside(profile: ModuleProfile, seconds: Mapping[ModuleCall, int], na
     known_seconds = {call: taken for call, taken in seconds.items() if call in profile.table.calls}
     rest = sum(seconds.values()) - sum(known_seconds.values())
     added = [NodeFigures(f"({name})", "", (), {AGAINST.name: rest})] if rest else []
+    whole = sum(seconds.values()) / 1e9
     facts = msgspec.structs.replace(
-        profile.facts, file=name, wall_seconds=sum(seconds.values()) / 1e9, profiled_seconds=sum(seconds.values()) / 1e9
+        profile.facts, file=name, wall_seconds=whole, profiled_seconds=whole, spread_seconds=0.0
     )
     return _beside(profile, added, {AGAINST.name: known_seconds}, facts)
 
@@ -86,6 +87,6 @@ def _beside(
         columns=(first, AGAINST, RATIO, *more),
         nodes=(*profile.table.nodes, *added),
         direct={**profile.table.direct, **direct},
-        notes=(*profile.table.notes, note),
+        notes=(*noise_note(facts), *profile.table.notes, note),
     )
     return ModuleProfile(table, profile.facts, profile.feeds, facts)

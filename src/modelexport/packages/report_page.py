@@ -17,6 +17,7 @@ from modelexport.measure import columns
 from modelexport.measure.columns import AGAINST, RATIO
 from modelexport.measure.costs import cost
 from modelexport.measure.html_page import Page, Section, write_page
+from modelexport.measure.profiles import ModuleProfile, noise_note
 from modelexport.measure.side_by_side import cost_against, profile_against
 from modelexport.measure.table import Table
 from modelexport.packages.measured_parts import DECODE, cost_parts, profile_parts, profile_same
@@ -27,9 +28,11 @@ from modelexport.tagged.package import files_of
 from modelexport.traces.reference_values import reference_path
 from modelexport.verify.against_file import verify_against
 from modelexport.verify.against_reference import verify_reference
-from modelexport.verify.against_report import AgainstReport, Loss
+from modelexport.verify.against_report import AgainstReport, Loss, weight_of
 from modelexport.verify.verify_report import CallVerdict, VerifyReport
 
+_LISTED = 5
+"""How many calls that are off a section lists."""
 _TIMES = (columns.SECONDS.name, columns.NODE_SECONDS.name, columns.SHARE.name, AGAINST.name, RATIO.name)
 
 
@@ -94,7 +97,7 @@ def write_report_page(
         # A part that takes prompts and single tokens alike is there twice.
         tagged = read_tagged(files.get(name) or files[DECODE])
         known = (verified or {}).get(name if name in files else DECODE)
-        pages.append(_page(name, table, tagged, times[name].table if profiled else None, against, known))
+        pages.append(_page(name, table, tagged, times.get(name), against, known))
     write_page(output, *pages)
 
 
@@ -102,7 +105,7 @@ def _page(
     part: str,
     table: Table,
     tagged: TaggedFile,
-    measured: Table | None,
+    measured: ModuleProfile | None,
     against: Path | None,
     verified: VerifyReport | None,
 ) -> Page:
@@ -122,15 +125,18 @@ def _page(
     page = Page(table, columns.FLOPS.name, sections, part, other, _sources(tagged))
     if measured is None:
         return page
+    noise = [note for facts in (measured.facts, measured.against) if facts is not None for note in noise_note(facts)]
+    if noise:
+        page = replace(page, sections=[("Time", [note.partition(": ")[::2] for note in noise]), *sections])
     timed = [  # with their seconds alone: cost has its own peak memory
         replace(node, figures={name: node.figures[name] for name in _TIMES if name in node.figures}, runs=())
-        for node in measured.nodes
+        for node in measured.table.nodes
     ]
     table = replace(
         table,
-        columns=(*(c for c in measured.columns if c.name in _TIMES), *table.columns),
+        columns=(*(c for c in measured.table.columns if c.name in _TIMES), *table.columns),
         nodes=(*table.nodes, *timed),
-        notes=(*table.notes, *measured.notes),
+        notes=(*table.notes, *measured.table.notes),
     )
     return replace(page, table=table, main=columns.SECONDS.name)
 
@@ -164,6 +170,10 @@ def _losses(against: Path, report: AgainstReport) -> Section:
         norm = f"off by {loss.norm:.2%} of its norm" if loss.norm is not None else ""
         cosine = f"cosine {loss.cosine:.6f}" if loss.cosine is not None else ""
         lines.append((loss.difference.name, ", ".join(filter(None, [loss.difference.status, norm, cosine]))))
+    lines += [
+        (call.address or ".", f"off by {weight_of(call.per_module):.2%} of its norm by itself")
+        for call in report.listed[:_LISTED]
+    ]
     return "Against another file", lines
 
 
@@ -175,4 +185,6 @@ def _verification(report: VerifyReport | None, tagged: TaggedFile) -> Section:
     lines += [(status, plural(count, "call")) for status, count in report.counts.items()]
     if report.diverging is not None:
         lines.append(("first diverging", f"{report.diverging.address or '.'}: {report.diverging.reason}"))
+    wrong = [call for call in report.calls if call.status == "differ" and call != report.diverging]
+    lines += [(call.address or ".", call.reason) for call in wrong[:_LISTED]]
     return ("Verification: agrees" if report.agrees else "Verification: differs"), lines
