@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -419,6 +420,16 @@ def test_a_file_whose_names_were_replaced_is_not_guessed_at(exported: Exporter, 
     with pytest.raises(UsageError, match="let the tool keep the names of values"):
         retag(renamed(path, tmp_path), source=path, output=tmp_path / "out.onnx")
     assert not (tmp_path / "out.onnx").exists()
+
+
+def test_a_file_without_nodes_has_lost_no_tags(tmp_path: Path) -> None:
+    value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2])
+    path = tmp_path / "empty.onnx"
+    opsets = [onnx.helper.make_opsetid("", 18)]
+    model = onnx.helper.make_model(onnx.helper.make_graph([], "empty", [value], [value]), opset_imports=opsets)
+    onnx.save(model, path)
+    report = retag(path, source=path, output=tmp_path / "out.onnx")
+    assert set(msgspec.structs.astuple(report.coverage)) == {0} and (tmp_path / "out.onnx").exists()
 
 
 @pytest.mark.parametrize(

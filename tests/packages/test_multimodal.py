@@ -336,7 +336,8 @@ def test_three_graphs_generate_pytorchs_tokens_from_images(tmp_path: Path) -> No
         ("embedding", ["input_ids", "image_features"], ["inputs_embeds"]),
     ]
     assert document["manifest"]["weights"] == ["model.safetensors"]
-    assert document["notes"] == []  # the checkpoint is linked, and the merge was compared nevertheless
+    # The checkpoint is linked, and the merge was compared nevertheless.
+    assert document["notes"] == ["the inputs that the parts were run with were made up"]
     coverage = [part["coverage"] for part in document["parts"].values()]
     assert [one["inferred"] + one["untagged"] for one in coverage] == [0, 0, 0]
     done = run("verify", "out", "--model", "llava", "--new-tokens", "16", "--json", cwd=tmp_path)

@@ -12,7 +12,7 @@ import pytest
 
 import modelexport
 from exports import ExportedCase, Exporter
-from modelexport.errors import UsageError
+from modelexport.errors import OutputError, UsageError
 from modelexport.graph.node_owners import owner_of
 from modelexport.precision.equal_method_groups import find_groups
 from modelexport.precision.methods import METHODS, parse_method
@@ -189,9 +189,16 @@ def test_the_recipe_beside_a_result_gives_it_again(exported: Exporter, tmp_path:
     case = exported("bert")
     modelexport.quantize(case.path, tmp_path / "one.onnx", to="int4:symmetric", keep=["pooler"])
     recipe = tmp_path / "one.recipe.yaml"
-    assert recipe.read_text() == "rules:\n- select: pooler\n  method: keep\n- select: .\n  method: int4:symmetric\n"
+    _, _, rules = recipe.read_text().partition("\n")
+    assert rules == "rules:\n- select: pooler\n  method: keep\n- select: .\n  method: int4:symmetric\n"
     modelexport.quantize(case.path, tmp_path / "two.onnx", recipe=recipe)
     assert (tmp_path / "one.onnx").read_bytes() == (tmp_path / "two.onnx").read_bytes()
+    modelexport.quantize(case.path, tmp_path / "one.onnx", to="int4")  # its own recipe is replaced
+    edited = recipe.read_text().replace("int4", "int8-weights")
+    recipe.write_text(edited)
+    with pytest.raises(OutputError, match=r"one\.recipe\.yaml exists and was not .*, or was changed"):
+        modelexport.quantize(case.path, tmp_path / "one.onnx", to="int4")
+    assert recipe.read_text() == edited
     (tmp_path / "as.json").write_text('{"rules": [{"select": "pooler", "method": "keep"}], "notes": ["by hand"]}')
     assert read_recipe(tmp_path / "as.json").rules == (Rule("pooler", "keep"),)
 

@@ -73,7 +73,11 @@ def test_the_command_writes_a_package_with_its_recipe(stages: Path, tmp_path: Pa
     done = run("quantize", stages, "-o", tmp_path / "out/", "--to", "int4", "--keep", "lm_head")
     assert done.returncode == 0, done.stderr
     assert "kept, bit for bit:" in done.stdout and "0 untagged" in done.stdout
-    assert (tmp_path / "out" / "recipe.yaml").read_text().startswith("rules:\n- select: lm_head\n  method: keep\n")
+    assert "\nrules:\n- select: lm_head\n  method: keep\n" in (tmp_path / "out" / "recipe.yaml").read_text()
+    with (tmp_path / "out" / "recipe.yaml").open("a") as recipe:
+        recipe.write("notes: [mine]\n")
+    refused = run("quantize", stages, "-o", tmp_path / "out/", "--to", "int4")
+    assert refused.returncode == 2 and "recipe.yaml exists and was not written by modelexport, or was" in refused.stderr
     again = run("quantize", stages, "-o", tmp_path / "again/", "--recipe", tmp_path / "out" / "recipe.yaml", "--json")
     assert again.returncode == 0, again.stderr
     assert (tmp_path / "out" / "weights.data").read_bytes() == (tmp_path / "again" / "weights.data").read_bytes()

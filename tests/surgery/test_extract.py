@@ -240,6 +240,24 @@ def test_a_cut_can_be_cut_again(exported: Exporter, tmp_path: Path) -> None:
     assert twice.nodes == once.nodes
 
 
+def test_the_whole_returns_what_the_file_returns_inputs_and_weights_too(tmp_path: Path) -> None:
+    typed = onnx.helper.make_tensor_value_info
+    values = [typed(name, onnx.TensorProto.FLOAT, [3]) for name in ("y", "x", "r", "scale")]
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Relu", ["x"], ["r"], name="/a/Relu")],
+        "passing",
+        values[:2],
+        [values[0], *values[2:]],
+        [onnx.numpy_helper.from_array(np.ones(3, np.float32), "scale")],
+    )
+    opsets = [onnx.helper.make_opsetid("", 18)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "passing.onnx")
+    cut = load(tmp_path / "passing.onnx").extract(".", tmp_path / "cut.onnx")
+    assert [value.name for value in cut.inputs] == ["y", "x"]
+    assert [value.name for value in cut.outputs] == ["y", "r", "scale"]
+    assert modelexport.verify_against(tmp_path / "passing.onnx", tmp_path / "cut.onnx").agrees
+
+
 class Scaling(nn.Module):
     def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         return x * scale

@@ -99,7 +99,7 @@ def test_a_file_without_a_tree_shows_what_it_has_and_every_command_takes_it(tmp_
         "ai.onnx 17; IR version 8",
         "x  float32[2, 8]",
         "MatMul 1, Relu 1",
-        "1 initializer of 256 bytes",
+        "1 tensor of 256 bytes",
     ):
         assert fact in shown.stdout
     table = json.loads(run("cost", path, "--json", cwd=tmp_path).stdout)
@@ -324,8 +324,30 @@ def test_a_file_with_tags_keeps_its_sidecar_beside_one_without(exported: Exporte
     source = exported("blocks").path
     assert source.with_suffix(".hierarchy.json").exists()
     done = run("compare", source, path, cwd=tmp_path)
-    assert done.returncode == 0 and "calls" in done.stdout
+    coverage = modelexport.load(source).coverage
+    assert done.returncode == 0 and f"{coverage.exact} exact, {coverage.derived} derived" in done.stdout
+    assert "each file is compared as one module" in done.stdout
     assert done.stderr == f"{path} has no tags: 4 calls from the scopes in names of nodes (2 nodes)\n"
+
+
+def test_weights_in_constant_nodes_count_as_weights(tmp_path: Path) -> None:
+    """As paddle2onnx writes all of them."""
+    path = chain([("MatMul", "/a/MatMul", "w"), ("MatMul", "/b/MatMul", "v")], tmp_path / "m.onnx")
+    model = onnx.load(path)
+    for held in model.graph.initializer:
+        model.graph.node.insert(0, onnx.helper.make_node("Constant", [], [held.name], value=held))
+    del model.graph.initializer[:]
+    onnx.save(model, path)
+    (cut,) = json.loads(run("extract", path, "a", "-o", "a.onnx", "--json", cwd=tmp_path).stdout)
+    assert cut["bytes"] == 256
+    stages = json.loads(run("split", path, "-o", "s/", "--stages", 2, "--json", cwd=tmp_path).stdout)["stages"]
+    assert [stage["bytes"] for stage in stages] == [256, 256]
+    constants = json.loads(run("compare", path, path, "--json", cwd=tmp_path).stdout)["first"]["constants"]
+    assert constants == {"float32": {"initializers": 2, "bytes": 512}}
+    for node in model.graph.node:
+        node.name = ""
+    onnx.save(model, path)
+    assert "2 tensors of 512 bytes" in run("tree", path, cwd=tmp_path).stdout
 
 
 def test_a_parameter_whose_name_tells_no_module_is_counted_for_the_module_that_uses_it(tmp_path: Path) -> None:

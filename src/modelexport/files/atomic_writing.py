@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import re
 import shutil
@@ -97,7 +98,7 @@ class Replacement:
                 raise OutputError(
                     f"{move.target} is not a regular file but {kind}: it is not replaced; give another name"
                 )
-            if move.target.name.endswith(REPORT_SUFFIX):
+            if move.target.name.endswith((REPORT_SUFFIX, ".yaml")):
                 check_written_by_us(move.target)
         with reading(self._reads):
             check_kept(move.target for move in moves)
@@ -309,14 +310,25 @@ def check_written_by_us(path: Path) -> None:
     """Refuse to replace what a person may have written: all but empty files, models, arrays, and what is known.
 
     Raises:
-        OutputError: The file exists, and this package is not known to have written it.
+        OutputError: The file exists, and this package is not known to have written it as it is.
     """
     if path.suffix in (".onnx", ".onnx_adapter", ".npz") or not path.is_file() or not path.stat().st_size:
         return
     with path.open("rb") as file:
-        known = re.search(_BEGINNINGS.get(path.suffix, _MODEL), file.read(_BEGINNING_BYTES), re.S)
+        beginning = file.read(_BEGINNING_BYTES)
+        if path.suffix == ".yaml":
+            _, _, content = (whole := beginning + file.read()).partition(b"\n")
+            known, why = signed(content) == whole, "was not written by modelexport, or was changed since"
+        else:
+            known = re.search(_BEGINNINGS.get(path.suffix, _MODEL), beginning, re.S) is not None
+            why = "was not written by modelexport"
     if not known:
-        raise OutputError(f"{path} exists and was not written by modelexport: give another name, or delete it")
+        raise OutputError(f"{path} exists and {why}: give another name, or delete it")
+
+
+def signed(content: bytes) -> bytes:
+    """YAML, which people edit, after a comment by which :func:`check_written_by_us` knows that nobody did."""
+    return b"# Made by modelexport, SHA-256 %b\n%b" % (hashlib.sha256(content).hexdigest().encode(), content)
 
 
 def write_alone(path: Path, content: bytes) -> None:

@@ -86,6 +86,17 @@ def initializers(model: ir.Model) -> Iterator[ir.Value]:
         yield from graph.initializers.values()
 
 
+def stored_tensors(model: ir.Model) -> Iterator[tuple[ir.Value, ir.TensorProtocol]]:
+    """The values that a model stores, with their tensors: initializers, and the results of Constant nodes.
+
+    Some exporters write all weights as Constant nodes.
+    """
+    constants = (node.outputs[0] for node in all_nodes(model) if node.op_type == "Constant" and node.outputs)
+    for value in (*initializers(model), *constants):
+        if (tensor := ir.convenience.get_const_tensor(value)) is not None:
+            yield value, tensor
+
+
 def held_initializers(model: ir.Model) -> Iterator[ir.Value]:
     """The initializers of the graph, of nested graphs, and of the graphs nested in functions."""
     yield from initializers(model)

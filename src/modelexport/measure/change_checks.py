@@ -91,11 +91,16 @@ def check_changes(
     """
     first_file, second_file = read_tagged(first), read_tagged(second)
     costs = _costs(first_file, second_file) if "cost" in fail_on else None
-    if (first_file.found_calls and first_file.found_calls.kinds) != (
-        second_file.found_calls and second_file.found_calls.kinds
-    ):
-        first_file, second_file = as_one_module(first_file), as_one_module(second_file)
+    files = [first_file, second_file]
+    unlike = len({file.found_calls and file.found_calls.kinds for file in files}) > 1
+    counts = [{"calls": len(file.calls), "coverage": file.coverage} for file in files]
+    if unlike:
+        first_file, second_file = map(as_one_module, files)
     comparison = compare(first_file, second_file, values=values or "weights" in fail_on, modules=modules)
+    if unlike:
+        facts = [replace(f, **count) for f, count in zip((comparison.first, comparison.second), counts, strict=True)]
+        notes = ["the calls of the files were found in different ways: each file is compared as one module"]
+        comparison = replace(comparison, first=facts[0], second=facts[1], notes=notes + comparison.notes)
     outputs, tried = _outputs(first_file, second_file, inputs, provider, seed) if "outputs" in fail_on else (None, [])
     differs: dict[Aspect, bool] = {
         "structure": bool(

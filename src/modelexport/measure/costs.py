@@ -14,7 +14,7 @@ from modelexport.core.text import plural
 from modelexport.errors import UsageError
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.graph.node_owners import owner_of
-from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
+from modelexport.graph.nodes import all_nodes, initializers, nested_graphs, stored_tensors
 from modelexport.graph.parameter_plans import parameter_plan, state_dict_of
 from modelexport.graph.size_conditions import check_sizes, conditions_of
 from modelexport.measure import columns
@@ -143,9 +143,9 @@ def _stored(tagged: TaggedFile) -> tuple[dict[str, Counter[ModuleCall]], list[No
     for traced in tagged.calls:
         by_path.setdefault(traced.call.path, []).append(traced.call)
     parameters, buffers, sizes, bits, held = (Counter[ModuleCall]() for _ in range(5))
-    for node in tagged.nodes:  # some exporters write all weights as Constant nodes
-        owner, constant = owner_of(node), ir.convenience.get_const_tensor(node.outputs[0])
-        if node.op_type == "Constant" and owner is not None and constant is not None:
+    for value, constant in stored_tensors(tagged.model):
+        producer = value.producer()
+        if producer is not None and (owner := owner_of(producer)) is not None:
             sizes[owner.call] += constant.nbytes
     counted: set[str] = set()
     unused = []

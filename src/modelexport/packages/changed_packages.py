@@ -19,6 +19,7 @@ import onnx_ir as ir
 from modelexport.core.timed_stages import Stages
 from modelexport.errors import UsageError
 from modelexport.files import onnx_models
+from modelexport.files.atomic_writing import check_written_by_us
 from modelexport.files.folder_locks import STAGING_PREFIX
 from modelexport.files.linked_weights import seal
 from modelexport.files.manifest_file import write_manifest
@@ -260,6 +261,7 @@ def quantize_package(
         UsageError, FileFormatError, OutputError: As for :func:`modelexport.quantize`.
     """
     folder, output = Path(folder), Path(output)
+    check_written_by_us(output / RECIPE)
     package = read_package(folder)
     rules = chosen_recipe(to, keep, only, recipe)
     parts = {name: read_tagged(file) for name, file in package.files.items()}
@@ -364,6 +366,7 @@ def quantize_within(
     """
     path = as_path(file)
     graph = graph_of(path)
+    check_written_by_us(Path(output) / RECIPE if path.is_dir() else Path(output).with_suffix(keys.RECIPE_SUFFIX))
     feeds = given_runs(read_tagged(graph), data, processor)
     result = search(
         graph, to=to, data=feeds, within=within, budget=budget, metric=metric, keep=keep, only=only,

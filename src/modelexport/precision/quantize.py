@@ -15,7 +15,7 @@ import onnx_ir as ir
 from modelexport.core.collected_messages import collected
 from modelexport.core.text import error_line, short_repr
 from modelexport.errors import CheckError, UsageError, raised_as
-from modelexport.files.atomic_writing import check_writable, scratch
+from modelexport.files.atomic_writing import check_writable, check_written_by_us, scratch
 from modelexport.files.onnx_models import save_model
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.format import documents
@@ -43,8 +43,6 @@ from modelexport.precision.recipes import (
 )
 from modelexport.tagged.file import TaggedFile, read_tagged
 
-"""The end of the name of the recipe that is written beside a quantized file."""
-
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """What was quantized, what was kept, and the sizes before and after."""
@@ -59,7 +57,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Of the weights."""
     bytes_after: int
     left: dict[str, int]
-    """The modules whose weights stay floating-point numbers of the same type, to the bytes of these; the most first."""
+    """The modules most of whose weights stay floating-point numbers of the same type, to the bytes of these; the most
+    first."""
     quantized_before: int
     """The number of nodes that were quantized in the source; they are left alone."""
 
@@ -112,6 +111,7 @@ def quantize(
     """
     path, output = as_path(file), Path(output)
     check_writable(output, [path])
+    check_written_by_us(output.with_suffix(RECIPE_SUFFIX))
     rules = chosen_recipe(to, keep, only, recipe)
     tagged = read_tagged(path)
     feeds = given_runs(tagged, data, processor) if data else None
@@ -175,18 +175,23 @@ def quantized(tagged: TaggedFile, recipe: Recipe, *, data: RunInputs | None = No
 
 
 def _unquantized(before: ir.Model, after: ir.Model) -> dict[str, int]:
-    """The modules whose weights have the type that they had, floating-point numbers, to the bytes of these."""
-    sizes: dict[str, int] = defaultdict(int)
+    """The modules most of whose weights have the type that they had, floating-point numbers, to the bytes of these.
+
+    A module whose matrix is quantized and whose bias is not is quantized.
+    """
+    left: dict[str, int] = defaultdict(int)
+    changed: dict[str, int] = defaultdict(int)
     for value in initializers(before):
         tensor, now = value.const_value, after.graph.initializers.get(value.name or "")
-        same = tensor is not None and now is not None and now.dtype == tensor.dtype
-        if tensor is None or not same or not tensor.dtype.is_floating_point():
+        if tensor is None or not tensor.dtype.is_floating_point():
             continue
         plan, users = parameter_plan(value), value.consumers()
         owner = next((owner for user in users if (owner := owner_of(user)) is not None), None)
         module = plan.keys[0].rpartition(".")[0] if plan is not None else owner.call.path if owner is not None else ""
+        sizes = left if now is not None and now.dtype == tensor.dtype else changed
         sizes[module or "the model"] += tensor.nbytes
-    return dict(sorted(sizes.items(), key=lambda entry: -entry[1]))
+    mostly = {module: size for module, size in left.items() if size > changed[module]}
+    return dict(sorted(mostly.items(), key=lambda entry: -entry[1]))
 
 
 def quantize_model(model: ir.Model, assignment: Assignment, *, ranges: Path | None = None) -> ir.Model:

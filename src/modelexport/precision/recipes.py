@@ -12,6 +12,7 @@ from modelexport.core.limits import SETTINGS_BYTES
 from modelexport.core.selectors import nearest_selectors
 from modelexport.core.text import reason_of
 from modelexport.errors import UsageError
+from modelexport.files.atomic_writing import signed
 from modelexport.files.regular_files import read_regular
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import nested_graphs
@@ -115,7 +116,7 @@ def read_recipe(path: Path) -> Recipe:
 
 def encode_recipe(recipe: Recipe) -> bytes:
     """A recipe as YAML."""
-    return msgspec.yaml.encode(recipe)
+    return signed(msgspec.yaml.encode(recipe))
 
 
 def of_parts(recipe: Recipe, parts: Mapping[str, TaggedFile]) -> dict[str, Recipe]:

@@ -154,6 +154,7 @@ def file_stem(call: ModuleCall) -> str:
 
 def _write(tagged: TaggedFile, cutter: Cutter, call: ModuleCall, staging: Path, output: Path) -> Extracted:
     """Cut a call out and write it into a folder, from which it will be moved to ``output``."""
+    call = tagged.top if call == ROOT else call
     if not cutter.has_nodes(call):
         modules = tagged.hierarchy.modules if tagged.hierarchy is not None else []
         reason = next((module.reason for module in modules if module.path == call.path), "")
@@ -161,7 +162,8 @@ def _write(tagged: TaggedFile, cutter: Cutter, call: ModuleCall, staging: Path, 
         raise UsageError(f"'{call}' has no nodes in {tagged.path}: {reason}")
     cut = cutter.cut(call)
     interface = interface_of(tagged, call, cut.inputs, cut.outputs)  # as in the module's `forward`
-    cut.reorder(interface.inputs, interface.outputs)
+    if call != tagged.top:  # the whole has the order of the file
+        cut.reorder(interface.inputs, interface.outputs)
     cut.rename(interface.names)
     record(cut.model, CUT_FROM, _origin(tagged, call, cut, interface))
     return _save(tagged, cut, call, staging, output)

@@ -116,9 +116,13 @@ class Cutter:
             FileFormatError: A value at its boundary has no type, and none can be inferred.
         """
         nodes, boundary = self.nodes_of(call), self._tagged.boundaries[call]
-        needs = self.needs(nodes, boundary.inputs)
+        taken, returned = list(boundary.inputs), list(boundary.outputs)
+        if call == self._tagged.top:  # it also returns inputs and weights, which no node computes
+            returned = list(self._model.graph.outputs)
+            taken = [value for value in required_inputs(self._model) if value in (*boundary.inputs, *returned)]
+        needs = self.needs(nodes, taken)
         calls = self._tagged.calls
-        return self.copy(nodes, needs, list(boundary.outputs), calls.inside(call), calls.stack(call), f"'{call}'")
+        return self.copy(nodes, needs, returned, calls.inside(call), calls.stack(call), f"'{call}'")
 
     def needs(self, nodes: set[ir.Node], taken: Iterable[ir.Value]) -> Needs:
         """What nodes need for the values that they take from other nodes.

@@ -127,8 +127,8 @@ class Timeline:
             constants = [v for v in values_taken(node) if self.cutter.repeating.is_constant(v)]
             behind = nodes_behind(constants)
             for value in (*constants, *(v for inner in behind for v in values_taken(inner))):
-                if value.is_initializer() and value.const_value is not None:
-                    sizes[value] = value.const_value.nbytes
+                if (tensor := ir.convenience.get_const_tensor(value)) is not None:
+                    sizes[value] = tensor.nbytes
         return sizes
 
     def cover(self, places: range) -> tuple[list[ModuleCall], list[ModuleCall]]:

@@ -13,7 +13,7 @@ from modelexport.files.linked_weights import LinkedTensor, check_weights_files, 
 from modelexport.files.onnx_models import fits_inside, record_documents, save_model, save_with_references
 from modelexport.format import keys
 from modelexport.format.documents import DataFile, WeightsFile
-from modelexport.graph.nodes import initializers
+from modelexport.graph.nodes import initializers, stored_tensors
 from modelexport.graph.properties import record
 from modelexport.surgery import Sharing
 from modelexport.tagged.documents.encoded_documents import documents_after
@@ -133,16 +133,13 @@ def save_edited(
 
 
 def size_of_weights(model: ir.Model, source: Path) -> int:
-    """Bytes of a model's initializers.
+    """Bytes of a model's initializers and constants.
 
     Raises:
         FileFormatError: A weights file is missing, too short or has changed.
     """
     check_weights_files(model)
-    size = 0
     for value in initializers(model):
-        tensor = value.const_value
-        if tensor is None:
+        if value.const_value is None:
             raise FileFormatError(f"{source} has no value for '{value.name}': export it again with its weights")
-        size += tensor.nbytes
-    return size
+    return sum(tensor.nbytes for _, tensor in stored_tensors(model))

@@ -25,7 +25,7 @@ from modelexport.format import documents, keys
 from modelexport.format.dtypes import dtype_name
 from modelexport.format.parameter_plan import ParameterPlan
 from modelexport.graph.node_owners import owner_of
-from modelexport.graph.nodes import initializers
+from modelexport.graph.nodes import initializers, stored_tensors
 from modelexport.graph.parameter_plans import parameter_plans, state_dict_of
 from modelexport.graph.properties import text_of
 from modelexport.tagged.comparison_report import (
@@ -127,8 +127,8 @@ class _Side:
             n for n in tagged.nodes if chosen is None or ((o := owner_of(n)) is not None and o.call in chosen)
         ]
         used = {value for node in self.nodes for value in node.inputs}
-        self.initializers = [value for value in initializers(tagged.model) if chosen is None or value in used]
-        self.held = {value: held[value] for value in self.initializers if value in held}
+        self.stored = [pair for pair in stored_tensors(tagged.model) if chosen is None or pair[0] in used]
+        self.held = {value: held[value] for value, _ in self.stored if value in held}
         try:
             entries = state_dict_of(tagged.model)
             paths, modules = {traced.call.path for traced in tagged.calls}, {call.path for call in chosen or ()}
@@ -159,10 +159,7 @@ class _Side:
         parameters: dict[str, Held] = {}
         constants: dict[str, Held] = {}
         files = {tagged.path}
-        for value in self.initializers:
-            tensor = value.const_value
-            if tensor is None:
-                continue
+        for value, tensor in self.stored:
             if isinstance(tensor, ir.ExternalTensor):
                 files.add(Path(tensor.path))
             held, dtype = parameters if value in self.held else constants, dtype_name(tensor.dtype)
@@ -172,8 +169,8 @@ class _Side:
         return FileFacts(
             path=str(tagged.path),
             bytes=sum(file.stat().st_size for file in files if file.is_file()),
-            version=text_of(model, keys.VERSION_KEY) or "",
-            encoding=tagged.encoding,
+            version=(tagged.found_calls is None and text_of(model, keys.VERSION_KEY)) or "",
+            encoding=tagged.encoding if tagged.found_calls is None else "none",
             opsets=dict(model.opset_imports),
             settings=sidecar.settings if sidecar else None,
             environment=dict(sidecar.environment) if sidecar else {},

@@ -25,8 +25,9 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     """Bytes of the file and its weights files."""
     version: str
-    """The version of modelexport that wrote it."""
+    """The version of modelexport that wrote it; empty for a file without tags."""
     encoding: str
+    """``none`` for a file without tags."""
     opsets: dict[str, int]
     """Domain to opset version; the standard domain is the empty string."""
     settings: documents.Settings | None
@@ -41,7 +42,7 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
     parameters: dict[str, Held]
     """Element type to the initializers that hold or are computed from ``state_dict`` entries."""
     constants: dict[str, Held]
-    """Element type to the other initializers."""
+    """Element type to the other initializers, and the constants."""
     entries: int
     """``state_dict`` entries of the module."""
 

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from modelexport.core.text import align, first_few, plural, shortened
 from modelexport.format.dtypes import dtype_name
-from modelexport.graph.nodes import initializers
+from modelexport.graph.nodes import stored_tensors
 from modelexport.tagged.file import TaggedFile
 
 _LARGEST = 10
@@ -29,17 +29,17 @@ class FileOverview(msgspec.Struct, frozen=True):
     operators: dict[str, int]
     """Operator to the number of such nodes, the most frequent first."""
     parameters: int
-    """The number of initializers."""
+    """The number of initializers and constants."""
     parameter_bytes: int
     largest: dict[str, tuple[str, int]]
-    """The largest initializers, largest first: name to type and shape, and bytes."""
+    """The largest of these, largest first: name to type and shape, and bytes."""
 
 
 def overview(tagged: TaggedFile) -> FileOverview:
     """The facts about a file that need no tree."""
     model = tagged.model
-    held = {value.name or "": value.const_value for value in initializers(model) if value.const_value is not None}
-    tensors = dict(sorted(held.items(), key=lambda item: -item[1].nbytes))
+    held = [(value.name or "", tensor) for value, tensor in stored_tensors(model)]
+    tensors = dict(sorted(held, key=lambda item: -item[1].nbytes))
     counts = Counter(f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in tagged.nodes)
     return FileOverview(
         producer=" ".join(filter(None, (model.producer_name, model.producer_version))),
@@ -75,7 +75,7 @@ def format_overview(facts: FileOverview, file: str) -> str:
         *(("input", f"{name}  {typed}") for name, typed in facts.inputs.items()),
         *(("output", f"{name}  {typed}") for name, typed in facts.outputs.items()),
         ("operators", f"{plural(sum(facts.operators.values()), 'node')}: {operators}"),
-        ("parameters", f"{plural(facts.parameters, 'initializer')} of {facts.parameter_bytes:,} bytes"),
+        ("parameters", f"{plural(facts.parameters, 'tensor')} of {facts.parameter_bytes:,} bytes"),
     ]
     largest = [(shortened(name, 60), typed, size) for name, (typed, size) in facts.largest.items()]
     more = (

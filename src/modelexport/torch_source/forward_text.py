@@ -251,15 +251,15 @@ class ForwardText(NestedGraphs):
         operation = Operation(node, node.version or version, self)
         try:
             if row is None:
-                raise UnwrittenError("it has no row in the table")
+                raise UnwrittenError("the operator is not known")
             written = operation.write(row) if isinstance(row, str) else row(operation)
             operation.check_attributes()
         except UnwrittenError as error:
             domain = f"{node.domain}." if node.domain else ""
             raise MissingOperatorError(
-                f"{domain}{node.op_type} {node.name or ''} of {self.group.call} has no counterpart in torch ({error}): "
-                "add a row to OPERATORS of modelexport/torch_source/layer_operators.py, or cut the module out with "
-                "`modelexport extract`"
+                f"{domain}{node.op_type} {node.name or ''} of {self.group.call} cannot be written in PyTorch "
+                f"({error}): replace the module with `modelexport replace`, or convert the modules beside it, each cut "
+                "out with `modelexport extract`"
             ) from error
         return idiomatic(written)
 

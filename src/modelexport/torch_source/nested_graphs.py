@@ -85,8 +85,9 @@ class NestedGraphs(ValueScope):
         count = len(node.inputs) - node.attributes["num_scan_inputs"].as_int()
         if any(any(node.attributes[name].as_ints()) for name in _SCAN_ORDERS if name in node.attributes):
             raise MissingOperatorError(
-                f"Scan {node.name or ''} of {self.group.call} runs backwards or along another axis than the first: cut "
-                "the module out with `modelexport extract`"
+                f"Scan {node.name or ''} of {self.group.call} runs backwards or along another axis than the first: "
+                "replace the module with `modelexport replace`, or convert the modules beside it, each cut out with "
+                "`modelexport extract`"
             )
         self._flush()
         names = [self._name(value, "state" if place < count else "element") for place, value in enumerate(body.inputs)]

@@ -101,7 +101,7 @@ def to_torch(source: Source, *, dropout: Mapping[str, float] | None = None, dtyp
 
     Raises:
         FileFormatError: The file cannot be read, or its tags are damaged.
-        MissingOperatorError: An operator has no counterpart. Names it, its module, and where to add it.
+        MissingOperatorError: An operator has no counterpart. Names it, its module, and what to do.
         UsageError: A selector matches nothing.
     """
     return torch_source(source, dropout=dropout, dtype=dtype).model()

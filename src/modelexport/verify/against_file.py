@@ -26,7 +26,7 @@ from modelexport.format.cut_record import CutRecord
 from modelexport.format.keys import RECIPE_SUFFIX
 from modelexport.graph.boundaries import find_boundaries
 from modelexport.graph.node_owners import owner_of
-from modelexport.graph.nodes import may_be, required_inputs, values_taken
+from modelexport.graph.nodes import initializers, may_be, required_inputs, values_taken
 from modelexport.precision.calibration_data import read_data
 from modelexport.precision.recipes import read_recipe
 from modelexport.runtime.devices import CPU
@@ -94,7 +94,7 @@ def verify_against(
     runs, source = _inputs(first_file, provider, seed, data)
     feeds = runs[0]
     pairs = _pairs(first_file, second_file, cut)
-    if not pairs:
+    if not pairs and second_file.nodes:
         raise UsageError(
             f"{second_file.path} has no value of a module in common with {first_file.path}: it was not made from it"
         )
@@ -192,7 +192,9 @@ def _around(
     """What a call that was cut out takes and returns in a run of the whole file."""
     wanted = {each.value for each in (*cut.inputs, *cut.outputs)}
     computed = _values(whole, inputs, [v for node in whole.nodes for v in node.outputs if v.name in wanted])
-    there = {**inputs, **{value.name or "": array for value, array in computed.items()}}
+    weights = {v.name or "": v.const_value for v in initializers(whole.model) if v.name in wanted}
+    there = {**inputs, **{name: tensor.numpy() for name, tensor in weights.items() if tensor is not None}}
+    there |= {value.name or "": array for value, array in computed.items()}
     if missing := sorted(wanted - there.keys()):
         raise UsageError(
             f"{tagged.path} was cut from {cut.file}: {whole.path} does not compute '{missing[0]}' to compare it with"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -75,15 +76,11 @@ def _export_file(
     """The result; its remarks are what the model computes if its class does not say it, and inputs that nobody gave."""
     from modelexport.exporting.pipeline import export as run
     from modelexport.exporting.requested_names import widened
-    from modelexport.pytorch.inputs.generated_inputs import describe
 
     interface = read_interface(names)
     loaded, example = choice.load(stages, weights="files" if options.weights.weights == "link" else "auto")
     options.quantized.check_model(loaded.model)
     example = widened(example, interface) if isinstance(example, Mapping) else example
-    remarks = [loaded.about] if loaded.about else []
-    if choice.inputs is None and loaded.inputs is None and isinstance(example, Mapping):
-        remarks.append(f"inputs were made up: {describe(example)}; give others with --inputs")
     return run(
         loaded.model,
         example,
@@ -94,8 +91,19 @@ def _export_file(
         interface=interface,
         dynamic=options.capture.dynamic or bool(names.axes),
         source=loaded.weights,
-        remarks=remarks,
+        remarks=[*filter(None, [loaded.about]), *_made_up(choice, loaded, example)],
     )
+
+
+def _made_up(choice: ModelChoice, loaded: Any, example: Any) -> list[str]:
+    """A line that says so if nobody gave the inputs that the model was run with."""
+    from modelexport.pytorch.inputs.generated_inputs import describe
+
+    if choice.inputs is not None or loaded.inputs is not None:
+        return []
+    if isinstance(example, Mapping):
+        return [f"inputs were made up: {describe(example)}; give others with --inputs"]
+    return ["the inputs that the parts were run with were made up"]
 
 
 def _write_page(path: Path, output: Path, stages: Stages, verified: Mapping[str, VerifyReport | None]) -> None:
@@ -128,6 +136,7 @@ def _export_folder(choice: ModelChoice, folder: Path, options: Options, *, repor
             source=loaded.weights,
             stages=stages,
         )
+    result = replace(result, notes=[*_made_up(choice, loaded, example), *result.notes])
     page = folder / "report.html" if report else None
     if page is not None:
         _write_page(folder, page, stages, {name: part.verified for name, part in result.parts.items()})
