@@ -15,6 +15,7 @@ from commands import run
 from exports import Shared
 from graph_texts import written
 from modelexport import export, load, quantize, verify
+from modelexport.cli.show_devices import format_device
 from modelexport.devices.device_report import DeviceReport
 from modelexport.devices.fixes import find_fix
 from modelexport.devices.judged_pieces import judge
@@ -280,6 +281,9 @@ def test_a_file_agrees_only_if_all_of_its_outputs_were_compared(tmp_path: Path) 
         { ["/a/Relu"] y = Relu(x) ["/b/SequenceConstruct"] z = SequenceConstruct(x, y) }"""
     report = verify(written(tmp_path / "both.onnx", text), device="cpu", keep=False)
     assert (report.whole.status, report.agrees) == ("not compared", False)
-    assert report.whole.reason == "an output is a sequence, or its right numbers cannot be computed"
+    assert report.whole.reason == "an output is a sequence, or its right numbers are not finite or cannot be computed"
+    assert format_device(report).splitlines()[-1].startswith("not compared: on cpu")
     alone = text.replace("float[2] y, ", "")
     assert verify(written(tmp_path / "alone.onnx", alone), device="cpu", keep=False).whole.status == "not compared"
+    never = "g (float[2] x) => (float[2] y) { z = Abs(x) n = Neg(z) y = Log(n) }"
+    assert verify(written(tmp_path / "never.onnx", never), device="cpu", keep=False).verdict == "not compared"

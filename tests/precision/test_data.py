@@ -81,9 +81,10 @@ def test_each_line_of_a_text_is_a_run_of_tokens(tmp_path: Path, words: Path) -> 
 def test_texts_fill_the_sizes_that_a_file_fixes(tmp_path: Path, words: Path) -> None:
     path = tmp_path / "some.txt"
     path.write_text("a cat\nsat on a mat\na")
-    (run,) = read_data(path, FIXED, words)
-    assert run["input_ids"].tolist() == [[1, 2, 0, 0, 0, 0], [3, 4, 1, 5, 0, 0]]
-    assert run["attention_mask"].sum() == 6
+    first, last = read_data(path, FIXED, words)
+    assert first["input_ids"].tolist() == [[1, 2, 0, 0, 0, 0], [3, 4, 1, 5, 0, 0]]
+    assert first["attention_mask"].sum() == 6
+    assert last["input_ids"].tolist() == [[1, 0, 0, 0, 0, 0]] * 2  # the last batch is filled with its own rows
 
 
 def test_a_cache_begins_empty(tmp_path: Path, words: Path) -> None:
@@ -164,8 +165,9 @@ def test_rows_of_a_fixed_batch_come_from_several_lines_and_have_one_length(tmp_p
     pairs = model_of(input_ids=(ir.DataType.INT64, [2, "sequence"]))
     path = tmp_path / "data.jsonl"
     path.write_text('{"text": "a"}\n{"text": "a cat sat"}\n{"text": "the third line lacks a second row"}')
-    (run,) = read_data(path, pairs, words)
-    assert run["input_ids"].tolist() == [[1, 0, 0], [1, 2, 3]]
+    first, second = read_data(path, pairs, words)
+    assert first["input_ids"].tolist() == [[1, 0, 0], [1, 2, 3]]
+    assert second["input_ids"].tolist() == [[0, 0, 0, 0, 1, 0, 0]] * 2
 
 
 def test_only_the_lines_that_are_needed_are_read(tmp_path: Path, words: Path) -> None:
@@ -191,6 +193,9 @@ def test_a_number_that_the_type_of_the_input_cannot_hold_is_refused(tmp_path: Pa
         read_data(path, ids, tmp_path)
     (run,) = read_data(written(tmp_path / "data.npz", {"ids": np.array([1, 2], np.uint64)}), ids, tmp_path)
     assert run["ids"].tolist() == [1, 2] and run["ids"].dtype == np.int64
+    path = written(tmp_path / "large.npz", {"x": np.array([[1, 2, 1e300]])})
+    with pytest.raises(UsageError, match=r"x has the number 1e\+300, and the model takes float32"):
+        read_data(path, FEATURES, tmp_path)
 
 
 def test_a_tokenizer_that_panics_is_an_error_of_one_line(

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 import modelexport
 from commands import run
 from exports import Exporter
 from feeds import apart, feeds_of
+from graph_texts import written
 from modelexport.errors import InputsError, UsageError
 from modelexport.precision.measured_on_device import OnDevice
 from modelexport.precision.methods import Method, parse_method
@@ -20,7 +23,7 @@ from modelexport.precision.metrics_and_bounds import METRICS, find_metric, parse
 from modelexport.precision.prepared_for_quantizers import prepared
 from modelexport.precision.quantize import quantize_model, weights_size
 from modelexport.precision.recipes import resolve
-from modelexport.precision.search_within_bound import recipe_for
+from modelexport.precision.search_within_bound import recipe_for, search
 from modelexport.precision.sensitivity import measure_alone, open_switched, rank_correlation
 from modelexport.precision.switched_model import Unit, find_units
 from modelexport.runtime import part_process
@@ -62,6 +65,38 @@ def test_a_switched_unit_computes_what_the_quantized_file_does(exported: Exporte
         if method.row.operators is not None:
             assert apart(expected, found) <= 1e-6 + lost / 50
             assert weights_size(model) - weights_size(tagged.model) == switched.added[index, method]
+
+
+def test_outputs_that_a_node_leaves_out_stay_left_out(tmp_path: Path) -> None:
+    shapes = {"W": (1, 32, 8), "R": (1, 32, 8), "B": (1, 64)}
+    weights = [
+        numpy_helper.from_array(np.full(shape, 0.1, np.float32), f"{name}{kind}")
+        for name in "ab" for kind, shape in shapes.items()
+    ]  # fmt: skip
+    nodes = [
+        helper.make_node("LSTM", ["x", f"{name}W", f"{name}R", f"{name}B"], ["", name, ""], name=name, hidden_size=8)
+        for name in "ab"
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in
+            (("x", [4, 2, 8]), ("y", [1, 2, 8]))]  # fmt: skip
+    graph = helper.make_graph([*nodes, helper.make_node("Add", ["a", "b"], ["y"])], "g", ends[:1], ends[1:], weights)
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), tmp_path / "two.onnx")
+    data = [{"x": np.random.default_rng(seed).standard_normal((4, 2, 8)).astype(np.float32)} for seed in (0, 1)]
+    for method in ("float16", "int8-dynamic"):
+        modelexport.quantize(tmp_path / "two.onnx", tmp_path / "out.onnx", to=method)
+        nodes = onnx.load(tmp_path / "out.onnx").graph.node
+        assert [node.output[0] for node in nodes if "LSTM" in node.op_type] == ["", ""]
+        assert modelexport.sensitivity(tmp_path / "two.onnx", to=method, data=data).units[0].loss > 0
+
+
+def test_data_for_which_the_model_computes_no_finite_number_are_refused(tmp_path: Path) -> None:
+    text = "g (float[2] x) => (float[2] y) <float[2, 2] w = {1, 2, 3, 4}> { z = Log(x) y = MatMul(z, w) }"
+    path, data = written(tmp_path / "log.onnx", text), [{"x": np.array([-1, -2], np.float32)}] * 2
+    with pytest.raises(InputsError, match="y has no finite number for a run of the data"):
+        modelexport.sensitivity(path, to="int8-dynamic", data=data)
+    with pytest.raises(InputsError, match="y has no finite number for a run of the data"):
+        search(path, to=["int8-dynamic"], data=data, within="error<=0.1")
 
 
 def test_static_ranges_are_measured_once_for_all_modules(exported: Exporter) -> None:
@@ -203,6 +238,10 @@ def test_a_metric_may_be_a_function_of_a_file(tmp_path: Path) -> None:
     metric = find_metric(f"{tmp_path}/mine.py:largest")
     assert metric.loss(RIGHT, RIGHT + 2) == 2
     assert parse_bound(f"{tmp_path}/mine.py:largest <= 1e-3").limit == 1e-3
+    (tmp_path / "wrong.py").write_text("def raises(a, b):\n    return 1 / 0\n\ndef text(a, b):\n    return 'x'\n")
+    for function in ("raises", "text"):
+        with pytest.raises(UsageError, match=rf"wrong\.py:{function} does not give a number: \w+Error: "):
+            find_metric(f"{tmp_path}/wrong.py:{function}").loss(RIGHT, RIGHT)
 
 
 @pytest.mark.parametrize(
@@ -229,6 +268,7 @@ def test_rank_correlation() -> None:
     assert rank_correlation([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1)
     assert rank_correlation([1, 2, 2, 3], [1, 2, 2, 3]) == pytest.approx(1)
     assert rank_correlation([1, 1, 1], [1, 2, 3]) == 0
+    assert rank_correlation([1], [2]) == rank_correlation([0, 0], [3, 3]) == 1
 
 
 def test_the_command_shows_the_table_and_refuses_what_does_not_fit(exported: Exporter, tmp_path: Path) -> None:

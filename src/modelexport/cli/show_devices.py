@@ -49,10 +49,10 @@ def format_device(report: DeviceReport) -> str:
         result += f", and by {whole.rounding:.2g} on the processor in the device's type"
     named = "file" if report.fix is None else "changed file"
     summary = (
-        f"{'agree' if report.agrees else 'differ'}: on {report.device} the {named} is {result}; "
+        f"{report.verdict}: on {report.device} the {named} is {result}; "
         f"bound {report.bound:g}; inputs: {report.inputs}; {plural(report.measured, 'piece')} measured now"
     )
-    colour: Style = "green" if report.agrees else "red"
+    colour: Style = "green" if report.agrees else "red" if report.verdict == "differ" else "yellow"
     return "\n".join([*lines, *report.notes, styled(summary, colour)])
 
 

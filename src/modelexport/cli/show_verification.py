@@ -124,7 +124,10 @@ def format_losses(report: AgainstReport) -> str:
     statuses = Counter(call.status for call in report.calls)
     unknown = f", {statuses['not compared']:,} not compared" if statuses["not compared"] else ""
     same = f"{statuses['agree']:,} of {_with_nodes(statuses)} compute the same{unknown}" if not report.judged else ""
-    outputs = ", ".join(f"{loss.difference.name} is off by {_size_of_error(loss)}" for loss in report.outputs)
+    outputs = ", ".join(
+        f"{loss.difference.name}{':' if loss.norm is None else ' is off by'} {_size_of_error(loss)}"
+        for loss in report.outputs
+    )
     within = {"agree": "within", "differ": "not within"}.get(report.verdict, "") if report.judged else ""
     bound = f"{within} {_percent(report.bound)}" if within else ""
     beyond = f"first call off by more than {_percent(report.bound)}: {report.first_beyond}"

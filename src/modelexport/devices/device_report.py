@@ -138,7 +138,13 @@ class DeviceReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
     @property
     def agrees(self) -> bool:
         """Whether the outputs of the whole file, or of the changed one, are within the bound."""
-        return self.whole.status == "agree" if self.fix is None else self.fix.agrees
+        return self.verdict == "agree"
+
+    @property
+    def verdict(self) -> Literal["agree", "differ", "not compared"]:
+        """``not compared`` if an output has no right numbers and the others agree."""
+        status = (self.whole if self.fix is None else self.fix).status
+        return status if status in ("agree", "not compared") else "differ"
 
     def __repr__(self) -> str:
         named = ", ".join(piece.address or "." for piece in self.culprits)

@@ -22,6 +22,7 @@ from modelexport.runtime.part_runner import output_error
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.surgery.graph_cutter import Cut, Cutter
 from modelexport.tagged.file import TaggedFile
+from modelexport.traces.array_differences import is_comparable
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.node_computation import NodeError
 
@@ -44,6 +45,7 @@ class Piece:
     inputs: Mapping[str, Any]
     """Names of its inputs to the right arrays."""
     outputs: Mapping[str, Any]
+    """Those that can be compared."""
 
     def with_model(self, model: ir.Model) -> Piece | None:
         """The piece with a changed model, and what that computes; ``None`` if it cannot be computed exactly."""
@@ -77,6 +79,10 @@ class Piece:
 def error_between(right: Mapping[str, Any], results: Mapping[str, Any]) -> float:
     """The largest error of some arrays, by name."""
     return largest(output_error(array, results[name]) for name, array in right.items())
+
+
+def _comparable(outputs: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: array for name, array in outputs.items() if is_comparable(array)}
 
 
 def _as_half(array: Any) -> Any:
@@ -114,7 +120,7 @@ class PieceCutter:
         model = self._tagged.model
         values = [value for value in model.graph.outputs if value in self._right]
         outputs = {value.name or "": self._array(value) for value in values}
-        return Piece(".", self._tagged.nodes, model, self._tagged.path.parent, dict(self._inputs), outputs)
+        return Piece(".", self._tagged.nodes, model, self._tagged.path.parent, dict(self._inputs), _comparable(outputs))
 
     def of_call(self, call: ModuleCall) -> Piece | None:
         """A call with those inside it; ``None`` if it depends on no input, or its boundary is not known."""
@@ -140,8 +146,8 @@ class PieceCutter:
             value.name or "": source for value, source in zip(required_inputs(cut.model), cut.inputs, strict=True)
         }
         outputs = {value.name or "": source for value, source in zip(cut.model.graph.outputs, cut.outputs, strict=True)}
-        arrays = [{key: self._array(source) for key, source in side.items()} for side in (inputs, outputs)]
-        return Piece(name, tuple(nodes), cut.model, self._tagged.path.parent, *arrays)
+        taken, right = ({key: self._array(source) for key, source in side.items()} for side in (inputs, outputs))
+        return Piece(name, tuple(nodes), cut.model, self._tagged.path.parent, taken, _comparable(right))
 
     def _array(self, value: ir.Value) -> Any:
         """The right array of a value, in its type."""

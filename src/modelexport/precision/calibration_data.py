@@ -143,7 +143,11 @@ def _fitted(name: str, array: Any, value: ir.Value) -> Any:
         for number in (int(array.min()), int(array.max())):
             if not range_of_type.min <= number <= range_of_type.max:
                 raise InputsError(f"{name} has the number {number}, and the model takes {wanted}, which cannot hold it")
-    return np.ascontiguousarray(array.astype(wanted, copy=False))
+    with np.errstate(over="ignore"):
+        converted = np.ascontiguousarray(array.astype(wanted, copy=False))
+    if wanted.kind == "f" and (lost := np.isinf(converted) & ~np.isinf(array)).any():
+        raise InputsError(f"{name} has the number {array[lost][0]}, and the model takes {wanted}, which cannot hold it")
+    return converted
 
 
 def _unstacked(arrays: Feeds, model: ir.Model) -> Iterator[Feeds]:
@@ -217,19 +221,26 @@ def _texts(texts: Iterable[tuple[int, str]], path: Path, model: ir.Model, beside
         raise InputsError(f"the model takes {first_few(inputs)}, and no input of tokens: give arrays, not text")
     batch, length = (size if isinstance(size, int) else 0 for size in shape)
     tokenizer.enable_truncation(length or LENGTH)
-    rows: list[Any] = []
-    for number, text in itertools.chain(first, texts):
-        if len(text) > TEXT_CHARACTERS:
-            raise FileFormatError(
-                f"the text of line {number} of {path} has more than {TEXT_CHARACTERS:,} characters: cut it"
-            )
-        with _panics_told(f"the tokenizer in {beside} fails on line {number} of {path}"):
-            encoding = tokenizer.encode(text)
-        for row in (encoding, *encoding.overflowing):
-            rows.append(row)
-            if len(rows) == (batch or 1):
-                yield _feeds_of_rows(rows, length, padding, inputs)
-                rows = []
+
+    def rows() -> Iterator[Any]:
+        for number, text in itertools.chain(first, texts):
+            if len(text) > TEXT_CHARACTERS:
+                raise FileFormatError(
+                    f"the text of line {number} of {path} has more than {TEXT_CHARACTERS:,} characters: cut it"
+                )
+            with _panics_told(f"the tokenizer in {beside} fails on line {number} of {path}"):
+                encoding = tokenizer.encode(text)
+            yield from (encoding, *encoding.overflowing)
+
+    for batch_of_rows in _batches(rows(), batch or 1):
+        yield _feeds_of_rows(batch_of_rows, length, padding, inputs)
+
+
+def _batches(rows: Iterable[Any], count: int) -> Iterator[list[Any]]:
+    """Rows by as many as a file takes at once; the last batch is filled with its own rows again."""
+    rows = iter(rows)
+    while batch := list(itertools.islice(rows, count)):
+        yield list(itertools.islice(itertools.cycle(batch), count))
 
 
 def _feeds_of_rows(rows: list[Any], length: int, padding: Mapping[str, int], inputs: Mapping[str, ir.Value]) -> Feeds:
@@ -298,26 +309,26 @@ def _images(folder: Path, model: ir.Model, beside: Path) -> Iterator[Feeds]:
         size_of_input if isinstance(size_of_input, int) else named.get(name, edge)
         for size_of_input, name in zip(size, ("height", "width"), strict=True)
     )
-    rows: list[Any] = []
-    count = batch if isinstance(batch, int) else 1
-    for file in sorted(file for file in folder.iterdir() if file.is_file()):
-        try:
-            with Image.open(file, formats=IMAGE_FORMATS) as image:
-                if image.width * image.height > IMAGE_PIXELS:
-                    raise ValueError(f"it has more than {IMAGE_PIXELS:,} pixels")
-                pixels = np.asarray(image.convert("RGB").resize((width, height)), dtype=np.float32)
-        except UnidentifiedImageError:
-            continue  # a text beside the images, or a format that is not read
-        except (OSError, ValueError, Image.DecompressionBombError) as error:
-            raise FileFormatError(f"{file} cannot be read as an image ({error})") from error
-        if processor.do_rescale:
-            pixels = pixels * np.float32(processor.rescale_factor)
-        if processor.do_normalize:
-            pixels = (pixels - np.asarray(processor.image_mean)) / np.asarray(processor.image_std)
-        rows.append(pixels.astype(np.float32).transpose(2, 0, 1))
-        if len(rows) == count:
-            yield {wanted[0].name or "": np.stack(rows)}
-            rows = []
+
+    def rows() -> Iterator[Any]:
+        for file in sorted(file for file in folder.iterdir() if file.is_file()):
+            try:
+                with Image.open(file, formats=IMAGE_FORMATS) as image:
+                    if image.width * image.height > IMAGE_PIXELS:
+                        raise ValueError(f"it has more than {IMAGE_PIXELS:,} pixels")
+                    pixels = np.asarray(image.convert("RGB").resize((width, height)), dtype=np.float32)
+            except UnidentifiedImageError:
+                continue  # a text beside the images, or a format that is not read
+            except (OSError, ValueError, Image.DecompressionBombError) as error:
+                raise FileFormatError(f"{file} cannot be read as an image ({error})") from error
+            if processor.do_rescale:
+                pixels = pixels * np.float32(processor.rescale_factor)
+            if processor.do_normalize:
+                pixels = (pixels - np.asarray(processor.image_mean)) / np.asarray(processor.image_std)
+            yield pixels.astype(np.float32).transpose(2, 0, 1)
+
+    for batch_of_rows in _batches(rows(), batch if isinstance(batch, int) else 1):
+        yield {wanted[0].name or "": np.stack(batch_of_rows)}
 
 
 def _processor(beside: Path) -> _Processor:

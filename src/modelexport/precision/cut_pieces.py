@@ -109,7 +109,9 @@ class PieceInserter:
 
     def __init__(self, model: ir.Model) -> None:
         self._model = model
-        self._there = {value.name: value for node in model.graph for value in node.outputs}
+        self._there: dict[str | None, ir.Value] = {
+            value.name: value for node in model.graph for value in node.outputs if value.name
+        }
         self._names = {node.name for node in model.graph}
         self._new: set[ir.Node] = set()
 
@@ -131,7 +133,7 @@ class PieceInserter:
         for node in nodes:
             self._names.discard(node.name)
             for value in node.outputs:
-                del self._there[value.name]
+                self._there.pop(value.name, None)
         replacing = self._nodes(piece, values, _owners(piece, nodes))
         by_name = {value.name: values[value] for value in piece.graph.outputs}
         arriving = [by_name[value.name] for value in leaving]
@@ -171,7 +173,7 @@ class PieceInserter:
                 values.update(zip(node.outputs, twin.outputs, strict=True))
                 continue
             results = [value_like(value) for value in node.outputs]
-            for value in results:
+            for value in (each for each in results if each.name):
                 while value.name in there:
                     value.name = f"{value.name}_again"
                 there[value.name] = value
@@ -198,7 +200,7 @@ class PieceInserter:
         sources = [source for source in producer.inputs if source is not None]
         self._names.discard(producer.name)
         for output in producer.outputs:
-            del self._there[output.name]
+            self._there.pop(output.name, None)
         self._model.graph.remove(producer, safe=True)
         for source in sources:
             self._drop(source)
@@ -217,7 +219,7 @@ def import_operators(model: ir.Model, piece: ir.Model) -> None:
 
 def _owners(piece: ir.Model, replaced: Sequence[ir.Node]) -> dict[ir.Node, Owner | None]:
     """The owner of each node of a changed piece: of the replaced node with its result, or of the nodes it leads to."""
-    before = {value.name: node for node in replaced for value in node.outputs}
+    before = {value.name: node for node in replaced for value in node.outputs if value.name}
     owners: dict[ir.Node, Owner | None] = {}
     for node in reversed(piece.graph):
         source = next((before[value.name] for value in node.outputs if value.name in before), None)

@@ -76,7 +76,7 @@ class OnDevice(SwitchableSession):
         """
         if (output := self.run(feeds, {})) is None:
             raise RunError(f"{self._tagged.path} does not run on {self._process.device}: {self.failure}")
-        return output
+        return self._right(output)
 
     def opened(self, model: ir.Model) -> Callable[[Mapping[str, Any]], Any]:
         """As :meth:`SwitchableSession.opened`, on the device.

@@ -39,7 +39,13 @@ _BLOCKS: Mapping[str, Option] = {
     "accuracy_level": 4,
     "embeddings": False,
 }
-_WORDS = {"algorithm": ("rtn", "hqq", "k_quant"), "block": ("16", "32", "64", "128", "256")}
+_WORDS = {
+    "algorithm": ("rtn", "hqq", "k_quant"),
+    "block": ("16", "32", "64", "128", "256"),
+    "accuracy_level": tuple("01234"),
+}
+_WITHOUT = {"hqq": ("symmetric", "accuracy_level", "embeddings"), "k_quant": ("symmetric",)}
+"""Options that ONNX Runtime's function for an algorithm does not have."""
 
 
 class Method(msgspec.Struct, frozen=True, order=True):
@@ -100,6 +106,8 @@ def parse_method(text: str) -> Method | None:
             known = ", ".join(f"{key}={value}" for key, value in row.options.items()) or "none"
             raise UsageError(f"{name} has no option '{key}'{nearest(key, row.options)}; it has {known}")
         options[key] = _value(f"{name}:{key}", row.options[key], value if equals else "true", row.choices.get(key))
+    if without := [key for key in _WITHOUT.get(str(options.get("algorithm")), ()) if key in options]:
+        raise UsageError(f"{name}:algorithm={options['algorithm']} has no option '{without[0]}': leave it out")
     return Method(
         name,
         tuple((key, options[key]) for key in row.options if options.get(key, default := row.options[key]) != default),
@@ -212,6 +220,8 @@ def _blockwise(bits: int) -> Callable[[onnx.ModelProto, Method, Path | None], on
         )
         operators = ("MatMul", "Gather") if alone else ("MatMul",)  # the library needs opset 21 for these
         kind = method.option("algorithm")
+        if alone and kind == "k_quant":
+            raise UsageError(f"{method} quantizes tables that are tied to a product, and no others: give algorithm=rtn")
         config: library.WeightOnlyQuantConfig
         if kind == "rtn":
             config = library.DefaultWeightOnlyQuantConfig(
@@ -299,7 +309,11 @@ METHODS: Mapping[str, MethodRow] = {
         needs_data=True,
     ),
     "int8-weights": MethodRow(
-        "int8 weights by blocks, float activations", _blockwise(8), _MATRICES, options=_BLOCKS, choices=_WORDS
+        "int8 weights by blocks, float activations",
+        _blockwise(8),
+        _MATRICES,
+        options=_BLOCKS,
+        choices=_WORDS | {"algorithm": ("rtn", "k_quant")},
     ),
     "int4": MethodRow(
         "4-bit weights by blocks, float activations", _blockwise(4), _MATRICES, options=_BLOCKS, choices=_WORDS

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from modelexport.core.text import nearest
+from modelexport.core.text import error_line, nearest
 from modelexport.errors import UsageError
 from modelexport.traces.array_differences import relative_error
 
@@ -106,14 +106,14 @@ def find_metric(name: str) -> Metric:
         measure = getattr(module, function)
     except Exception as error:  # whatever the file raises
         raise UsageError(f"{name} cannot be loaded: {type(error).__name__}: {error}") from error
-    return Metric(name, lambda right, computed: _number(name, measure(right, computed)), ideal=None)
 
+    def figure(right: Any, computed: Any) -> float:
+        try:
+            return float(measure(right, computed))
+        except Exception as error:  # whatever the function raises, or float of what it returns
+            raise UsageError(f"{name} does not give a number: {error_line(error)}") from error
 
-def _number(name: str, figure: Any) -> float:
-    try:
-        return float(figure)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"{name} returned {type(figure).__name__}, and not a number") from error
+    return Metric(name, figure, ideal=None)
 
 
 def _by_row(measure: Measure) -> Measure:

@@ -117,7 +117,8 @@ def sensitivity(
             f"(`modelexport verify {tagged.path.name} --device {device} --fix` finds why)"
         )
     if agreement is not None:
-        notes.append(f"the last run did not change the order of the modules: rank correlation {agreement:.2f}")
+        changed = "did not change" if agreement >= STEADY else "changed"
+        notes.append(f"the last run {changed} the order of the modules: rank correlation {agreement:.2f}")
     order = sorted(losses_of_units, key=lambda unit_loss: -unit_loss.loss)
     return SensitivityReport(_table(tagged, units, losses_of_units, measured, notes), order, len(losses), agreement)
 
@@ -178,10 +179,10 @@ def measure_alone(
 
 
 def rank_correlation(first_figures: Iterable[float], other_figures: Iterable[float]) -> float:
-    """Spearman's coefficient: equal figures share their mean rank; 0 if all of one side are equal."""
+    """Spearman's coefficient: equal figures share their mean rank. If all of one side are equal it is 0, of both 1."""
     first, second = (_ranks(np.array(list(figures), dtype=np.float64)) for figures in (first_figures, other_figures))
     size = float(np.linalg.norm(first) * np.linalg.norm(second))
-    return float(first @ second) / size if size else 0.0
+    return float(first @ second) / size if size else float(not first.any() and not second.any())
 
 
 def _ranks(figures: Any) -> Any:

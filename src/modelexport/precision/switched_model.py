@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from modelexport.core.text import nearest
 from modelexport.core.timed_stages import counted
-from modelexport.errors import UsageError
+from modelexport.errors import InputsError, UsageError
 from modelexport.files.map_types import model_of
 from modelexport.graph.copies import copy_of, value_like
 from modelexport.graph.node_owners import owner_of
@@ -28,6 +28,7 @@ from modelexport.precision.methods import Method, apply_method
 from modelexport.precision.recipes import can_quantize
 from modelexport.runtime.sessions import open_session, run_session
 from modelexport.tagged.file import TaggedFile
+from modelexport.traces.array_differences import is_comparable
 
 Choice = Mapping[int, Method]
 """Positions of units to their methods; the others are kept."""
@@ -126,10 +127,20 @@ class SwitchableSession:
 
         Raises:
             UsageError: The model does not run with these inputs.
+            InputsError: What it computes as it is, to compare with, has no finite number.
         """
         chosen = {_switch(index, method) for index, method in (choice or {}).items()}
         switches = {name: np.array(name in chosen) for name in self._switches}
-        return run_session(self._runs, {**feeds, **switches})[self.output]
+        result = run_session(self._runs, {**feeds, **switches})[self.output]
+        return self._right(result) if not chosen else result
+
+    def _right(self, result: Any) -> Any:
+        """A result to compare with."""
+        if not is_comparable(result):
+            raise InputsError(
+                f"{self.output} has no finite number for a run of the data: give inputs that the model is for"
+            )
+        return result
 
     def kept(self, feeds: Mapping[str, Any]) -> Any:
         """The output with every unit kept, where choices run."""
@@ -154,7 +165,7 @@ def _only_output(model: ir.Model, name: str | None) -> str:
     floating = (value for value in outputs if value.dtype is None or value.dtype.is_floating_point())
     chosen = outputs[names.index(name)] if name is not None else next(floating, None)
     if chosen is None:
-        raise UsageError("the model has no output of floating-point numbers: name one with --output")
+        raise UsageError("the model has no output of floating-point numbers: name one with --compare")
     model.graph.outputs[:] = [chosen]
     return chosen.name or ""
 
@@ -177,7 +188,7 @@ def _sizes(weights: Iterable[ir.Value]) -> dict[str | None, int]:
 def _put(graph: ir.Graph, node: ir.Node, branches: Sequence[tuple[str, ir.Model]]) -> None:
     """Replace a node by a choice between itself and the pieces that were made from it."""
     live = [value for value in node.outputs if value.uses() or value.is_graph_output()]
-    same = [value_like(value, f"{value.name} kept") for value in node.outputs]
+    same = [value_like(value, f"{value.name} kept" if value.name else None) for value in node.outputs]
     kept = ir.Node(node.domain, node.op_type, node.inputs, list(node.attributes.values()), outputs=same)
     nodes, results = [kept], [kept.outputs[node.outputs.index(value)] for value in live]
     for switch, piece in branches:
@@ -206,7 +217,7 @@ def _branch(graph: ir.Graph, node: ir.Node, piece: ir.Model, live: Sequence[ir.V
     branch.inputs.clear()
     held = list(branch.initializers.values())
     branch.initializers.clear()
-    for value in (*held, *(value for inner in branch for value in inner.outputs)):
+    for value in (*held, *(value for inner in branch for value in inner.outputs if value.name)):
         value.name = f"{value.name} {node.name} {switch}"
     for value in held:
         graph.register_initializer(value)

@@ -1,7 +1,8 @@
 """The difference of two arrays as data: shape, type, NaN and infinities first, then how far the numbers are apart.
 
 The error of an array is the norm of the difference over the norm of the right one, which does not change when
-everything is scaled. Elements that are infinite, or a mask's substitute for that (1e30 or more), have to be so in both.
+everything is scaled. Elements that are infinite, or a mask's substitute for that (1e30 or more), have to be so in both;
+arrays that have no others are not compared (:func:`is_comparable`).
 """
 
 from __future__ import annotations
@@ -84,8 +85,8 @@ def compare_arrays(
     allowed = ALLOWED.get(str(actual.dtype), 0.0) if allowed is None else allowed
     nans = int(np.count_nonzero(np.isnan(right.astype(np.float64)) != np.isnan(actual.astype(np.float64))))
     absolute = _largest(right, actual)
-    status: Verdict = "agree" if error <= allowed else "differ"
-    reason = ""
+    status: Verdict = "differ" if not error <= allowed else "agree" if is_comparable(right) else "not compared"
+    reason = "no element is a finite number" if status == "not compared" else ""
     if nans:
         reason = f"{nans:,} of {actual.size:,} elements are NaN in only one of the two"
     elif status == "differ":
@@ -115,6 +116,14 @@ def worst(differences: Sequence[Difference]) -> Difference | None:
     return max(
         differences, key=lambda difference: (order.index(difference.status), difference.relative or 0.0), default=None
     )
+
+
+def is_comparable(right: Any) -> bool:
+    """Whether equality with an array is evidence: NaN and infinity say nothing about what computed them."""
+    if not is_floating(right) or not right.size:
+        return True
+    with np.errstate(invalid="ignore"):
+        return bool((np.abs(right.astype(np.float64, copy=False)) < INFINITE).any())
 
 
 def is_floating(array: Any) -> bool:

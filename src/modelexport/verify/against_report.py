@@ -83,7 +83,8 @@ class AgainstReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
     def verdict(self) -> Verdict:
         """``differ`` if anything does, ``not compared`` if nothing was, else ``agree``."""
         if self.judged:
-            within = [weight_of(loss) <= self.bound for loss in self.outputs if loss.difference.name in self.judged]
+            judged = (loss for loss in self.outputs if loss.difference.name in self.judged)
+            within = [weight_of(loss) <= self.bound for loss in judged if loss.difference.status != "not compared"]
             return "not compared" if not within else "agree" if all(within) else "differ"
         statuses = {loss.difference.status for loss in self.outputs} | {call.status for call in self.calls}
         return "differ" if "differ" in statuses else "agree" if "agree" in statuses else "not compared"

@@ -243,7 +243,7 @@ def _shown(report: Any, *, verbose: bool) -> tuple[Any, str]:
             facts = {"verdict": report.verdict, "agrees": report.agrees, "ranked": ranked}
             text = show_verification.format_losses(report)
         case "DeviceReport":
-            facts = {"verdict": "agree" if report.agrees else "differ", "agrees": report.agrees}
+            facts = {"verdict": report.verdict, "agrees": report.agrees}
             text = show_devices.format_device(report)
         case kind:
             show = show_package.format_generation if kind == "GenerationReport" else show_package.format_pipeline
