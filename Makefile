@@ -19,7 +19,7 @@ demo: .venv/installed
 
 # Tests start many commands: with bytecode they start faster.
 test: .venv/installed-for-tests check
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist worksteal
 
 check: .venv/installed-for-tests
 	$(BIN)/ruff check
@@ -28,7 +28,7 @@ check: .venv/installed-for-tests
 	$(BIN)/lint-imports
 
 test-slow: .venv/installed-for-tests
-	$(BIN)/pytest -n 2 -m slow
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist worksteal -m slow
 
 # Devices that need packages of their own; `python benchmarks/devices.py` measures ten models there.
 test-devices: .venv/installed-for-tests

@@ -51,6 +51,7 @@ def compare(repository: Path, *words: str, model: str = "nets.py:make") -> tuple
     return summary.read_text(), written
 
 
+@pytest.mark.slow  # two exports, each in a process
 def test_what_a_pull_request_changes_is_said_by_module(repository: Path) -> None:
     (repository / "nets.py").write_text(MODEL.format(width=4, activation="Tanh"))
     text, outputs = compare(repository, "--fail-on", "structure,outputs", "--options=--dynamic")

@@ -55,7 +55,7 @@ STOPPED = {
 }
 """Models that `torchscript` cannot export, and the operator or line that prevents it."""
 
-QUICK = {"blocks", "recurrent", "tied-weights", "nested-structures", "unet", "bert", "gpt2", "vit"}
+QUICK = {"blocks", "recurrent", "tied-weights", "nested-structures", "unet", "bert"}
 """One of each kind of model; both exports of the others take a minute."""
 
 frontends = pytest.mark.parametrize("frontend", BOTH)
@@ -143,7 +143,9 @@ def test_numbers_that_are_spaced_by_a_level_of_one_pixel_are_finite(tmp_path: Pa
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", ["unet", "bert", "gpt2", "marian", "resnet", "clip"])
+@pytest.mark.parametrize(
+    "name", ["bert", "resnet", *(pytest.param(n, marks=pytest.mark.slow) for n in ("unet", "gpt2", "marian", "clip"))]
+)
 def test_a_traced_model_with_dynamic_sizes_takes_other_sizes(name: str, exported: Exporter) -> None:
     export = exported(name, dynamic=True, frontend="torchscript")
     assert export.document["verify"]["agrees"]

@@ -156,6 +156,7 @@ class Layers(nn.Module):
         )
 
 
+@pytest.mark.slow
 def test_recurrent_layers_pooling_and_parts_of_dynamic_axes(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Layers().eval()

@@ -136,7 +136,7 @@ def test_forty_random_stacks_are_captured_as_without_sharing(variants: list[str]
     check_stack(variants, dynamic)
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_layers_that_write_into_what_they_get_are_never_shared(dynamic: bool) -> None:
     check_stack(["plain", "writes its input", "plain", "writes its input", "plain"], dynamic)
 

@@ -239,6 +239,7 @@ def __getattr__(name):
 """
 
 
+@pytest.mark.slow  # an export in a process
 def test_transformers_that_cannot_be_imported_does_not_stop_other_models(tmp_path: Path) -> None:
     """As with a torchvision that does not fit torch: its names are read when they are used, and raise then."""
     (tmp_path / "transformers").mkdir()

@@ -86,6 +86,7 @@ def test_what_a_static_cache_does_not_go_with_is_one_line(tmp_path: Path) -> Non
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_a_separate_prefill_shares_the_weights_and_both_loaders_run_both_parts(tmp_path: Path) -> None:
     from transformers.exporters import ExportedModel
 

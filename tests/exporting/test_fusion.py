@@ -150,6 +150,7 @@ def prefill(path: Path) -> tuple[list[Any], list[Any]]:
     return actual, expected
 
 
+@pytest.mark.slow
 def test_a_prompt_without_a_past_is_right_for_rows_padded_differently(tmp_path: Path) -> None:
     (logits, keys), (right_logits, right_keys) = prefill(tmp_path / "llama.onnx")
     for row, attended in ((0, slice(None)), (1, slice(3, None))):

@@ -107,7 +107,14 @@ class All(nn.Module):
         return tuple(part(x) for part in self.parts)
 
 
-@pytest.mark.parametrize(("frontend", "names"), [("dynamo", tuple(FUNCTIONS)), ("torchscript", BY_TRACE)])
+@pytest.mark.parametrize(
+    ("frontend", "names"),
+    [
+        ("dynamo", tuple(FUNCTIONS)[::5]),
+        ("torchscript", BY_TRACE),
+        pytest.param("dynamo", tuple(FUNCTIONS), marks=pytest.mark.slow),
+    ],
+)
 def test_numbers_from_sizes(frontend: str, names: tuple[str, ...], tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x = All(names).eval(), torch.randn(3, 10, 20)

@@ -73,7 +73,7 @@ WRITERS: Mapping[str, list[str]] = {
     "cost": ["cost", "plain.onnx", "--html", "out.html"],
     "inputs": ["inputs", "factory.py:make", "-o", "out.npz"],
 }
-QUICK_WRITERS = ["extract", "update-weights", "update-weights beside", "retag", "inline", "split", "place"]
+QUICK_WRITERS = ["extract", "update-weights beside", "retag", "split"]
 Files = dict[str, bytes]
 
 

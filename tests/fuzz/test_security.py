@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
 import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -20,6 +20,7 @@ import torch
 import transformers.dynamic_module_utils
 from safetensors.numpy import load_file, save_file
 
+import commands
 from corpus import Tiny, copied, tiny
 from limited import run
 from modelexport import export, load
@@ -55,14 +56,16 @@ def place(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 # --- nobody is let in -------------------------------------------------------------------------------------------------
 
 
-def test_a_tokenizer_of_the_models_folder_runs_no_code(tmp_path: Path, corpus: Path) -> None:
+def test_a_tokenizer_of_the_models_folder_runs_no_code(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = Path(shutil.copytree(corpus / "checkpoint", tmp_path / "model"))
     (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\nclass Evil: pass\n")
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", None]}})
     )
-    command = [sys.executable, "-m", "modelexport", "hierarchy", "model", "--mode", "traced"]
-    yes = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, input="y\n" * 100, check=False)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 100))
+    yes = commands.run("hierarchy", "model", "--mode", "traced", cwd=tmp_path)
     assert not (tmp_path / "ran").exists()
     assert yes.returncode == 0, yes.stderr
 

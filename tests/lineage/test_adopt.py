@@ -143,7 +143,7 @@ def test_adopting_a_program_leaves_it_as_it_is(blocks_program: Any, tmp_path: Pa
     assert keys.CALL_TREE not in blocks_program.model.metadata_props
 
 
-@pytest.mark.parametrize("optimize", [False, True])
+@pytest.mark.parametrize("optimize", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_every_call_of_a_shared_layer_is_told_apart_in_memory(
     optimize: bool, tmp_path: Path, exported: Exporter
 ) -> None:

@@ -126,6 +126,7 @@ def facts(path: Path) -> dict[tuple[object, ...], ir.Node]:
     }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.tool)
 def test_a_node_that_a_tool_did_not_touch_keeps_owner_and_evidence(case: ToolCase, optimized: Optimized) -> None:
     source, output, report = optimized(case.models[0], case.tool)

@@ -237,7 +237,9 @@ def test_tied_parameters_are_counted_once_for_their_own_module(exported: Exporte
     assert rows["lm_head"].own["parameters"] == 0
 
 
-@pytest.mark.parametrize("name", ["bert", "unet", pytest.param("gpt2-cache", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["bert", *(pytest.param(name, marks=pytest.mark.slow) for name in ("unet", "gpt2-cache"))]
+)
 def test_a_dynamic_file_has_the_figures_of_a_file_of_fixed_sizes(exported: Exporter, name: str) -> None:
     fixed, path = cost(exported(name).path), exported(name, dynamic=True).path
     sizes: dict[str, int] = {}

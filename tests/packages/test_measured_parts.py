@@ -46,6 +46,7 @@ def stages(exported: Exporter, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
+@pytest.mark.slow
 def test_an_export_names_what_each_part_takes_and_returns_and_the_next_command(written: PackageResult) -> None:
     lines = format_package(written, "google/t5").splitlines()
     encoder = lines.index("encoder:")

@@ -414,9 +414,8 @@ def test_new_weights_go_into_the_one_file_of_each_component(sd: Path, tmp_path: 
     assert files[0].samefile(files[1])
 
 
-@pytest.mark.parametrize(
-    "build", [unconditional, *(pytest.param(build, marks=pytest.mark.slow) for build in (stable_diffusion_3, flux))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("build", [unconditional, stable_diffusion_3, flux])
 def test_parts_come_from_the_run_whatever_the_pipeline(build: Callable[[], Any], tmp_path: Path) -> None:
     pipeline = seeded(build)
     result = modelexport.export_package(pipeline, tmp_path / "out")

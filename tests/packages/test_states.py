@@ -205,6 +205,7 @@ def test_a_prompt_runs_token_by_token_where_the_code_has_a_loop_over_tokens(tmp_
     check_with_the_page(model, tmp_path / "out", (7, 3, 12), (1,), (30,))
 
 
+@pytest.mark.slow
 def test_a_model_that_is_another_in_a_batch_takes_one_prompt(tmp_path: Path) -> None:
     model = made(other_in_a_batch)
     modelexport.export_package(model, tmp_path / "out")

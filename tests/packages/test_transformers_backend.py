@@ -43,6 +43,7 @@ def test_what_is_saved_is_tagged_verified_and_run_by_transformers(vit: tuple[Any
     assert dataclasses.replace(ours, export_config={}) == dataclasses.replace(theirs, export_config={})
 
 
+@pytest.mark.slow
 def test_the_parts_of_generation_have_the_addresses_of_the_whole_model(tmp_path: Path) -> None:
     config = LlamaConfig(**{**SIZES, "num_hidden_layers": 1}, num_key_value_heads=2, vocab_size=32)
     model = LlamaForCausalLM(config).eval()

@@ -78,6 +78,7 @@ def test_merged_it_gives_what_peft_gives(adapter: AdapterCase, peft: Path, expor
     assert load(result.path).hierarchy is not None
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("adapter", CASES, ids=lambda adapter: adapter.name)
 def test_as_inputs_it_gives_what_peft_gives_and_without_it_nothing_changes(
     adapter: AdapterCase, peft: Path, exported: Exporter, tmp_path: Path
@@ -261,7 +262,7 @@ def test_stages_take_the_inputs_of_their_modules(peft: Path, exported: Exporter,
     assert distance(run_chain(tmp_path / "stages", feeds)["logits"], np.load(peft / "attention.npy")) < TOLERANCE
 
 
-@pytest.mark.parametrize("tags_as", ["attributes", "functions"])
+@pytest.mark.parametrize("tags_as", [pytest.param("attributes", marks=pytest.mark.slow), "functions"])
 def test_a_file_keeps_its_encoding(tags_as: str, peft: Path, tmp_path: Path) -> None:
     case = models.case("llama")
     modelexport.export(case.build(), case.inputs(), tmp_path / "llama.onnx", tags_as=tags_as)

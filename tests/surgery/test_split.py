@@ -187,6 +187,7 @@ def test_tied_weights_are_in_each_stage_that_uses_them(exported: Exporter, tmp_p
     assert set(first.graph.initializers) & set(last.graph.initializers)
 
 
+@pytest.mark.slow  # a model of 45 MB
 def test_weights_in_files_are_linked_and_each_stage_reads_its_own(exported: Exporter, tmp_path: Path) -> None:
     file = exported("torchvision-resnet18")
     model = load_onnx(file.path)

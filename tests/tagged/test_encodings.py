@@ -262,7 +262,7 @@ def random_models(draw: st.DrawFn) -> tuple[ir.Model, Tags]:
     return model, tags
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(random_models())
 def test_reading_the_functions_encoding_of_any_graph_gives_the_graph(
     tmp_path_factory: pytest.TempPathFactory, drawn: tuple[ir.Model, Tags]

@@ -58,6 +58,7 @@ class Mixed(nn.Module):
         )
 
 
+@pytest.mark.slow
 def test_what_numpy_or_the_standard_lacks_accuses_no_file(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x = Mixed().eval(), torch.randn(2, 3, 10, 8)

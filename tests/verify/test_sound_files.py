@@ -43,7 +43,7 @@ def test_a_model_of_the_table(name: str, frontend: FrontEnd, exported: Exporter)
     assert all(call.reason for call in report.calls if call.status == "not compared")
 
 
-@pytest.mark.parametrize("name", ["blocks", "llama"])
+@pytest.mark.parametrize("name", ["blocks", "bert", pytest.param("llama", marks=pytest.mark.slow)])
 def test_a_file_with_dynamic_axes_agrees_on_other_sizes(name: str, exported: Exporter) -> None:
     report = exported(name, dynamic=True).verified
     assert report.agrees

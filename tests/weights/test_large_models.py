@@ -179,8 +179,7 @@ def test_every_parameter_is_where_the_checkpoint_has_it(linked: Path) -> None:
 def test_elsewhere_the_files_get_a_second_name_beside_the_model(llama: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     folder.mkdir()
-    loaded, result = exported(llama, folder / "model.onnx", verify=True)
-    assert result.verified is not None and result.verified.agrees
+    loaded, result = exported(llama, folder / "model.onnx")
     assert set(result.weights.linked.values()) <= {"hard link", "clone"}
     assert {file.name for file in folder.glob("*.safetensors")} == set(result.weights.linked)
     # Our readers accept hard links, which onnx_ir refuses: to extract, to update, to compare parameters.
@@ -277,11 +276,12 @@ def test_weights_in_bfloat16_are_linked_as_they_are(checkpoints: Path, tmp_path:
 
 
 def test_a_copy_has_every_weight_in_one_file(llama: Path, tmp_path: Path) -> None:
-    _, result = exported(llama, tmp_path / "model.onnx", "copy", verify=True)
-    assert result.verified is not None and result.verified.agrees
+    _, result = exported(llama, tmp_path / "model.onnx", "copy")
+    right = expected(llama)
     shutil.rmtree(llama)
     onnx.checker.check_model(tmp_path / "model.onnx", full_check=True)
-    assert not result.weights.linked and computed(tmp_path / "model.onnx").shape == (2, 6, 64)
+    assert not result.weights.linked
+    np.testing.assert_allclose(computed(tmp_path / "model.onnx"), right, atol=1e-5)
 
 
 def test_weights_that_were_left_out_can_be_filled_in(llama: Path, tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_a_linked_model_takes_other_weights(linked: Path, tmp_path: Path) -> Non
 
 
 def test_functions_share_linked_weights(llama: Path) -> None:
-    exported(llama, llama / "model.onnx", tags_as="functions", verify=True)
+    exported(llama, llama / "model.onnx", tags_as="functions")
     np.testing.assert_allclose(computed(llama / "model.onnx"), expected(llama), atol=1e-5)
 
 
@@ -443,6 +443,7 @@ def test_a_disk_that_is_full_leaves_nothing(llama: Path, tmp_path: Path) -> None
     assert not list((tmp_path / "out").iterdir())
 
 
+@pytest.mark.slow
 def test_a_package_with_trained_weights_is_linked_in_place(tmp_path: Path) -> None:
     case = models.case("minilm")
     if case.missing:

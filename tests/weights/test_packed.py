@@ -28,6 +28,7 @@ from modelexport.files.onnx_models import load_onnx
 from modelexport.graph.nodes import all_nodes
 from modelexport.measure.costs import cost
 from modelexport.pytorch.loading import load_model
+from modelexport.verify.verify import verify
 from modelexport.weights.weight_updates import update_weights
 from packing import Plain, Tabled, Written
 
@@ -331,7 +332,7 @@ def exact(path: Path) -> np.ndarray:
     return result
 
 
-@pytest.mark.parametrize("group", [8, 24])
+@pytest.mark.parametrize("group", [pytest.param(8, marks=pytest.mark.slow), 24])
 def test_sizes_of_groups_without_a_kernel_are_dequantized(group: int, tmp_path: Path) -> None:
     pack = partial(by_gptq, bits=4, group=group, symmetric=False)
     written = packing.write(tmp_path / "model", build("llama", **SIXTHS), gptq(4, group), pack)
@@ -351,10 +352,14 @@ def test_sizes_of_groups_without_a_kernel_are_dequantized(group: int, tmp_path: 
 SIXTHS = {"hidden_size": 96, "intermediate_size": 96}
 
 
-def test_the_accuracy_level_is_that_of_the_provider_and_written_down(tmp_path: Path) -> None:
+def test_the_accuracy_level_is_that_of_the_provider_and_written_down(
+    made: Callable[[str], Made], tmp_path: Path
+) -> None:
+    plain = layers(made("gptq with activation order").path, "MatMulNBits")
+    assert {node.attributes["accuracy_level"].value for node in plain} == {0}
     packing.write(tmp_path / "model", build("llama"), AWQ, partial(by_awq, group=32))
     loaded = load_model(str(tmp_path / "model"))
-    for more, level in (({}, 0), ({"accuracy_level": "fast"}, 4), ({"accuracy_level": "fast", "fuse": "ort-cuda"}, 0)):
+    for more, level in (({"accuracy_level": "fast"}, 4), ({"accuracy_level": "fast", "fuse": "ort-cuda"}, 0)):
         result = export(loaded.model, {"input_ids": IDS}, tmp_path / "model.onnx", check=False, **more)  # type: ignore[arg-type]
         found = {n.attributes["accuracy_level"].value for n in layers(tmp_path / "model.onnx", "MatMulNBits")}
         assert found == {level} and result.hierarchy.settings.accuracy_level == level
@@ -396,21 +401,19 @@ def test_whole_rows_become_blocks_with_equal_scales(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["gptq with activation order", "bitsandbytes nf4"])
-def test_every_call_agrees_and_every_entry_has_its_transform(
-    name: str, made: Callable[[str], Made], tmp_path: Path
-) -> None:
+def test_every_call_agrees_and_every_entry_has_its_transform(name: str, made: Callable[[str], Made]) -> None:
     loaded = load_model(str(made(name).written.folder))
-    result = export(loaded.model, {"input_ids": IDS}, tmp_path / "model.onnx", verify=True)
-    assert result.verified is not None and result.verified.agrees
-    compared = {call.address for call in result.verified.calls if call.status == "agree"}
+    report = verify(loaded.model, {"input_ids": IDS}, made(name).path)
+    assert report.agrees
+    compared = {call.address for call in report.calls if call.status == "agree"}
     assert made(name).written.plain.keys() <= compared
-    parameters = result.verified.parameters
+    parameters = report.parameters
     assert parameters is not None and parameters.agrees and not parameters.untraced
     assert parameters.transformed > 2 * len(made(name).written.plain) - 1
 
 
 def test_other_weights_of_the_same_format_are_put_into_a_file(made: Callable[[str], Made], tmp_path: Path) -> None:
-    for name in ("gptq with activation order", "bitsandbytes fp4"):
+    for name in ("gptq with activation order", "bitsandbytes nf4"):
         case = CASES[name]
         other = build(case.model)
         with torch.no_grad():
@@ -424,6 +427,7 @@ def test_other_weights_of_the_same_format_are_put_into_a_file(made: Callable[[st
         assert np.linalg.norm(actual - expected) < 2e-6 * np.linalg.norm(expected)
 
 
+@pytest.mark.slow
 def test_activation_order_is_not_put_into_a_file_that_has_none(made: Callable[[str], Made], tmp_path: Path) -> None:
     tensors = load_file(made("gptq by whole rows").written.folder / "model.safetensors")
     index = "model.layers.0.mlp.down_proj.g_idx"
