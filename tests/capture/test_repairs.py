@@ -155,7 +155,7 @@ def test_both_front_ends_compute_what_pytorch_does(case: str, frontend: Any, tmp
     "layer",
     [
         nn.LSTM(8, 6, 2, proj_size=3, batch_first=True),
-        nn.LSTM(8, 6, 2, proj_size=3, bidirectional=True),
+        pytest.param(nn.LSTM(8, 6, 2, proj_size=3, bidirectional=True), marks=pytest.mark.slow),
         nn.LSTM(8, 6, 1, proj_size=2, bias=False),
     ],
 )

@@ -47,6 +47,7 @@ def fused(shared: Shared) -> Path:
     return shared("fused", make)
 
 
+@pytest.mark.slow
 def test_every_fused_node_is_exact_or_derived_and_every_call_agrees(fused: Path) -> None:
     part = json.loads((fused / "export.json").read_text())["parts"]["decode"]
     assert part["coverage"]["inferred"] == part["coverage"]["untagged"] == 0
@@ -54,6 +55,7 @@ def test_every_fused_node_is_exact_or_derived_and_every_call_agrees(fused: Path)
     assert part["verify"]["calls"]["agree"] > 30
 
 
+@pytest.mark.slow
 def test_the_report_counts_fused_operators_by_class_and_names_lost_boundaries(fused: Path) -> None:
     found = json.loads((fused / "export.json").read_text())["parts"]["decode"]["fusion"]
     counts = {(one["op_type"], one["module_class"]): (one["calls"], one["of"]) for one in found["operators"]}
@@ -65,6 +67,7 @@ def test_the_report_counts_fused_operators_by_class_and_names_lost_boundaries(fu
     assert "| `GroupQueryAttention` | 2 | `LlamaAttention` | 2 of 2 |" in report
 
 
+@pytest.mark.slow
 def test_an_attention_belongs_to_its_layer_and_a_skip_norm_to_both_modules(fused: Path) -> None:
     nodes = json.loads((fused / "out" / "decode.hierarchy.json").read_text())["nodes"]
     attention = [(node["call"], node.get("calls")) for node in nodes if node["op_type"] == "GroupQueryAttention"]
@@ -73,6 +76,7 @@ def test_an_attention_belongs_to_its_layer_and_a_skip_norm_to_both_modules(fused
     assert skip[0] == ["model.layers.0.post_attention_layernorm", "model.layers.0"]
 
 
+@pytest.mark.slow
 def test_rows_padded_differently_generate_what_pytorch_does(fused: Path) -> None:
     model = load_model(str(fused / "llama")).model
     report = modelexport.verify_generation(model, fused / "out", example_prompts(model, None), new_tokens=12)
@@ -80,6 +84,7 @@ def test_rows_padded_differently_generate_what_pytorch_does(fused: Path) -> None
     assert len(set(report.runs[0].prompts)) == 4
 
 
+@pytest.mark.slow
 def test_several_tokens_after_others_are_for_one_row_and_refused_for_more(fused: Path) -> None:
     session = onnxruntime.InferenceSession(fused / "out" / "decode.onnx")
 
@@ -94,6 +99,7 @@ def test_several_tokens_after_others_are_for_one_row_and_refused_for_more(fused:
         session.run(None, feeds(2))
 
 
+@pytest.mark.slow
 def test_onnxruntime_genai_generates_from_a_fused_package_in_a_batch(fused: Path) -> None:
     model = load_model(str(fused / "llama")).model
     prompts = [[5, 77, 23, 9], [8, 9, 11, 12]]
@@ -109,6 +115,7 @@ def test_onnxruntime_genai_generates_from_a_fused_package_in_a_batch(fused: Path
         assert list(generator.get_sequence(row)) == expected
 
 
+@pytest.mark.slow
 def test_projections_of_an_attention_are_one_product_that_belongs_to_all_of_them(fused: Path) -> None:
     nodes = json.loads((fused / "out" / "decode.hierarchy.json").read_text())["nodes"]
     projections = [f"model.layers.0.self_attn.{name}_proj" for name in "qkv"]
@@ -118,6 +125,7 @@ def test_projections_of_an_attention_are_one_product_that_belongs_to_all_of_them
     assert sorted(inside) == ["GroupQueryAttention", "RotaryEmbedding", "RotaryEmbedding", "Where"]
 
 
+@pytest.mark.slow
 def test_the_cache_may_be_a_longer_buffer_that_a_step_writes_into(fused: Path) -> None:
     session = onnxruntime.InferenceSession(fused / "out" / "decode.onnx")
     names = [value.name for value in session.get_inputs() if value.name.startswith("past")]
@@ -150,7 +158,6 @@ def prefill(path: Path) -> tuple[list[Any], list[Any]]:
     return actual, expected
 
 
-@pytest.mark.slow
 def test_a_prompt_without_a_past_is_right_for_rows_padded_differently(tmp_path: Path) -> None:
     (logits, keys), (right_logits, right_keys) = prefill(tmp_path / "llama.onnx")
     for row, attended in ((0, slice(None)), (1, slice(3, None))):

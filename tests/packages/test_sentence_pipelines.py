@@ -270,6 +270,7 @@ def test_layouts_of_sentence_transformers_give_its_embeddings(name: str, tmp_pat
     assert not result.notes  # a package that was not compared says so
 
 
+@pytest.mark.slow
 def test_a_file_has_the_whole_pipeline_as_a_package_has(tmp_path: Path) -> None:
     path, file = folder(tmp_path / "model", bert, [("Pooling", {}), ("Normalize", {})]), tmp_path / "whole.onnx"
     done = run("export", path, "-o", file, "--axes", "batch,sequence")

@@ -107,6 +107,7 @@ def test_static_ranges_are_measured_once_for_all_modules(exported: Exporter) -> 
     assert all(np.isfinite(one.loss) for one in report.units)
 
 
+@pytest.mark.slow
 def test_on_a_device_each_choice_is_a_model_of_its_own(exported: Exporter) -> None:
     case, method = exported("llama"), method_of("int8-static")
     tagged, feeds = read_tagged(case.path), feeds_of(case, 2)

@@ -180,6 +180,7 @@ def test_the_documents_fit_their_schemas(beside: tuple) -> None:
             jsonschema.validate(steps, schemas.make_json_schema("transform"))
 
 
+@pytest.mark.slow
 def test_an_embedding_that_is_tied_shows_both_its_users(exported: Exporter) -> None:
     export = exported("bart")
     tied = [entry.name for entry in export.hierarchy.initializers if "shared.weight" in entry.parameter]

@@ -36,8 +36,8 @@ from modelexport.tagged.encodings.functions import FunctionsModel, write_functio
 from modelexport.tagged.encodings.functions_call_groups import Group, Grouping, Item, group_calls
 from modelexport.tagged.encodings.metadata import write_tags
 
-QUICK = ("blocks", "nested-branches", "bert", "albert", "bloom", "t5")
-"""Shared modules, branches in branches, repeated calls, merged nodes, an encoder and a decoder of one class."""
+QUICK = ("blocks", "nested-branches", "bert", "albert", "t5")
+"""Shared modules, branches in branches, repeated calls, an encoder and a decoder of one class."""
 CASES = [
     pytest.param(case.name, id=case.name, marks=() if case.name in QUICK else pytest.mark.slow) for case in models.CASES
 ]

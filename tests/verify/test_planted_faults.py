@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch import nn
 
+import models
 from exports import Exporter
 from modelexport import export, verify
 from modelexport.cli.show_verification import format_verify
@@ -327,9 +328,9 @@ def find(model: ir.Model, row: Row) -> ir.Node:
 
 
 def is_quick(row: Row) -> bool:
-    """All faults of a small model, which are of every kind, and the first of each other of fixed sizes."""
+    """All faults of a small model, which are of every kind, and the first of each other that is quick to export."""
     first = next(one for one in ROWS if one.model == row.model)
-    return row.model == "blocks" or (row == first and "+" not in row.model)
+    return row.model == "blocks" or (row == first and row.model in models.QUICK)
 
 
 @pytest.mark.parametrize(

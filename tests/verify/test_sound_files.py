@@ -191,7 +191,7 @@ def test_a_model_that_compares_rounded_numbers_runs_in_its_own_types_on_both_sid
     assert any("float64" in note for note in report.notes)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
 def test_a_model_in_half_precision(dtype: torch.dtype, tmp_path: Path) -> None:
     case = models.case("bert")
     assert proven(case.build().to(dtype), case.inputs(), tmp_path).agrees
@@ -272,6 +272,7 @@ def test_bfloat16_inside_a_model_is_computed_in_float32_and_rounded(tmp_path: Pa
     assert traced.check is not None and traced.check.status == "passed"
 
 
+@pytest.mark.slow
 def test_a_fresh_router_chooses_among_equal_scores(tmp_path: Path) -> None:
     case = models.case("mixtral")
     model = case.build()

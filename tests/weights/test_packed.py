@@ -413,7 +413,7 @@ def test_every_call_agrees_and_every_entry_has_its_transform(name: str, made: Ca
 
 
 def test_other_weights_of_the_same_format_are_put_into_a_file(made: Callable[[str], Made], tmp_path: Path) -> None:
-    for name in ("gptq with activation order", "bitsandbytes nf4"):
+    for name in ("gptq with activation order", "bitsandbytes fp4"):
         case = CASES[name]
         other = build(case.model)
         with torch.no_grad():
