@@ -180,6 +180,16 @@ assert sympy.Symbol("n") * 2 == sympy.sympify("2*n")
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
+def test_a_command_ends_without_a_search_for_garbage(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import atexit, gc\n"
+        "atexit.register(lambda: print(gc.get_freeze_count() > 10_000, gc.get_count()[0] < 10_000))\n"
+    )
+    command = [sys.executable, "-m", "modelexport", "--version"]
+    done = subprocess.run(command, capture_output=True, env=os.environ | {"PYTHONPATH": str(tmp_path)}, check=True)
+    assert done.stdout.decode().split()[1:] == ["True", "True"]
+
+
 def test_importing_the_package_imports_neither_torch_nor_rich() -> None:
     code = "import modelexport, sys; assert not {'torch', 'rich', 'onnx', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
