@@ -272,6 +272,28 @@ def test_a_result_that_takes_what_the_file_computes_is_refused(tmp_path: Path) -
         optimize_file(tmp_path / "m.onnx", "onnxsim", tmp_path / "o.onnx")
 
 
+BRANCHES = """g (bool c, float[2, 2] x) => (float[2, 2] y) {
+    y = If (c) <then_branch = t () => (float[2, 2] p) <float[2, 2] w = {1.0, 2.0, 3.0, 4.0}>
+                   { h = MatMul (x, w)  k = Add (h, x)  p = Relu (k) },
+               else_branch = e () => (float[2, 2] p) <float[2, 2] w = {1.0, 2.0, 3.0, 5.0}>
+                   { h = MatMul (x, w)  k = Mul (h, x)  p = Sigmoid (k) }> }"""
+
+
+@pytest.mark.parametrize("tool", ["ort-extended", "onnxslim"])
+def test_branches_may_have_equal_names_of_values(tool: str, tmp_path: Path) -> None:
+    model = onnx.load(written(tmp_path / "file.onnx", BRANCHES))
+    for branch in model.graph.node[0].attribute:
+        for name, node in zip("lmn", branch.g.node, strict=True):
+            node.name = f"/{branch.name}/{name}/{node.op_type}"
+    onnx.save(model, tmp_path / "file.onnx")
+    modelexport.adopt(tmp_path / "file.onnx", tmp_path / "tagged.onnx")
+    optimize_file(tmp_path / "tagged.onnx", tool, tmp_path / "out.onnx")
+    of_branches = [calls for name, calls in owners(tmp_path / "out.onnx").items() if "/" in name or "fused" in name]
+    then, other = ([f"{name}_branch.{leaf}" for leaf in "lmn"] for name in ("then", "else"))
+    fused = [[then[2], *then[:2]]] if tool == "ort-extended" else [[call] for call in then]
+    assert sorted(of_branches) == sorted([*fused, *([call] for call in other)])
+
+
 # --- encodings, functions, weights beside the file
 
 

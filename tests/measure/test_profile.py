@@ -18,7 +18,7 @@ from torch import nn
 from commands import run
 from exports import Exporter
 from graph_texts import written
-from modelexport import export
+from modelexport import adopt, export
 from modelexport.core.calls import CallTree, ModuleCall, TracedCall
 from modelexport.errors import FileFormatError, InputsError, UsageError
 from modelexport.lineage.optimize_tools import optimize_file
@@ -223,6 +223,29 @@ def test_pytorch_stands_beside_it(slow: Path) -> None:
     assert rows["."].total["against_seconds"] == sum(seconds.values())
     assert rows["layers.1"].total["against_seconds"] > rows["layers.0"].total["against_seconds"]
     assert not any(module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("name", ["node", ""])
+@pytest.mark.parametrize("chosen", [True, False])
+def test_the_time_of_a_branch_is_not_that_of_another_with_equal_names(name: str, chosen: bool, tmp_path: Path) -> None:
+    text = """g (bool c, float[9] x) => (float[9] y) {
+        y = If (c) <then_branch = t () => (float[9] p) { p = Sinh (x) },
+                   else_branch = e () => (float[9] p) { p = Sinh (x) }> }"""
+    model = onnx.load(written(tmp_path / "file.onnx", text))
+    branches = [attribute.g for attribute in model.graph.node[0].attribute]
+    for branch, module in zip(branches, ("yes", "no"), strict=True):
+        branch.node[0].name = f"/{module}/sinh/Sinh"
+    onnx.save(model, tmp_path / "file.onnx")
+    adopt(tmp_path / "file.onnx", tmp_path / "tagged.onnx")
+    model = onnx.load(tmp_path / "tagged.onnx")
+    for branch in (attribute.g for attribute in model.graph.node[0].attribute):
+        branch.node[0].name = name
+    onnx.save(model, tmp_path / "tagged.onnx")
+    feeds = {"c": np.array(chosen), "x": np.ones(9, np.float32)}
+    nodes = profile(tmp_path / "tagged.onnx", feeds, runs=1, warmup=0).table.nodes
+    assert [call.address for node in nodes if node.op_type == "Sinh" for call in node.calls] == [
+        "yes.sinh" if chosen else "no.sinh"
+    ]
 
 
 def test_a_node_with_nested_graphs_has_its_own_time_without_theirs() -> None:

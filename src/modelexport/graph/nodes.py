@@ -65,16 +65,15 @@ def _is_sorted(graph: ir.Graph, before: set[ir.Node]) -> bool:
 def nested_graphs(node: ir.Node) -> Sequence[ir.Graph]:
     """The nested graphs of a node: branches and loop bodies."""
     attributes = node.attributes.data
-    if not attributes:
+    return [graph for attribute in attributes.values() for graph in graphs_of(attribute)] if attributes else ()
+
+
+def graphs_of(attribute: ir.Attr) -> Sequence[ir.Graph]:
+    """The graphs that an attribute of a node holds."""
+    kind = attribute.type
+    if (kind is not _GRAPH and kind is not _GRAPHS) or attribute.is_ref():
         return ()
-    graphs: list[ir.Graph] = []
-    for attribute in attributes.values():
-        kind = attribute.type
-        if kind is _GRAPH and not attribute.is_ref():
-            graphs.append(attribute.as_graph())
-        elif kind is _GRAPHS and not attribute.is_ref():
-            graphs.extend(attribute.as_graphs())
-    return graphs
+    return (attribute.as_graph(),) if kind is _GRAPH else attribute.as_graphs()
 
 
 _GRAPH, _GRAPHS = ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS

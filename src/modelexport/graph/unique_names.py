@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
-from modelexport.graph.nodes import all_nodes, initializers, nested_graphs
+from modelexport.graph.nodes import all_graphs, all_nodes, graphs_of, initializers, nested_graphs
 
 
 def with_unique_names(model: ir.Model, names: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
@@ -59,6 +60,51 @@ def _name_values_apart(graph: ir.Graph, around: set[str | None], taken: set[str 
     for nested in (nested for node in graph for nested in nested_graphs(node)):
         _name_values_apart(nested, around, taken)
     around -= own
+
+
+@contextmanager
+def branches_named_apart(source: ir.Model, changed: ir.Model) -> Iterator[None]:
+    """While the block runs, names in a branch begin with its place if they repeat names elsewhere in the source.
+
+    Two branches may have equal names, but lineage identifies the values of a whole file by their names. The branches of
+    the changed model that have the same places get the same beginnings, new values in them included.
+    """
+    repeats = Counter(value.name for graph in all_graphs(source) for value in _own_values(graph))
+    shared = {
+        place
+        for place, branch in _branches(source.graph)
+        if any(value.name and repeats[value.name] > 1 for value in _own_values(branch))
+    }
+    named: dict[ir.Value | ir.Node, str] = {}
+    for place, branch in [entry for model in (source, changed) for entry in _branches(model.graph)]:
+        if place in shared:
+            items = [item for item in (*_own_values(branch), *branch) if item.name]
+            named.update((item, item.name or "") for item in items)
+            for item in items:
+                item.name = f"{place}{item.name}"
+    try:
+        yield
+    finally:
+        for item, name in named.items():
+            item.name = name
+
+
+def _branches(graph: ir.Graph, around: str = "") -> list[tuple[str, ir.Graph]]:
+    """The branches and loop bodies in a graph, each with its place: an output of its node, and the attribute."""
+    found = []
+    for node in graph:
+        holder = next((value.name for value in node.outputs if value.name), node.name)
+        for attribute in node.attributes.values():
+            for index, nested in enumerate(graphs_of(attribute)):
+                place = f"{around}{holder}::{attribute.name}{index}::"
+                found += [(place, nested), *_branches(nested, place)]
+    return found
+
+
+def _own_values(graph: ir.Graph) -> list[ir.Value]:
+    """The inputs, initializers and computed values of a graph, without those of nested graphs."""
+    computed = (value for node in graph for value in node.outputs)
+    return list(dict.fromkeys((*graph.inputs, *graph.initializers.values(), *computed)))
 
 
 def name_nodes_apart(model: ir.Model) -> None:

@@ -44,7 +44,7 @@ from modelexport.graph.properties import (
     recorded,
 )
 from modelexport.graph.snapshot import take_snapshot
-from modelexport.graph.unique_names import free_name, name_nodes_apart, name_values_apart
+from modelexport.graph.unique_names import branches_named_apart, free_name, name_nodes_apart, name_values_apart
 from modelexport.lineage.entries_by_matching import inherited
 from modelexport.lineage.owners_by_matching import Descent, Reason, trace_owners
 from modelexport.runtime.checked_writing import checked_and_written
@@ -167,24 +167,25 @@ def write_retagged(
         As :func:`retag`.
     """
     forget_tags(model)
-    before = take_snapshot(tagged.model)
-    owners = {node: owner_of(node) for node in all_nodes(model)}
-    descent = trace_owners(before, model)
-    if None not in owners.values():  # what made it kept them up to date
-        for node, owner in owners.items():
-            set_owner(node, owner)
-    if changed is not None:
-        _check_related(changed, tagged, descent)
-    coverage, untagged = count_coverage(model)
-    if untagged and not tagged.coverage.untagged:
-        raise UntaggedNodeError(untagged)
+    with branches_named_apart(tagged.model, model):
+        before = take_snapshot(tagged.model)
+        owners = {node: owner_of(node) for node in all_nodes(model)}
+        descent = trace_owners(before, model)
+        if None not in owners.values():  # what made it kept them up to date
+            for node, owner in owners.items():
+                set_owner(node, owner)
+        if changed is not None:
+            _check_related(changed, tagged, descent)
+        coverage, untagged = count_coverage(model)
+        if untagged and not tagged.coverage.untagged:
+            raise UntaggedNodeError(untagged)
+        inheritance = inherited(tagged.model, before, model, descent)
     name_nodes_apart(model)
     there = list(initializers(model))
     names = {value.name for value in there}
     for value in there:
         if _MADE_AGAIN.fullmatch(value.name or ""):
             value.name = free_name(f"kept_{value.name}", names)
-    inheritance = inherited(tagged.model, before, model, descent)
     tags, entries = tagged.call_tags, state_dict_of(tagged.model)
     record_state_dict(model, entries)
     still_used = used_keys(model)

@@ -23,6 +23,7 @@ from modelexport.files.path_or_model import Source
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import all_nodes
 from modelexport.graph.snapshot import take_snapshot
+from modelexport.graph.unique_names import branches_named_apart
 from modelexport.lineage.owners_by_matching import trace_owners
 from modelexport.measure import columns
 from modelexport.measure.costs import read_one
@@ -198,8 +199,8 @@ def _fitted(nodes: list[NodeFigures], whole: int, outside: int) -> tuple[list[No
 
 def _joined(tagged: TaggedFile, optimized: ir.Model, measured: Profile) -> list[NodeFigures]:
     """The time and memory of each node of the optimized graph, with the calls that own it."""
-    source = take_snapshot(tagged.model)
-    trace_owners(source, optimized)
+    with branches_named_apart(tagged.model, optimized):
+        trace_owners(take_snapshot(tagged.model), optimized)
     by_name: dict[tuple[str, str], list[ir.Node]] = defaultdict(list)
     for node in all_nodes(optimized):
         by_name[node.name or "", node.op_type].append(node)

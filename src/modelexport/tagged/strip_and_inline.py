@@ -10,6 +10,8 @@ from modelexport.errors import UsageError
 from modelexport.files.atomic_writing import check_writable, scratch
 from modelexport.files.onnx_models import OLDER_FILE, save_model
 from modelexport.files.path_or_model import Source, as_path
+from modelexport.graph.nodes import all_nodes
+from modelexport.graph.unique_names import name_nodes_apart
 from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.tagged import file
 from modelexport.tagged.encodings.encoded import encoded
@@ -53,10 +55,16 @@ def runnable(path: Path, encoding: str) -> Iterator[Path]:
 
 
 def flat_file(tagged: file.TaggedFile, folder: Path) -> Path:
-    """The file itself, or a flat copy in a folder if its tags are not metadata, or its format is an older one."""
-    if tagged.encoding == "metadata" and not tagged.model.meta.get(OLDER_FILE):
+    """The file itself, or a flat copy in a folder, in which every node has a name of its own, its tags are metadata, and
+    the format is today's.
+    """
+    names = [node.name for node in all_nodes(tagged.model)]
+    named_apart = all(names) and len(set(names)) == len(names)
+    if tagged.encoding == "metadata" and not tagged.model.meta.get(OLDER_FILE) and named_apart:
         return tagged.path
-    save_model(encoded(tagged.model, tagged.call_tags), copy := folder / f"flat-{tagged.path.name}")
+    model = encoded(tagged.model, tagged.call_tags)
+    name_nodes_apart(model)
+    save_model(model, copy := folder / f"flat-{tagged.path.name}")
     return copy
 
 
