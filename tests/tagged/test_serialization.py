@@ -167,6 +167,11 @@ def unreadable(what: str) -> onnx.ModelProto:
             inner.sparse_initializer.add().values.name = "rows"
             if what == "sparse inside":
                 graph.node.append(helper.make_node("If", ["x"], ["z"], then_branch=inner, else_branch=inner))
+        case "sparse constant":
+            numbers = helper.make_tensor("numbers", TensorProto.FLOAT, [1], [2.0])
+            places = helper.make_tensor("places", TensorProto.INT64, [1], [0])
+            sparse = helper.make_sparse_tensor(numbers, places, [4])
+            graph.node.append(helper.make_node("Constant", [], ["rows"], sparse_value=sparse))
         case "negative":
             graph.initializer.add(name="large", data_type=TensorProto.FLOAT, dims=[-300, -1], raw_data=b"1234" * 300)
         case "segment":
@@ -183,6 +188,7 @@ def unreadable(what: str) -> onnx.ModelProto:
         ("training", "the model has training_info"),
         ("sparse", "the initializer 'rows' is sparse"),
         ("sparse inside", "the initializer 'rows' is sparse"),
+        ("sparse constant", "the sparse_value of 'rows' is sparse"),
         ("negative", "the tensor 'large' has a negative size"),
         ("segment", "the tensor 'large' is a segment"),
         ("size", "the tensor 'large' has 1,204 bytes for 300 elements"),

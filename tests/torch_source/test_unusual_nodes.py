@@ -14,7 +14,8 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
-from modelexport import export, to_torch
+from graph_texts import written
+from modelexport import export, to_torch, update_weights
 from modelexport.errors import ModelExportError
 from modelexport.torch_source.to_torch import torch_source
 
@@ -223,3 +224,31 @@ def test_a_learned_factor_of_attention_stays_learned(tmp_path: Path) -> None:
     with torch.no_grad():
         model.get_parameter("temperature").fill_(3.0)
     assert (model(given) - before).abs().max() > 0.01
+
+
+def test_weights_that_are_inputs_as_well_are_entries_and_not_arguments(tmp_path: Path) -> None:
+    """Files of the first versions of the format list all initializers as inputs."""
+    path = file_of(tmp_path / "m.onnx", [node("Gemm", ["x", "w"], ["output"], transB=1)], X, FLOAT, LINEAR)
+    model = onnx.load(path)
+    model.graph.input.append(info("w", FLOAT, [4, 3]))
+    onnx.save(model, path)
+    module = to_torch(path)
+    assert np.allclose(module(torch.from_numpy(X)).detach(), X @ LINEAR["w"].T, atol=1e-6)
+    assert [tuple(entry.shape) for entry in module.state_dict().values()] == [(4, 3)]
+
+
+def test_branches_may_have_equal_names_of_weights(tmp_path: Path) -> None:
+    text = """g (bool c, float[2] x) => (float[2] y) {
+        y = If (c) <then_branch = t () => (float[2] p) <float[2] w = {1.0, 2.0}> { p = Add (x, w) },
+                   else_branch = e () => (float[2] p) <float[2] w = {3.0, 5.0}> { p = Add (x, w) }> }"""
+    module = to_torch(path := written(tmp_path / "m.onnx", text))
+    found = [module(torch.tensor(chosen), torch.zeros(2))["y"].tolist() for chosen in (True, False)]
+    assert found == [[1, 2], [3, 5]]
+    assert [*module.state_dict()] == ["y.then_branch.w", "y.else_branch.w"]
+    update_weights(path, {"y.else_branch.w": np.array([7, 8], np.float32)}, tmp_path / "new.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "new.onnx")
+    feeds = {"x": np.zeros(2, np.float32)}
+    assert [session.run(None, {**feeds, "c": np.array(chosen)})[0].tolist() for chosen in (True, False)] == [
+        [1, 2],
+        [7, 8],
+    ]

@@ -22,6 +22,7 @@ from modelexport.files.protobuf_reading import (
 DEFAULT_DOMAIN = "ai.onnx"
 """The other name of the operator set whose name is empty."""
 _VALUES = {onnx.AttributeProto.TENSOR: "t", onnx.AttributeProto.GRAPH: "g", onnx.AttributeProto.TYPE_PROTO: "tp"}
+_SPARSE = (onnx.AttributeProto.SPARSE_TENSOR, onnx.AttributeProto.SPARSE_TENSORS)
 _TYPES = {*onnx.TensorProto.DataType.values()} - {onnx.TensorProto.UNDEFINED}
 _NUMBERS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 _MOST_IN_ONE = 4
@@ -56,6 +57,10 @@ def check_model(model: onnx.ModelProto) -> None:
             field = _VALUES.get(attribute.type)
             if field is not None and not attribute.ref_attr_name and not attribute.HasField(field):
                 raise FileFormatError(f"the attribute {attribute.name!r} of the node {node.name!r} has no value")
+            if attribute.type in _SPARSE:
+                raise FileFormatError(
+                    f"the {attribute.name} of {node.output[0]!r} is sparse, which is not read: make it dense"
+                )
     for tensor in serialized_tensors(model):
         _check_tensor(tensor)
 

@@ -13,6 +13,7 @@ from modelexport.format.keys import ADAPTER, LOST, PARAMETER, STATE_DICT
 from modelexport.format.parameter_plan import AdapterInput, ParameterPlan
 from modelexport.graph.nodes import initializers
 from modelexport.graph.properties import record
+from modelexport.graph.unique_names import names_of_initializers
 
 
 def parameter_plan(value: ir.Value) -> ParameterPlan | None:
@@ -71,11 +72,11 @@ def record_state_dict(model: ir.Model, entries: dict[str, StateDictEntry]) -> No
 
 def record_own_names(model: ir.Model, chosen: Iterable[ir.Value] | None = None) -> None:
     """Record initializers, by default all, as parameters under their own names: those of a file without tags."""
-    entries = {}
-    for value in initializers(model) if chosen is None else chosen:
-        if (tensor := value.const_value) is not None and value.name:
-            record_plan(value, ParameterPlan([value.name]))
-            entries[value.name] = StateDictEntry(dtype_name(tensor.dtype), list(tensor.shape.numpy()), True)
+    entries, names = {}, names_of_initializers(model)
+    for value in names if chosen is None else chosen:
+        if (tensor := value.const_value) is not None and (name := names[value]):
+            record_plan(value, ParameterPlan([name]))
+            entries[name] = StateDictEntry(dtype_name(tensor.dtype), list(tensor.shape.numpy()), True)
     record_state_dict(model, entries)
 
 

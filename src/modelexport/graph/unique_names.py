@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from hashlib import blake2b
 
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
@@ -64,10 +65,10 @@ def _name_values_apart(graph: ir.Graph, around: set[str | None], taken: set[str 
 
 @contextmanager
 def branches_named_apart(source: ir.Model, changed: ir.Model) -> Iterator[None]:
-    """While the block runs, names in a branch begin with its place if they repeat names elsewhere in the source.
+    """While the block runs, a name identifies a value in the whole of the source and of the changed model.
 
-    Two branches may have equal names, but lineage identifies the values of a whole file by their names. The branches of
-    the changed model that have the same places get the same beginnings, new values in them included.
+    Two branches may have equal names. Where they do, each name in a branch of the source begins with a mark of the
+    branch, and so does each in the branch of the changed model that is at the same place.
     """
     repeats = Counter(value.name for graph in all_graphs(source) for value in _own_values(graph))
     shared = {
@@ -78,10 +79,10 @@ def branches_named_apart(source: ir.Model, changed: ir.Model) -> Iterator[None]:
     named: dict[ir.Value | ir.Node, str] = {}
     for place, branch in [entry for model in (source, changed) for entry in _branches(model.graph)]:
         if place in shared:
-            items = [item for item in (*_own_values(branch), *branch) if item.name]
-            named.update((item, item.name or "") for item in items)
-            for item in items:
-                item.name = f"{place}{item.name}"
+            named.update((item, item.name) for item in (*_own_values(branch), *branch) if item.name)
+            mark = blake2b(place.encode(), digest_size=8).hexdigest()  # one word: no name is derived from its beginning
+            for item in (*_own_values(branch), *branch):
+                item.name = f"{mark}{item.name}" if item.name else item.name
     try:
         yield
     finally:
@@ -89,14 +90,24 @@ def branches_named_apart(source: ir.Model, changed: ir.Model) -> Iterator[None]:
             item.name = name
 
 
+def names_of_initializers(model: ir.Model) -> dict[ir.Value, str]:
+    """Initializers to their names, which begin with the place of their branch if another branch has such a name."""
+    repeats = Counter(value.name for value in initializers(model))
+    places = {value: place for place, branch in _branches(model.graph) for value in branch.initializers.values()}
+    return {
+        value: f"{places.get(value, '')}{value.name}" if repeats[value.name] > 1 else value.name or ""
+        for value in initializers(model)
+    }
+
+
 def _branches(graph: ir.Graph, around: str = "") -> list[tuple[str, ir.Graph]]:
-    """The branches and loop bodies in a graph, each with its place: an output of its node, and the attribute."""
+    """The branches and loop bodies in a graph, each with its place: ``y.then_branch.`` of the node that computes y."""
     found = []
     for node in graph:
         holder = next((value.name for value in node.outputs if value.name), node.name)
         for attribute in node.attributes.values():
             for index, nested in enumerate(graphs_of(attribute)):
-                place = f"{around}{holder}::{attribute.name}{index}::"
+                place = f"{around}{holder}.{attribute.name}{index or ''}."
                 found += [(place, nested), *_branches(nested, place)]
     return found
 

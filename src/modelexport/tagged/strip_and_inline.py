@@ -55,8 +55,9 @@ def runnable(path: Path, encoding: str) -> Iterator[Path]:
 
 
 def flat_file(tagged: file.TaggedFile, folder: Path) -> Path:
-    """The file itself, or a flat copy in a folder, in which every node has a name of its own, its tags are metadata, and
-    the format is today's.
+    """The file itself, or a flat copy of it in a folder.
+
+    Every node has a name of its own, tags are metadata, and the format is the newest.
     """
     names = [node.name for node in all_nodes(tagged.model)]
     named_apart = all(names) and len(set(names)) == len(names)

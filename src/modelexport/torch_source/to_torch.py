@@ -22,6 +22,7 @@ from modelexport.errors import UsageError
 from modelexport.files.atomic_writing import check_writable, replaced_together
 from modelexport.files.path_or_model import Source
 from modelexport.graph.missing_types import infer_shapes
+from modelexport.graph.nodes import required_inputs
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.torch_source.attention_pattern import put_attention_together
 from modelexport.torch_source.call_layout import CallLayout
@@ -114,6 +115,7 @@ def torch_source(source: Source, *, dropout: Mapping[str, float] | None = None, 
     tagged = read_tagged(source)
     _ = tagged.hierarchy  # read while the graph is still the file's
     refuse_damaged_nodes(tagged.model)
+    tagged.model.graph.inputs[:] = required_inputs(tagged.model)  # an initializer is a parameter, an argument never
     separate_merged_nodes(tagged)
     if any(value.dtype is None for node in tagged.model.graph.all_nodes() for value in node.outputs):
         infer_shapes(tagged.model)

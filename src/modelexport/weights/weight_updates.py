@@ -28,6 +28,7 @@ from modelexport.format.versions import check_version
 from modelexport.graph.nodes import initializers
 from modelexport.graph.parameter_plans import lost_entries, parameter_plans, record_own_names, state_dict_of
 from modelexport.graph.properties import forget_values, format_version, is_tagged
+from modelexport.graph.unique_names import names_of_initializers
 from modelexport.runtime.checked_writing import checked_and_written
 from modelexport.weights.packed.known_formats import entry_name
 from modelexport.weights.recorded_transforms import compute_planned
@@ -151,13 +152,14 @@ def planned(
     """How each initializer is computed, each entry's names, and a function that reads an entry of the new weights."""
     check_present_weights_files(model)  # missing files are allowed: their weights are replaced
     if not is_tagged(model):
-        record_own_names(model, [value for value in initializers(model) if value.name in weights.types])
+        names = names_of_initializers(model)
+        record_own_names(model, [value for value, name in names.items() if name in weights.types])
     try:
         entries = state_dict_of(model)
     except FileFormatError as error:
         raise FileFormatError(f"{path}: {error}") from error
     if not (plans := parameter_plans(model)):
-        has = first_few(value.name or "" for value in initializers(model)) or "none"
+        has = first_few(names_of_initializers(model).values()) or "none"
         raise WeightsError(f"no initializer of {path} has a name in the weights; it has {has}")
     _check_recorded(path, entries, plans, set(lost_entries(model)))
     tied = {key: names for plan in plans.values() for names in plan.groups() for key in names}
