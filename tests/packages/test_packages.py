@@ -23,6 +23,7 @@ from decoders import SMALL
 from exports import Shared
 from modelexport.errors import CheckError, FileFormatError, InputsError, OutputError, UsageError
 from modelexport.files.onnx_models import load_onnx
+from modelexport.packages.genai_config import make_genai_config
 from modelexport.packages.generation_loop import Generator
 from modelexport.packages.generation_parts import generation_forms
 from modelexport.packages.greedy_reference import first_difference, generate_greedily
@@ -355,6 +356,11 @@ def test_onnxruntime_genai_generates_what_generate_does_by_its_own_settings(llam
     assert generated_by_genai(folder, ids, 20) == expected
     loaded.generation_config.repetition_penalty = 1.0
     assert loaded.generate(torch.tensor([ids]), max_new_tokens=20)[0].tolist() != expected
+    for settings, named in (({"num_beams": 3}, "length_penalty"), ({"num_beams": 3, "length_penalty": 0.0}, "")):
+        loaded.generation_config.update(**settings)
+        _, notes = make_genai_config(loaded, folder, read_package(folder).manifest)
+        told = [note for note in notes if "scores beams otherwise" in note]
+        assert [named in note for note in told] == [True] * bool(named)
 
 
 def test_a_second_turn_in_genai_goes_on_after_an_end_token_and_after_a_turn_that_was_cut(

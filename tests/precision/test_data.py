@@ -34,6 +34,7 @@ CACHED = model_of(
     past=(ir.DataType.FLOAT, ["batch", 4, "past_sequence", 8]),
 )
 PIXELS = model_of(pixel_values=(ir.DataType.FLOAT, [1, 3, 4, 6]))
+SQUARE = model_of(pixel_values=(ir.DataType.FLOAT, [1, 3, 80, 80]))
 
 
 @pytest.fixture
@@ -107,6 +108,39 @@ def test_images_are_resized_and_normalized_as_the_processor_says(tmp_path: Path)
     assert first["pixel_values"].shape == (1, 3, 4, 6)
     assert np.allclose(first["pixel_values"][0, :, 0, 0], [1, -1, -1])
     assert np.allclose(second["pixel_values"][0, :, 0, 0], [-1, -1, 1])
+
+
+@pytest.mark.parametrize(
+    ("settings", "reds"),
+    [
+        ({}, [0, 60, 120, 180, 240]),
+        ({"do_center_crop": True, "size": {"shortest_edge": 4}, "crop_size": 4}, [80, 100, 120, 140, 160]),
+        ({"do_center_crop": True, "size": 8, "crop_size": {"height": 4, "width": 4}}, [100, 110, 120, 130, 140]),
+        ({"do_center_crop": True, "size": 4, "crop_pct": 0.5}, [100, 110, 120, 130, 140]),
+        ({"do_center_crop": True, "size": {"height": 8, "width": 8}, "crop_size": 4}, [60, 90, 120, 150, 180]),
+    ],
+)
+def test_images_are_cropped_as_the_processor_says(tmp_path: Path, settings: dict[str, Any], reds: list[int]) -> None:
+    """An image that is three times as wide as high, with more red to the right."""
+    image = pytest.importorskip("PIL.Image")
+    (tmp_path / "images").mkdir()
+    ramp = np.zeros((80, 240, 3), np.uint8)
+    ramp[..., 0] = np.arange(240)
+    image.fromarray(ramp).save(tmp_path / "images" / "ramp.png")
+    settings = {"do_normalize": False, "do_rescale": False, "resample": 2, **settings}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    (run,) = read_data(tmp_path / "images", SQUARE, tmp_path)
+    row = run["pixel_values"][0, 0, 40]
+    assert np.allclose([row[0], row[19], (row[39] + row[40]) / 2, row[60], row[79]], reds, atol=3)
+
+
+def test_offsets_and_the_order_of_channels_are_those_of_the_processor(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    pytest.importorskip("PIL.Image").new("RGB", (6, 4), (255, 0, 51)).save(tmp_path / "images" / "a.png")
+    settings = {"rescale_factor": 1 / 127.5, "rescale_offset": True, "do_flip_channel_order": True}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    (run,) = read_data(tmp_path / "images", PIXELS, tmp_path)
+    assert np.allclose(run["pixel_values"][0, :, 0, 0], [-0.6, -1, 1], atol=1e-6)
 
 
 Write = Callable[[Path], Path]

@@ -101,6 +101,9 @@ def make_genai_config(
     search["max_length"] = min(length, search.get("max_length", length))
     if left_out:
         notes += [f"{GENAI_CONFIG} has no {', '.join(left_out)}: onnxruntime-genai does not support these settings"]
+    neutral = {"length_penalty": 0.0, "repetition_penalty": 1.0}
+    if search["num_beams"] > 1 and (others := [name for name in neutral if search.get(name, 1.0) != neutral[name]]):
+        notes.append(f"onnxruntime-genai scores beams otherwise than generate: {', '.join(others)}; texts may differ")
     tokens = {**_special_tokens(text, generation), "vocab_size": int(text.vocab_size), "context_length": length}
     # Unless the cache may be a longer buffer, into which each step writes, the graph returns a longer one in each.
     search["past_present_share_buffer"] = in_place

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import isqrt
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -49,19 +49,53 @@ class _Processor(msgspec.Struct):
     image_mean: tuple[float, ...] = (0.0,)
     image_std: tuple[float, ...] = (1.0,)
     rescale_factor: float = 1 / 255
+    rescale_offset: bool = False
     do_normalize: bool = True
     do_rescale: bool = True
+    do_center_crop: bool = False
+    do_flip_channel_order: bool = False
+    resample: Annotated[int, msgspec.Meta(ge=0, le=5)] = 2
+    """Pillow's number of the interpolation; bilinear where no other is named."""
     size: dict[str, int] | int = 224
+    crop_size: dict[str, int] | int | None = None
+    crop_pct: Annotated[float, msgspec.Meta(gt=0.1, le=1)] = 1.0
+    """The share of the shortest edge that is kept."""
 
     def __post_init__(self) -> None:
-        sizes = self.size.values() if isinstance(self.size, dict) else [self.size]
-        if any(edge < 1 or edge**2 > IMAGE_PIXELS for edge in sizes):
-            raise ValueError(f"size is {self.size}, and each number has to be from 1 to {isqrt(IMAGE_PIXELS):,}")
+        for name, size in (("size", self.size), ("crop_size", self.crop_size or 1)):
+            if any(
+                edge < 1 or edge**2 > IMAGE_PIXELS for edge in (size.values() if isinstance(size, dict) else [size])
+            ):
+                raise ValueError(f"{name} is {size}, and each number has to be from 1 to {isqrt(IMAGE_PIXELS):,}")
         for name, factors in (("image_mean", self.image_mean), ("image_std", self.image_std)):
             if len(factors) not in (1, CHANNELS):
                 raise ValueError(f"{name} has {len(factors)} numbers, and an image has {CHANNELS} channels")
         if 0 in self.image_std:
             raise ValueError("image_std has a zero, and pixels are divided by it")
+
+    @property
+    def height_and_width(self) -> tuple[int, int]:
+        """The size of what a model gets."""
+        return _edges(self.crop_size if self.do_center_crop and self.crop_size else self.size)
+
+    def box(self, width: int, height: int) -> tuple[float, float, float, float]:
+        """The part of an image that is left of it in the middle: left, upper, right and lower edge in its pixels."""
+        if not self.do_center_crop:
+            return 0, 0, width, height
+        resized: tuple[float, float] = _edges(self.size)
+        if isinstance(self.size, int) or "shortest_edge" in self.size:
+            scale = resized[0] / self.crop_pct / min(width, height)
+            resized = height * scale, width * scale
+        kept = [min(left / before, 1) for left, before in zip(self.height_and_width, resized, strict=True)]
+        y, x = height * (1 - kept[0]) / 2, width * (1 - kept[1]) / 2
+        return x, y, width - x, height - y
+
+
+def _edges(size: dict[str, int] | int) -> tuple[int, int]:
+    """The height and width that a size of a processor says; one of the shortest edge alone is a square."""
+    named = size if isinstance(size, dict) else {"shortest_edge": size}
+    square = named.get("shortest_edge", 224)
+    return named.get("height", square), named.get("width", square)
 
 
 def given_runs(tagged: TaggedFile, data: RunInputs | str | Path, processor: str | Path | None) -> RunInputs:
@@ -303,11 +337,9 @@ def _images(folder: Path, model: ir.Model, beside: Path) -> Iterator[Feeds]:
     except ImportError as error:
         raise InputsError(f"reading the images in {folder} needs Pillow: pip install pillow") from error
     processor, (batch, _, *size) = _processor(beside), list(wanted[0].shape or ())
-    named = processor.size if isinstance(processor.size, dict) else {"height": processor.size, "width": processor.size}
-    edge = named.get("shortest_edge", 224)
     height, width = (
-        size_of_input if isinstance(size_of_input, int) else named.get(name, edge)
-        for size_of_input, name in zip(size, ("height", "width"), strict=True)
+        size_of_input if isinstance(size_of_input, int) else named
+        for size_of_input, named in zip(size, processor.height_and_width, strict=True)
     )
 
     def rows() -> Iterator[Any]:
@@ -316,13 +348,16 @@ def _images(folder: Path, model: ir.Model, beside: Path) -> Iterator[Feeds]:
                 with Image.open(file, formats=IMAGE_FORMATS) as image:
                     if image.width * image.height > IMAGE_PIXELS:
                         raise ValueError(f"it has more than {IMAGE_PIXELS:,} pixels")
-                    pixels = np.asarray(image.convert("RGB").resize((width, height)), dtype=np.float32)
+                    how = {"resample": processor.resample, "box": processor.box(image.width, image.height)}
+                    pixels = np.asarray(image.convert("RGB").resize((width, height), **how), dtype=np.float32)
             except UnidentifiedImageError:
                 continue  # a text beside the images, or a format that is not read
             except (OSError, ValueError, Image.DecompressionBombError) as error:
                 raise FileFormatError(f"{file} cannot be read as an image ({error})") from error
             if processor.do_rescale:
-                pixels = pixels * np.float32(processor.rescale_factor)
+                pixels = pixels * np.float32(processor.rescale_factor) - int(processor.rescale_offset)
+            if processor.do_flip_channel_order:
+                pixels = pixels[..., ::-1]
             if processor.do_normalize:
                 pixels = (pixels - np.asarray(processor.image_mean)) / np.asarray(processor.image_std)
             yield pixels.astype(np.float32).transpose(2, 0, 1)
