@@ -180,6 +180,7 @@ def test_modules_that_are_selected_are_shown_with_their_addresses() -> None:
     assert [line.split()[0] for line in format_table(table, "work", only=only).splitlines()[1:3]] == ["b", "b.inner"]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", COUNTED)
 def test_multiply_adds_are_half_of_what_pytorch_counts(exported: Exporter, name: str) -> None:
     table = cost(exported(name).path)
@@ -200,6 +201,7 @@ def test_multiply_adds_are_half_of_what_pytorch_counts(exported: Exporter, name:
     assert {path: ours[path] for path in theirs} == theirs
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["blocks", "bert", "t5", "condition", "recurrent", "resnet"])
 def test_own_figures_add_up_to_the_file(exported: Exporter, name: str) -> None:
     table = cost(exported(name).path)
@@ -296,6 +298,7 @@ def test_no_operator_has_two_rules() -> None:
     assert sum(map(len, kinds)) == len(frozenset().union(*kinds))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["bert", "resnet", "t5", "unet", "vit", "gpt2-cache"])
 def test_peak_memory_is_within_a_fifth_of_the_arena(exported: Exporter, name: str) -> None:
     from modelexport.measure.profiles import profile

@@ -49,6 +49,7 @@ def operators(tagged: TaggedFile, inside: str) -> list[str]:
     return [node.op_type for node in tagged.nodes_of(tagged.find(inside))]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", ["bert", "resnet", "tied-weights"])
 def test_every_node_is_tagged_after_every_method(exported: Exporter, tmp_path: Path, name: str, method: str) -> None:

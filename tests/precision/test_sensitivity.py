@@ -44,6 +44,7 @@ def assigned(tagged: TaggedFile, units: list[Unit], choice: dict[int, Method]) -
     return {name: method for index, method in choice.items() for name in units[index].nodes}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("text", ["int8-dynamic", "int4", "float16"])
 def test_a_switched_unit_computes_what_the_quantized_file_does(exported: Exporter, name: str, text: str) -> None:

@@ -92,6 +92,7 @@ def check_every_call(exported: ExportedCase, inputs: dict[str, Any], folder: Pat
 
 
 @pytest.mark.sweep
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", TABLE)
 def test_every_call_gives_what_it_gives_in_the_whole_file(name: str, exported: Exporter, tmp_path: Path) -> None:
     whole = exported(name)

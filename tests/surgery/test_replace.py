@@ -210,6 +210,7 @@ def test_an_attention_becomes_the_runtimes_fused_operator(
 LAYERS = [("llama", "model.layers.1"), ("bert", "encoder.layer.1"), ("gpt2", "transformer.h.0"), ("vit", "layers.1")]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("name", "layer"), LAYERS)
 def test_a_layer_that_is_an_identity_is_a_model_without_it(
     name: str, layer: str, exported: Exporter, tmp_path: Path
