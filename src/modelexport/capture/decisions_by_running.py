@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
@@ -115,12 +116,10 @@ def _bounds(alike: Mapping[int, bool], size: int, runs_alike: Any) -> str:
     low = max((n for n in wrong if n < size), default=0)
     high = min((n for n in wrong if n > size), default=0)
     first, last = min(n for n in right if n > low), max(n for n in right if not high or n < high)
-    while high and high - last > 1:
-        middle = (high + last) // 2
-        last, high = (middle, high) if runs_alike(middle) else (last, middle)
-    while low and first - low > 1:
-        middle = (first + low) // 2
-        first, low = (middle, low) if runs_alike(middle) else (first, middle)
+    if high:
+        last += bisect_left(range(last + 1, high), True, key=lambda n: not runs_alike(n))
+    if low:
+        first = low + 1 + bisect_left(range(low + 1, first), True, key=runs_alike)
     below, above = f"{{0}} <= {last}" if high else "", f"{{0}} >= {first}" if low else ""
     return f"{first} <= {{0}} <= {last}" if below and above else below or above
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -20,15 +21,9 @@ def smallest_span(nodes: Sequence[Node], is_wrong: Callable[[Sequence[Node]], bo
         nodes: Nodes that are wrong together, in the order of the graph.
         is_wrong: Whether some of these nodes, in this order, are wrong.
     """
-    low, high = 0, len(nodes)  # nodes[:low] is right, nodes[:high] is wrong
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if is_wrong(nodes[:middle]) else (middle, high)
-    first, last = 0, high  # nodes[first:high] is wrong, nodes[last:high] is right
-    while last - first > 1:
-        middle = (first + last) // 2
-        first, last = (middle, last) if is_wrong(nodes[middle:high]) else (first, middle)
-    span = list(nodes[first:high])
+    end = 1 + bisect_left(range(1, len(nodes)), True, key=lambda end: is_wrong(nodes[:end]))
+    begin = bisect_left(range(1, end), True, key=lambda begin: not is_wrong(nodes[begin:end]))
+    span = list(nodes[begin:end])
     for node in list(span) if 1 < len(span) <= _FEW else ():
         rest = [other for other in span if other is not node]
         if rest and is_wrong(rest):

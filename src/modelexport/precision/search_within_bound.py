@@ -238,17 +238,11 @@ def search(
         with stages("measure each module alone"):
             pairs = [(unit, method) for unit in range(len(units)) for method in methods]
             alone = dict(zip(pairs, measure_alone(switched, pairs, choosing, measured)[0].mean(axis=0), strict=True))
-        ranked = rank_steps(
-            [
-                [Option(0, 0, None)]
-                + [
-                    Option(switched.added[u, m], alone[u, m] ** measured.power, m)
-                    for m in methods
-                    if isfinite(alone[u, m])
-                ]
-                for u in range(len(units))
-            ]
-        )
+        options = [[Option(0, 0, None)] for _ in units]
+        for (unit, method), loss in alone.items():
+            if isfinite(loss):
+                options[unit].append(Option(switched.added[unit, method], loss**measured.power, method))
+        ranked = rank_steps(options)
         cheapest, before = runs.figure(ranked.methods_after(0)), weights_size(tagged.model)
 
         def within_bound(limit: Bound) -> Callable[[Choice], bool]:

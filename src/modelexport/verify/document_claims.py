@@ -27,7 +27,7 @@ from modelexport.format import documents, keys
 from modelexport.format.node_tags import owner_properties
 from modelexport.graph.kept_outputs import exposed_outputs, requested_outputs
 from modelexport.graph.node_owners import owner_of
-from modelexport.graph.nodes import initializers, nested_graphs
+from modelexport.graph.nodes import initializers, nested_graphs, sizes_of
 from modelexport.graph.parameter_plans import state_dict_of, used_keys
 from modelexport.graph.properties import properties_of, text_of
 from modelexport.graph.size_symbols import SYMBOL, put_size
@@ -308,8 +308,7 @@ def _shapes(matches: Matches) -> Tables:
     for value, shape in shapes.items():
         if value.shape is None or value.graph is not graph:
             continue
-        declared = [size if isinstance(size, int) else size.value for size in value.shape]
-        right: list[Any] = list(shape)
+        declared, right = sizes_of(value), list[Any](shape)
         for axis, size_text in enumerate(declared if len(declared) == len(shape) else ()):
             if isinstance(size_text, str) and SYMBOL.fullmatch(size_text):
                 symbols.setdefault(size_text, str(shape[axis]))

@@ -273,18 +273,18 @@ def is_mask_of_zeros_and_ones(tensor: torch.Tensor) -> bool:
     return some and tensor.ndim >= 2 and tensor.shape[-1] > 3 and bool((ones | (tensor == 0)).all())
 
 
-def _padded(mask: torch.Tensor, before: int, *, left: bool = True) -> torch.Tensor:
+def _padded(mask: torch.Tensor, index: int, *, left: bool = True) -> torch.Tensor:
     """Padded at the end in the last row, and by one at the beginning in the first, as a batch of prompts is.
 
     Args:
-        before: The number of masks before it, which are padded otherwise.
+        index: Which of the masks it is; others are padded otherwise.
         left: At the beginning, too.
     """
     kept = _number_that_keeps(mask)
     other = torch.full_like(mask, kept)
     if mask.shape[0] > 1 and left:
         other[0, ..., 0] = 1 - kept
-    other[-1, ..., -max(mask.shape[-1] // 3 - before, 1) :] = 1 - kept
+    other[-1, ..., -max(mask.shape[-1] // 3 - index, 1) :] = 1 - kept
     return other
 
 
@@ -305,13 +305,13 @@ def _number_that_hides(tensor: torch.Tensor) -> float | None:
     return float(others[0]) if bool(((others == others[0]) & (others <= -_HUGE)).all()) else None
 
 
-def _drawn(ids: torch.Tensor, rows: int, before: int) -> torch.Tensor:
+def _drawn(ids: torch.Tensor, rows: int, index: int) -> torch.Tensor:
     """Ids of all rows, the first and the last of them among them: padding often is one of these.
 
     Args:
-        before: The number of inputs of ids before it, which get others.
+        index: Which of the inputs of ids it is; others get other ids.
     """
-    generator = torch.Generator().manual_seed(12 + before)
+    generator = torch.Generator().manual_seed(12 + index)
     drawn = torch.randint(0, rows, ids.shape, generator=generator).to(ids.device, ids.dtype)
     if drawn.numel() > 2:
         drawn.view(-1)[1], drawn.view(-1)[-1] = 0, rows - 1
