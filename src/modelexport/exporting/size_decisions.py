@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -232,50 +232,75 @@ def settle_conditions(
     ]
     ones = [SizeCondition(f"{symbol} > 1") for symbol in changeable]
     pending = [candidate for candidate in simplified([*asked, *ones]) if candidate.holds(sizes)]
-    settled = Settled()
+    settling = _Settling(sizes, changeable, run, pending)
+    settling.drop_most_by_one_run()
+    settling.try_each([candidate for candidate in pending if candidate.in_model])
+    settling.drop_most_by_one_run()
+    settling.drop_implied()
+    settling.drop_if_ones_agree()
+    settling.try_each(settling.pending)
+    return replace(settling.settled, kept=_without_implied(settling.settled.kept))
 
-    equal = [candidate for candidate in pending if _EQUAL.fullmatch(candidate.formula)]
 
-    def try_most(conditions: Sequence[SizeCondition]) -> bool:
-        """Whether the file agrees at sizes at which most conditions do not hold; these are dropped then."""
-        other = fitting(settled.kept, _against_most(conditions, sizes, changeable), changeable)
-        if other is None or (result := run(other)) is None or result.status not in ("agree", "tie"):
-            return False
-        pending[:] = [candidate for candidate in pending if candidate.in_model or candidate.holds(other)]
-        return all(other[symbol] != sizes[symbol] for symbol in changeable)
+class _Settling:
+    """Conditions that are still to be tried, and those that were kept: each method has fewer to be tried."""
 
-    def try_alone(condition: SizeCondition) -> None:
+    def __init__(
+        self, sizes: Mapping[str, int], changeable: Collection[str], run: Run, pending: Sequence[SizeCondition]
+    ) -> None:
+        self.sizes = sizes
+        self.changeable = changeable
+        self.run = run
+        self.pending = list(pending)
+        self.equal = [candidate for candidate in pending if _EQUAL.fullmatch(candidate.formula)]
+        self.settled = Settled()
+
+    def drop_most_by_one_run(self) -> None:
+        """Drop those that do not hold at sizes at which most do not, if the file agrees there."""
+        other = fitting(self.settled.kept, _against_most(self.pending, self.sizes, self.changeable), self.changeable)
+        if other is None or not self._agrees(other):
+            return
+        self.pending = [candidate for candidate in self.pending if candidate.in_model or candidate.holds(other)]
+        self.settled.varies |= all(other[symbol] != self.sizes[symbol] for symbol in self.changeable)
+
+    def drop_implied(self) -> None:
+        """Drop those that always hold with the kept ones."""
+        self.pending = [candidate for candidate in self.pending if not _always_with(self.settled.kept, candidate)]
+
+    def drop_if_ones_agree(self) -> None:
+        """Drop those that do not hold if all sizes are one, if the file agrees there."""
+        ones = {symbol: 1 if symbol in self.changeable else size for symbol, size in self.sizes.items()}
+        if self._agrees(ones):
+            self.pending = [candidate for candidate in self.pending if candidate.holds(ones)]
+
+    def try_each(self, conditions: Sequence[SizeCondition]) -> None:
+        """Keep those without which the file differs, or the model raises."""
+        for condition in list(conditions):
+            self._try(condition)
+            self.pending.remove(condition)
+
+    def _agrees(self, other: Mapping[str, int]) -> bool:
+        return (result := self.run(other)) is not None and result.status in ("agree", "tie")
+
+    def _try(self, condition: SizeCondition) -> None:
+        sizes, settled = self.sizes, self.settled
         against = list(islice(sizes_against(condition, sizes), _LOOKED_AT))
-        if condition not in equal:
-            against = [_with_equal(other, sizes, equal) for other in against]
+        if condition not in self.equal:
+            against = [_with_equal(other, sizes, self.equal) for other in against]
         against = [
-            other for other in against if all(other[name] == sizes[name] or name in changeable for name in sizes)
+            other for other in against if all(other[name] == sizes[name] or name in self.changeable for name in sizes)
         ]
         against = [other for other in against if not broken(settled.kept, other)]
-        others = [candidate for candidate in pending if candidate is not condition]
+        others = [candidate for candidate in self.pending if candidate is not condition]
         against.sort(key=lambda other: bool(broken(others, other)))
-        result = _first_results(against, run)
+        result = _first_results(against, self.run)
         if result is None and against and condition.in_model:
             settled.kept.append(condition)
-        elif result is not None and result.status == "differ" and (as_is := run(sizes)) and as_is.status != "differ":
+        elif (
+            result is not None and result.status == "differ" and (as_is := self.run(sizes)) and as_is.status != "differ"
+        ):
             settled.kept.append(condition)
             settled.reasons[condition.formula] = result
-
-    settled.varies = try_most(pending)
-    for condition in [candidate for candidate in pending if candidate.in_model]:
-        try_alone(condition)
-        pending.remove(condition)
-    settled.varies |= try_most(pending)
-    pending[:] = [candidate for candidate in pending if not _always_with(settled.kept, candidate)]
-    smallest = {symbol: 1 if symbol in changeable else size for symbol, size in sizes.items()}
-    if (result := run(smallest)) is not None and result.status in ("agree", "tie"):
-        pending[:] = [candidate for candidate in pending if candidate.holds(smallest)]
-    for condition in list(pending):
-        if condition in pending:
-            try_alone(condition)
-            pending.remove(condition)
-    settled.kept = _without_implied(settled.kept)
-    return settled
 
 
 _EQUAL = re.compile(r"\w+ == [A-Za-z_]\w*")

@@ -17,15 +17,21 @@ from modelexport.packages.multimodal import Positions
 GENAI_CONFIG = "genai_config.json"
 _BESIDE = ("attention_mask", "position_ids")
 """The inputs that onnxruntime-genai passes to a decoder besides tokens and a cache."""
-_BEFORE = (
-    ("vision", "image_features", "pixel_values", "phi3v"),
-    ("speech", "audio_features", "audio_embeds", "lfm2_audio"),
-)
-"""The parts before an embedding, the names of their features and of their input, and a type that has them."""
+_BEFORE = (("vision", "image_features", "pixel_values"), ("speech", "audio_features", "audio_embeds"))
+"""The parts before an embedding, and the names of their features and of their input."""
+_TYPES = {
+    "decoder": "decoder",
+    "decoder that begins with a new cache": "phi3",
+    "encoder": "whisper",
+    "vision": "phi3v",
+    "vision, and positions on several axes": "qwen2_5_vl",
+    "speech": "lfm2_audio",
+}
+"""What a package has, and the type of model that onnxruntime-genai runs in this way, whatever the model is."""
 _FRAMES = 3000
 """The frames that onnxruntime-genai expects of any sound."""
 _RESTART = 4096
-"""The tokens after which onnxruntime-genai begins with a new cache, in a model of the type ``phi3`` only."""
+"""The tokens after which onnxruntime-genai begins with a new cache, in one type of model only."""
 _OPTIONS = {"log_id": "onnxruntime-genai", "provider_options": []}
 _SEARCH = (
     "do_sample",
@@ -81,7 +87,7 @@ def make_genai_config(
     config, generation = model.config, model.generation_config.to_dict()
     text, step = config.get_text_config(decoder=True), graphs.get("decode")
     if step is not None and graphs.keys() == {"decode"}:
-        described: dict[str, Any] = {"decoder": _decoder(step, text, "input_ids"), "type": "decoder"}
+        described: dict[str, Any] = {"decoder": _decoder(step, text, "input_ids"), "type": _TYPES["decoder"]}
     elif step is not None and graphs.keys() == {"encoder", "decode"}:
         described = _with_encoder(graphs["encoder"], step, text)
     elif step is not None and "embedding" in graphs and "prefill" not in graphs:
@@ -92,8 +98,8 @@ def make_genai_config(
     in_place = "attention_mask" in step.inputs and all(reads_cache(*use) for value in caches for use in value.uses())
     length = _first_number(text, "max_position_embeddings", "max_target_positions") or 2048
     notes, restart = [], manifest.generation.restart_after if manifest.generation is not None else 0
-    if restart == _RESTART and described["type"] == "decoder":
-        described["type"] = "phi3"
+    if restart == _RESTART and described["type"] == _TYPES["decoder"]:
+        described["type"] = _TYPES["decoder that begins with a new cache"]
     elif restart:
         length = min(length, restart)
         notes = [f"{GENAI_CONFIG} ends a text at {restart} tokens: generate then begins with a new cache"]
@@ -208,7 +214,7 @@ def _with_encoder(encoder: _Graph, step: _Graph, text: Any) -> dict[str, Any]:
         "inputs": {"audio_features": name},
         "outputs": {states: states, **_cache_names("cross_present", "present", "encoder.")},
     }
-    return {"decoder": decoder, "type": "whisper", "encoder": described}
+    return {"decoder": decoder, "type": _TYPES["encoder"], "encoder": described}
 
 
 def _with_embedding(
@@ -216,15 +222,15 @@ def _with_embedding(
 ) -> dict[str, Any]:
     """The settings of a model of images or sound.
 
-    The type is one of those that onnxruntime-genai runs in this way, whatever the model is. It also prepares images and
-    sound for the models that have this name, which it does not do here.
+    onnxruntime-genai also prepares images and sound for the models that have the name of the type, which it does not do
+    here.
     """
     axes = 1 if positions is None else len(positions.offsets)
-    name, features, input_name, kind = next(row for row in _BEFORE if row[0] in graphs)
+    name, features, input_name = next(row for row in _BEFORE if row[0] in graphs)
     before, embedding = graphs[name], graphs["embedding"]
     settings: dict[str, Any] = {
         "decoder": _decoder(graphs["decode"], text, "inputs_embeds", axes=axes),
-        "type": kind,
+        "type": _TYPES[name],
         name: {
             "filename": before.file,
             "inputs": {input_name: next(iter(before.inputs))},
@@ -245,7 +251,8 @@ def _with_embedding(
     settings[name]["spatial_merge_size"] = int(merged)
     video = getattr(config, "video_token_id", None)
     tokens = {"image_token_id": positions.token, "vision_start_token_id": int(begins)}
-    return {**settings, "type": "qwen2_5_vl", **tokens, **({} if video is None else {"video_token_id": video})}
+    settings["type"] = _TYPES["vision, and positions on several axes"]
+    return {**settings, **tokens, **({} if video is None else {"video_token_id": video})}
 
 
 def _special_tokens(text: Any, generation: Mapping[str, Any]) -> dict[str, Any]:

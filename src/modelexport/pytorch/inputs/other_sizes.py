@@ -122,10 +122,9 @@ def in_order(before: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
     if before.ndim == 0 or before.shape[-1] <= _BY_CHANCE or before.dtype is torch.bool or before.is_complex():
         return now
     steps = before.diff(dim=-1)
-    is_mask = bool(((before == 0) | (before == 1) | ~torch.isfinite(before)).all())
     are_positions = not before.is_floating_point() and bool((steps == 1).all())
     is_sorted = bool((steps >= 0).all()) and bool((steps > 0).any())
-    return now.sort(-1).values if is_sorted and not is_mask and not are_positions else now
+    return now.sort(-1).values if is_sorted and not _has_numbers_of_masks(before) and not are_positions else now
 
 
 _BY_CHANCE = 2
@@ -295,13 +294,13 @@ def _with_others(tensor: torch.Tensor, axis: int, size: int) -> torch.Tensor:
     if not tensor.is_floating_point() or not added.any():
         return tensor
     others = tensor + 0.25 * (tensor.flip(axis) - tensor).to(tensor.dtype)
-    if _is_mask(tensor):
+    if _has_numbers_of_masks(tensor):
         return tensor
     added = added.reshape([-1 if place == axis else 1 for place in range(tensor.ndim)])
     return torch.where(added & torch.isfinite(others), others, tensor)
 
 
-def _is_mask(tensor: torch.Tensor) -> bool:
+def _has_numbers_of_masks(tensor: torch.Tensor) -> bool:
     """Whether a tensor has no other numbers than zeros, ones and infinities."""
     return bool(((tensor == 0) | (tensor == 1) | ~torch.isfinite(tensor)).all())
 
@@ -316,7 +315,7 @@ def with_telling_numbers(inputs: Inputs) -> Inputs | None:
     def telling(value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or not value.numel() or value.is_complex():
             return value
-        if not (_is_mask(value) if value.is_floating_point() else bool((value == 1).all())):
+        if not (_has_numbers_of_masks(value) if value.is_floating_point() else bool((value == 1).all())):
             return value
         drawn = torch.rand(value.shape, generator=generator).to(value.device)
         changed.append(value + drawn.to(value.dtype) if value.is_floating_point() else (drawn < 0.5).to(value.dtype))
