@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from modelexport.cli.printing import Style, styled
+from modelexport.core.result_display import error_text
 from modelexport.core.text import align, first_few, indent, plural, shortened
 
 if TYPE_CHECKING:
@@ -158,4 +159,4 @@ def _verdict_cells(call: CallVerdict | CallLoss) -> tuple[str, str, str]:
 
 
 def _error(difference: Difference | None) -> str:
-    return "" if difference is None or difference.relative is None else f"{difference.relative:.1e}"
+    return error_text(difference.relative if difference is not None else None)

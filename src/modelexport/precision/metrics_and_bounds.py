@@ -33,7 +33,7 @@ class Metric:
     """Losses to this power add up over modules whose errors are independent."""
     unit: str = ""
 
-    def loss(self, right: Any, computed: Any) -> float:
+    def loss(self, right: np.ndarray, computed: np.ndarray) -> float:
         """How far the figure is from that of equal arrays; infinite if it is not a number."""
         ideal = self.measure(right, right) if self.ideal is None else self.ideal
         lost = abs(self.measure(right, computed) - ideal)
@@ -57,7 +57,7 @@ class Bound:
         return bool(compare(figure, self.limit))
 
 
-def mean_figure(metric: Metric, right: Sequence[Any], computed: Sequence[Any]) -> float:
+def mean_figure(metric: Metric, right: Sequence[np.ndarray], computed: Sequence[np.ndarray]) -> float:
     """The mean of a metric over runs."""
     return float(
         np.mean([metric.measure(array, other_array) for array, other_array in zip(right, computed, strict=True)])
@@ -122,7 +122,7 @@ def _by_row(measure: Measure) -> Measure:
     Not a number, which is within no bound, if the arrays have other shapes, or the one that was found has a NaN more.
     """
 
-    def measured(right: Any, computed: Any) -> float:
+    def measured(right: np.ndarray, computed: np.ndarray) -> float:
         first, second = (np.atleast_1d(array).astype(np.float64) for array in (right, computed))
         if first.shape != second.shape or (np.isnan(second) & ~np.isnan(first)).any():
             return float("nan")

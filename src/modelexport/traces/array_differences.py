@@ -37,7 +37,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """Elements that are NaN in only one of the two."""
 
 
-def relative_error(right: Any, actual: Any) -> float:
+def relative_error(right: np.ndarray, actual: np.ndarray) -> float:
     """The norm of the difference of two arrays over that of the right one; infinite if they cannot be compared.
 
     Integers and conditions are either equal (0) or not (1).
@@ -63,7 +63,7 @@ def relative_error(right: Any, actual: Any) -> float:
 
 
 def compare_arrays(
-    name: str, right: Any, actual: Any, *, allowed: float | None = None, exact: Any = None
+    name: str, right: np.ndarray, actual: np.ndarray, *, allowed: float | None = None, exact: np.ndarray | None = None
 ) -> Difference:
     """Compare two arrays; another shape or element type is a difference.
 
@@ -97,7 +97,9 @@ def compare_arrays(
     )
 
 
-def compare_outputs(names: Sequence[str], right: Sequence[Any], actual: Sequence[Any]) -> list[Difference]:
+def compare_outputs(
+    names: Sequence[str], right: Sequence[np.ndarray], actual: Sequence[np.ndarray]
+) -> list[Difference]:
     """Compare arrays by position; one that only one side has is a difference, unless it has no elements."""
     differences = []
     for i in range(max(len(right), len(actual))):
@@ -118,7 +120,7 @@ def worst(differences: Sequence[Difference]) -> Difference | None:
     )
 
 
-def is_comparable(right: Any) -> bool:
+def is_comparable(right: np.ndarray) -> bool:
     """Whether equality with an array is evidence: NaN and infinity say nothing about what computed them."""
     if not is_floating(right) or not right.size:
         return True
@@ -126,12 +128,12 @@ def is_comparable(right: Any) -> bool:
         return bool((np.abs(right.astype(np.float64, copy=False)) < INFINITE).any())
 
 
-def is_floating(array: Any) -> bool:
+def is_floating(array: np.ndarray) -> bool:
     """Whether an array has floating-point numbers: NumPy knows bfloat16 by name only."""
     return bool(array.dtype.kind == "f" or array.dtype.name == "bfloat16")
 
 
-def _largest(right: Any, actual: Any) -> float | None:
+def _largest(right: np.ndarray, actual: np.ndarray) -> float | None:
     first, second = right.astype(np.float64), actual.astype(np.float64)
     both = (np.abs(first) < INFINITE) & (np.abs(second) < INFINITE)
     return float(np.max(np.abs(first[both] - second[both]))) if both.any() else None

@@ -6,7 +6,7 @@ sums. Some of the sums do not depend on the order of the elements, so that an ar
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -66,7 +66,7 @@ class Fingerprint(NamedTuple):
         return float(self.size**0.5)
 
 
-def fingerprint_of(array: Any) -> Fingerprint:
+def fingerprint_of(array: np.ndarray) -> Fingerprint:
     """The fingerprint of an array."""
     flat = np.ascontiguousarray(array).reshape(-1)
     whole = flat.dtype.kind in "biu"
@@ -87,10 +87,10 @@ def fingerprint_of(array: Any) -> Fingerprint:
     return Fingerprint(flat.size, special, norm, float(flat.mean()), least, most, projections, telling)
 
 
-def _projected(flat: Any) -> Any:
+def _projected(flat: np.ndarray) -> np.ndarray:
     """Products with fixed random vectors: one random block, repeated with a random factor each."""
     whole, rest = divmod(flat.size, _BLOCK)
-    products = _vectors[:, :rest] @ flat[whole * _BLOCK :]
+    products: np.ndarray = _vectors[:, :rest] @ flat[whole * _BLOCK :]
     if whole:
         factors = np.random.default_rng(12).standard_normal((_PROJECTIONS, whole))
         products = products + ((_vectors @ flat[: whole * _BLOCK].reshape(whole, _BLOCK).T) * factors).sum(axis=1)

@@ -5,14 +5,12 @@ Equal scores can be chosen in any order: PyTorch's ``topk`` and ONNX's ``TopK`` 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from modelexport.traces.tolerances import TIED_SCORES
 
 
-def chosen_axis(scores: Any, indices: Any) -> int | None:
+def chosen_axis(scores: np.ndarray, indices: np.ndarray) -> int | None:
     """The axis of the scores along which the indices pick the largest or the smallest, or sort them; ``None`` if they
     do not. The axis of scores that were flattened first is that of one row of them.
     """
@@ -25,7 +23,7 @@ def chosen_axis(scores: Any, indices: Any) -> int | None:
     return None
 
 
-def _rows(scores: Any, indices: Any, axis: int) -> tuple[Any, Any] | None:
+def _rows(scores: np.ndarray, indices: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray] | None:
     """Scores and indices as matrices, a row for each choice; ``None`` where the shapes do not fit."""
     if indices.size == 1 and axis == 0:
         return scores.reshape(1, -1), indices.reshape(1, 1)
@@ -44,7 +42,7 @@ def _rows(scores: Any, indices: Any, axis: int) -> tuple[Any, Any] | None:
     return moved.reshape(-1, moved.shape[-1]), chosen.reshape(-1, chosen.shape[-1])
 
 
-def _picks_extremes(scores: Any, chosen: Any) -> bool:
+def _picks_extremes(scores: np.ndarray, chosen: np.ndarray) -> bool:
     count, size = chosen.shape[-1], scores.shape[-1]
     if size < 2 or not _are_places(chosen, size):
         return False
@@ -55,7 +53,7 @@ def _picks_extremes(scores: Any, chosen: Any) -> bool:
     return bool(np.array_equal(picked, ordered[:, size - count :]) or np.array_equal(picked, ordered[:, :count]))
 
 
-def _are_places(chosen: Any, size: int) -> bool:
+def _are_places(chosen: np.ndarray, size: int) -> bool:
     """Whether each row names different places."""
     if chosen.min() < 0 or chosen.max() >= size:
         return False
@@ -63,7 +61,7 @@ def _are_places(chosen: Any, size: int) -> bool:
     return bool((ordered[:, 1:] != ordered[:, :-1]).all())
 
 
-def is_tie(right_scores: Any, scores: Any, right: Any, choice: Any) -> bool:
+def is_tie(right_scores: np.ndarray, scores: np.ndarray, right: np.ndarray, choice: np.ndarray) -> bool:
     """Whether another choice is as good as PyTorch's: what both choose scores the same.
 
     Args:

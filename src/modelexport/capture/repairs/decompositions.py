@@ -30,12 +30,10 @@ from modelexport.capture.repairs import (
     sorting,
     special_functions,
 )
-from modelexport.capture.repairs.complex_numbers import complex_decompositions
+from modelexport.capture.repairs.complex_numbers import Decompositions, complex_decompositions
 from modelexport.capture.repairs.singular_values import eigenvalues, pseudo_inverse, singular_values
 from modelexport.capture.shared_memory import views_made_again
 from modelexport.pytorch.private_torch import tensor_leaves, written_by
-
-Decompositions = dict[Any, Callable[..., Any]]
 
 
 def scatter_with(self: Any, dim: int, index: Any, src: Any, reduce: str) -> Any:
