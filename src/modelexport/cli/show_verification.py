@@ -84,6 +84,8 @@ def _summary(report: VerifyReport) -> str:
         summary.append(text if wrong else f"{compared} equal to the model's")
         if untraced:
             summary.append(f"{plural(untraced, 'parameter')} not compared: another tool folded, packed or merged them")
+        if wrong and {o.status for o in report.outputs} | {o.status for o in report.others} == {"agree"}:
+            summary.append("no output differs with the inputs that were tried")
     return "; ".join(summary)
 
 
@@ -124,7 +126,7 @@ def format_losses(report: AgainstReport) -> str:
     table = [align(rows, right={2, 3}), *([left] if left else []), _LOSSES, ""] if listed else []
     statuses = Counter(call.status for call in report.calls)
     unknown = f", {statuses['not compared']:,} not compared" if statuses["not compared"] else ""
-    same = f"{statuses['agree']:,} of {_with_nodes(statuses)} compute the same{unknown}" if not report.judged else ""
+    same = f"{statuses['agree']:,} of {_with_nodes(statuses)} compute the same within {_percent(report.bound)}{unknown}"
     outputs = ", ".join(
         f"{loss.difference.name}{':' if loss.norm is None else ' is off by'} {_size_of_error(loss)}"
         for loss in report.outputs
@@ -135,8 +137,8 @@ def format_losses(report: AgainstReport) -> str:
     facts = [
         outputs,
         bound,
-        same,
-        *([beyond] if report.first_beyond and within != "within" else []),
+        same if not report.judged else "",
+        *([beyond] if report.first_beyond and report.verdict == "differ" else []),
         f"inputs: {report.inputs}",
     ]
     return "\n".join([*table, f"{report.verdict}: {'; '.join(filter(None, facts))}"])

@@ -49,8 +49,6 @@ TIMES_ALLOWED = 10.0
 """How many times what is allowed a run in the model's types may be off without a look at its rounding."""
 TIMES_ONE_BIT = 64.0
 """How many times the effect of one bit of each weight rounding may be."""
-LOSS_BOUND = 0.05
-"""The loss of a file made from another beyond which the first call is named."""
 _LOGITS, _LOGITS_OF_HALF = 1e-3, 3e-2
 PIPELINE_RESULT = 1e-3
 """How far off the result of a pipeline may be: each step adds its rounding."""

@@ -37,7 +37,7 @@ from modelexport.tagged.strip_and_inline import runnable
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.node_computation import NodeError
 from modelexport.traces.reference_values import open_reference, reference_path
-from modelexport.traces.tolerances import ALLOWED, LOSS_BOUND, check_bound
+from modelexport.traces.tolerances import ALLOWED, check_bound
 from modelexport.verify.against_report import AgainstReport, CallLoss, Loss, measure_loss, weight_of
 from modelexport.verify.cut_out_calls import refuse_stage
 from modelexport.verify.onnxruntime_outputs import narrowest_type
@@ -66,8 +66,8 @@ def verify_against(
         modules: Selectors of the calls to compare, with those inside them; by default all.
         provider: The execution provider of ONNX Runtime for the outputs.
         seed: For random inputs.
-        bound: A loss as a share of a value's norm: outputs within it agree, and the report has the first call beyond
-            it. By default the ``error_bound`` of the recipe beside the second file; else 0.05, which judges nothing.
+        bound: A loss as a share of a value's norm: outputs within it agree. By default the ``error_bound`` of the
+            recipe beside the second file; else the tolerance for the narrowest type in the two files, for calls, too.
         data: Inputs for runs, as :func:`modelexport.quantize` takes them; the losses of outputs are means over all.
 
     Raises:
@@ -83,7 +83,8 @@ def verify_against(
     recipe_file, chosen_within = second_file.path.with_suffix(RECIPE_SUFFIX), None
     if bound is None and recipe_file.is_file():
         chosen_within = read_recipe(recipe_file).error_bound
-    limit = next(limit for limit in (bound, chosen_within, LOSS_BOUND) if limit is not None)
+    allowed = max(ALLOWED[narrowest_type(each.model)] for each in (first_file, second_file))
+    limit = next(limit for limit in (bound, chosen_within, allowed) if limit is not None)
     check_bound(limit)
     cut = second_file.cut if first_file.cut is None else None
     if cut is None and _ends(first_file) != _ends(second_file):
@@ -98,7 +99,6 @@ def verify_against(
         raise UsageError(
             f"{second_file.path} has no value of a module in common with {first_file.path}: it was not made from it"
         )
-    allowed = max(ALLOWED[narrowest_type(each.model)] for each in (first_file, second_file))
     if cut is None:
         fed = _fit(feeds, second_file)
         both = zip(

@@ -49,7 +49,7 @@ class AgainstReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
     """``reference values`` of the first file, ``random``, or the number of runs of the data."""
     provider: str
     bound: float
-    """How far off a value may be, as a share of its norm."""
+    """How far off a value may be, as a share of its norm: the bound, or the tolerance."""
     judged: Sequence[str] = ()
     """The outputs that ``bound`` judges: all if it was given, the first of floating-point numbers if it is that of the
     recipe beside the second file. Without any, both files have to compute the same."""
