@@ -171,7 +171,9 @@ def _sized(model: ir.Model, sizes: Mapping[str, int]) -> ir.Model:
     texts = [str(size.value) for v in required_inputs(model) for size in v.shape or () if not isinstance(size, int)]
     symbols = {symbol for text in texts for symbol in SYMBOL.findall(text)} | set(texts)
     if unknown := sorted(set(sizes) - symbols):
-        raise InputsError(f"no dynamic axis is named {', '.join(unknown)}: there are {', '.join(sorted(symbols))}")
+        raise InputsError(
+            f"no dynamic axis is named {', '.join(unknown)}: there are {', '.join(sorted(symbols)) or 'none'}"
+        )
     sized = ir.Model(ir.Graph(list(map(value_like, required_inputs(model))), [], nodes=[]), ir_version=10)
     check_sizes(conditions_of(model), sizes)
     numbers = {name: str(number) for name, number in sizes.items()}
