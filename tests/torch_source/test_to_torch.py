@@ -270,6 +270,28 @@ def test_only_python_is_written() -> None:
         back().write("model.onnx")
 
 
+LAYERS = (
+    "GroupNorm(4, 8)", "GroupNorm(2, 8, eps=0.1)", "InstanceNorm2d(8, affine=True)", "PReLU(num_parameters=8)", "GLU(dim=1)",
+    "PixelShuffle(2)", "ReflectionPad2d(1)", "AdaptiveAvgPool2d(2)", "Threshold(0.25, 2.0)", "SiLU()",
+)  # fmt: skip
+
+
+def test_classes_that_are_written_as_several_nodes_are_found_by_running_them(tmp_path: Path) -> None:
+    layers = nn.ModuleList(eval(f"nn.{layer}") for layer in LAYERS)
+
+    class Each(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return tuple(layer(x) for layer in self.layers)
+
+    text = torch_source(modelexport.export(Each(), (torch.randn(3, 8, 4, 4),), tmp_path / "x.onnx").path).text
+    for layer in LAYERS:
+        assert f"nn.{layer}" in text
+
+
 class Turn(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -14,13 +14,13 @@ from modelexport.format.dtypes import parse_dtype
 from modelexport.graph.unique_names import free_name
 from modelexport.tagged.encodings.functions_call_groups import Group
 from modelexport.torch_source.call_layout import CallLayout, is_below
-from modelexport.torch_source.entries_as_nodes import KNOWN, SMALL
+from modelexport.torch_source.entries_as_nodes import SMALL
 from modelexport.torch_source.expressions import identifier, is_plain, literal
 from modelexport.torch_source.forward_text import Built, ForwardText
 from modelexport.torch_source.module_nodes import ELSEWHERE, OF_MODULES, ModuleNode, ModuleNodes
 from modelexport.torch_source.operation import FUNCTIONS
 from modelexport.torch_source.recognized_torch_classes import container, runs, sequential, torch_class, uncalled
-from modelexport.torch_source.recurrent_classes import recurrent_class
+from modelexport.torch_source.tested_classes import Arguments, recurrent_class, tested_class
 
 OF_TORCH = '__module__ = "torch.nn"  # exported again, it is not a level of tags, as it was none'
 """The line of a class that was one of torch.nn, and whose code stands in the file."""
@@ -49,6 +49,8 @@ class ModuleClasses:
         """The name that each class would have if no other had it."""
         self._equal: dict[tuple[str, str], tuple[str, list[str]]] = {}
         self._built: dict[str, Built] = {}
+        self._found: dict[str, list[Arguments]] = {}
+        """The arguments of classes of torch.nn that were found by running them."""
         self._statistics = {key for value, key in layout.entries.values.items() if _is_statistic(value)}
         self._taken = {*RESERVED_NAMES}
         self.ties = self._ties()
@@ -66,7 +68,11 @@ class ModuleClasses:
         children = {name: self.build(child.path).constructor for name, child in node.children.items()}
         if node.path not in self.dropout and (recurrent := recurrent_class(self.layout, node)) is not None:
             return Built(recurrent[0], recurrent=recurrent[1])
-        known = self._typed(torch_class(self.layout, node, self._forward), node)
+        known = self._typed(
+            torch_class(self.layout, node, self._forward)
+            or tested_class(self.layout, node, self._found.setdefault(node.class_name, [])),
+            node,
+        )
         if node.path not in self.ties and known is None:
             if not node.calls and node.path:
                 known = self._parameter_list(node) or container(node, children)
@@ -149,7 +155,7 @@ class ModuleClasses:
         tensor = self.layout.constants[value]
         dtype, size, shape = self.layout.type_name(tensor.dtype), tensor.size, _shape(tensor.shape.numpy())
         kind = "" if dtype == "float32" else f", dtype=torch.{dtype}"
-        array = tensor.numpy() if size and tensor.nbytes <= KNOWN else None
+        array = self.layout.array(value) if size else None
         first = int(array.reshape(-1)[0]) if array is not None and array.dtype == np.int64 and size > 4 else None
         if array is not None and first is not None and (array.reshape(-1) == np.arange(first, first + size)).all():
             moved = "" if array.ndim == 1 else f".reshape({', '.join(map(str, array.shape))})"

@@ -27,7 +27,7 @@ from modelexport.torch_source.layer_operators import OPERATORS
 from modelexport.torch_source.module_nodes import ModuleNodes
 from modelexport.torch_source.nested_graphs import MissingOperatorError, NestedGraphs
 from modelexport.torch_source.operation import FUNCTIONS, Operation, UnwrittenError
-from modelexport.torch_source.recurrent_classes import RecurrentCall
+from modelexport.torch_source.tested_classes import RecurrentCall
 from modelexport.torch_source.value_scope import with_names_used_again
 
 

@@ -1,0 +1,240 @@
+"""Modules of ``torch.nn`` that exporters write as many nodes, and in several ways: classes are found by running both.
+
+The class that the file names is made with sizes and numbers that occur in the module. Its nodes are run on random
+numbers in float64, and it is the module if all results are the same.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch import nn
+
+from modelexport.core.calls import ModuleCall
+from modelexport.errors import UsageError
+from modelexport.torch_source.call_layout import CallLayout
+from modelexport.torch_source.expressions import code, literal
+from modelexport.torch_source.module_nodes import ModuleNode
+from modelexport.traces.file_run import FileRun
+
+_CLASSES = {"LSTM": nn.LSTM, "GRU": nn.GRU, "RNN": nn.RNN}
+
+
+@dataclass(frozen=True)
+class RecurrentCall:
+    """How a call gives its tensors to the class, and what it takes of the result."""
+
+    states: tuple[int, ...]
+    """Which of the call's inputs are the first states."""
+    slots: tuple[int, ...]
+    """For each output of the call: 0 for the sequence, 1 for the last state, 2 for the last cell state."""
+    has_cell: bool
+
+    def arguments(self, inputs: Sequence[ast.expr]) -> list[ast.expr]:
+        """The arguments of the class, from the call's inputs."""
+        states = [inputs[index] for index in self.states]
+        return [inputs[0], *([literal(tuple(states))] if len(states) > 1 else states)]
+
+    def results(self, names: Mapping[int, str]) -> str:
+        """What stands before the equals sign: the names by slot."""
+        shown = [names.get(slot, "_") for slot in range(3)]
+        return f"{shown[0]}, ({shown[1]}, {shown[2]})" if self.has_cell else f"{shown[0]}, {shown[1]}"
+
+    def result(self, call: ast.expr, slot: int) -> ast.expr:
+        """One of the tensors that a call returns."""
+        return code("x[0]" if not slot else f"x[1][{slot - 1}]" if self.has_cell else "x[1]", x=call)
+
+
+def recurrent_class(layout: CallLayout, module: ModuleNode) -> tuple[str, dict[ModuleCall, RecurrentCall]] | None:
+    """The call that makes an equal module, and how each call of it is written; ``None`` if none is equal."""
+    if module.class_name not in _CLASSES or not module.is_from_torch or module.children or not module.running:
+        return None
+    if "weight_ih_l0" not in module.entries or "weight_hh_l0" not in module.entries:
+        return None
+    state, tests = _state(layout, module), {group.call: _test(layout, group.call) for group in module.running}
+    if state is None:
+        return None
+    for options in _options(module):
+        candidate = _CLASSES[module.class_name](**options).double()
+        if candidate.state_dict().keys() != state.keys():
+            return None
+        candidate.load_state_dict(state)
+        calls = {call: test and _compared(candidate, test) for call, test in tests.items()}
+        if all(call is not None for call in calls.values()):
+            return _text(module.class_name, options), {key: call for key, call in calls.items() if call is not None}
+    return None
+
+
+def _options(module: ModuleNode) -> Iterator[dict[str, Any]]:
+    layers = sum(
+        name.startswith("weight_ih_l") and name.removeprefix("weight_ih_l").isdigit() for name in module.entries
+    )
+    known = {
+        "input_size": module.entries["weight_ih_l0"].shape[1],
+        "hidden_size": module.entries["weight_hh_l0"].shape[1],
+        "num_layers": layers,
+        "bias": "bias_ih_l0" in module.entries,
+        "bidirectional": "weight_ih_l0_reverse" in module.entries,
+    }
+    kinds = ({}, {"nonlinearity": "relu"}) if module.class_name == "RNN" else ({},)
+    for batch_first, kind in itertools.product((True, False), kinds):
+        yield {**known, "batch_first": batch_first, **kind}
+
+
+def _text(name: str, options: Mapping[str, Any]) -> str:
+    defaults = {"num_layers": 1, "bias": True, "bidirectional": False, "batch_first": False}
+    named = [
+        f"{k}={v!r}" for k, v in options.items() if k not in ("input_size", "hidden_size") and v != defaults.get(k)
+    ]
+    return f"nn.{name}({', '.join([str(options['input_size']), str(options['hidden_size']), *named])})"
+
+
+Arguments = tuple[Sequence[Any], Mapping[str, Any]]
+"""What a class needs, and its other arguments by name."""
+
+
+def tested_class(layout: CallLayout, module: ModuleNode, found: list[Arguments]) -> str | None:
+    """The call that makes an equal module of one tensor; ``None`` if none is found.
+
+    Args:
+        found: The arguments of other modules of the class, which are tried first; the module's are added.
+    """
+    kind = getattr(nn, module.class_name, None)
+    if not module.is_from_torch or module.children or not module.running or not isinstance(kind, type):
+        return None
+    if any(len(each) != 1 for of in (layout.inputs, layout.outputs) for each in (of[g.call] for g in module.running)):
+        return None
+    state, tests = _state(layout, module), [_test(layout, group.call) for group in module.running]
+    if state is None or None in tests:
+        return None
+    with warnings.catch_warnings(action="error"), torch.random.fork_rng(devices=()):
+        tried = itertools.chain(list(found), _arguments(kind, _numbers(layout, module)))
+        for arguments, candidate in itertools.islice(_fitting(kind, state, tried), _MOST_RUNS):
+            if all(test is not None and _gives(candidate, *test) for test in tests):
+                found.append(arguments)
+                given, named = arguments
+                return ast.unparse(code(f"nn.{module.class_name}(*given, **named)", given=given, named=named))
+    return None
+
+
+_MOST_RUNS = 200
+"""How often a module is run with other arguments before it is written out."""
+
+
+def _fitting(
+    kind: type, state: Mapping[str, torch.Tensor], tried: Iterable[Arguments]
+) -> Iterator[tuple[Arguments, nn.Module]]:
+    """The modules of a class that take a ``state_dict``, with their arguments."""
+    for given, named in tried:
+        try:
+            candidate = kind(*given, **named).double().eval()
+            candidate.load_state_dict(state)
+        except Exception:  # each class refuses arguments in its own way, and warns of others
+            continue
+        yield (given, named), candidate
+
+
+def _gives(module: nn.Module, given: Sequence[Any], wanted: Sequence[Any]) -> bool:
+    """Whether a module computes one tensor of another."""
+    try:
+        return _equal(module(torch.from_numpy(given[0])).detach().numpy(), wanted[0])
+    except Exception:  # as in ``_fitting``
+        return False
+
+
+def _arguments(kind: type, numbers: Sequence[Any]) -> Iterator[Arguments]:
+    """Arguments of a class: numbers where it needs some, and elsewhere its defaults but for at most two."""
+    parameters = inspect.signature(kind).parameters.items()
+    known = {name: each for name, each in parameters if name not in ("device", "dtype", "inplace")}
+    needed = [name for name, each in known.items() if each.default is each.empty and each.kind < each.VAR_POSITIONAL]
+    others = {name: [not each.default] if isinstance(each.default, bool) else numbers for name, each in known.items()
+              if each.default is None or isinstance(each.default, int | float)}  # fmt: skip
+    for count in range(3):
+        for names in itertools.combinations(others, count):
+            for values in itertools.product(*[numbers] * len(needed), *(others[name] for name in names)):
+                yield values[: len(needed)], dict(zip(names, values[len(needed) :], strict=True))
+
+
+def _numbers(layout: CallLayout, module: ModuleNode) -> list[Any]:
+    """The numbers that occur in a module: sizes, attributes and small constants of its nodes."""
+    nodes = [item for group in module.running for item in group.items if isinstance(item, ir.Node)]
+    values = [value for node in nodes for value in (*node.inputs, *node.outputs) if value is not None]
+    found: list[Any] = [size for entry in module.entries.values() for size in entry.shape]
+    found += [size for value in values for size in value.shape or () if isinstance(size, int)]
+    for node in nodes:
+        found += [each.value for each in node.attributes.values() if isinstance(each.value, int | float)]
+    for array in map(layout.array, values):
+        found += array.reshape(-1).tolist() if array is not None and array.size <= _FEW else []
+    return list(dict.fromkeys(np.float32(each) if isinstance(each, float) else each for each in found))
+
+
+_FEW = 16
+"""How many elements a constant may have whose elements are tried as arguments."""
+
+Test = tuple[list[np.ndarray[Any, Any]], Sequence[Any]]
+"""Random inputs of a call, and what its nodes compute of them."""
+
+
+def _state(layout: CallLayout, module: ModuleNode) -> dict[str, torch.Tensor] | None:
+    """The ``state_dict`` of a module in float64; ``None`` if the file does not have it, or not in float32."""
+    keys = {name: f"{module.path}.{name}".lstrip(".") for name in module.entries}
+    arrays = {name: layout.entries.arrays.get(key) for name, key in keys.items()}
+    if any(array is None or array.dtype != np.float32 for array in arrays.values()):
+        return None
+    return {name: torch.from_numpy(np.array(array, np.float64)) for name, array in arrays.items()}
+
+
+def _test(layout: CallLayout, call: ModuleCall) -> Test | None:
+    inputs, outputs = layout.inputs[call], layout.outputs[call]
+    generator = np.random.default_rng(0)
+    arrays = [array for value in inputs if (array := _random(value, generator)) is not None]
+    if not inputs or len(arrays) < len(inputs):
+        return None
+    entries = {
+        value: layout.entries.arrays[key]
+        for value, key in layout.entries.values.items()
+        if key in layout.entries.arrays
+    }
+    given = {**entries, **dict(zip(inputs, arrays, strict=True))}
+    try:
+        return arrays, FileRun(layout.tagged.model, in_float64_for="float32").values(outputs, given)
+    except UsageError:
+        return None
+
+
+def _compared(candidate: nn.Module, test: Test) -> RecurrentCall | None:
+    """How a call is written with a recurrent class; ``None`` if the class computes something else."""
+    tensors, wanted = [torch.from_numpy(array) for array in test[0]], test[1]
+    has_cell = isinstance(candidate, nn.LSTM)
+    for states in itertools.permutations(range(1, len(tensors))):
+        first = [tensors[index] for index in states]
+        try:
+            with torch.no_grad():
+                result, last = candidate(tensors[0], *([tuple(first)] if len(first) > 1 else first))
+        except (RuntimeError, ValueError, TypeError, AttributeError):  # of shapes that do not fit
+            continue
+        found = [result, *last] if has_cell else [result, last]
+        slots = [next((s for s, each in enumerate(found) if _equal(each.numpy(), array)), None) for array in wanted]
+        if None not in slots:
+            return RecurrentCall(states, tuple(slot for slot in slots if slot is not None), has_cell)
+    return None
+
+
+def _random(value: ir.Value, generator: np.random.Generator) -> Any:
+    """Random numbers for a value; a dynamic axis has three elements."""
+    if value.shape is None or value.dtype != ir.DataType.FLOAT:
+        return None
+    return generator.standard_normal([size if isinstance(size, int) else 3 for size in value.shape])
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return isinstance(other, np.ndarray) and one.shape == other.shape and bool(np.allclose(one, other, 0, 1e-9))
