@@ -271,8 +271,8 @@ def test_only_python_is_written() -> None:
 
 
 LAYERS = (
-    "GroupNorm(4, 8)", "GroupNorm(2, 8, eps=0.1)", "InstanceNorm2d(8, affine=True)", "PReLU(num_parameters=8)", "GLU(dim=1)",
-    "PixelShuffle(2)", "ReflectionPad2d(1)", "AdaptiveAvgPool2d(2)", "Threshold(0.25, 2.0)", "SiLU()",
+    "GroupNorm(4, 8)", "GroupNorm(2, 8, eps=0.1)", "InstanceNorm2d(8, affine=True)", "PReLU(num_parameters=8)",
+    "GLU(dim=1)", "PixelShuffle(2)", "ReflectionPad2d(1)", "AdaptiveAvgPool2d(2)", "Threshold(0.25, 2.0)", "SiLU()",
 )  # fmt: skip
 
 
