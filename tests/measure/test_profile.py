@@ -22,7 +22,7 @@ from modelexport import adopt, export
 from modelexport.core.calls import CallTree, ModuleCall, TracedCall
 from modelexport.errors import FileFormatError, InputsError, UsageError
 from modelexport.lineage.optimize_tools import optimize_file
-from modelexport.measure import columns
+from modelexport.measure import columns, onnxruntime_profiler
 from modelexport.measure.inputs_and_example_sizes import read_feeds
 from modelexport.measure.onnxruntime_profiler import _Event, _nested
 from modelexport.measure.profiles import SESSION, ModuleProfile, RunFacts, _fitted, _spread, noise_note, profile
@@ -150,6 +150,16 @@ def test_no_time_is_negative_though_the_profiled_runs_were_slower_than_the_other
     assert scale == pytest.approx(400_000 / 4_583_000)
     assert fitted[0].figures["peak_bytes"] == 7
     assert _fitted(nodes, 5_000_000, 500_000) == (nodes, 1.0)
+
+
+def test_a_full_profiler_is_used_several_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path / "relu.onnx", "g (float[2] x) => (float[2] y) { y = Relu(x) }")
+    whole, held = onnxruntime_profiler._profiled, 2
+    monkeypatch.setattr(onnxruntime_profiler, "_profiled", lambda *how: whole(*how)[:held])
+    with pytest.raises(UsageError, match=r"profiler is full after 2 of 2 warm-up runs and a measured one"):
+        profile(path, runs=3, warmup=2)
+    found = profile(path, runs=3, warmup=1)
+    assert (found.facts.runs, [len(node.runs) for node in found.table.nodes if node.op_type == "Relu"]) == (3, [3])
 
 
 def test_what_interrupts_nodes_is_not_taken_for_time_outside_of_them() -> None:

@@ -313,3 +313,11 @@ def test_scales_of_channels_are_refused_where_no_operator_takes_them(tmp_path: P
     with pytest.raises(UsageError, match="the file has 12: give int8-static:per_channel=false"):
         modelexport.quantize(file, tmp_path / "out.onnx", to="int8-static", data=data)
     assert modelexport.quantize(file, tmp_path / "out.onnx", to="int8-static:per_channel=false", data=data).changed
+
+
+def test_outputs_that_nothing_uses_have_the_type_that_their_operator_gives_them(tmp_path: Path) -> None:
+    """The mean of a normalization is float32 in float16, too; `export --fuse` leaves it there."""
+    body = "s, mean, deviation, sum = com.microsoft.SkipSimplifiedLayerNormalization(x, x, scale) y = Add(s, sum)"
+    text = f"g (float[2, 4] x) => (float[2, 4] y) <float[4] scale = {{1, 2, 3, 4}}> {{ {body} }}"
+    path = written(tmp_path / "skip.onnx", text, **{"com.microsoft": 1})
+    assert modelexport.quantize(path, tmp_path / "half.onnx", to="float16").methods == {"float16": 2}

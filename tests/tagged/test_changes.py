@@ -20,6 +20,7 @@ import models
 from exports import Exporter
 from graph_texts import written
 from modelexport import export
+from modelexport.errors import UsageError
 from modelexport.measure.change_checks import ASPECTS, check_changes
 
 
@@ -120,6 +121,29 @@ def test_a_change_that_a_single_draw_hides_is_found_with(what: str, tmp_path: Pa
     assert [output.reason.partition(":")[0] for output in report.outputs or ()] == [f"with {what}"]
     same = run(paths[0], paths[0], "--fail-on", "outputs").stdout
     assert re.search(rf"outputs: the same \(inputs: random.*, {what}", same)
+
+
+def test_costs_are_compared_at_the_same_sizes(tmp_path: Path) -> None:
+    for name, rows, body in (
+        ("any", "N", "Relu(x)"), ("nine", "9", "Relu(x)"), ("named", "M", "Relu(x)"), ("other", "8", "Relu(x)"),
+        ("twice", "9", "Add(x, x) z = Relu(w)"),
+    ):  # fmt: skip
+        result, output = (body.replace("Add", "w = Add"), "z") if "z" in body else (f"y = {body}", "y")
+        written(tmp_path / f"{name}.onnx", f"g (float[{rows}, 8] x) => (float[{rows}, 8] {output}) {{ {result} }}")
+
+    def failed(first: str, second: str) -> list[str]:
+        return check_changes(tmp_path / f"{first}.onnx", tmp_path / f"{second}.onnx", ["cost"]).failed
+
+    assert failed("any", "nine") == failed("nine", "any") == failed("any", "named") == failed("nine", "named") == []
+    assert failed("any", "twice") == ["cost"]
+    with pytest.raises(UsageError, match=r"axis 0 of x is 9 in .*nine\.onnx and 8 in .*other\.onnx"):
+        failed("nine", "other")
+
+
+def test_outputs_without_a_finite_number_are_not_compared(tmp_path: Path) -> None:
+    path = written(tmp_path / "log.onnx", "g (float[2] x) => (float[2] y) { z = Abs(x) n = Neg(z) y = Log(n) }")
+    done = run(path, path, "--fail-on", "outputs")
+    assert done.returncode == 1 and "y: not compared (no element is a finite number)" in done.stdout
 
 
 def test_a_larger_model_fails_as_cost(exported: Exporter, tmp_path: Path) -> None:

@@ -95,6 +95,9 @@ RIGHT: dict[str, tuple[Any, ...]] = {
     "a normalization of its scale's axes": (
         [node("RMSNormalization", ["x", "scale"], ["output"])], CUBE, FLOAT,
         {"scale": np.arange(4, dtype=np.float32)}, 23, ["n", 3, "m"]),
+    "a slice backwards of nothing": (
+        [node("Slice", ["x", "zero", "three", "zero", "back"], ["output"])], X, FLOAT,
+        {"zero": np.array([0]), "three": np.array([3]), "back": np.array([-1])}),
     "a loop that ends": ([node("Loop", ["nine", "yes", "x"], ["y", "output"], body=LOOP)], X, FLOAT, REPEATED),
     "a scan": ([node("Scan", ["row", "x"], ["y", "output"], body=SCAN, num_scan_inputs=1)], X, FLOAT, REPEATED),
     "a byte that wraps around": (
@@ -132,6 +135,15 @@ REFUSED: dict[str, tuple[list[Any], str, dict[str, Any]]] = {
         [node("LSTM", ["three", "w", "r"], ["output"], hidden_size=1, input_forget=1)],
         "or gates are not the usual ones",
         {"three": X[None], "w": np.ones((1, 4, 3), np.float32), "r": np.ones((1, 4, 1), np.float32)},
+    ),
+    "a mean of integers": (
+        [
+            node("Cast", ["x"], ["i"], to=INT64),
+            node("ReduceMean", ["i"], ["m"]),
+            node("Cast", ["m"], ["output"], to=FLOAT),
+        ],
+        "a mean of integers",
+        {},
     ),
     "an unknown type": ([node("Cast", ["x"], ["output"], to=99)], "no such type", {}),
     "a graph in the place of a number": (

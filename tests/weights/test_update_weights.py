@@ -85,6 +85,14 @@ def test_a_mapping_of_any_kind_of_tensor_gives_what_a_file_gives(
     assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
 
 
+def test_a_list_has_no_element_type_and_is_not_reported_as_missing(
+    blocks: Path, weights: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    listed = weights | {"head.bias": weights["head.bias"].tolist()}
+    with pytest.raises(WeightsError, match=r"1 of another shape or type \(head\.bias: list\[\] instead of float32"):
+        update_weights(blocks, listed, tmp_path / "out.onnx")
+
+
 def test_external_data_gets_a_file_of_its_own_beside_the_output(tmp_path: Path) -> None:
     case = models.case("bert")
     modelexport.export(case.build(), case.inputs(), tmp_path / "old.onnx", weights="copy")

@@ -129,7 +129,15 @@ def _outputs(
     If no inputs are given, the ones that are known are varied. What the first file does not run with, or has no numbers
     for, is left out.
     """
-    sizes = _fixed_by_second(first, second) if inputs is None else {}
+    sizes: dict[str, int] = {}
+    if inputs is None:
+        ours, theirs = ([value.name or "" for value in required_inputs(file.model)] for file in (first, second))
+        if set(ours) != set(theirs):
+            raise InputsError(
+                f"{first.path} takes {', '.join(ours)}, and {second.path} takes {', '.join(theirs)}: "
+                "outputs can be compared of files that take the same inputs"
+            )
+        sizes = _fixed_by_other(first, second, {})
     with runnable(first.path, first.encoding) as path, runnable(second.path, second.encoding) as against:
         feeds, source = make_feeds(first, path, inputs, sizes, provider=provider, seed=seed)
         ours, theirs = (open_file(file, session_options("all", provider)) for file in (path, against))
@@ -161,37 +169,36 @@ def _compared(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> list[Di
     return compare_outputs([*names, *list(theirs)[len(names) :]], list(ours.values()), list(theirs.values()))
 
 
-def _fixed_by_second(first: TaggedFile, second: TaggedFile) -> dict[str, int]:
-    """Sizes of dynamic axes of the first file that the second one fixes.
+def _fixed_by_other(file: TaggedFile, other: TaggedFile, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Sizes of dynamic axes of a file that have a size in another one, in an input of the same name.
+
+    Args:
+        sizes: Those of dynamic axes of the other.
 
     Raises:
         InputsError: No inputs fit both files.
     """
-    ours, theirs = ({v.name or "": v for v in required_inputs(file.model)} for file in (first, second))
-    if set(ours) != set(theirs):
-        raise InputsError(
-            f"{first.path} takes {', '.join(ours)}, and {second.path} takes {', '.join(theirs)}: "
-            "outputs can be compared of files that take the same inputs"
-        )
-    sizes: dict[str, int] = {}
-    for name, value in ours.items():
-        for axis, (size, other) in enumerate(zip(value.shape or (), theirs[name].shape or (), strict=False)):
-            if not isinstance(other, int):
+    others = {value.name: value for value in required_inputs(other.model)}
+    fixed: dict[str, int] = {}
+    for value in (value for value in required_inputs(file.model) if value.name in others):
+        for axis, both in enumerate(zip(value.shape or (), others[value.name].shape or (), strict=False)):
+            size, wanted = both[0], both[1] if isinstance(both[1], int) else sizes.get(both[1].value or "")
+            if wanted is None:
                 continue
-            wanted = size if isinstance(size, int) else sizes.setdefault(size.value, other) if size.value else other
-            if wanted != other:
+            found = size if isinstance(size, int) else fixed.setdefault(size.value, wanted) if size.value else wanted
+            if found != wanted:
                 raise InputsError(
-                    f"axis {axis} of {name} is {wanted} in {first.path} and {other} in {second.path}: "
+                    f"axis {axis} of {value.name} is {found} in {file.path} and {wanted} in {other.path}: "
                     "export one of them with the size of the other, or with --dynamic"
                 )
-    return sizes
+    symbols = symbols_of_inputs(file.model)  # a size may also be a formula
+    return {name: size for name, size in fixed.items() if name in symbols}
 
 
 def _costs(first: TaggedFile, second: TaggedFile) -> list[CostChange]:
-    """Figures of both files, at the sizes of the first one's example."""
-    sizes, _ = example_sizes(first, {})
-    axes = symbols_of_inputs(second.model)
-    tables = cost(first, sizes), cost(second, {name: size for name, size in sizes.items() if name in axes})
+    """Figures of both files, at the sizes that one of them fixes, and else at those of the first one's example."""
+    sizes, _ = example_sizes(first, _fixed_by_other(first, second, {}))
+    tables = cost(first, sizes), cost(second, _fixed_by_other(second, first, sizes))
     before, after = (table.numbers(table.whole) for table in tables)
     return [
         CostChange(name, before[name], after[name], after[name] > before[name] * (1 + MARGIN))

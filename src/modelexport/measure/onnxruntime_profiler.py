@@ -114,17 +114,28 @@ def profile_runs(
     options.optimized_model_filepath = str(optimized)
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "optimized.onnx.data")
     options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", _LARGE_WEIGHT)
-    timed = _profiled(path, options, inputs, folder / "time", itertools.islice(rounds, warmup + runs - 1))
-    profiler = _profiler_time(timed[warmup:])
-    kernels = _by_run(timed[warmup:], profiler)
+    rounds = itertools.chain(rounds, itertools.repeat(0))
+    timed: list[list[_Event]] = []
+    recorded = warmup + runs
+    while len(timed) < runs:  # once, unless the nodes are so many that the profiler is full before the last run
+        wanted = min(recorded, warmup + runs - len(timed))
+        found = _profiled(path, options, inputs, folder / "time", itertools.islice(rounds, wanted - 1))
+        if (recorded := len(found)) <= warmup:
+            raise UsageError(
+                f"ONNX Runtime's profiler is full after {recorded} of {warmup} warm-up runs and a measured one: "
+                "give --warmup 0, or inputs for which loops end sooner"
+            )
+        timed += found[warmup:]
+    profiler = _profiler_time(timed)
+    kernels = _by_run(timed, profiler)
     memory: dict[Kernel, int] = {}
     options = session_options("none", provider)
     options.enable_mem_pattern = False  # otherwise a run allocates all memory as one block
     options.add_session_config_entry("session.collect_node_memory_stats_to_file", str(folder / "memory.csv"))
     with contextlib.suppress(UsageError):  # a graph optimized for this machine's layout may not load again
         memory = _memory(_profiled(optimized, options, inputs, folder / "memory", itertools.islice(rounds, 1)))
-    whole = [run[-1].dur * 1000 for run in timed[warmup:]]
-    of_nodes = [1000 * sum(own_time for _, own_time in _nested(run[:-1])) for run in timed[warmup:]]
+    whole = [run[-1].dur * 1000 for run in timed]
+    of_nodes = [1000 * sum(own_time for _, own_time in _nested(run[:-1])) for run in timed]
     outside = round(statistics.median(max(taken - part, 0) for taken, part in zip(whole, of_nodes, strict=True)))
     return Profile(kernels, whole, profiler, outside, memory), optimized
 
@@ -200,7 +211,7 @@ def _kernel(event: _Event) -> Kernel:
 
 def _memory(runs: Sequence[Sequence[_Event]]) -> dict[Kernel, int]:
     """Bytes in use during each node of the last run, beyond those in use before the first node."""
-    events = [event for event in runs[-1][:-1] if event.args.mem_bytes_requested_in_use]
+    events = [event for run in runs[-1:] for event in run[:-1] if event.args.mem_bytes_requested_in_use]
     if not events:
         return {}
     first = events[0].args

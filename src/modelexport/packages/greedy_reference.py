@@ -46,7 +46,8 @@ def generate_greedily(model: PretrainedModel, prompts: Sequence[Mapping[str, Any
     settings = model.generation_config
     eos = settings.eos_token_id if isinstance(settings.eos_token_id, (list, tuple)) else [settings.eos_token_id]
     ends = sorted({int(token) for token in eos if token is not None})
-    pad = int(settings.pad_token_id if settings.pad_token_id is not None else next(iter(ends), 0))
+    pad = -1 if settings.pad_token_id is None else int(settings.pad_token_id)
+    pad = pad if pad >= 0 else next(iter(ends), 0)  # some configurations say -1 for none
     asked = {"max_new_tokens": new_tokens, "output_logits": True, "return_dict_in_generate": True}
     config = greedy_config(model, **asked, eos_token_id=ends or None, pad_token_id=pad)
     encodes = bool(model.config.is_encoder_decoder)

@@ -51,7 +51,13 @@ def in_half_precision(model: onnx.ModelProto) -> onnx.ModelProto:
                 node.name = node.name or f"{node.op_type} of {node.output[0]}"
                 kept.append(node.name)
     result: onnx.ModelProto = convert_float_to_float16(model, keep_io_types=True, node_block_list=kept)
-    for graph in serialized_graphs(result):
+    graphs = list(serialized_graphs(result))
+    used = {name for graph in graphs for node in graph.node for name in node.input}
+    used.update(value.name for graph in graphs for value in graph.output)
+    for graph in graphs:
+        typed = [value for value in graph.value_info if value.name in used]  # the mean of a normalization stays float
+        del graph.value_info[:]
+        graph.value_info.extend(typed)
         made: set[str] = set()
         for node in [node for node in graph.node if node.op_type == "Cast"]:
             if node.output[0] in made:

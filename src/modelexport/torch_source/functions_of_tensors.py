@@ -35,7 +35,8 @@ def slice_axes(
         if step > 0:
             x = x[(slice(None),) * (axis % x.ndim) + (slice(start, end, step),)]
         else:
-            places = torch.arange(*slice(start, end, step).indices(x.shape[axis]), device=x.device)
+            first, last, _ = slice(start, end, step).indices(x.shape[axis])
+            places = torch.arange(first, min(first, last), step, device=x.device)
             x = x.index_select(axis, places)
     return x
 

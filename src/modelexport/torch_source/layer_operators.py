@@ -232,6 +232,8 @@ def _qlinear_conv(o: Operation) -> ast.expr:
 def _fused_matmul(o: Operation) -> ast.expr:
     if o.attribute("transBatchA") or o.attribute("transBatchB"):
         raise UnwrittenError("it transposes batches")
+    if any(o.attribute(f"trans{'AB'[index]}") and o.known_rank(index) == 1 for index in (0, 1)):
+        raise UnwrittenError("it transposes a vector")
     product = o.write(f"{'a.mT' if o.attribute('transA') else 'a'} @ {'b.mT' if o.attribute('transB') else 'b'}")
     return product if o.attribute("alpha") in (None, 1) else code("p * s", p=product, s=o.attribute("alpha"))
 

@@ -84,6 +84,8 @@ def _reduce(template: str) -> Callable[[Operation], ast.expr]:
 
     def write(o: Operation) -> ast.expr:
         axes, keep = o.axes(1), o.attribute("keepdims")
+        if o.kind() in "iu" and ".mean(" in template:
+            raise UnwrittenError("it is a mean of integers")
         if not axes and o.attribute("noop_with_empty_axes"):
             return o.write(re.sub(r"\.\w+\(dims\)", "", template))
         rank = o.known_rank() if axes else o.rank()

@@ -66,7 +66,7 @@ def update_weights(
 
     Args:
         path: The tagged file.
-        state_dict: Key to tensor (a NumPy array, a torch tensor, or anything that NumPy converts to an array), or a
+        state_dict: Key to tensor (a NumPy array, a torch tensor, or what has a ``dtype`` and NumPy converts), or a
             ``.safetensors`` file. One of the names of a tied parameter is enough.
         output: The file to write.
         strict: Refuse entries that the module does not have. A checkpoint often holds more than one model uses.
@@ -122,6 +122,8 @@ class _InMemory:
             for key, tensor in tensors.items()
             if hasattr(tensor, "dtype")  # a state_dict may hold a module's extra state, which is not a tensor
         }
+        lists = (key for key, entry in tensors.items() if isinstance(entry, (list, tuple, int, float)))
+        self.types |= {key: (type(tensors[key]).__name__, []) for key in lists}  # which have no element type
 
     def read(self, key: str) -> np.ndarray:
         tensor = self._tensors[key]
