@@ -84,10 +84,9 @@ def test_export_shows_what_was_written_and_proven_and_what_to_do_next(folder: Pa
 
 def test_two_runs_write_the_same_bytes_whatever_the_seed_of_hashes(folder: Path) -> None:
     alone, here = folder / "alone", folder / "here"
-    done = run_alone("export", "-o", alone / "x.onnx", "--verify", "--json", cwd=folder, PYTHONHASHSEED="1")
-    document = json.loads(done.stdout)
-    assert (done.returncode, done.stderr, document["verify"]["agrees"]) == (0, "", True)
-    done = run("export", "-o", here / "x.onnx", "--verify", cwd=folder)  # with a random seed
+    done = run_alone("export", "-o", alone / "x.onnx", "--json", cwd=folder, PYTHONHASHSEED="1")
+    assert (done.returncode, done.stderr, json.loads(done.stdout)["coverage"]["untagged"]) == (0, "", 0)
+    done = run("export", "-o", here / "x.onnx", cwd=folder)  # with a random seed
     assert done.returncode == 0 and "  inputs were made up: input_ids int64[2, 16], " in done.stdout
     assert "\n\ninputs were made up: input_ids int64[2, 16], " in (here / "x.report.md").read_text()
     for file in ("x.onnx", "x.hierarchy.json"):

@@ -115,7 +115,7 @@ def assert_documents_agree(
 # --- every model of the table -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def beside(request: pytest.FixtureRequest, exported: Exporter) -> tuple[file.TaggedModel, dict, dict]:
     """A tagged model of the table, its DAGs and its operations."""
     path = exported(request.param).path
