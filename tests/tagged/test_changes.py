@@ -19,7 +19,7 @@ import commands
 import models
 from exports import Exporter
 from graph_texts import written
-from modelexport import export
+from modelexport import export, verify_against
 from modelexport.errors import UsageError
 from modelexport.measure.change_checks import ASPECTS, check_changes
 
@@ -100,6 +100,7 @@ HIDDEN = {
     "zeros and ones": ("float[N, 8] x, int64[N, 8] mask", "{ keep = Cast <to = 9> (mask)  y = Where (keep, x, nine) }",
                        "{ y = Identity (x) }"),
     "larger and smaller numbers": ("float[N, 8] x", "{ y = Clip (x, , nine) }", "{ y = Clip (x, , three) }"),
+    "other conditions": ("float[N, 8] x, bool c", "{ y = Where (c, x, nine) }", "{ y = Where (c, x, three) }"),
     "other sizes": ("float[N, 8] x", "{ y = Identity (x) }", "{ y = Slice (x, zero, two) }"),
 }  # fmt: skip
 
@@ -121,6 +122,8 @@ def test_a_change_that_a_single_draw_hides_is_found_with(what: str, tmp_path: Pa
     assert [output.reason.partition(":")[0] for output in report.outputs or ()] == [f"with {what}"]
     same = run(paths[0], paths[0], "--fail-on", "outputs").stdout
     assert re.search(rf"outputs: the same \(inputs: random.*, {what}", same)
+    if what == "other conditions":
+        assert not verify_against(*paths).agrees and verify_against(paths[0], paths[0]).agrees
 
 
 def test_costs_are_compared_at_the_same_sizes(tmp_path: Path) -> None:

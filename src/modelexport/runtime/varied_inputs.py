@@ -12,7 +12,7 @@ from modelexport.graph.nodes import required_inputs
 from modelexport.graph.size_conditions import conditions_of, fitting
 from modelexport.graph.size_symbols import SYMBOL, put_size
 
-FACTORS = (4.0, 1.0, 0.5, 2.0, 0.0, 1.0, 3.0)
+FACTORS = (4.0, -1.0, 0.5, 2.0, 0.0, 1.0, 3.0)
 """Factors for numbers of both signs: as many as no usual size is a multiple of, and all of them exact in every type."""
 
 
@@ -48,11 +48,17 @@ def varied_inputs(
 
     larger = _resized(model, feeds, fixed)
     changes = (("other numbers", other, feeds), ("zeros and ones", zeros_and_ones, feeds),
-               ("larger and smaller numbers", spread, feeds), ("other sizes", other, larger))  # fmt: skip
+               ("larger and smaller numbers", spread, feeds), ("other conditions", negated, feeds),
+               ("other sizes", other, larger))  # fmt: skip
     for what, change, arrays in changes[: None if larger is not feeds else -1]:
         changed = {name: change(name, array) for name, array in arrays.items()}
         if any(not np.array_equal(changed[name], array) for name, array in feeds.items()):
             yield what, changed
+
+
+def negated(_: str, array: Any) -> Any:
+    """A condition of one element, which may choose a branch, is the other one; anything else is as it was."""
+    return np.asarray(~array) if array.dtype.kind == "b" and array.size == 1 else array
 
 
 def _resized(model: ir.Model, feeds: Mapping[str, Any], fixed: Collection[str]) -> Mapping[str, Any]:

@@ -32,6 +32,7 @@ from modelexport.precision.recipes import read_recipe
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import arrays_in, open_session, run_session
+from modelexport.runtime.varied_inputs import negated
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.strip_and_inline import runnable
 from modelexport.traces.file_run import FileRun
@@ -162,7 +163,13 @@ def _inputs(
             return [reference.inputs], "reference values"
     with runnable(tagged.path, tagged.encoding) as file:
         session = open_session(file, provider=provider, optimized=True)
-        return [make_random_inputs(tagged.model, session, seed=seed)], "random"
+        runs = [feeds := make_random_inputs(tagged.model, session, seed=seed)]
+        others = {name: negated(name, array) for name, array in feeds.items()}
+        with suppress(UsageError):  # the file need not run with them
+            if any(others[name] is not array for name, array in feeds.items()):
+                run_session(session, others)
+                runs.append(others)
+        return runs, "random"
 
 
 def _worst_with_mean_norm(losses: Sequence[Loss]) -> Loss:
