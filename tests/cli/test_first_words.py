@@ -201,6 +201,8 @@ def test_a_wrong_weight_is_counted_among_all_parameters(exported: Exporter, tmp_
 
 def test_a_page_that_export_wrote_is_listed_and_not_offered_again(tmp_path: Path) -> None:
     (tmp_path / "nets.py").write_text("import torch\ndef make():\n    return torch.nn.Linear(2, 3), torch.ones(1, 2)\n")
+    spaced = run("export", f"{tmp_path}/nets.py:make", "-o", "my x.onnx", cwd=tmp_path)
+    assert spaced.stdout.splitlines()[-1].startswith("next: modelexport tree 'my x.onnx'; ")
     done = run("export", f"{tmp_path}/nets.py:make", "-o", "x.onnx", "--report", cwd=tmp_path)
     assert "x.report.md, x.html\n" in done.stdout
     assert done.stdout.splitlines()[-1].endswith("; open x.html in a browser")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -91,3 +92,8 @@ def left_out(depths: Sequence[int], depth: int | None) -> str:
     if depth is None or not (more := sum(row_depth > depth for row_depth in depths)):
         return ""
     return f"{plural(more, 'row')} further inside not shown: --depth {max(depths)} shows all"
+
+
+def command_line(*words: object) -> str:
+    """A command to type, with names quoted where a shell needs it."""
+    return f"modelexport {shlex.join(map(str, words))}"

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from modelexport.cli.printing import command_line
 from modelexport.core.text import align, bytes_text, first_few, plural, rest_of, shortened
 from modelexport.tagged.tree_display import format_coverage, format_tree
 
@@ -89,10 +90,8 @@ def format_quantized(
     lines.append(f"wrote {output if len(results) > 1 or '' not in results else ', '.join(results[''].files)}")
     if source.is_dir():
         return "\n".join(lines)
-    on = f" --data {data}" if data is not None else ""
-    lines.append(
-        f"next: modelexport verify {source} --against {output}{on}; modelexport profile {source} --against {output}"
-    )
+    both, on = (source, "--against", output), ("--data", data) if data is not None else ()
+    lines.append(f"next: {command_line('verify', *both, *on)}; {command_line('profile', *both)}")
     return "\n".join(lines)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modelexport.cli.printing import styled
+from modelexport.cli.printing import command_line, styled
 from modelexport.cli.show_verification import format_verification
 from modelexport.core.text import first_few, plural
 from modelexport.graph.size_conditions import conditions_in_words, stated_with_line
@@ -61,10 +61,10 @@ def format_interface(hierarchy: Hierarchy) -> list[str]:
 
 
 def _next_steps(result: ExportResult, page: Path | None) -> str:
-    steps = [f"modelexport tree {result.path}"]
+    steps = [command_line("tree", result.path)]
     if result.verified is None and result.check is not None and result.check.status == "passed":
         steps.append("export with --verify to compare every module call")
-    shown = f"modelexport report {result.path} -o {result.path.with_suffix('.html')}"
+    shown = command_line("report", result.path, "-o", result.path.with_suffix(".html"))
     return "; ".join([*steps, shown if page is None else f"open {page} in a browser"])
 
 

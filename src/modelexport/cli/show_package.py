@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from modelexport.cli.printing import command_line
 from modelexport.cli.show_export import export_document, format_fusion, format_interface
 from modelexport.core.text import align, bytes_text, plural
 
@@ -41,9 +42,9 @@ def format_package(result: PackageResult, model: str, page: Path | None = None) 
         line for name, part in result.parts.items() for line in (f"{name}:", *format_interface(part.hierarchy))
     ]
     took = f"{result.folder}: {sum(result.seconds.values()):,.1f} s"
-    shown = f"modelexport report {result.folder} -o {result.folder / 'report.html'}"
+    shown = command_line("report", result.folder, "-o", result.folder / "report.html")
     verified = all(part.verified is not None for part in result.parts.values())
-    first = f"modelexport tree {result.folder}" if verified else f"modelexport verify {result.folder} --model {model}"
+    first = command_line(*(("tree", result.folder) if verified else ("verify", result.folder, "--model", model)))
     steps = [first, shown if page is None else f"open {page} in a browser"]
     return "\n".join([align(rows), *interfaces, weights, *fused, *result.notes, took, f"next: {'; '.join(steps)}"])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from modelexport.cli.printing import command_line
 from modelexport.core.declared_options import argument, option
 from modelexport.core.text import nearest
 from modelexport.errors import UsageError
@@ -34,5 +35,5 @@ def example(
     output, content = output or Path(name), (FOLDER / name).read_bytes()
     if not output.is_file() or output.read_bytes() != content:
         write_alone(output, content)
-    follows = f"; next: modelexport tree {output}" if output.suffix == ".onnx" else ""
+    follows = f"; next: {command_line('tree', output)}" if output.suffix == ".onnx" else ""
     print(f"wrote {output}: {EXAMPLES[name]}{follows}")
