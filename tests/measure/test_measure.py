@@ -348,6 +348,13 @@ def test_what_is_wrong_is_said_in_one_line(exported: Exporter, arguments: list[s
     assert message in done.stderr
 
 
+def test_the_shapes_of_inputs_of_nested_graphs_are_known(tmp_path: Path) -> None:
+    inner = "(int64 i, bool c, float[2, 8] s) => (bool d, float[2, 8] t) { d = Identity(c) t = MatMul(s, w) }"
+    text = "g (int64 n, bool go, float[2, 8] x, float[8, 8] w) => (float[2, 8] y)"
+    table = cost(written(tmp_path / "loop.onnx", f"{text} {{ y = Loop <body = inner {inner}> (n, go, x) }}"))
+    assert table.numbers(table.whole)["macs"] == 2 * 8 * 8
+
+
 def test_cost_does_not_import_torch(exported: Exporter) -> None:
     code = (
         "import sys; from modelexport.measure.costs import cost; "

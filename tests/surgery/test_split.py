@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import modelexport
 from exports import Exporter
+from graph_texts import written
 from modelexport import load, verify
 from modelexport.errors import FileFormatError, OutputError, UsageError
 from modelexport.files.onnx_models import load_onnx, save_model
@@ -226,6 +227,15 @@ def test_the_manifest_names_what_crosses_alike_in_both_parts(exported: Exporter,
         assert [value.name for value in graph.inputs] == part.inputs
         assert set(part.inputs) <= made
         made |= set(part.outputs)
+
+
+def test_an_input_that_the_model_returns_is_an_output_of_the_last_stage(tmp_path: Path) -> None:
+    body = "a = Relu(x) b = Neg(a) y = Add(a, b)"
+    path = written(tmp_path / "pass.onnx", f"g (float[2] x, float[1] k) => (float[2] y, float[1] k) {{ {body} }}")
+    assert split(load(path), tmp_path / "stages", stages=2).stages[-1].outputs == ["y", "k"]
+    given = {"x": np.ones(2, np.float32), "k": np.full(1, 7, np.float32)}
+    assert read_stages(tmp_path / "stages").parts[-1].outputs == ["y", "k"]
+    assert run_chain(tmp_path / "stages", given)["k"].tolist() == [7]
 
 
 def test_what_cannot_be_split_is_said(exported: Exporter, tmp_path: Path) -> None:

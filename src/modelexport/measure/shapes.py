@@ -82,8 +82,10 @@ def find_shapes(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Shap
         UsageError: The model has no dynamic axis of that name; the message lists those that it has.
     """
     known_sizes, symbols = dict(sizes or {}), symbols_of_inputs(model)
-    values = [*model.graph.inputs, *(value for node in all_nodes(model) for value in node.outputs)]
-    initial = [value for graph in model.graphs() for value in graph.initializers.values()]
+    graphs = list(model.graphs())
+    values = [value for graph in graphs for value in graph.inputs]
+    values += [value for node in all_nodes(model) for value in node.outputs]
+    initial = [value for graph in graphs for value in graph.initializers.values()]
     known: dict[str, tuple[int, ...]] = {}
     types = {value.name or "": value.dtype for value in [*values, *initial] if value.dtype is not None and value.name}
     numbers: dict[str, int | None] = {}

@@ -231,7 +231,7 @@ class _Stages:
     def cut(self) -> list[Cut]:
         """The stages, in order."""
         whole, last = self._tagged.model.graph, len(self.places) - 1
-        constants = dict.fromkeys(v for v in whole.outputs if self._is_made_at_end(v))
+        constants = dict.fromkeys(v for v in whole.outputs if self._made_in(v) is None)
         outputs = dict.fromkeys(whole.outputs)
         cuts: list[Cut] = []
         for index in reversed(range(len(self.places))):
@@ -242,12 +242,9 @@ class _Stages:
         return cuts[::-1]
 
     def _made_in(self, value: ir.Value) -> int | None:
+        """The stage that computes a value; ``None`` of an input, a weight, and what is computed only from weights."""
         producer = value.producer()
         return None if producer is None else self._stage.get(producer)
-
-    def _is_made_at_end(self, value: ir.Value) -> bool:
-        """Whether an output of the model is a weight, or computed only from weights, so that no stage computes it."""
-        return value.is_initializer() or (value.producer() is not None and self._made_in(value) is None)
 
     def _stage_of(self, index: int, outputs: list[ir.Value], constants: Iterable[ir.Value]) -> Cut:
         """A stage that computes these values, with only the nodes that they need."""
@@ -255,6 +252,7 @@ class _Stages:
             begin = self._timeline.name(self.places[index].start)
             raise UsageError(f"no later stage uses the results of the stage that begins with {begin}: cut elsewhere")
         nodes, taken = nodes_between(outputs, lambda value: self._made_in(value) == index)
+        taken.update((value, None) for value in outputs if value.is_graph_input() and not value.is_initializer())
         order = {value: place for place, value in enumerate(self._tagged.model.graph.inputs)}
         needs = self._timeline.cutter.needs(nodes, sorted(taken, key=lambda value: order.get(value, len(order))))
         needs.borrowed.update(nodes_behind(constants))
