@@ -171,8 +171,8 @@ class Trip:
             _, expected = self.run_in_float64(original, self.inputs, gradients)
         except Exception as error:
             return f"-: the original does not train in float64 ({type(error).__name__})"
-        if expected is None:
-            return "-: no output depends on a parameter"
+        if expected is None or self.is_random():
+            return f"-: {'it draws random numbers' if expected else 'no output depends on a parameter'}"
         _, found = self.run_in_float64(ours, list(self.feed.values()), gradients)
         if found is None:
             return "no: no output depends on a parameter"

@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
+import torch
 from onnx import TensorProto, helper
 
 from modelexport.traces.array_differences import relative_error
@@ -74,6 +75,7 @@ CASES: tuple[tuple[str, tuple[Any, ...], dict[str, Any]], ...] = (
      {"mode": "linear", "coordinate_transformation_mode": "align_corners"}),
     ("Resize", (X1, numbers(0), np.array([1, 1, 1.1], np.float32)),
      {"mode": "nearest", "nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"}),
+    ("GridSample", (X[:1, :1], numbers(1, 3, 2, 2)), {"padding_mode": "border"}),
     ("RNN", recurrent(1, 1), {"hidden_size": 4}), ("GRU", recurrent(1, 3), {"hidden_size": 4}),
     ("LSTM", recurrent(1, 4), {"hidden_size": 4}),
     ("GatherND", (X, ROWS[:, :1] % 2), {}),
@@ -159,6 +161,15 @@ def test_what_onnx_computes_wrongly_is_computed_by_the_standard(
     session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
     found = FileRun(ir.serde.deserialize_model(proto), in_float64_for=None).run(feeds)
     np.testing.assert_allclose(found["y"], session.run(None, feeds)[0], rtol=1e-4, atol=1e-6)
+
+
+def test_a_grid_is_sampled_in_float64() -> None:
+    """onnx rounds the places to float32, whatever the type of the grid is; this fails if its function is renamed."""
+    image, grid = torch.randn(1, 2, 5, 6, dtype=torch.float64), torch.rand(1, 3, 4, 2, dtype=torch.float64) * 2 - 1
+    proto = one_node("GridSample", (image.float().numpy(), grid.float().numpy()), {})
+    run = FileRun(ir.serde.deserialize_model(proto), in_float64_for="float32")
+    expected = torch.nn.functional.grid_sample(image, grid, align_corners=False)
+    np.testing.assert_allclose(run.run({"x0": image.numpy(), "x1": grid.numpy()})["y"], expected, rtol=1e-12)
 
 
 def test_every_kernel_is_tested() -> None:

@@ -15,7 +15,6 @@ from onnx.reference.op_run import OpRun
 from onnx.reference.ops.op_cum_sum import CumSum as ScalarCumSum
 from onnx.reference.ops.op_gru import GRU as GRU_14
 from onnx.reference.ops.op_lstm import LSTM as LSTM_14
-from onnx.reference.ops.op_resize import Resize as ResizeByExactScales
 from onnx.reference.ops.op_rnn import RNN_14
 from onnx.reference.ops.op_split import Split_18
 
@@ -28,6 +27,7 @@ from modelexport.traces.numpy_normalizations import (
     Softmax,
     SoftmaxCrossEntropyLoss,
 )
+from modelexport.traces.numpy_sampling import GridSample, Resize
 
 
 class Gelu(OpRun):
@@ -101,34 +101,6 @@ class Split(Split_18):
         if split is not None and sum(split) != x.shape[how["axis"]]:  # onnx shortens the last part, or the tensor
             raise ValueError(f"Split: parts of {list(split)} elements do not add up to {x.shape[how['axis']]}")
         return super()._run(x, split, **how)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class Resize(ResizeByExactScales):
-    """With the sizes that a product in float32 gives: ten times 0.7 is 7, though the nearest float32 is below 0.7."""
-
-    def _run(  # type: ignore[override]
-        self, x: Any, roi: Any = None, scales: Any = None, sizes: Any = None, *, axes: Any = None, **how: Any
-    ) -> tuple[Any, ...]:
-        if scales is not None and scales.size and (roi is None or not roi.size):
-            whole = np.ones(x.ndim)
-            whole[list(axes) if axes is not None else slice(None)] = scales
-            scales, axes = whole.view(_Scales), None
-            old_sizes, (places, mode) = np.array(x.shape), map(how.get, ("coordinate_transformation_mode", "mode"))
-            if places == "align_corners":  # places depend on the sizes alone
-                scales, sizes = None, (scales * old_sizes).astype(np.int64)
-            elif (places, mode, how.get("nearest_mode")) == ("asymmetric", "nearest", "floor"):  # places in float32
-                for axis, (size, scale) in enumerate(
-                    zip((scales * old_sizes).astype(int), whole.astype(np.float32), strict=True)
-                ):
-                    chosen = np.floor(np.arange(size, dtype=np.float32) / scale).astype(int)
-                    x = x.take(np.minimum(chosen, old_sizes[axis] - 1), axis)
-                return (x,)
-        return super()._run(x, roi, scales, sizes, axes=axes, **how)  # type: ignore[no-any-return]
-
-
-class _Scales(np.ndarray[Any, Any]):
-    def __mul__(self, sizes: Any) -> Any:
-        return self.view(np.ndarray).astype(np.float32) * sizes.astype(np.float32)
 
 
 class GatherND(OpRun):
@@ -392,9 +364,9 @@ KERNELS = {
     kernel.__name__: kernel
     for kernel in (
         AveragePool, BatchNormalization, Conv, ConvTranspose, CumSum, by_element("Erf", erf), GatherElements, GatherND,
-        Gelu, GlobalLpPool, GlobalMaxPool, GroupNormalization, GRU, HardSwish, LogSoftmax, LpPool, LRN, LSTM, MaxPool,
-        MeanVarianceNormalization, Mish, ReduceLogSumExp, Resize, RNN, ScatterElements, ScatterND, Softmax,
-        SoftmaxCrossEntropyLoss, Softplus, Split,
+        Gelu, GlobalLpPool, GlobalMaxPool, GridSample, GroupNormalization, GRU, HardSwish, LogSoftmax, LpPool, LRN,
+        LSTM, MaxPool, MeanVarianceNormalization, Mish, ReduceLogSumExp, Resize, RNN, ScatterElements, ScatterND,
+        Softmax, SoftmaxCrossEntropyLoss, Softplus, Split,
     )
 }  # fmt: skip
 """The kernels of this file by the names of their operators, in the standard domain."""
