@@ -162,13 +162,13 @@ def test_quality_tells_plain_names_classes_and_hierarchies_apart() -> None:
     assert quality([], "") == Quality(0, 0, 0, 0, 0)
 
 
-def test_pytorch_has_the_private_names_that_show_its_stages() -> None:
+def test_pytorch_has_the_private_names_that_show_its_stages(bert_tiny: Internals) -> None:
     """A canary: ``internals/torchscript_stages.py`` has to be adapted when this fails."""
     from torch.onnx._internal.torchscript_exporter import utils
 
     assert torch.jit._trace._trace_module_map is None
     assert torch._C._get_tracing_state() is None
-    graphs = stages(studied("sequential"))
+    graphs = stages(bert_tiny)
     assert callable(utils._optimize_graph)
     assert callable(utils._model_to_graph)
     assert {name: graphs["torchscript", name].graph for name in STAGES["torchscript"]} == {
