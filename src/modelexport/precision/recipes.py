@@ -52,7 +52,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """For a change: names of nodes in the modules; without any, all of their nodes."""
 
     def __post_init__(self) -> None:
-        if not self.select:
+        if self.select == ():
             raise ValueError("a rule picks nothing: its list of selectors is empty")
 
     @property
