@@ -77,6 +77,7 @@ def test_what_a_library_prints_is_not_in_the_document(tmp_path: Path) -> None:
             "empty.yaml is not a recipe (a rule picks nothing: its list of selectors is empty",
         ),
         (["--recipe", "nothing.yaml"], "there is no file nothing.yaml"),
+        (["--to", "int4", "--only", ""], "a selector is empty (an unset variable?)"),
         (["--to", "bfloat16"], "there is no method 'bfloat16'; did you mean float16"),
         ([], "give a method with --to (int8-dynamic, int8-static"),
     ],
