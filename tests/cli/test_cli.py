@@ -122,6 +122,12 @@ def test_tree_and_nodes_read_the_file_back(folder: Path, exported: Exporter) -> 
     by_address = json.loads(run("nodes", path, rows[1]["address"], "--json", cwd=folder).stdout)
     assert by_tag == by_address
     assert len(by_tag) == rows[1]["nodes"]
+    node = root[-1]
+    for kind, name in (("node", node["name"]), ("value", node["outputs"][0])):
+        asked = run("nodes", path, name, cwd=folder)
+        call = node["call"] or "."
+        assert asked.returncode == 2
+        assert asked.stderr == f"modelexport: '{name}' is a {kind} of the call '{call}' of {path}: give this address\n"
 
 
 SETS = """

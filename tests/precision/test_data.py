@@ -161,7 +161,12 @@ def arrays(**values: Any) -> Write:
 @pytest.mark.parametrize(
     ("write", "model", "message"),
     [
-        (arrays(y=np.ones((1, 3))), FEATURES, "does not fit: x missing; the model takes x"),
+        (arrays(y=np.ones((1, 3))), FEATURES, "does not fit: x missing; the model takes x, and y is none of them"),
+        (
+            arrays(input_ids=np.ones((2, 3), int), attention_mask=np.ones((2, 4), int)),
+            TOKENS,
+            r"attention_mask has the shape \[2, 4\], and in input_ids sequence is 3",
+        ),
         (arrays(x=np.ones((1, 3)), z=np.ones(2)), FEATURES, "does not fit: the model has no input z"),
         (arrays(x=np.ones((1, 4))), FEATURES, r"x has the shape \[1, 4\], and the model takes \[batch, 3\]"),
         (arrays(x=np.array([["a", "b", "c"]])), FEATURES, "x has <U1, and the model takes float32"),

@@ -228,3 +228,13 @@ def test_a_tool_may_put_a_step_of_the_module_around_into_the_weight(tmp_path: Pa
     onnx.save(file, tmp_path / "changed.onnx")
     retag(tmp_path / "changed.onnx", source=tmp_path / "tagged.onnx", output=tmp_path / "retagged.onnx")
     assert verify(model, inputs, tmp_path / "retagged.onnx").agrees
+
+
+def test_a_file_that_lost_its_tags_is_compared_like_one_that_had_none(
+    optimized: tuple[nn.Module, dict[str, Any], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    model, inputs, path = optimized
+    with caplog.at_level("INFO", "modelexport.reading"):
+        report = verify(model, inputs, path.with_name("changed.onnx"))
+    assert report.agrees and report.calls and not report.claims
+    assert "no tags left (`modelexport retag` restores those of the export)" in caplog.text

@@ -130,7 +130,7 @@ def retag(changed: Source, *, source: Source, output: str | Path) -> RetagReport
     changed, source, output = as_path(changed), as_path(source), Path(output)
     check_writable(output, [changed, source])
     tagged = read_tagged(source)
-    if tagged.coverage.untagged == len(tagged.nodes) > 0:
+    if tagged.found_calls is not None and tagged.found_calls.were_lost:
         raise FileFormatError(
             f"no node of {source} has tags: another tool has dropped them; give the exported file itself"
         )

@@ -10,7 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall
-from modelexport.core.text import plural
+from modelexport.core.text import bytes_text, plural
 from modelexport.errors import UsageError
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.graph.node_owners import owner_of
@@ -230,4 +230,16 @@ def _notes(tagged: TaggedFile, shapes: Shapes, unknown: Counter[str]) -> list[st
         notes.append("both branches of an If are counted")
     if any(len({call.path for call in calls}) > 1 for v, calls in users.items() if parameter_plan(v) is not None):
         notes.append("a parameter that modules share, or that a tool merged with an equal one, is counted once")
+    unnamed = [
+        value.const_value.nbytes
+        for value in initializers(model)
+        if parameter_plan(value) is None
+        and value.const_value is not None
+        and value.const_value.dtype.is_floating_point()
+    ]
+    if tagged.found_calls is not None and unnamed:
+        notes.append(
+            f"PARAMETERS are those that the exporter recorded; {plural(len(unnamed), 'other initializer')} of floats "
+            f"({bytes_text(sum(unnamed))}), which may be transposed weights, only count as bytes"
+        )
     return notes

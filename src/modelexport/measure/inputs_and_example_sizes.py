@@ -19,6 +19,7 @@ from modelexport.core.text import nearest, reason_of
 from modelexport.errors import FileFormatError, InputsError, ModelExportError, UsageError
 from modelexport.files.regular_files import open_regular, read_regular
 from modelexport.files.safetensors_files import read_header
+from modelexport.format.keys import ADOPTED
 from modelexport.graph.copies import value_like
 from modelexport.graph.nodes import required_inputs
 from modelexport.graph.size_conditions import check_sizes, conditions_of, record_conditions, renamed
@@ -72,6 +73,7 @@ def make_feeds(
         if missing := [name for name in names if name not in arrays]:
             raise InputsError(f"{', '.join(missing)} missing from the inputs: the file takes {', '.join(names)}")
         check_names(arrays, [value.name or "" for value in tagged.model.graph.inputs], str(path))
+        check_named_sizes(arrays, tagged.model)
         return {name: np.asarray(arrays[name]) for name in arrays}, str(inputs) if isinstance(inputs, Path) else "given"
     if reference_path(tagged.path).exists() and not sizes:
         with open_reference(tagged) as reference:
@@ -88,6 +90,21 @@ def check_names(given: Iterable[str], known: Iterable[str], what: str) -> None:
     names = list(dict.fromkeys(known))
     if surplus := [name for name in given if name not in names]:
         raise InputsError(f"{what} has no input {surplus[0]}{nearest(surplus[0], names)}: it takes {', '.join(names)}")
+
+
+def check_named_sizes(arrays: Mapping[str, Any], model: ir.Model) -> None:
+    """Refuse arrays that give two sizes to one dynamic axis. In files of other exporters names may mean nothing.
+
+    Raises:
+        InputsError: Two arrays, or two axes of one, differ where the model has one name.
+    """
+    sizes: dict[str, tuple[int, str]] = {}
+    for value in required_inputs(model) if ADOPTED not in model.meta else ():
+        shape = np.shape(arrays[value.name or ""])
+        for axis, size in zip(map(str, value.shape or ()), shape, strict=False):
+            known, other = sizes.setdefault(axis, (size, value.name or ""))
+            if not axis.isdigit() and known != size:
+                raise InputsError(f"{value.name} has the shape {list(shape)}, and in {other} {axis} is {known}")
 
 
 def example_sizes(tagged: TaggedFile, sizes: Mapping[str, int]) -> tuple[dict[str, int], str]:

@@ -23,7 +23,7 @@ from modelexport.core.text import error_line, first_few, reason_of
 from modelexport.errors import FileFormatError, InputsError
 from modelexport.files.regular_files import open_regular, read_regular
 from modelexport.graph.nodes import required_inputs
-from modelexport.measure.inputs_and_example_sizes import check_names, read_feeds
+from modelexport.measure.inputs_and_example_sizes import check_named_sizes, check_names, read_feeds
 from modelexport.tagged.file import TaggedFile
 
 Feeds = dict[str, Any]
@@ -153,9 +153,13 @@ def fitted(feeds: Mapping[str, Any], model: ir.Model) -> Feeds:
     """
     inputs = {value.name or "": value for value in required_inputs(model)}
     if missing := [name for name in inputs if name not in feeds]:
-        raise InputsError(f"{first_few(missing)} missing; the model takes {first_few(inputs)}")
+        surplus = [name for name in feeds if name not in inputs]
+        told = f", and {first_few(surplus)} is none of them" if surplus else ""
+        raise InputsError(f"{first_few(missing)} missing; the model takes {first_few(inputs)}{told}")
     check_names(feeds, inputs, "the model")
-    return {name: _fitted(name, np.asarray(feeds[name]), value) for name, value in inputs.items()}
+    fitting = {name: _fitted(name, np.asarray(feeds[name]), value) for name, value in inputs.items()}
+    check_named_sizes(fitting, model)
+    return fitting
 
 
 def _fitted(name: str, array: Any, value: ir.Value) -> Any:

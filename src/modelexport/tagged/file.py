@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +15,7 @@ from modelexport.core.calls import ROOT, CallTree, ModuleCall
 from modelexport.core.collected_messages import READING
 from modelexport.core.selectors import Selection, find_call, select_calls
 from modelexport.core.tags import RecordedTags
-from modelexport.errors import FileFormatError
+from modelexport.errors import FileFormatError, NoSuchCallError
 from modelexport.files.document_digests import check_document
 from modelexport.files.linked_weights import check_present_weights_files
 from modelexport.files.onnx_models import OLDER_FILE, load_onnx
@@ -136,7 +137,8 @@ class TaggedFile:
         Raises:
             UsageError: No call matches (the message suggests similar names), or several do (the message lists them).
         """
-        return find_call(name, self.tags, where=self.path)
+        with self._named_by_node(name):
+            return find_call(name, self.tags, where=self.path)
 
     def select(self, *selectors: str) -> Selection:
         """The calls that selectors pick (see :mod:`modelexport.core.selectors`); without selectors, all.
@@ -144,7 +146,23 @@ class TaggedFile:
         Raises:
             UsageError: A selector matches nothing; the message suggests similar names.
         """
-        return select_calls(selectors, self.calls, self.tags, where=self.path)
+        with self._named_by_node(*selectors):
+            return select_calls(selectors, self.calls, self.tags, where=self.path)
+
+    @contextmanager
+    def _named_by_node(self, *names: str) -> Iterator[None]:
+        """Tell the call of a node, or of a node's value, whose name was given as that of a call."""
+        try:
+            yield
+        except NoSuchCallError as error:
+            for node, owner in ((node, owner_of(node)) for node in self.nodes):
+                given = {node.name, *(value.name for value in node.outputs)}.intersection(names)
+                if given and owner is not None:
+                    kind = "node" if node.name in given else "value"
+                    raise NoSuchCallError(
+                        f"'{given.pop()}' is a {kind} of the call '{owner.call}' of {self.path}: give this address"
+                    ) from error
+            raise
 
     def class_of(self, call: ModuleCall) -> str:
         """The name of the class of the module that was called."""
@@ -207,7 +225,8 @@ class NodeRow(msgspec.Struct, frozen=True):
 def read_tagged(path: Source, *, checked: bool = True) -> TaggedFile:
     """Read any ONNX file. Weights are read from the file when they are first used.
 
-    The calls are those of its tags. In a file without tags they are looked for (:func:`find_calls`).
+    The calls are those of its tags. In a file without tags, or with none left at its nodes, they are looked for
+    (:func:`find_calls`).
 
     Args:
         checked: Also check that its weights files, if they exist, are unchanged.
@@ -234,10 +253,12 @@ def read_tagged(path: Source, *, checked: bool = True) -> TaggedFile:
             write_tags(model, tags)
     except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise FileFormatError(f"{path} has damaged tags ({error}): export it again") from error
-    tagged = TaggedFile(path, model, tags, encoding)
     if checked:
         check_present_weights_files(model)
-    return tagged
+    nodes = list(all_nodes(model))
+    if nodes and all(owner_of(node) is None for node in nodes):
+        return read_untagged(path, model, were_lost=True)
+    return TaggedFile(path, model, tags, encoding)
 
 
 def as_tagged(source: Source | TaggedFile) -> TaggedFile:
@@ -245,10 +266,10 @@ def as_tagged(source: Source | TaggedFile) -> TaggedFile:
     return source if isinstance(source, TaggedFile) else read_tagged(source)
 
 
-def read_untagged(path: Path, model: ir.Model) -> TaggedFile:
+def read_untagged(path: Path, model: ir.Model, *, were_lost: bool = False) -> TaggedFile:
     """A file without tags, with the calls that were found; the model is tagged in place."""
     try:
-        found_calls = find_calls(model)
+        found_calls = find_calls(model, were_lost=were_lost)
     except FileFormatError as error:
         raise FileFormatError(f"{path}: {error}") from error
     READING.info("%s has %s", path, found_calls.sentence)

@@ -14,7 +14,8 @@ from modelexport.cli.printing import format_headings, print_result
 from modelexport.cli.progress import stages_on_line
 from modelexport.cli.shared_options import DEVICE, FILE, INPUTS
 from modelexport.core.declared_options import option
-from modelexport.errors import UsageError
+from modelexport.errors import InputsError, UsageError
+from modelexport.format.package_manifest import MANIFEST
 
 if TYPE_CHECKING:
     from modelexport.core.timed_stages import Stages
@@ -180,8 +181,21 @@ def _compared(
     choice = ModelChoice(other.model, inputs, loading)
     if file.is_dir():
         return _package(file, choice, extent, stages, how)
+    try:
+        return _file_and_model(file, choice, extent, stages, how)
+    except InputsError as error:
+        if inputs is None and (file.parent / MANIFEST).is_file():
+            raise InputsError(
+                f"{error}; {file.name} is a part of a package: verify {file.parent}/, or give its inputs with --inputs"
+            ) from error
+        raise
+
+
+def _file_and_model(file: Path, choice: ModelChoice, extent: Extent, stages: Stages, how: dict[str, Any]) -> Report:
+    from modelexport.packages.verify_file_or_package import verify as run
+
     loaded, example = choice.of_file(file).load(stages, weights="auto")
-    if inputs is None:
+    if choice.inputs is None:
         from modelexport.pytorch.inputs.inputs_that_fit import inputs_that_fit
         from modelexport.tagged.file import read_tagged
 
@@ -193,7 +207,7 @@ def _compared(
             return report
         from modelexport.verify.sampled_calls import verify_sample
 
-        return verify_sample(loaded.model, example, file, count=extent.weights_sample, seed=loading.seed, **how)
+        return verify_sample(loaded.model, example, file, count=extent.weights_sample, seed=choice.loading.seed, **how)
 
 
 def _package(folder: Path, choice: ModelChoice, extent: Extent, stages: Stages, how: dict[str, Any]) -> Report:

@@ -49,6 +49,8 @@ class FoundCalls:
     """Each source to the number of nodes that got their call from it."""
     repeated: Sequence[str]
     """Paths of modules whose parameters are used repeatedly in what looks like one call but may be several."""
+    were_lost: bool = False
+    """Whether it was an export, whose nodes have lost their tags in another tool."""
 
     @property
     def kinds(self) -> frozenset[CallSource]:
@@ -58,19 +60,20 @@ class FoundCalls:
     @property
     def sentence(self) -> str:
         """Where the calls were found."""
+        tags = "no tags left (`modelexport retag` restores those of the export)" if self.were_lost else "no tags"
         counted = Counter[str]()
         for source, count in self.sources.items():
             if source in _SENTENCES and count:
                 counted[_SENTENCES[source]] += count
         if not counted:
-            return "no tags, and nothing that names modules: taken as one module"
+            return f"{tags}, and nothing that names modules: taken as one module"
         listed = ", ".join(f"{text} ({plural(count, 'node')})" for text, count in counted.items())
         inferred = self.sources[CallSource.NEIGHBOURS]
         rest = f"; {plural(inferred, 'node')} by neighbors" if inferred else ""
-        return f"no tags: {plural(len(self.tags.calls), 'call')} from {listed}{rest}"
+        return f"{tags}: {plural(len(self.tags.calls), 'call')} from {listed}{rest}"
 
 
-def find_calls(model: ir.Model) -> FoundCalls:
+def find_calls(model: ir.Model, *, were_lost: bool = False) -> FoundCalls:
     """Find the calls of a model, in place: functions are inlined, nodes get names, owners and tags, and the model the
     call tree and the list of parameters that a tagged file has.
 
@@ -99,7 +102,7 @@ def find_calls(model: ir.Model) -> FoundCalls:
     write_tags(model, tags)
     record_own_names(model, parameters or None)
     record_sources(model, placing.sources)
-    return FoundCalls(tags, placing.sources, repeated)
+    return FoundCalls(tags, placing.sources, repeated, were_lost)
 
 
 def _name_open_sizes(model: ir.Model) -> None:
