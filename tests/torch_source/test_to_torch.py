@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 import torch
@@ -273,6 +274,7 @@ def test_only_python_is_written() -> None:
 LAYERS = (
     "GroupNorm(4, 8)", "GroupNorm(2, 8, eps=0.1)", "InstanceNorm2d(8, affine=True)", "PReLU(num_parameters=8)",
     "GLU(dim=1)", "PixelShuffle(2)", "ReflectionPad2d(1)", "AdaptiveAvgPool2d(2)", "Threshold(0.25, 2.0)", "SiLU()",
+    "Threshold(20.0, 1.5)", "Hardshrink(lambd=10.0)", "Softshrink(lambd=10.0)", "Softplus(threshold=5.0)",
 )  # fmt: skip
 
 
@@ -285,11 +287,39 @@ def test_classes_that_are_written_as_several_nodes_are_found_by_running_them(tmp
             self.layers = layers
 
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            return tuple(layer(x) for layer in self.layers)
+            return tuple(layer(x + place) for place, layer in enumerate(self.layers))
 
     text = torch_source(modelexport.export(Each(), (torch.randn(3, 8, 4, 4),), tmp_path / "x.onnx").path).text
     for layer in LAYERS:
         assert f"nn.{layer}" in text
+
+
+def test_a_class_that_differs_beyond_what_random_numbers_reach_is_written_out(tmp_path: Path) -> None:
+    """A file may say ``ReLU6`` where somebody changed the limit; no number of normal size tells that."""
+    path = modelexport.export(nn.Sequential(nn.ReLU6()), (torch.randn(2, 3),), tmp_path / "x.onnx").path
+    model = onnx.load(path)
+    for each in model.graph.initializer:
+        if onnx.numpy_helper.to_array(each) == 6:
+            each.CopyFrom(onnx.numpy_helper.from_array(np.float32(7), each.name))
+    onnx.save(model, path)
+    text = torch_source(path).text
+    assert "nn.ReLU6" not in text and "7.0" in text
+
+
+def test_arguments_that_are_tried_are_few_and_their_weights_are_never_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The code of a convolution that goes around is two nodes: its padding has no counterpart among numbers."""
+    layer = nn.Conv2d(64, 64, 3, padding=1, padding_mode="circular")
+    path = modelexport.export(nn.Sequential(layer), (torch.randn(1, 64, 4, 4),), tmp_path / "x.onnx").path
+    made: list[str] = []
+
+    def initialize(made_by: nn.Conv2d) -> None:
+        made.append(made_by.weight.device.type)
+
+    monkeypatch.setattr(nn.Conv2d, "reset_parameters", initialize)
+    source = torch_source(path)
+    assert "Conv2d" in source.text and 0 < len(made) <= 300 and set(made) == {"meta"}
 
 
 class Turn(nn.Module):
@@ -318,6 +348,27 @@ def test_a_node_that_two_blocks_share_is_in_both(tmp_path: Path) -> None:
     text = torch_source(modelexport.export(Turns(), (torch.randn(2, 6),), tmp_path / "x.onnx").path).text
     assert "nn.ModuleList([Turn() for _ in range(2)])" in text
     assert "table.chunk(2, 0)" in text and "x = layer(x, self.table)" in text
+
+
+class Gate(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.sigmoid(1.7 * x)
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.gate = nn.Linear(4, 4), nn.Linear(4, 4), Gate()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.gate(self.second(self.gate(self.first(x))))  # type: ignore[no-any-return]
+
+
+def test_a_module_that_was_called_twice_under_one_name_takes_no_other_modules_nodes(tmp_path: Path) -> None:
+    """Other exporters do not tell the two calls of the gate apart, so it seems to run before the second layer."""
+    torch.onnx.export(Gated().eval(), (torch.randn(2, 4),), tmp_path / "x.onnx", dynamo=True, verbose=False)
+    text = torch_source(tmp_path / "x.onnx").text
+    assert "self.second = nn.Linear(4, 4)" in text and "self.second(" in text
 
 
 class Branches(nn.Module):

@@ -92,6 +92,12 @@ RIGHT: dict[str, tuple[Any, ...]] = {
     "a normalization of more axes than its scale has": (
         [node("RMSNormalization", ["x", "scale"], ["output"], axis=1)], CUBE, FLOAT,
         {"scale": np.arange(4, dtype=np.float32)}, 23, ["n", 3, 4]),
+    "a normalization of axes that are as long as its scale": (
+        [node("RMSNormalization", ["x", "scale"], ["output"], axis=1)], CUBE[:, :, :3], FLOAT,
+        {"scale": np.arange(3, dtype=np.float32)}, 23),
+    "a normalization with one number as its scale": (
+        [node("RMSNormalization", ["x", "scale"], ["output"])], CUBE, FLOAT,
+        {"scale": np.full(1, 2, np.float32)}, 23),
     "a normalization of its scale's axes": (
         [node("RMSNormalization", ["x", "scale"], ["output"])], CUBE, FLOAT,
         {"scale": np.arange(4, dtype=np.float32)}, 23, ["n", 3, "m"]),

@@ -153,8 +153,11 @@ def _layer_norm(o: Operation) -> ast.expr:
 
 def _rms_norm(o: Operation) -> ast.expr:
     axis, scale, epsilon = o.attribute("axis"), o.shape(1), o.attribute("epsilon") or 1e-5
-    sizes = scale if axis == -len(scale) else o.shape()[axis % o.rank() :]
-    if [size if isinstance(size, int) else other for size, other in zip(sizes, scale, strict=False)] == scale:
+    is_unknown = o.known_rank() < 0 and axis == -len(scale)
+    sizes = [None] * len(scale) if is_unknown else o.shape()[axis % o.rank() :]
+    if len(sizes) == len(scale) and all(
+        size == other if isinstance(size, int) else other != 1 for size, other in zip(sizes, scale, strict=True)
+    ):
         return o.write("F.rms_norm(a, b.shape, b, epsilon)", epsilon=epsilon)
     if not all(isinstance(size, int) for size in sizes):
         raise UnwrittenError("its sizes are dynamic")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from modelexport.core.calls import ModuleCall, common_stack
-from modelexport.core.owners import Owner
+from modelexport.core.owners import Evidence, Owner
 from modelexport.graph.node_owners import owner_of, set_owner
 from modelexport.graph.nodes import draws, nested_graphs
 from modelexport.tagged.file import TaggedFile
@@ -14,7 +14,8 @@ from modelexport.tagged.file import TaggedFile
 def separate_merged_nodes(tagged: TaggedFile) -> None:
     """Copy the nodes of several calls, if a call has no others: the copy computes what runs nearest to that call.
 
-    A node whose result a call uses that runs before the node's call was one of that call as well, and is copied, too.
+    A node of a later call than the one that uses its result was also one of that earlier call, and is copied, too, if
+    the exporter recorded the earlier call. Other files do not tell the calls of a module apart, nor what is earlier.
     """
     nodes = [*tagged.model.graph.all_nodes()]
     stack, order = tagged.calls.stack, {each.call: place for place, each in enumerate(tagged.calls)}
@@ -30,12 +31,13 @@ def separate_merged_nodes(tagged: TaggedFile) -> None:
                 user = owner_of(use.node)
                 shared = [len(common_stack([stack(call), stack(user.call)])) if user else 0 for call in owner.calls]
                 call = owner.calls[shared.index(max(shared))]
-                if user is not None and order[user.call] < order[call] and user.call not in stack(call):
+                is_recorded = user is not None and user.evidence is Evidence.EXACT
+                if user and is_recorded and order[user.call] < order[call] and user.call not in stack(call):
                     call = user.call
                 elif call == owner.call or call in running:
                     continue
                 if call not in copies:
-                    copies[call] = _copy(node, Owner((call,), owner.evidence))
+                    copies[call] = _copy(node, Owner((call,), user.evidence if user else owner.evidence))
                 use.node.replace_input_with(use.idx, copies[call].outputs[place])
         if copies:
             set_owner(node, Owner(tuple(call for call in owner.calls if call not in copies), owner.evidence))

@@ -1,7 +1,8 @@
 """Modules of ``torch.nn`` that exporters write as many nodes, and in several ways: classes are found by running both.
 
 The class that the file names is made with sizes and numbers that occur in the module. Its nodes are run on random
-numbers in float64, and it is the module if all results are the same.
+numbers in float64, on both sides of each number that occurs in the module, and it is the module if all results are the
+same.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ast
 import inspect
 import itertools
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,7 +62,7 @@ def recurrent_class(layout: CallLayout, module: ModuleNode) -> tuple[str, dict[M
         return None
     if "weight_ih_l0" not in module.entries or "weight_hh_l0" not in module.entries:
         return None
-    state, tests = _state(layout, module), {group.call: _test(layout, group.call) for group in module.running}
+    state, samples = _state(layout, module), {group.call: _sample(layout, group.call) for group in module.running}
     if state is None:
         return None
     for options in _options(module):
@@ -68,7 +70,7 @@ def recurrent_class(layout: CallLayout, module: ModuleNode) -> tuple[str, dict[M
         if candidate.state_dict().keys() != state.keys():
             return None
         candidate.load_state_dict(state)
-        calls = {call: test and _compared(candidate, test) for call, test in tests.items()}
+        calls = {call: sample and _compared(candidate, sample) for call, sample in samples.items()}
         if all(call is not None for call in calls.values()):
             return _text(module.class_name, options), {key: call for key, call in calls.items() if call is not None}
     return None
@@ -108,79 +110,100 @@ def tested_class(layout: CallLayout, module: ModuleNode, found: list[Arguments])
     Args:
         found: The arguments of other modules of the class, which are tried first; the module's are added.
     """
-    kind = getattr(nn, module.class_name, None)
-    if not module.is_from_torch or module.children or not module.running or not isinstance(kind, type):
+    kind, calls = getattr(nn, module.class_name, None), [group.call for group in module.running]
+    if not module.is_from_torch or module.children or not calls or not isinstance(kind, type):
         return None
-    if any(len(each) != 1 for of in (layout.inputs, layout.outputs) for each in (of[g.call] for g in module.running)):
+    if any(len(layout.inputs[call]) != 1 or len(layout.outputs[call]) != 1 for call in calls):
         return None
-    state, tests = _state(layout, module), [_test(layout, group.call) for group in module.running]
-    if state is None or None in tests:
+    (integers, floats), state = _numbers(layout, module), _state(layout, module)
+    defaults = [each.default for each in inspect.signature(kind).parameters.values() if type(each.default) is float]
+    crossed = sorted({abs(number) for number in (*floats, *defaults) if number and np.isfinite(number)})
+    if state is None or len(crossed) > _FEW:
         return None
-    with warnings.catch_warnings(action="error"), torch.random.fork_rng(devices=()):
-        tried = itertools.chain(list(found), _arguments(kind, _numbers(layout, module)))
-        for arguments, candidate in itertools.islice(_fitting(kind, state, tried), _MOST_RUNS):
-            if all(test is not None and _gives(candidate, *test) for test in tests):
+    samples = [sample for call in calls for sample in _samples(layout, call, crossed)]
+    with warnings.catch_warnings(action="error"), torch.random.fork_rng(devices=()), torch.no_grad():
+        tried = itertools.islice(itertools.chain(list(found), _arguments(kind, integers, floats)), _MOST_ARGUMENTS)
+        for arguments, candidate in _fitting(kind, state, tried, samples[0]):
+            if all(_gives(candidate, sample) for sample in samples):
                 found.append(arguments)
                 given, named = arguments
                 return ast.unparse(code(f"nn.{module.class_name}(*given, **named)", given=given, named=named))
     return None
 
 
-_MOST_RUNS = 200
-"""How often a module is run with other arguments before it is written out."""
+_MOST_ARGUMENTS = 300
+"""How many arguments of a class are tried before a module is written out."""
 
 
 def _fitting(
-    kind: type, state: Mapping[str, torch.Tensor], tried: Iterable[Arguments]
+    kind: type, state: Mapping[str, torch.Tensor], tried: Iterable[Arguments], sample: Sample | None
 ) -> Iterator[tuple[Arguments, nn.Module]]:
-    """The modules of a class that take a ``state_dict``, with their arguments."""
+    """The modules of a class with the shapes of a ``state_dict`` and of a result, with their arguments.
+
+    Those of other shapes are never in memory.
+    """
+    if sample is None:
+        return
+    shapes = {name: tensor.shape for name, tensor in state.items()}
     for given, named in tried:
         try:
-            candidate = kind(*given, **named).double().eval()
-            candidate.load_state_dict(state)
+            with torch.device("meta"):
+                candidate = kind(*given, **named).double().eval()
+                if next(candidate.children(), None) is not None:
+                    return
+                if {name: tensor.shape for name, tensor in candidate.state_dict().items()} != shapes:
+                    continue
+                if candidate(torch.empty(sample[0][0].shape, dtype=torch.float64)).shape != sample[1][0].shape:
+                    continue
+            candidate.load_state_dict(state, assign=True)
         except Exception:  # each class refuses arguments in its own way, and warns of others
             continue
         yield (given, named), candidate
 
 
-def _gives(module: nn.Module, given: Sequence[Any], wanted: Sequence[Any]) -> bool:
+def _gives(module: nn.Module, sample: Sample | None) -> bool:
     """Whether a module computes one tensor of another."""
     try:
-        return _equal(module(torch.from_numpy(given[0])).detach().numpy(), wanted[0])
+        return sample is not None and _equal(module(torch.from_numpy(sample[0][0])).numpy(), sample[1][0])
     except Exception:  # as in ``_fitting``
         return False
 
 
-def _arguments(kind: type, numbers: Sequence[Any]) -> Iterator[Arguments]:
+def _arguments(kind: type, integers: Sequence[int], floats: Sequence[Any]) -> Iterator[Arguments]:
     """Arguments of a class: numbers where it needs some, and elsewhere its defaults but for at most two."""
     parameters = inspect.signature(kind).parameters.items()
     known = {name: each for name, each in parameters if name not in ("device", "dtype", "inplace")}
     needed = [name for name, each in known.items() if each.default is each.empty and each.kind < each.VAR_POSITIONAL]
-    others = {name: [not each.default] if isinstance(each.default, bool) else numbers for name, each in known.items()
-              if each.default is None or isinstance(each.default, int | float)}  # fmt: skip
+    types = {int: integers, float: floats}
+    numbers = {name: types.get(each.annotation, [*integers, *floats]) for name, each in known.items()}
+    others = {name: [not each.default] if isinstance(each.default, bool) else numbers[name]
+              for name, each in known.items() if isinstance(each.default, int | float | None)}  # fmt: skip
     for count in range(3):
         for names in itertools.combinations(others, count):
-            for values in itertools.product(*[numbers] * len(needed), *(others[name] for name in names)):
+            choices = [*(numbers[name] for name in needed), *(others[name] for name in names)]
+            for values in itertools.product(*choices):
                 yield values[: len(needed)], dict(zip(names, values[len(needed) :], strict=True))
 
 
-def _numbers(layout: CallLayout, module: ModuleNode) -> list[Any]:
-    """The numbers that occur in a module: sizes, attributes and small constants of its nodes."""
+def _numbers(layout: CallLayout, module: ModuleNode) -> tuple[list[int], list[Any]]:
+    """The whole numbers that occur in a module, sizes among them, and the others in attributes and small constants."""
     nodes = [item for group in module.running for item in group.items if isinstance(item, ir.Node)]
-    values = [value for node in nodes for value in (*node.inputs, *node.outputs) if value is not None]
+    values = dict.fromkeys(value for node in nodes for value in (*node.inputs, *node.outputs) if value is not None)
     found: list[Any] = [size for entry in module.entries.values() for size in entry.shape]
     found += [size for value in values for size in value.shape or () if isinstance(size, int)]
     for node in nodes:
         found += [each.value for each in node.attributes.values() if isinstance(each.value, int | float)]
     for array in map(layout.array, values):
-        found += array.reshape(-1).tolist() if array is not None and array.size <= _FEW else []
-    return list(dict.fromkeys(np.float32(each) if isinstance(each, float) else each for each in found))
+        if array is not None and (array.dtype.kind == "f" or array.size <= _FEW):
+            found += np.unique(array).tolist()
+    distinct = dict.fromkeys(np.float32(each) if isinstance(each, float) else each for each in found)
+    return [each for each in distinct if type(each) is int], [each for each in distinct if isinstance(each, np.float32)]
 
 
 _FEW = 16
-"""How many elements a constant may have whose elements are tried as arguments."""
+"""How many numbers of a module are tried as arguments."""
 
-Test = tuple[list[np.ndarray[Any, Any]], Sequence[Any]]
+Sample = tuple[list[np.ndarray[Any, Any]], Sequence[Any]]
 """Random inputs of a call, and what its nodes compute of them."""
 
 
@@ -193,10 +216,25 @@ def _state(layout: CallLayout, module: ModuleNode) -> dict[str, torch.Tensor] | 
     return {name: torch.from_numpy(np.array(array, np.float64)) for name, array in arrays.items()}
 
 
-def _test(layout: CallLayout, call: ModuleCall) -> Test | None:
+def _samples(layout: CallLayout, call: ModuleCall, crossed: Sequence[float]) -> Iterator[Sample | None]:
+    """What a call computes of normal numbers, of numbers from 0.001 to 100, and of some on both sides of others.
+
+    Dynamic axes have two sizes in turn, so that no size is taken for a factor.
+    """
+    sizes = [size for value in layout.inputs[call] for size in value.shape or () if isinstance(size, int)]
+    repeated = -(-_LEAST // max(1, math.prod(sizes)))
+    for seed, number in enumerate((None, *(0.0, *crossed) * repeated)):
+        yield _sample(layout, call, seed, number)
+
+
+_LEAST = 64
+"""How many elements of the samples are near each number, at least."""
+
+
+def _sample(layout: CallLayout, call: ModuleCall, seed: int = 0, crossed: float | None = None) -> Sample | None:
     inputs, outputs = layout.inputs[call], layout.outputs[call]
-    generator = np.random.default_rng(0)
-    arrays = [array for value in inputs if (array := _random(value, generator)) is not None]
+    generator = np.random.default_rng(seed)
+    arrays = [array for value in inputs if (array := _random(value, generator, 3 + seed % 2, crossed)) is not None]
     if not inputs or len(arrays) < len(inputs):
         return None
     entries = {
@@ -206,14 +244,15 @@ def _test(layout: CallLayout, call: ModuleCall) -> Test | None:
     }
     given = {**entries, **dict(zip(inputs, arrays, strict=True))}
     try:
-        return arrays, FileRun(layout.tagged.model, in_float64_for="float32").values(outputs, given)
+        with np.errstate(all="ignore"):
+            return arrays, FileRun(layout.tagged.model, in_float64_for="float32").values(outputs, given)
     except UsageError:
         return None
 
 
-def _compared(candidate: nn.Module, test: Test) -> RecurrentCall | None:
+def _compared(candidate: nn.Module, sample: Sample) -> RecurrentCall | None:
     """How a call is written with a recurrent class; ``None`` if the class computes something else."""
-    tensors, wanted = [torch.from_numpy(array) for array in test[0]], test[1]
+    tensors, wanted = [torch.from_numpy(array) for array in sample[0]], sample[1]
     has_cell = isinstance(candidate, nn.LSTM)
     for states in itertools.permutations(range(1, len(tensors))):
         first = [tensors[index] for index in states]
@@ -229,12 +268,23 @@ def _compared(candidate: nn.Module, test: Test) -> RecurrentCall | None:
     return None
 
 
-def _random(value: ir.Value, generator: np.random.Generator) -> Any:
-    """Random numbers for a value; a dynamic axis has three elements."""
+def _random(value: ir.Value, generator: np.random.Generator, dynamic: int, crossed: float | None) -> Any:
+    """Random numbers for a value: normal ones, of many sizes for 0, or near another number and its negative.
+
+    Args:
+        dynamic: The size of each dynamic axis.
+    """
     if value.shape is None or value.dtype != ir.DataType.FLOAT:
         return None
-    return generator.standard_normal([size if isinstance(size, int) else 3 for size in value.shape])
+    shape = [size if isinstance(size, int) else dynamic for size in value.shape]
+    normal = generator.standard_normal(shape)
+    if crossed is None:
+        return normal
+    if not crossed:
+        return normal * 10 ** generator.uniform(-3, 2, shape)
+    return crossed * generator.choice((-1, 1), shape) * (1 + normal * 10 ** generator.uniform(-3, 0, shape))
 
 
 def _equal(one: Any, other: Any) -> bool:
-    return isinstance(other, np.ndarray) and one.shape == other.shape and bool(np.allclose(one, other, 0, 1e-9))
+    """Whether two arrays are the same but for the rounding of a file's numbers to float32."""
+    return isinstance(other, np.ndarray) and one.shape == other.shape and bool(np.allclose(one, other, 1e-7, 1e-9))
