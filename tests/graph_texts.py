@@ -12,3 +12,14 @@ def written(path: Path, text: str, opset: int = 18, **others: int) -> Path:
     imports = ", ".join(f'"{domain}": {version}' for domain, version in {"": opset, **others}.items())
     onnx.save(onnx.parser.parse_model(f"<ir_version: 10, opset_import: [{imports}]> {text}"), path)
     return path
+
+
+def with_formula(path: Path, symbol: str, formula: str) -> Path:
+    """The file, with a formula, which the text cannot have, for a symbol in the sizes of its inputs and outputs."""
+    model = onnx.load(path)
+    for value in (*model.graph.input, *model.graph.output):
+        for size in value.type.tensor_type.shape.dim:
+            if size.dim_param == symbol:
+                size.dim_param = formula
+    onnx.save(model, path)
+    return path

@@ -168,6 +168,8 @@ def test_arguments_in_another_order_or_of_another_type_are_refused(results: dict
         "the path is a Tensor": lambda: modelexport.export(model, path, inputs),  # type: ignore[arg-type]
         "dynamic is {'x'": lambda: modelexport.export(model, inputs, path, dynamic={"x": {0: "b"}}),  # type: ignore[arg-type]
         "dynamic is 'batch'": lambda: modelexport.export(model, inputs, path, dynamic="batch"),  # type: ignore[arg-type]
+        "there is no path: give export(model, inputs, path)": lambda: modelexport.export(model, path),
+        "the inputs of the model are missing": lambda: modelexport.verify(model, new),  # type: ignore[call-overload]
         "the model comes first": lambda: modelexport.verify(new, model, inputs),
         "Linear does not run with": lambda: modelexport.verify(model, torch.ones(2, 5), new),
     }

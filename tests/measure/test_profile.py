@@ -110,6 +110,8 @@ def test_rows_add_up_to_a_run_without_profiling_and_name_what_is_not_the_time_of
     )
     assert found.facts.profiler_seconds > 0
     assert f"a run takes {found.facts.wall_seconds * 1e3:,.3g} ms" in found.table.notes[-2]
+    shared = sum(len(node.calls) > 1 for node in found.table.nodes)
+    assert shared and f"{shared} kernels with several owners: the time is divided" in found.table.notes[-3]
 
 
 def test_runs_that_differ_by_more_than_they_take_rank_nothing() -> None:
@@ -299,6 +301,15 @@ def test_inputs_come_from_a_file(slow: Path, suffix: str, tmp_path: Path) -> Non
 def test_what_is_wrong_is_said(slow: Path, options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         profile(slow, options.pop("inputs", None), **options, runs=1)
+
+
+def test_another_file_is_run_with_the_sizes_that_it_fixes(tmp_path: Path) -> None:
+    text = 'g (float[%s, 8] x) => (float[%s, 8] y) { ["/a/Abs"] y = Abs(x) }'
+    files = [written(tmp_path / f"{rows}.onnx", text % (rows, rows)) for rows in ("N", "5")]
+    done = run("profile", files[0], "--against", files[1], "--runs", "1")
+    assert "random (x float32[5, 8])" in done.stdout, done.stderr
+    done = run("profile", files[0], "--against", files[1], "--size", "N=4")
+    assert done.returncode == 2 and "axis 0 of x is 5 in " in done.stderr
 
 
 def test_the_command_prints_the_run_beside_the_table(slow: Path) -> None:

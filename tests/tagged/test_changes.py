@@ -18,7 +18,7 @@ from onnx import numpy_helper
 import commands
 import models
 from exports import Exporter
-from graph_texts import written
+from graph_texts import with_formula, written
 from modelexport import export, verify_against
 from modelexport.errors import UsageError
 from modelexport.measure.change_checks import ASPECTS, check_changes
@@ -129,18 +129,25 @@ def test_a_change_that_a_single_draw_hides_is_found_with(what: str, tmp_path: Pa
 def test_costs_are_compared_at_the_same_sizes(tmp_path: Path) -> None:
     for name, rows, body in (
         ("any", "N", "Relu(x)"), ("nine", "9", "Relu(x)"), ("named", "M", "Relu(x)"), ("other", "8", "Relu(x)"),
-        ("twice", "9", "Add(x, x) z = Relu(w)"),
+        ("twice", "9", "Add(x, x) z = Relu(w)"), ("even", "E", "Relu(x)"), ("sum", "S", "Relu(x)"),
     ):  # fmt: skip
         result, output = (body.replace("Add", "w = Add"), "z") if "z" in body else (f"y = {body}", "y")
         written(tmp_path / f"{name}.onnx", f"g (float[{rows}, 8] x) => (float[{rows}, 8] {output}) {{ {result} }}")
+    with_formula(tmp_path / "even.onnx", "E", "2*N")
+    with_formula(tmp_path / "sum.onnx", "S", "N + M")
 
     def failed(first: str, second: str) -> list[str]:
         return check_changes(tmp_path / f"{first}.onnx", tmp_path / f"{second}.onnx", ["cost"]).failed
 
     assert failed("any", "nine") == failed("nine", "any") == failed("any", "named") == failed("nine", "named") == []
     assert failed("any", "twice") == ["cost"]
-    with pytest.raises(UsageError, match=r"axis 0 of x is 9 in .*nine\.onnx and 8 in .*other\.onnx"):
-        failed("nine", "other")
+    assert failed("even", "other") == failed("other", "even") == failed("even", "any") == failed("any", "even") == []
+    for first, size, second in (("nine", "9", "other"), ("even", r"2\*N", "nine"), ("sum", r"N \+ M", "nine")):
+        number = 8 if second == "other" else 9
+        with pytest.raises(
+            UsageError, match=rf"axis 0 of x is {size} in .*{first}\.onnx and {number} in .*{second}\.onnx"
+        ):
+            failed(first, second)
 
 
 def test_outputs_without_a_finite_number_are_not_compared(tmp_path: Path) -> None:

@@ -8,10 +8,11 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from exports import Shared
-from graph_texts import written
+from graph_texts import with_formula, written
 from modelexport import export, verify_against
 from modelexport.cli.show_verification import format_losses
 from modelexport.errors import UsageError
@@ -35,6 +36,37 @@ def test_a_call_has_the_loss_of_its_own_output_behind_one_that_is_a_sequence(
         { ["/a/SequenceConstruct"] z = SequenceConstruct(x, x, x) ["/b/Mul"] y = Mul(x, s) }"""
     first, second = (written(tmp_path / f"{name}.onnx", text % name) for name in ("1", factor))
     assert verify_against(first, second)["b"].status == status
+
+
+BRANCHES = """g (float[2,2] x, bool c) => (float[2,2] y) <float[2] w = {1, 1}, float[2] v = {%s, %s}>
+    { ["/a/If"] y = If (c) <then_branch = t () => (float[2,2] p) { ["/a/Mul"] p = Mul(x, w) },
+                            else_branch = e () => (float[2,2] q) { ["/a/Mul_1"] q = Mul(x, v) }> }"""
+
+
+def test_a_fault_in_one_branch_is_not_halved_by_the_other(tmp_path: Path) -> None:
+    right, wrong = (written(tmp_path / f"{v}.onnx", BRANCHES % (v, v)) for v in ("1", "1.08"))
+    report = verify_against(right, wrong, bound=0.05)
+    assert report.verdict == "differ" and report.outputs[0].norm == pytest.approx(0.08, rel=1e-3)
+    assert report.first_beyond == "a" and verify_against(right, wrong)["a"].status == "differ"
+
+
+def test_inputs_have_the_sizes_that_either_file_fixes(tmp_path: Path) -> None:
+    text = 'g (float[%s, 2] x) => (float[%s, 2] y) { ["/a/Abs"] y = Abs(x) }'
+    sizes = {"any": "N", "even": "E", "six": "6", "five": "5"}
+    files = {name: written(tmp_path / f"{name}.onnx", text % (size, size)) for name, size in sizes.items()}
+    with_formula(files["even"], "E", "2*N")
+    for first, second in (("any", "six"), ("six", "any"), ("even", "six"), ("any", "even")):
+        assert verify_against(files[first], files[second]).agrees
+    with pytest.raises(UsageError, match=r"axis 0 of x is 2\*N in .*even\.onnx and 5 in .*five\.onnx: export one"):
+        verify_against(files["even"], files["five"])
+
+
+def test_a_file_without_the_calls_says_that_none_was_compared(tmp_path: Path) -> None:
+    right, other = (written(tmp_path / f"{name}.onnx", SCALED % "1") for name in ("right", "other"))
+    report = verify_against(right, other)
+    assert "calls compute the same" in format_losses(report)
+    lost = replace(report, calls=[replace(call, status="no nodes") for call in report.calls])
+    assert "agree: " in (text := format_losses(lost)) and "no call was compared: no node of the second file" in text
 
 
 @pytest.mark.parametrize("bound", [float("nan"), -1, float("inf")])

@@ -127,6 +127,8 @@ def format_losses(report: AgainstReport) -> str:
     statuses = Counter(call.status for call in report.calls)
     unknown = f", {statuses['not compared']:,} not compared" if statuses["not compared"] else ""
     same = f"{statuses['agree']:,} of {_with_nodes(statuses)} compute the same within {_percent(report.bound)}{unknown}"
+    if statuses["no nodes"] == len(report.calls):
+        same = "no call was compared: no node of the second file belongs to a call of the first (see `retag`)"
     outputs = ", ".join(
         f"{loss.difference.name}{':' if loss.norm is None else ' is off by'} {_size_of_error(loss)}"
         for loss in report.outputs

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 def export(
     model: nn.Module,
     inputs: Mapping[str, Any] | Sequence[Any],
-    path: str | Path,
+    path: str | Path | None = None,
     *,
     name: str | None = None,
     options: Options | None = None,
@@ -66,7 +66,7 @@ def export(
 
     Args:
         inputs: Example inputs: keyword arguments of ``forward``, or positional ones; a tensor is the only argument.
-        path: ``DIR/NAME.onnx``; the documents are written beside it.
+        path: ``DIR/NAME.onnx``, which has to be given; the documents are written beside it.
         name: The model's name in the documents; by default its class.
         options: All of the options below in one value; those that are given as keywords as well replace its own.
         stages: Times the stages of the export.
@@ -80,7 +80,8 @@ def export(
         OutputError: The files cannot be written. Existing files are unchanged.
     """
     if not isinstance(path, str | os.PathLike):
-        raise UsageError(f"the path is a {type(path).__name__}: give export(model, inputs, path)")
+        given = "there is no path" if path is None else f"the path is a {type(path).__name__}"
+        raise UsageError(f"{given}: give export(model, inputs, path), for example with example_inputs(model)")
     path, stages, options = Path(path), stages or Stages(progress), (options or Options()).replaced_by(keywords)
     options.check_together()
     check_writable(path)

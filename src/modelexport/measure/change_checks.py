@@ -21,8 +21,7 @@ from modelexport.graph.node_owners import OWNER
 from modelexport.graph.nodes import required_inputs
 from modelexport.graph.parameter_plans import record_own_names
 from modelexport.measure.costs import cost
-from modelexport.measure.inputs_and_example_sizes import example_sizes, make_feeds
-from modelexport.measure.shapes import symbols_of_inputs
+from modelexport.measure.inputs_and_example_sizes import example_sizes, make_feeds, sizes_of_other
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.sessions import arrays_in, open_file, run_session, session_options
 from modelexport.runtime.varied_inputs import varied_inputs
@@ -137,7 +136,7 @@ def _outputs(
                 f"{first.path} takes {', '.join(ours)}, and {second.path} takes {', '.join(theirs)}: "
                 "outputs can be compared of files that take the same inputs"
             )
-        sizes = _fixed_by_other(first, second, {})
+        sizes = sizes_of_other(first, second, {})
     with runnable(first.path, first.encoding) as path, runnable(second.path, second.encoding) as against:
         feeds, source = make_feeds(first, path, inputs, sizes, provider=provider, seed=seed)
         ours, theirs = (open_file(file, session_options("all", provider)) for file in (path, against))
@@ -169,36 +168,11 @@ def _compared(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> list[Di
     return compare_outputs([*names, *list(theirs)[len(names) :]], list(ours.values()), list(theirs.values()))
 
 
-def _fixed_by_other(file: TaggedFile, other: TaggedFile, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Sizes of dynamic axes of a file that have a size in another one, in an input of the same name.
-
-    Args:
-        sizes: Those of dynamic axes of the other.
-
-    Raises:
-        InputsError: No inputs fit both files.
-    """
-    others = {value.name: value for value in required_inputs(other.model)}
-    fixed: dict[str, int] = {}
-    for value in (value for value in required_inputs(file.model) if value.name in others):
-        for axis, both in enumerate(zip(value.shape or (), others[value.name].shape or (), strict=False)):
-            size, wanted = both[0], both[1] if isinstance(both[1], int) else sizes.get(both[1].value or "")
-            if wanted is None:
-                continue
-            found = size if isinstance(size, int) else fixed.setdefault(size.value, wanted) if size.value else wanted
-            if found != wanted:
-                raise InputsError(
-                    f"axis {axis} of {value.name} is {found} in {file.path} and {wanted} in {other.path}: "
-                    "export one of them with the size of the other, or with --dynamic"
-                )
-    symbols = symbols_of_inputs(file.model)  # a size may also be a formula
-    return {name: size for name, size in fixed.items() if name in symbols}
-
-
 def _costs(first: TaggedFile, second: TaggedFile) -> list[CostChange]:
     """Figures of both files, at the sizes that one of them fixes, and else at those of the first one's example."""
-    sizes, _ = example_sizes(first, _fixed_by_other(first, second, {}))
-    tables = cost(first, sizes), cost(second, _fixed_by_other(second, first, sizes))
+    sizes, _ = example_sizes(first, sizes_of_other(first, second, {}))
+    others, _ = example_sizes(second, sizes_of_other(second, first, sizes))
+    tables = cost(first, {**sizes_of_other(first, second, others), **sizes}), cost(second, others)
     before, after = (table.numbers(table.whole) for table in tables)
     return [
         CostChange(name, before[name], after[name], after[name] > before[name] * (1 + MARGIN))

@@ -21,10 +21,17 @@ from modelexport.files.regular_files import open_regular, read_regular
 from modelexport.files.safetensors_files import read_header
 from modelexport.format.keys import ADOPTED
 from modelexport.graph.copies import value_like
-from modelexport.graph.nodes import required_inputs
-from modelexport.graph.size_conditions import check_sizes, conditions_of, record_conditions, renamed
+from modelexport.graph.nodes import required_inputs, sizes_of
+from modelexport.graph.size_conditions import (
+    SizeCondition,
+    check_sizes,
+    conditions_of,
+    fitting,
+    record_conditions,
+    renamed,
+)
 from modelexport.graph.size_symbols import SYMBOL, rename_sizes
-from modelexport.measure.shapes import symbols_in
+from modelexport.measure.shapes import evaluated_size, symbols_in, symbols_of_inputs
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import open_file, session_options
@@ -55,8 +62,9 @@ def make_feeds(
 
     Args:
         path: The file that is run.
-        inputs: Name to array, or a file of arrays; by default those of the reference values, or random ones.
-        sizes: Symbol to size, for random inputs.
+        inputs: Name to array, or a file of arrays; by default those of the reference values if they have ``sizes``, or
+            random ones.
+        sizes: Symbol to size.
 
     Raises:
         FileFormatError: The file of inputs cannot be read.
@@ -75,9 +83,11 @@ def make_feeds(
         check_names(arrays, [value.name or "" for value in tagged.model.graph.inputs], str(path))
         check_named_sizes(arrays, tagged.model)
         return {name: np.asarray(arrays[name]) for name in arrays}, str(inputs) if isinstance(inputs, Path) else "given"
-    if reference_path(tagged.path).exists() and not sizes:
+    if reference_path(tagged.path).exists():
         with open_reference(tagged) as reference:
-            return {name: np.array(reference.inputs[name]) for name in names}, "of the reference values"
+            arrays = {name: np.array(reference.inputs[name]) for name in names}
+        if sizes.items() <= sizes_of_arrays(tagged.model, arrays).items():
+            return arrays, "reference values"
     return random_feeds(tagged, path, sizes, known={}, provider=provider, seed=seed), "random"
 
 
@@ -113,24 +123,66 @@ def example_sizes(tagged: TaggedFile, sizes: Mapping[str, int]) -> tuple[dict[st
     Returns:
         The sizes, and what they are; only those given, and nothing, if all are given or no inputs are known to fit.
     """
-    axes = {
-        (value.name or "", axis): str(size.value)
-        for value in required_inputs(tagged.model)
-        for axis, size in enumerate(value.shape or ())
-        if isinstance(size, ir.SymbolicDim)
-        and size.value is not None
-        and size.value not in sizes
-        and symbols_in(size.value) == [size.value]  # and no formula
-    }
-    if not axes:
+    if sizes.keys() >= set(symbols_of_inputs(tagged.model)):
         return dict(sizes), ""
     feeds, source = example_feeds(tagged, sizes)
-    if not source:
+    example = {name: size for name, size in sizes_of_arrays(tagged.model, feeds).items() if name not in sizes}
+    if not example:
         return dict(sizes), ""
-    example = {symbol: int(feeds[name].shape[axis]) for (name, axis), symbol in axes.items()}
-    which = "small ones with which the file runs" if source == "random" else f"those {source}"
+    which = "small ones with which the file runs" if source == "random" else f"those of the {source}"
     listed = ", ".join(f"{symbol}={size}" for symbol, size in example.items())
     return {**example, **sizes}, f"sizes of dynamic axes are {which}: {listed} (give others with --size NAME=N)"
+
+
+def sizes_of_arrays(model: ir.Model, arrays: Mapping[str, Any]) -> dict[str, int]:
+    """The sizes of the dynamic axes of a model, as far as the shapes of some of its inputs tell them."""
+    inputs = {value.name or "": sizes_of(value) for value in required_inputs(model)}
+    shapes = [(inputs[name], np.shape(array)) for name, array in arrays.items() if name in inputs]
+    pairs = [pair for sizes, shape in shapes for pair in zip(sizes, shape, strict=False)]
+    return _solved({size: actual for size, actual in pairs if isinstance(size, str)})
+
+
+def sizes_of_other(file: TaggedFile, other: TaggedFile, sizes: Mapping[str, int]) -> dict[str, int]:
+    """The sizes of the dynamic axes of a file for which its inputs are as large as those of another file.
+
+    Args:
+        sizes: Those of dynamic axes of the other; axes of other names have any size.
+
+    Raises:
+        InputsError: No inputs fit both files, or a formula with several unknown symbols has to have a size.
+    """
+    others = {value.name: value for value in required_inputs(other.model)}
+    wanted = [
+        (value.name, axis, size, number)
+        for value in required_inputs(file.model)
+        if value.name in others
+        for axis, (size, theirs) in enumerate(zip(sizes_of(value), sizes_of(others[value.name]), strict=False))
+        if size is not None and (number := _number(theirs, sizes)) is not None
+    ]
+    solved = _solved({size: number for _, _, size, number in wanted if isinstance(size, str)})
+    for name, axis, size, number in wanted:
+        if (known := _number(size, solved)) != number:
+            raise InputsError(
+                f"axis {axis} of {name} is {size if known is None else known} in {file.path} and {number} in "
+                f"{other.path}: export one of them with the size of the other, or with --dynamic"
+            )
+    return solved
+
+
+def _number(size: int | str | None, sizes: Mapping[str, int]) -> int | None:
+    return evaluated_size(size, sizes) if isinstance(size, str) else size
+
+
+def _solved(wanted: Mapping[str, int]) -> dict[str, int]:
+    """The sizes of symbols for which formulas have the given values, where each formula adds one unknown symbol."""
+    sizes = {text: number for text, number in wanted.items() if symbols_in(text) == [text]}
+    for text, number in wanted.items():
+        if len(unknown := set(symbols_in(text)) - sizes.keys()) == 1:
+            start = {**sizes, **dict.fromkeys(unknown, 1)}
+            found = fitting([SizeCondition(f"{text} == {number}")], start, unknown)
+            if found is not None and evaluated_size(text, found) == number:
+                sizes = found
+    return sizes
 
 
 def example_feeds(tagged: TaggedFile, sizes: Mapping[str, int]) -> tuple[dict[str, Any], str]:
@@ -174,11 +226,7 @@ def random_feeds(
     """
     names = [value.name or "" for value in required_inputs(tagged.model)]
     fixed = {name: np.asarray(known[name]) for name in names if name in known}
-    bound = dict(sizes)
-    for value in required_inputs(tagged.model):
-        for size, actual in zip(value.shape or (), getattr(fixed.get(value.name or ""), "shape", ()), strict=False):
-            if isinstance(size, ir.SymbolicDim) and size.value is not None and size.value.isidentifier():
-                bound[size.value] = actual
+    bound = {**sizes, **sizes_of_arrays(tagged.model, fixed)}
     session = open_file(path, session_options("none", provider))
     return make_random_inputs(tagged.model, session, seed=seed, known=fixed, sized=_sized(tagged.model, bound))
 

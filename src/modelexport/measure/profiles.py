@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import onnx_ir as ir
 
+from modelexport.core.text import plural
 from modelexport.core.timed_stages import counted
 from modelexport.files.onnx_models import load_onnx
 from modelexport.files.path_or_model import Source
@@ -165,7 +166,7 @@ def profile(
         name=tagged.path.name,
     )
     facts = msgspec.structs.replace(facts, spread_seconds=_spread(table) / 1e9)
-    return ModuleProfile(replace(table, notes=tuple(_notes(facts))), facts, feeds)
+    return ModuleProfile(replace(table, notes=tuple(_notes(facts, kernels))), facts, feeds)
 
 
 def _total(nodes: Iterable[NodeFigures]) -> int:
@@ -263,7 +264,9 @@ def noise_note(facts: RunFacts) -> list[str]:
     ]
 
 
-def _notes(facts: RunFacts) -> list[str]:
+def _notes(facts: RunFacts, kernels: Sequence[NodeFigures]) -> list[str]:
+    shared = sum(len(node.calls) > 1 for node in kernels)
+    divided = [f"{plural(shared, 'kernel')} with several owners: the time is divided equally among them"]
     described = [f"{name} {kind}" for name, kind in facts.inputs.items()]
     more = [f"and {len(described) - _LISTED} more"] if len(described) > _LISTED else []
     sizes = ", ".join(described[:_LISTED] + more)
@@ -272,6 +275,7 @@ def _notes(facts: RunFacts) -> list[str]:
     scaled = f", and the rest multiplied by {facts.scale:.2f} to fit a run" if facts.scale != 1 else ""
     return [
         *noise_note(facts),
+        *(divided if shared else []),
         f"a run takes {facts.wall_seconds * 1e3:,.3g} ms, its nodes {facts.kernel_seconds * 1e3:,.3g} ms; with "
         f"profiling {facts.profiled_seconds * 1e3:,.3g} ms, of which {facts.profiler_seconds * 1e6:,.3g} us a node are "
         f"taken off{scaled}; "

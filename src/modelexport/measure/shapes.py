@@ -92,7 +92,7 @@ def find_shapes(model: ir.Model, sizes: Mapping[str, int] | None = None) -> Shap
 
     def number(size: int | str) -> int | None:
         if isinstance(size, str) and size not in numbers:
-            numbers[size] = _evaluated(size, known_sizes)
+            numbers[size] = evaluated_size(size, known_sizes)
         return numbers[size] if isinstance(size, str) else size
 
     def keep(name: str, dims: Sequence[int | str]) -> None:
@@ -147,7 +147,7 @@ def _parsed(text: str) -> ast.expr:
     return parsed
 
 
-def _evaluated(text: str, sizes: Mapping[str, int]) -> int | None:
+def evaluated_size(text: str, sizes: Mapping[str, int]) -> int | None:
     """A size as a number; ``None`` if a symbol in it has no size, or it is not a size."""
     if text in sizes:
         return sizes[text]

@@ -18,7 +18,7 @@ from modelexport.core.text import nearest, plural
 from modelexport.errors import InputsError, UsageError
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.measure.costs import CostTable, cost, read_one
-from modelexport.measure.inputs_and_example_sizes import check_names, random_feeds, read_feeds
+from modelexport.measure.inputs_and_example_sizes import check_names, random_feeds, read_feeds, sizes_of_other
 from modelexport.measure.profiles import ModuleProfile, profile
 from modelexport.packages.generation_loop import BATCH, ENCODERS, PAST_SEQUENCE, SEQUENCE, TOKENS, Generator
 from modelexport.runtime.devices import CPU
@@ -223,6 +223,22 @@ def profile_parts(
         measured = profile(uses[name].tagged, feeds, inputs_from=source, **how)
         profiles[name] = replace(measured, table=replace(measured.table, name=f"{path.resolve().name}: {name}"))
     return profiles
+
+
+def common_sizes(path: Source, other: Source, sizes: Mapping[str, int]) -> dict[str, int]:
+    """``sizes``, and those of the dynamic axes of a file that another one of the same model fixes.
+
+    Of packages, ``sizes`` alone.
+
+    Raises:
+        FileFormatError: A file is missing or not ONNX.
+        InputsError: No inputs fit both files.
+    """
+    if as_path(path).is_dir() or as_path(other).is_dir():
+        return dict(sizes)
+    first, second = read_tagged(path), read_tagged(other)
+    sizes_of_other(second, first, sizes)
+    return {**sizes_of_other(first, second, {}), **sizes}
 
 
 def profile_same(path: str | Path, measured: Mapping[str, ModuleProfile], **how: Any) -> dict[str, ModuleProfile]:

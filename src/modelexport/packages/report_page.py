@@ -20,7 +20,7 @@ from modelexport.measure.html_page import Page, Section, write_page
 from modelexport.measure.profiles import ModuleProfile, noise_note
 from modelexport.measure.side_by_side import cost_against, profile_against
 from modelexport.measure.table import Table
-from modelexport.packages.measured_parts import DECODE, cost_parts, profile_parts, profile_same
+from modelexport.packages.measured_parts import DECODE, common_sizes, cost_parts, profile_parts, profile_same
 from modelexport.runtime.devices import CPU
 from modelexport.tagged.documents.hierarchy_sidecar import graph_value
 from modelexport.tagged.file import TaggedFile, read_tagged
@@ -87,6 +87,9 @@ def write_report_page(
     """
     check_writable(output, alone=True)
     files = files_of(path)
+    sizes = sizes or {}
+    if against is not None:
+        sizes = common_sizes(path, against, sizes)
     tables = cost_parts(path, sizes)
     times = profile_parts(path, sizes=sizes, provider=provider) if profiled else {}
     if against is not None and profiled:

@@ -211,6 +211,8 @@ def verify(
     reporting: dict[str, Any] = {} if progress is None else {"tell": progress}
     how |= {"provider": provider} if device is None else reporting
     if file is None:
+        if hasattr(first, "named_modules"):
+            raise UsageError("the inputs of the model are missing: give verify(model, inputs, file)")
         return _without_model(as_path(first), against, how)
     if hasattr(model_inputs, "named_modules"):
         raise UsageError("the model comes first: verify(model, inputs, path)")

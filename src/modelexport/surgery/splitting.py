@@ -205,7 +205,10 @@ def _balanced(
             )
         stages = max(stages or 1, fewest_stages(units, max_bytes))
     if stages is None or stages < 1:
-        raise UsageError("give the number of stages, their largest size, or the modules with which they begin")
+        raise UsageError(
+            "give the number of stages (--stages), the largest size of one (--max-mb), or the modules with which they "
+            "begin (--at)"
+        )
     if stages > len(units.items):
         raise UsageError(f"{path} cannot be cut into {stages} stages: it has {plural(len(points), 'place')} for a cut")
     best = best_limit(units, stages)

@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from modelexport.core.text import error_line
 from modelexport.errors import FileFormatError, InputsError, UsageError
 from modelexport.files.manifest_file import read_manifest
 from modelexport.files.path_or_model import Source
@@ -35,7 +38,7 @@ def run_chain(
     """Run the stages of a package, one loaded at a time; values are dropped after their last use.
 
     Args:
-        feeds: Arrays for the inputs of the whole model, by name; optional ones may be left out.
+        feeds: Arrays, or tensors of PyTorch, for the inputs of the whole model, by name; optional ones may be left out.
         opened: Opens a session for a stage's file.
 
     Returns:
@@ -44,13 +47,16 @@ def run_chain(
 
     Raises:
         FileFormatError: The folder is not a package of stages.
-        InputsError: An input is missing.
+        InputsError: An input is missing, or NumPy cannot read a tensor.
         UsageError: ONNX Runtime cannot run a stage, or the arguments are exchanged.
     """
     if isinstance(folder, Mapping):
         raise UsageError("the folder comes before the arrays: call run_chain(folder, feeds)")
     manifest = read_stages(folder)
-    values: dict[str, Any] = dict(feeds)
+    try:
+        values = {name: np.asarray(value) if hasattr(value, "__array__") else value for name, value in feeds.items()}
+    except (TypeError, RuntimeError) as error:  # on a device, with gradients, or of a type that NumPy does not have
+        raise InputsError(f"NumPy cannot read the inputs ({error_line(error)}): give arrays") from error
     outputs: dict[str, Any] = {}
     for part in manifest.parts:
         if missing := [name for name in part.inputs if name not in values]:

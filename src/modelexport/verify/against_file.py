@@ -27,17 +27,16 @@ from modelexport.format.keys import RECIPE_SUFFIX
 from modelexport.graph.boundaries import find_boundaries
 from modelexport.graph.node_owners import owner_of
 from modelexport.graph.nodes import initializers, may_be, required_inputs, values_taken
+from modelexport.measure.inputs_and_example_sizes import make_feeds, sizes_of_other
 from modelexport.precision.calibration_data import read_data
 from modelexport.precision.recipes import read_recipe
 from modelexport.runtime.devices import CPU
-from modelexport.runtime.random_inputs import make_random_inputs
 from modelexport.runtime.sessions import arrays_in, open_session, run_session
 from modelexport.runtime.varied_inputs import negated
 from modelexport.tagged.file import TaggedFile, read_tagged
 from modelexport.tagged.strip_and_inline import runnable
 from modelexport.traces.file_run import FileRun
 from modelexport.traces.node_computation import NodeError
-from modelexport.traces.reference_values import open_reference, reference_path
 from modelexport.traces.tolerances import ALLOWED, check_bound
 from modelexport.verify.against_report import AgainstReport, CallLoss, Loss, measure_loss, weight_of
 from modelexport.verify.cut_out_calls import refuse_stage
@@ -70,6 +69,7 @@ def verify_against(
         bound: A loss as a share of a value's norm: outputs within it agree. By default the ``error_bound`` of the
             recipe beside the second file; else the tolerance for the narrowest type in the two files, for calls, too.
         data: Inputs for runs, as :func:`modelexport.quantize` takes them; the losses of outputs are means over all.
+            Calls are measured in the run in which an output is off worst.
 
     Raises:
         FileFormatError: A file is missing or has no tags.
@@ -93,30 +93,33 @@ def verify_against(
         refuse_stage(second_file.path, first_file.path)
     modules = modules or ([cut.call] if cut is not None else [])
     chosen = first_file.select(*modules).inside if modules else frozenset()
-    runs, source = _inputs(first_file, provider, seed, data)
-    feeds = runs[0]
     pairs = _pairs(first_file, second_file, cut)
     if not pairs and second_file.nodes:
         raise UsageError(
             f"{second_file.path} has no value of a module in common with {first_file.path}: it was not made from it"
         )
+    # A call that was cut out does not take the inputs of the whole.
+    sizes = sizes_of_other(first_file, second_file, {}) if cut is None and data is None else {}
+    runs, source = _inputs(first_file, sizes, provider, seed, data)
+    feeds = runs[0]
     if cut is None:
-        fed = _fit(feeds, second_file)
-        both = zip(
-            _ran(first_file, runs, provider),
-            _ran(second_file, [_fit(each, second_file) for each in runs], provider),
-            strict=True,
-        )
+        fitting = [_fit(each, second_file) for each in runs]
+        both = zip(_ran(first_file, runs, provider), _ran(second_file, fitting, provider), strict=True)
         compared = [_outputs(first_file, second_file, right, actual, allowed) for right, actual in both]
-        outputs = [_worst_with_mean_norm(losses) for losses in zip(*compared, strict=True)]
+        by_output = zip(*compared, strict=True)
+        outputs = [
+            (max(losses, key=weight_of) if data is None else _worst_with_mean_norm(losses)) for losses in by_output
+        ]
+        worst = max(range(len(runs)), key=lambda run: max(map(weight_of, compared[run]), default=0))
+        feeds, fed, in_run = runs[worst], fitting[worst], compared[worst]
     else:
         fed, first = _around(first_file, feeds, cut, second_file)
-        outputs = _outputs(first_file, second_file, first, _ran(second_file, [fed], provider)[0], allowed)
+        outputs = in_run = _outputs(first_file, second_file, first, _ran(second_file, [fed], provider)[0], allowed)
     right = _values(first_file, feeds, pairs.values())
     end_to_end, per_module = _losses(second_file, fed, {b: right[a] for b, a in pairs.items() if a in right}, allowed)
     ends = second_file.model.graph.outputs
-    without_sequences = len(ends) == len(outputs)
-    for value, loss in zip(ends, outputs, strict=True) if without_sequences else ():
+    without_sequences = len(ends) == len(in_run)
+    for value, loss in zip(ends, in_run, strict=True) if without_sequences else ():
         # Rounding in a run node by node adds up otherwise than in a session.
         if loss.difference.status == "agree" and value in end_to_end:
             for losses in (end_to_end, per_module):
@@ -153,23 +156,20 @@ def _as_they_end(calls: CallTree) -> Iterator[ModuleCall]:
 
 
 def _inputs(
-    tagged: TaggedFile, provider: str, seed: int, data: str | Path | None
+    tagged: TaggedFile, sizes: Mapping[str, int], provider: str, seed: int, data: str | Path | None
 ) -> tuple[Sequence[Mapping[str, Any]], str]:
+    """The inputs of each run, and their source: the data, or one run and, if it has conditions, one of the others."""
     if data is not None:
         runs = read_data(Path(data), tagged.model, tagged.path.parent)
         return runs, f"{plural(len(runs), 'run')} of {data}"
-    if reference_path(tagged.path).is_file():
-        with open_reference(tagged) as reference:
-            return [reference.inputs], "reference values"
     with runnable(tagged.path, tagged.encoding) as file:
-        session = open_session(file, provider=provider, optimized=True)
-        runs = [feeds := make_random_inputs(tagged.model, session, seed=seed)]
-        others = {name: negated(name, array) for name, array in feeds.items()}
+        feeds, source = make_feeds(tagged, file, None, sizes, provider=provider, seed=seed)
+    others = {name: negated(name, array) for name, array in feeds.items()}
+    if any(others[name] is not array for name, array in feeds.items()):
         with suppress(UsageError):  # the file need not run with them
-            if any(others[name] is not array for name, array in feeds.items()):
-                run_session(session, others)
-                runs.append(others)
-        return runs, "random"
+            _ran(tagged, [others], provider)
+            return [feeds, others], source
+    return [feeds], source
 
 
 def _worst_with_mean_norm(losses: Sequence[Loss]) -> Loss:

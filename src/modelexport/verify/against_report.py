@@ -44,7 +44,7 @@ class AgainstReport(Shown, msgspec.Struct, frozen=True, kw_only=True):
 
     outputs: list[Loss]
     calls: list[CallLoss]
-    """Every call of the first file, in the order in which they began."""
+    """Every call of the first file, in the order in which they began, in the run in which an output is off worst."""
     inputs: str
     """``reference values`` of the first file, ``random``, or the number of runs of the data."""
     provider: str

@@ -122,7 +122,7 @@ def profile(
     if beside.against_torch is not None and file.is_dir():
         raise UsageError(f"{file} is a folder: give --against-torch with a file of the whole model")
     from modelexport.measure import side_by_side as comparing
-    from modelexport.packages.measured_parts import profile_parts, profile_same
+    from modelexport.packages.measured_parts import common_sizes, profile_parts, profile_same
     from modelexport.runtime.devices import find_device
     from modelexport.tagged.file import read_tagged
     from modelexport.tagged.package import files_of
@@ -142,6 +142,9 @@ def profile(
     running = dataclasses.asdict(how)
     stages = stages_on_line()
     run_inputs: Any = inputs
+    sizes = parsed_sizes(size)
+    if beside.against is not None and inputs is None:
+        sizes = common_sizes(file, beside.against, sizes)
     if beside.against_torch is not None:
         loaded, example = ModelChoice(beside.against_torch, inputs, loading).of_file(file).load(stages)
         from modelexport.pytorch.inputs.named_inputs import feeds
@@ -149,7 +152,7 @@ def profile(
 
         run_inputs = feeds(example, open_file(file, session_options("none", how.provider)))
     with stages(f"run {file.name}"):
-        measured = profile_parts(file, run_inputs, sizes=parsed_sizes(size), seed=loading.seed, **running)
+        measured = profile_parts(file, run_inputs, sizes=sizes, seed=loading.seed, **running)
     if beside.against is not None:
         with stages(f"run {beside.against.name}"):
             others = profile_same(beside.against, measured, **running)
