@@ -275,6 +275,26 @@ def test_a_file_without_tags_gets_values_for_initializers_by_name(blocks: Path, 
         update_weights(tmp_path / "bare.onnx", {"x": np.ones(4, np.float32)}, tmp_path / "new.onnx")
 
 
+def test_an_entry_without_an_initializer_is_refused_where_the_file_does_not_record_entries(
+    tmp_path: Path,
+) -> None:
+    """The exporter wrote the transposed weight under another name, which would keep its old value."""
+    text = "g (float[2, 1] x) => (float[2, 2] y) <float[2] bias = {1, 2}, float[1, 2] val_0 = {3, 4}>"
+    path = written(tmp_path / "file.onnx", text + " { m = MatMul(x, val_0) y = Add(m, bias) }")
+    entries: dict[str, Any] = {"bias": np.ones(2, np.float32), "0._extra_state": [1, 2]}
+    assert update_weights(path, entries, tmp_path / "bias.onnx").replaced == 1
+    entries["weight"] = np.ones((2, 1), np.float32)
+    for file in (path, Path(modelexport.adopt(path, tmp_path / "adopted.onnx").path)):
+        with pytest.raises(WeightsError, match=r"1 of the 3 entries \(weight\), .*retag .*leave out") as raised:
+            update_weights(file, entries, tmp_path / "new.onnx")
+        assert raised.value.surplus == ("weight",) and not (tmp_path / "new.onnx").exists()
+
+
+def test_extra_state_is_not_surplus(blocks: Path, weights: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    states = {"0._extra_state": [1, 2], "1._extra_state": {"scale": 1}}
+    assert update_weights(blocks, weights | states, tmp_path / "new.onnx", strict=True).unused == 0
+
+
 def test_a_weight_that_another_tool_changed_is_not_overwritten(
     blocks: Path, weights: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:

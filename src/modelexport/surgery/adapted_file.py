@@ -30,7 +30,7 @@ from modelexport.tagged.file import read_tagged
 from modelexport.weights.entries_from_file import recover, transposition
 from modelexport.weights.peft_adapters import Adapter, Changes, LowRank, changes, read_adapter
 from modelexport.weights.recorded_transforms import compute_planned
-from modelexport.weights.weight_updates import WeightsInFile, check_fit
+from modelexport.weights.weight_updates import WeightsInFile, check_fit, check_placed
 
 
 class AdaptedFile:
@@ -63,6 +63,7 @@ class AdaptedFile:
         self._weights = WeightsInFile(Path(weights)) if weights is not None else None
         if self._weights is not None:
             groups = dict.fromkeys(names for plan in self.plans.values() for names in plan.groups())
+            check_placed(path, self.model, self.entries, self._weights)
             check_fit(path, self.entries, groups.keys(), self._weights, strict=False)
         changed = [value for value in self.touched if not self.plans[value].recorded]
         if unknown := [value.name or "" for value in changed if merged or self._places(value) is None]:

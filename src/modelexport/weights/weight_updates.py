@@ -20,7 +20,7 @@ from modelexport.files.linked_weights import check_present_weights_files
 from modelexport.files.onnx_models import load_onnx, save_model
 from modelexport.files.path_or_model import Source, as_path
 from modelexport.files.safetensors_files import read_header
-from modelexport.format import documents
+from modelexport.format import documents, keys
 from modelexport.format.dtypes import dtype_name
 from modelexport.format.keys import SIDECAR_SUFFIX
 from modelexport.format.parameter_plan import ParameterPlan
@@ -59,7 +59,8 @@ def update_weights(
 ) -> UpdateResult:
     """Write a file with other weights and the same graph and tags.
 
-    In a file without tags, the entries are its initializers by their own names; those without a new value stay.
+    In a file without tags, the entries are its initializers by their own names; those without a new value stay, and
+    entries without an initializer are refused.
 
     Weights in a file beside the model are written to a file beside the output, one tensor at a time; embedded weights
     stay embedded. The sidecar is copied.
@@ -108,7 +109,7 @@ def update_weights(
         transformed=sum(bool(plan.steps) for plan in plans.values()),
         kept=len(values) - len(plans),
         used=len(tied),
-        unused=len(weights.types.keys() - tied.keys()),
+        unused=len(weights.types.keys() - tied.keys() - weights.untyped),
     )
 
 
@@ -122,8 +123,9 @@ class _InMemory:
             for key, tensor in tensors.items()
             if hasattr(tensor, "dtype")  # a state_dict may hold a module's extra state, which is not a tensor
         }
-        lists = (key for key, entry in tensors.items() if isinstance(entry, (list, tuple, int, float)))
-        self.types |= {key: (type(tensors[key]).__name__, []) for key in lists}  # which have no element type
+        lists = (list, tuple, int, float)  # which have no element type
+        self.untyped = frozenset(key for key, entry in tensors.items() if isinstance(entry, lists))
+        self.types |= {key: (type(tensors[key]).__name__, []) for key in self.untyped}
 
     def read(self, key: str) -> np.ndarray:
         tensor = self._tensors[key]
@@ -132,6 +134,8 @@ class _InMemory:
 
 class WeightsInFile:
     """A safetensors file that is read one tensor at a time."""
+
+    untyped = frozenset[str]()
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
@@ -165,12 +169,34 @@ def planned(
         raise WeightsError(f"no initializer of {path} has a name in the weights; it has {has}")
     _check_recorded(path, entries, plans, set(lost_entries(model)))
     tied = {key: names for plan in plans.values() for names in plan.groups() for key in names}
+    check_placed(path, model, entries, weights)
     check_fit(path, entries, dict.fromkeys(tied.values()).keys(), weights, strict)
 
     def read(key: str) -> np.ndarray:
         return weights.read(next(name for name in tied[key] if name in weights.types))
 
     return plans, tied, read
+
+
+def check_placed(path: Path, model: ir.Model, entries: Collection[str], weights: _InMemory | WeightsInFile) -> None:
+    """Refuse entries without an initializer if the entries that a file lists are its initializers, not a module's.
+
+    Such an entry may be computed into an initializer of another name, as a transposed weight is, which would stay old.
+    """
+    unplaced = _unlisted(weights, entries)
+    if unplaced and (not is_tagged(model) or keys.ADOPTED in model.metadata_props):
+        raise WeightsError(
+            f"{path} has no initializer with the name of {len(unplaced)} of the {len(weights.types)} entries "
+            f"({first_few(unplaced, _LISTED)}), and does not record what they became: restore that with "
+            f"`modelexport retag {path.name} --from` an export of the model by modelexport, or leave out these entries "
+            "if the file does not use them",
+            surplus=unplaced,
+        )
+
+
+def _unlisted(weights: _InMemory | WeightsInFile, entries: Collection[str]) -> list[str]:
+    """The tensors that a file does not list. What has no element type may be a module's extra state instead."""
+    return [key for key in weights.types if key not in entries and key not in weights.untyped]
 
 
 def _check_recorded(
@@ -222,7 +248,7 @@ def check_fit(
     types = weights.types
     missing = [names[0] for names in groups if not any(name in types for name in names)]
     # If entries are missing, surplus ones show a misspelled name.
-    surplus = [key for key in types if key not in entries] if strict or missing else []
+    surplus = _unlisted(weights, entries) if strict or missing else []
     misshapen = [
         key
         for key, given_type in types.items()
