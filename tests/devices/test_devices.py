@@ -23,7 +23,7 @@ from modelexport.devices.part_runs import PartRuns
 from modelexport.devices.pieces import PieceCutter
 from modelexport.devices.wrong_modules import check
 from modelexport.devices.wrong_spans import smallest_span
-from modelexport.errors import UsageError
+from modelexport.errors import OutputError, UsageError
 from modelexport.graph.node_owners import owner_of
 from modelexport.runtime import part_process
 from modelexport.runtime.devices import Device, find_device, find_devices
@@ -287,3 +287,9 @@ def test_a_file_agrees_only_if_all_of_its_outputs_were_compared(tmp_path: Path) 
     assert verify(written(tmp_path / "alone.onnx", alone), device="cpu", keep=False).whole.status == "not compared"
     never = "g (float[2] x) => (float[2] y) { z = Abs(x) n = Neg(z) y = Log(n) }"
     assert verify(written(tmp_path / "never.onnx", never), device="cpu", keep=False).verdict == "not compared"
+
+
+def test_a_recipe_that_is_not_ours_is_refused_before_the_device_is_tried(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "fixed.recipe.yaml").write_text("rules: []\n")
+    with pytest.raises(OutputError, match=r"fixed\.recipe\.yaml exists and was not written by modelexport"):
+        verify(file, device="cpu", fix=tmp_path / "fixed.onnx")

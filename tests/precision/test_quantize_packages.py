@@ -74,10 +74,14 @@ def test_the_command_writes_a_package_with_its_recipe(stages: Path, tmp_path: Pa
     assert done.returncode == 0, done.stderr
     assert "kept, bit for bit:" in done.stdout and "0 untagged" in done.stdout
     assert "\nrules:\n- select: lm_head\n  method: keep\n" in (tmp_path / "out" / "recipe.yaml").read_text()
+    (tmp_path / "out" / "olive.yaml").write_text("of another tool")
+    for _ in range(2):  # the second replaces the copy of olive.yaml that the first made
+        modelexport.quantize_package(tmp_path / "out", tmp_path / "kept", to="int4")
     with (tmp_path / "out" / "recipe.yaml").open("a") as recipe:
         recipe.write("notes: [mine]\n")
     refused = run("quantize", stages, "-o", tmp_path / "out/", "--to", "int4")
     assert refused.returncode == 2 and "recipe.yaml exists and was not written by modelexport, or was" in refused.stderr
+    assert "or is of an earlier version: give another name, or move it" in refused.stderr
     again = run("quantize", stages, "-o", tmp_path / "again/", "--recipe", tmp_path / "out" / "recipe.yaml", "--json")
     assert again.returncode == 0, again.stderr
     assert (tmp_path / "out" / "weights.data").read_bytes() == (tmp_path / "again" / "weights.data").read_bytes()

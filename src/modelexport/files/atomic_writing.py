@@ -23,7 +23,7 @@ from modelexport.files.folder_locks import STAGING_PREFIX, locked, only_writer, 
 from modelexport.files.ordered_moves import Move, Order, Staged, files_in, kind_of
 from modelexport.files.protected_inputs import OTHER_KINDS, being_read, check_kept, parts_of, reading
 from modelexport.files.regular_files import check_folder_writable, what_it_is
-from modelexport.format.keys import DATA_SUFFIX, DOCUMENT_SUFFIXES, REPORT_SUFFIX
+from modelexport.format.keys import DATA_SUFFIX, DOCUMENT_SUFFIXES, RECIPE_SUFFIX, REPORT_SUFFIX
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 NO_ROOM = (*NO_SPACE, errno.EFBIG, errno.EROFS)
@@ -98,7 +98,7 @@ class Replacement:
                 raise OutputError(
                     f"{move.target} is not a regular file but {kind}: it is not replaced; give another name"
                 )
-            if move.target.name.endswith((REPORT_SUFFIX, ".yaml")):
+            if move.target.name.endswith((REPORT_SUFFIX, RECIPE_SUFFIX)):
                 check_written_by_us(move.target)
         with reading(self._reads):
             check_kept(move.target for move in moves)
@@ -318,12 +318,13 @@ def check_written_by_us(path: Path) -> None:
         beginning = file.read(_BEGINNING_BYTES)
         if path.suffix == ".yaml":
             _, _, content = (whole := beginning + file.read()).partition(b"\n")
-            known, why = signed(content) == whole, "was not written by modelexport, or was changed since"
+            known = signed(content) == whole
+            why = "was not written by modelexport, or was changed since, or is of an earlier version"
         else:
             known = re.search(_BEGINNINGS.get(path.suffix, _MODEL), beginning, re.S) is not None
             why = "was not written by modelexport"
     if not known:
-        raise OutputError(f"{path} exists and {why}: give another name, or delete it")
+        raise OutputError(f"{path} exists and {why}: give another name, or move it")
 
 
 def signed(content: bytes) -> bytes:

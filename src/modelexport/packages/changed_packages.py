@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import hashlib
 import os
 import shutil
@@ -160,6 +161,10 @@ def package_made_from(
         check: Whether the parts are loaded and run.
     """
     check_package_folder(output, [package.folder, *reads])
+    # A recipe that is a copy of the package's own may be replaced, whoever wrote it.
+    recipe, former = package.folder / RECIPE, output / RECIPE
+    if not (recipe.is_file() and former.is_file() and filecmp.cmp(recipe, former, shallow=False)):
+        check_written_by_us(former)
     read = [package.folder, *package.files.values(), *reads]
     with checked_and_written(output, read, make=True, package=True, check=check) as staging:
         _copy_folder(package.folder, staging)
@@ -261,7 +266,6 @@ def quantize_package(
         UsageError, FileFormatError, OutputError: As for :func:`modelexport.quantize`.
     """
     folder, output = Path(folder), Path(output)
-    check_written_by_us(output / RECIPE)
     package = read_package(folder)
     rules = chosen_recipe(to, keep, only, recipe)
     parts = {name: read_tagged(file) for name, file in package.files.items()}
