@@ -118,6 +118,9 @@ def test_images_are_resized_and_normalized_as_the_processor_says(tmp_path: Path)
         ({"do_center_crop": True, "size": 8, "crop_size": {"height": 4, "width": 4}}, [100, 110, 120, 130, 140]),
         ({"do_center_crop": True, "size": 4, "crop_pct": 0.5}, [100, 110, 120, 130, 140]),
         ({"do_center_crop": True, "size": {"height": 8, "width": 8}, "crop_size": 4}, [60, 90, 120, 150, 180]),
+        ({"do_center_crop": None, "resample": None, "crop_pct": None, "crop_size": None}, [0, 60, 120, 180, 240]),
+        ({"size": {"shortest_edge": 224, "longest_edge": None}, "crop_pct": 0.5}, [100, 110, 120, 130, 140]),
+        ({"size": {"shortest_edge": 384}, "crop_pct": 0.5}, [0, 60, 120, 180, 240]),  # ConvNeXt crops small sizes only
     ],
 )
 def test_images_are_cropped_as_the_processor_says(tmp_path: Path, settings: dict[str, Any], reds: list[int]) -> None:

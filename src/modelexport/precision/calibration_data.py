@@ -52,14 +52,14 @@ class _Processor(msgspec.Struct):
     rescale_offset: bool = False
     do_normalize: bool = True
     do_rescale: bool = True
-    do_center_crop: bool = False
+    do_center_crop: bool | None = None
     do_flip_channel_order: bool = False
     resample: Annotated[int, msgspec.Meta(ge=0, le=5)] = 2
     """Pillow's number of the interpolation; bilinear where no other is named."""
     size: dict[str, int] | int = 224
     crop_size: dict[str, int] | int | None = None
     crop_pct: Annotated[float, msgspec.Meta(gt=0.1, le=1)] = 1.0
-    """The share of the shortest edge that is kept."""
+    """The share of each edge that is kept."""
 
     def __post_init__(self) -> None:
         for name, size in (("size", self.size), ("crop_size", self.crop_size or 1)):
@@ -76,16 +76,23 @@ class _Processor(msgspec.Struct):
     @property
     def height_and_width(self) -> tuple[int, int]:
         """The size of what a model gets."""
-        return _edges(self.crop_size if self.do_center_crop and self.crop_size else self.size)
+        return _edges(self.crop_size if self._crops and self.crop_size else self.size)
+
+    @property
+    def _crops(self) -> bool:
+        """Whether images are cropped. ConvNeXt's processor does not say it, and crops for sizes below 384."""
+        if self.do_center_crop is not None:
+            return self.do_center_crop
+        return self.crop_pct < 1 and max(_edges(self.size)) < 384
 
     def box(self, width: int, height: int) -> tuple[float, float, float, float]:
         """The part of an image that is left of it in the middle: left, upper, right and lower edge in its pixels."""
-        if not self.do_center_crop:
+        if not self._crops:
             return 0, 0, width, height
-        resized: tuple[float, float] = _edges(self.size)
+        resized = [edge / self.crop_pct for edge in _edges(self.size)]
         if isinstance(self.size, int) or "shortest_edge" in self.size:
-            scale = resized[0] / self.crop_pct / min(width, height)
-            resized = height * scale, width * scale
+            scale = resized[0] / min(width, height)
+            resized = [height * scale, width * scale]
         kept = [min(left / before, 1) for left, before in zip(self.height_and_width, resized, strict=True)]
         y, x = height * (1 - kept[0]) / 2, width * (1 - kept[1]) / 2
         return x, y, width - x, height - y
@@ -375,4 +382,16 @@ def _processor(beside: Path) -> _Processor:
     if not file.is_file():
         return _Processor()
     content, problem = read_regular(file, SETTINGS_BYTES), f"{file} is not the settings of an image processor"
-    return decode_json(content, kind=_Processor, damaged=problem, then="copy it again, or remove it")
+    then = "copy it again, or remove it"
+    settings = decode_json(content, kind=dict[str, Any], damaged=problem, then=then)
+    try:
+        return msgspec.convert(_without_nulls(settings), _Processor)
+    except msgspec.ValidationError as error:
+        raise FileFormatError(f"{problem} ({error}): {then}") from error
+
+
+def _without_nulls(value: Any) -> Any:
+    """A value of JSON without the fields that are null: transformers writes so what has its default."""
+    if not isinstance(value, dict):
+        return value
+    return {name: _without_nulls(field) for name, field in value.items() if field is not None}
