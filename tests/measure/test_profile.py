@@ -313,7 +313,7 @@ def test_another_file_is_run_with_the_sizes_that_it_fixes(tmp_path: Path) -> Non
 
 
 def test_the_command_prints_the_run_beside_the_table(slow: Path) -> None:
-    command = ["profile", slow, "--runs", "2"]
+    command = ["profile", slow, "--runs", "2", "--warmup", "0"]
     done = run(*command, "--json")
     document = json.loads(done.stdout)
     assert set(document) == {"columns", "rows", "outside", "run"}

@@ -185,6 +185,14 @@ def test_runs_end_when_they_agree(exported: Exporter) -> None:
     assert np.array_equal(few, every[:2])
 
 
+def test_the_note_judges_the_order_by_what_ended_the_runs(exported: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = exported("bert")
+    monkeypatch.setattr("modelexport.precision.sensitivity.rank_correlation", lambda *_: 0.7)
+    report = modelexport.sensitivity(case.path, to="int8-dynamic", data=feeds_of(case, 3), steady=0.5)
+    assert report.runs == 2
+    assert "the last run did not change the order of the modules: rank correlation 0.70" in report.table.notes
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_says_any_choice_of_methods(exported: Exporter, name: str) -> None:
     tagged = read_tagged(exported(name).path)

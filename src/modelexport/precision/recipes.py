@@ -53,7 +53,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     def __post_init__(self) -> None:
         if self.select == ():
-            raise ValueError("a rule picks nothing: its list of selectors is empty")
+            raise UsageError("a rule picks nothing: its list of selectors is empty")
 
     @property
     def selectors(self) -> tuple[str, ...]:
@@ -108,7 +108,7 @@ def read_recipe(path: Path) -> Recipe:
     data = read_regular(path, SETTINGS_BYTES)
     try:
         return msgspec.yaml.decode(data, type=Recipe)  # JSON is YAML
-    except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as error:
+    except (UsageError, msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as error:
         raise UsageError(
             f"{path} is not a recipe ({reason_of(error)}): write 'rules:' and lines '- {{select: ..., method: ...}}'"
         ) from error

@@ -117,7 +117,7 @@ def sensitivity(
             f"(`modelexport verify {tagged.path.name} --device {device} --fix` finds why)"
         )
     if agreement is not None:
-        changed = "did not change" if agreement >= STEADY else "changed"
+        changed = "did not change" if agreement >= min(steady, STEADY) else "changed"
         notes.append(f"the last run {changed} the order of the modules: rank correlation {agreement:.2f}")
     order = sorted(losses_of_units, key=lambda unit_loss: -unit_loss.loss)
     return SensitivityReport(_table(tagged, units, losses_of_units, measured, notes), order, len(losses), agreement)

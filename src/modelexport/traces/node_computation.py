@@ -107,7 +107,7 @@ class NodeComputation:
         self, opsets: Mapping[str, int], in_float64_for: str | None, kernels: Mapping[str, Any], *, nudged: bool = False
     ) -> None:
         self._opsets, self._in_float64_for, self._kernels = dict(opsets), in_float64_for, {**KERNELS, **kernels}
-        self._in_float64_forned_types = _WIDENED.get(in_float64_for or "", ())
+        self._widened_types = _WIDENED.get(in_float64_for or "", ())
         self._nudge = UNITS["float32"] if nudged else 0.0
         self._implementations: dict[ir.Node, Callable[..., tuple[Any, ...]]] = {}
         self.by_runtime: set[str] = set()
@@ -181,7 +181,7 @@ class NodeComputation:
         from onnx.reference.ops import load_op  # slow to import
 
         for attribute in proto.attribute if self._in_float64_for else ():
-            if attribute.name in _TYPES and attribute.i in self._in_float64_forned_types:
+            if attribute.name in _TYPES and attribute.i in self._widened_types:
                 attribute.i = ir.DataType.DOUBLE
         version = self._opsets.get(proto.domain, self._opsets.get("", 1))
         try:

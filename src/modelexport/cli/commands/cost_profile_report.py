@@ -68,7 +68,7 @@ class RunOptions:
     """How FILE is run"""
 
     runs: int = option(10, "The number of measured runs.", metavar="N", least=1)
-    warmup: int = option(2, "The number of runs before the measured ones.", metavar="N", least=1)
+    warmup: int = option(2, "The number of runs before the measured ones.", metavar="N", least=0)
     level: LevelName = option("all", "ONNX Runtime's optimization level.")
     provider: str = DEVICE
 

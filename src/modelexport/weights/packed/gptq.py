@@ -51,7 +51,7 @@ def _scheme(
     """The scheme of a layer.
 
     Args:
-        single: Layers may have other settings than these, which their shapes tell.
+        settings_differ_by_layer: Bits and group size are then computed from the shapes of the layer's tensors.
     """
     names = {role: f"{layer}.{role}" for role in ("qweight", "qzeros", "scales", "g_idx")}
     shapes = {role: checkpoint.places[name].shape for role, name in names.items() if name in checkpoint.places}
