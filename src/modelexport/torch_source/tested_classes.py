@@ -120,11 +120,10 @@ def tested_class(layout: CallLayout, module: ModuleNode, found: list[Arguments])
     crossed = sorted({abs(number) for number in (*floats, *defaults) if number and np.isfinite(number)})
     if state is None or len(crossed) > _FEW:
         return None
-    samples = [sample for call in calls for sample in _samples(layout, call, crossed)]
     with warnings.catch_warnings(action="error"), torch.random.fork_rng(devices=()), torch.no_grad():
         tried = itertools.islice(itertools.chain(list(found), _arguments(kind, integers, floats)), _MOST_ARGUMENTS)
-        for arguments, candidate in _fitting(kind, state, tried, samples[0]):
-            if all(_gives(candidate, sample) for sample in samples):
+        for arguments, candidate in _fitting(kind, state, tried, _sample(layout, calls[0])):
+            if all(_gives(candidate, sample) for call in calls for sample in _samples(layout, call, crossed)):
                 found.append(arguments)
                 given, named = arguments
                 return ast.unparse(code(f"nn.{module.class_name}(*given, **named)", given=given, named=named))
@@ -138,9 +137,9 @@ _MOST_ARGUMENTS = 300
 def _fitting(
     kind: type, state: Mapping[str, torch.Tensor], tried: Iterable[Arguments], sample: Sample | None
 ) -> Iterator[tuple[Arguments, nn.Module]]:
-    """The modules of a class with the shapes of a ``state_dict`` and of a result, with their arguments.
+    """The modules of a class that compute a sample with a ``state_dict``, with their arguments.
 
-    Those of other shapes are never in memory.
+    Those with entries or a result of other shapes are never in memory.
     """
     if sample is None:
         return
@@ -158,7 +157,8 @@ def _fitting(
             candidate.load_state_dict(state, assign=True)
         except Exception:  # each class refuses arguments in its own way, and warns of others
             continue
-        yield (given, named), candidate
+        if _gives(candidate, sample):
+            yield (given, named), candidate
 
 
 def _gives(module: nn.Module, sample: Sample | None) -> bool:
@@ -221,7 +221,7 @@ def _samples(layout: CallLayout, call: ModuleCall, crossed: Sequence[float]) -> 
 
     Dynamic axes have two sizes in turn, so that no size is taken for a factor.
     """
-    sizes = [size for value in layout.inputs[call] for size in value.shape or () if isinstance(size, int)]
+    sizes = [size if isinstance(size, int) else _DYNAMIC for size in layout.inputs[call][0].shape or ()]
     repeated = -(-_LEAST // max(1, math.prod(sizes)))
     for seed, number in enumerate((None, *(0.0, *crossed) * repeated)):
         yield _sample(layout, call, seed, number)
@@ -229,12 +229,18 @@ def _samples(layout: CallLayout, call: ModuleCall, crossed: Sequence[float]) -> 
 
 _LEAST = 64
 """How many elements of the samples are near each number, at least."""
+_DYNAMIC = 6
+"""The size of a dynamic axis, which halves and thirds divide."""
 
 
 def _sample(layout: CallLayout, call: ModuleCall, seed: int = 0, crossed: float | None = None) -> Sample | None:
     inputs, outputs = layout.inputs[call], layout.outputs[call]
     generator = np.random.default_rng(seed)
-    arrays = [array for value in inputs if (array := _random(value, generator, 3 + seed % 2, crossed)) is not None]
+    arrays = [
+        array
+        for value in inputs
+        if (array := _random(value, generator, _DYNAMIC * (1 + seed % 2), crossed)) is not None
+    ]
     if not inputs or len(arrays) < len(inputs):
         return None
     entries = {
