@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from math import prod
 from pathlib import Path
@@ -15,11 +15,10 @@ import onnx_ir as ir
 
 from modelexport.core.json_decoding import decode_json
 from modelexport.core.limits import INPUT_BYTES, RANDOM_ELEMENTS, SETTINGS_BYTES
-from modelexport.core.text import nearest, reason_of
+from modelexport.core.text import reason_of
 from modelexport.errors import FileFormatError, InputsError, ModelExportError, UsageError
 from modelexport.files.regular_files import open_regular, read_regular
 from modelexport.files.safetensors_files import read_header
-from modelexport.format.keys import ADOPTED
 from modelexport.graph.copies import value_like
 from modelexport.graph.nodes import required_inputs, sizes_of
 from modelexport.graph.size_conditions import (
@@ -31,6 +30,7 @@ from modelexport.graph.size_conditions import (
     renamed,
 )
 from modelexport.graph.size_symbols import SYMBOL, rename_sizes
+from modelexport.measure.fitted_inputs import fitted
 from modelexport.measure.shapes import evaluated_size, symbols_in, symbols_of_inputs
 from modelexport.runtime.devices import CPU
 from modelexport.runtime.random_inputs import make_random_inputs
@@ -70,7 +70,6 @@ def make_feeds(
         FileFormatError: The file of inputs cannot be read.
         InputsError: The inputs do not fit the file, or have their own sizes; or no random inputs fit.
     """
-    names = [value.name or "" for value in required_inputs(tagged.model)]
     if inputs is not None:
         if sizes:
             raise InputsError(
@@ -78,43 +77,15 @@ def make_feeds(
                 "of a PyTorch model (--against-torch): leave out the sizes"
             )
         arrays = read_feeds(inputs, seed) if isinstance(inputs, Path) else dict(inputs)
-        if missing := [name for name in names if name not in arrays]:
-            raise InputsError(f"{', '.join(missing)} missing from the inputs: the file takes {', '.join(names)}")
-        check_names(arrays, [value.name or "" for value in tagged.model.graph.inputs], str(path))
-        check_named_sizes(arrays, tagged.model)
-        return {name: np.asarray(arrays[name]) for name in arrays}, str(inputs) if isinstance(inputs, Path) else "given"
+        source = str(inputs) if isinstance(inputs, Path) else "given"
+        return fitted(arrays, tagged.model, optional=True), source
     if reference_path(tagged.path).exists():
         with open_reference(tagged) as reference:
+            names = [value.name or "" for value in required_inputs(tagged.model)]
             arrays = {name: np.array(reference.inputs[name]) for name in names}
         if sizes.items() <= sizes_of_arrays(tagged.model, arrays).items():
             return arrays, "reference values"
     return random_feeds(tagged, path, sizes, known={}, provider=provider, seed=seed), "random"
-
-
-def check_names(given: Iterable[str], known: Iterable[str], what: str) -> None:
-    """Refuse arrays that nothing takes: their names may be wrong.
-
-    Raises:
-        InputsError: A name is not known.
-    """
-    names = list(dict.fromkeys(known))
-    if surplus := [name for name in given if name not in names]:
-        raise InputsError(f"{what} has no input {surplus[0]}{nearest(surplus[0], names)}: it takes {', '.join(names)}")
-
-
-def check_named_sizes(arrays: Mapping[str, Any], model: ir.Model) -> None:
-    """Refuse arrays that give two sizes to one dynamic axis. In files of other exporters names may mean nothing.
-
-    Raises:
-        InputsError: Two arrays, or two axes of one, differ where the model has one name.
-    """
-    sizes: dict[str, tuple[int, str]] = {}
-    for value in required_inputs(model) if ADOPTED not in model.meta else ():
-        shape = np.shape(arrays[value.name or ""])
-        for axis, size in zip(map(str, value.shape or ()), shape, strict=False):
-            known, other = sizes.setdefault(axis, (size, value.name or ""))
-            if not axis.isdigit() and known != size:
-                raise InputsError(f"{value.name} has the shape {list(shape)}, and in {other} {axis} is {known}")
 
 
 def example_sizes(tagged: TaggedFile, sizes: Mapping[str, int]) -> tuple[dict[str, int], str]:

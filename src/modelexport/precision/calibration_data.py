@@ -17,13 +17,14 @@ import onnx_ir as ir
 
 from modelexport.core.collected_messages import native_errors_to
 from modelexport.core.json_decoding import decode_json
-from modelexport.core.limits import IMAGE_PIXELS, INPUT_BYTES, LINE_CHARACTERS, SETTINGS_BYTES, TEXT_CHARACTERS
+from modelexport.core.limits import IMAGE_PIXELS, LINE_CHARACTERS, SETTINGS_BYTES, TEXT_CHARACTERS
 from modelexport.core.missing_extras import missing_extra
 from modelexport.core.text import error_line, first_few, reason_of
 from modelexport.errors import FileFormatError, InputsError
 from modelexport.files.regular_files import open_regular, read_regular
 from modelexport.graph.nodes import required_inputs
-from modelexport.measure.inputs_and_example_sizes import check_named_sizes, check_names, read_feeds
+from modelexport.measure.fitted_inputs import fitted
+from modelexport.measure.inputs_and_example_sizes import read_feeds
 from modelexport.tagged.file import TaggedFile
 
 Feeds = dict[str, Any]
@@ -150,49 +151,6 @@ def read_data(path: Path, model: ir.Model, beside: Path, *, limit: int = LIMIT) 
     if not runs_of_model:
         raise InputsError(f"{path} has no inputs for the model")
     return runs_of_model
-
-
-def fitted(feeds: Mapping[str, Any], model: ir.Model) -> Feeds:
-    """Arrays with the types of a model's inputs.
-
-    Raises:
-        InputsError: A name, a type or a shape does not fit.
-    """
-    inputs = {value.name or "": value for value in required_inputs(model)}
-    if missing := [name for name in inputs if name not in feeds]:
-        surplus = [name for name in feeds if name not in inputs]
-        told = f", and {first_few(surplus)} is none of them" if surplus else ""
-        raise InputsError(f"{first_few(missing)} missing; the model takes {first_few(inputs)}{told}")
-    check_names(feeds, inputs, "the model")
-    fitting = {name: _fitted(name, np.asarray(feeds[name]), value) for name, value in inputs.items()}
-    check_named_sizes(fitting, model)
-    return fitting
-
-
-def _fitted(name: str, array: Any, value: ir.Value) -> Any:
-    wanted = value.dtype.numpy() if value.dtype is not None else array.dtype
-    kinds = {"i": "iub", "u": "iub", "b": "bui", "f": "fiu"}
-    if array.dtype != wanted and array.dtype.kind not in kinds.get(wanted.kind, ""):
-        raise InputsError(f"{name} has {array.dtype}, and the model takes {wanted}")
-    shape = list(value.shape) if value.shape is not None else list(array.shape)
-    same = len(shape) == array.ndim and all(
-        not isinstance(size, int) or size == actual for size, actual in zip(shape, array.shape, strict=True)
-    )
-    if not same:
-        sizes = ", ".join(str(size) for size in shape)
-        raise InputsError(f"{name} has the shape {list(array.shape)}, and the model takes [{sizes}]")
-    if array.size * wanted.itemsize > INPUT_BYTES:
-        raise InputsError(f"{name} takes more than {INPUT_BYTES:,} bytes as {wanted}: give smaller arrays, or fewer")
-    if wanted.kind in "iu" and array.size and not np.can_cast(array.dtype, wanted):
-        range_of_type = np.iinfo(wanted)
-        for number in (int(array.min()), int(array.max())):
-            if not range_of_type.min <= number <= range_of_type.max:
-                raise InputsError(f"{name} has the number {number}, and the model takes {wanted}, which cannot hold it")
-    with np.errstate(over="ignore"):
-        converted = np.ascontiguousarray(array.astype(wanted, copy=False))
-    if wanted.kind == "f" and (lost := np.isinf(converted) & ~np.isinf(array)).any():
-        raise InputsError(f"{name} has the number {array[lost][0]}, and the model takes {wanted}, which cannot hold it")
-    return converted
 
 
 def _unstacked(arrays: Feeds, model: ir.Model) -> Iterator[Feeds]:
